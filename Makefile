@@ -1,0 +1,30 @@
+# Two commands do it all on a fresh machine: `make run` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test test-slow lint clean help
+
+run: .venv/installed  ## the main job, on embedded data
+	$(BIN)/qg demo --out out
+
+test: lint  ## ruff, mypy --strict and the tests, a few minutes on two cores
+	$(BIN)/pytest -n 2
+
+test-slow: .venv/installed  ## what takes longer
+	$(BIN)/pytest -n 2 -m slow
+
+lint: .venv/installed
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/mypy
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quasiglobal needs Python 3.11 or newer: make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:  ## remove what was installed and made here
+	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+help:
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'

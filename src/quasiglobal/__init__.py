@@ -1,0 +1,30 @@
+"""Decentralized deep learning on heterogeneous data: quasi-global momentum and all it is compared with.
+
+>>> import quasiglobal as qg
+>>> qg.algorithm("qg-dsgdm-n").citation
+'Lin et al. 2021'
+>>> qg.topology.ring(16)
+<Topology ring:16: n = 16, period 1>
+"""
+
+from quasiglobal import topology
+from quasiglobal.algorithms import ALGORITHMS, Algorithm, Node, State, algorithm
+from quasiglobal.errors import InputError
+from quasiglobal.minimize import Diverged, Result, minimize
+from quasiglobal.topology import Topology
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "Diverged",
+    "InputError",
+    "Node",
+    "Result",
+    "State",
+    "Topology",
+    "algorithm",
+    "minimize",
+    "topology",
+]
+
+__version__ = "0.1.0"

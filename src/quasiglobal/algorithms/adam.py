@@ -1,0 +1,100 @@
+"""Decentralized Adam, local and quasi-global.
+
+D. P. Kingma, J. Ba: Adam: a method for stochastic optimization. ICLR 2015.
+T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi: Quasi-Global Momentum. ICML 2021, appendix, QG-DAdam.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quasiglobal.algorithms.base import Algorithm, Node, State, zeros
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Adam(Algorithm):
+    """The options that both share. The paper uses β₂ = 0.99."""
+
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"beta1": (0, 1), "beta2": (0, 1)}
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-8
+
+    def _moments(self, m: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        return self.beta1 * m + (1 - self.beta1) * g, self.beta2 * v + (1 - self.beta2) * g * g
+
+    def _unbiased(self, m: Tensor, v: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        return m / (1 - self.beta1**time), v / (1 - self.beta2**time)
+
+    def _direction(self, m: Tensor, v: Tensor) -> Tensor:
+        return m / (v.sqrt() + self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAdam(_Adam):
+    """Adam at each node, then an average of the models with the neighbours.
+
+        m_i ← β₁ m_i + (1 − β₁) g_i
+        v_i ← β₂ v_i + (1 − β₂) g_i²
+        x_i ← Σ_j w_ij (x_j − η m̃_j / (√ṽ_j + ε))     m̃ = m/(1 − β₁ᵗ), ṽ = v/(1 − β₂ᵗ)
+
+    Differs from `adam` (centralized) in its moments: each node's own, never averaged.
+    """
+
+    citation: ClassVar[str] = "Kingma & Ba 2015; Lin et al. 2021"
+
+    def init(self, x: Tensor) -> State:
+        return zeros(x, "m", "v")
+
+    def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
+        m, v = self._moments(state["m"], state["v"], g)
+        direction = self._direction(*self._unbiased(m, v, node.time))
+        return node.mix(x - node.lr * direction), {"m": m, "v": v}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QGDAdam(_Adam):
+    """Adam whose two moments follow the normalised movement of the synchronized model.
+
+        m_i ← β₁ m̂_i + (1 − β₁) g_i,   v_i ← β₂ v̂_i + (1 − β₂) g_i²
+        x_i⁺ ← Σ_j w_ij (x_j − η m_j / (√v_j + ε))
+        d̂_i ← (x_i − x_i⁺) / ‖x_i − x_i⁺‖
+        m̂_i ← β₁ m̂_i + (1 − β₁) d̂_i,   v̂_i ← β₂ v̂_i + (1 − β₂) d̂_i²
+
+    Differs from `dadam` in what the moments remember, and has no bias correction. The paper's ĝ is
+    nowhere defined; it is read as g. Since each node normalises by its own ‖d‖, the nodes' mean is not kept.
+
+    `released=true` is what the authors' code does: only v is quasi-global, m is Adam's own, both are
+    bias-corrected, and ε guards the norm.
+    """
+
+    citation: ClassVar[str] = "Lin et al. 2021, appendix"
+
+    released: bool = False
+
+    def init(self, x: Tensor) -> State:
+        return zeros(x, "m_hat", "v_hat")
+
+    def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
+        m, v = self._moments(state["m_hat"], state["v_hat"], g)                 # lines 4-5
+        direction = self._direction(*(self._unbiased(m, v, node.time) if self.released else (m, v)))
+        x_new = node.mix(x - node.lr * direction)                               # lines 6-7
+        d = x - x_new                                                           # line 8
+        norm = d.norm(dim=-1, keepdim=True)
+        d_hat = d / (norm + self.eps if self.released else _positive(norm))     # line 9
+        m_hat, v_hat = self._moments(state["m_hat"], state["v_hat"], d_hat)     # lines 10-11
+        return x_new, {"m_hat": m if self.released else m_hat, "v_hat": v_hat}
+
+    @property
+    def keeps_mean(self) -> bool:
+        return self.released
+
+
+def _positive(norm: Tensor) -> Tensor:
+    """The norm itself, except that a node at rest divides 0 by a positive number."""
+    return norm.clamp_min(torch.finfo(norm.dtype).tiny)

@@ -1,0 +1,187 @@
+"""What an algorithm is, and all that it may see of the world around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from quasiglobal.errors import InputError
+
+State = dict[str, Tensor]
+"""An algorithm's memory between steps: named tensors, each with one row per hosted node."""
+
+
+class Node(Protocol):
+    """One step as the hosted nodes see it. An engine passes it to `Algorithm.step`."""
+
+    @property
+    def t(self) -> int:
+        """The step, 1, 2, …; for control flow only, and only as far as `Algorithm.phase` tells."""
+
+    @property
+    def time(self) -> Tensor:
+        """The step as a tensor, for arithmetic such as Adam's bias correction."""
+
+    @property
+    def lr(self) -> Tensor:
+        """The learning rate; broadcasts to [k, d]: a scalar, [k, 1] or [1, d]."""
+
+    def mix(self, *tensors: Tensor) -> Any:
+        """Σ_j w_ij v_j for each node i, in one message to each neighbour: a tensor, or a tuple of several."""
+
+    def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:
+        """The exact mean over all nodes of a run, or over those where the [k, 1] mask `among` is 1."""
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        """Each node's gradient over all of its own data at x, weight decay included."""
+
+    def sample(self, fraction: float, draw: Tensor) -> Tensor:
+        """A [k, 1] mask of a random `fraction` of the nodes, a function of (the run's seed, draw)."""
+
+
+class NodeView:
+    """A node as a wrapper shows it to its base: the node's own but for what a subclass overrides."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    @property
+    def t(self) -> int:
+        return self.node.t
+
+    @property
+    def time(self) -> Tensor:
+        return self.node.time
+
+    @property
+    def lr(self) -> Tensor:
+        return self.node.lr
+
+    def mix(self, *tensors: Tensor) -> Any:
+        return self.node.mix(*tensors)
+
+    def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:
+        return self.node.mean(tensor, among)
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        return self.node.full_gradient(x)
+
+    def sample(self, fraction: float, draw: Tensor) -> Tensor:
+        return self.node.sample(fraction, draw)
+
+
+class Needs(NamedTuple):
+    """What an algorithm asks of the mixing matrix W."""
+
+    doubly_stochastic: bool = True
+    lambda_min_above: float | None = None
+
+    def __str__(self) -> str:
+        if not self.doubly_stochastic:
+            return "nothing"
+        bound = self.lambda_min_above
+        return "doubly stochastic" + ("" if bound is None else f", λ_min > {bound:.3g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """A decentralized optimization method: the options are its fields, the update is `step`.
+
+    >>> class SignSGD(Algorithm):
+    ...     '''Each node moves by the signs of its gradient, then averages with its neighbours.'''
+    ...     def step(self, x, g, state, node):
+    ...         return node.mix(x - node.lr * g.sign()), state
+    >>> import quasiglobal as qg
+    >>> result = qg.minimize(lambda x, t: x, [[4.0], [8.0], [6.0]], SignSGD(), "ring:3", lr=1.0, steps=5)
+    >>> result.x.flatten().tolist()
+    [1.0, 1.0, 1.0]
+    """
+
+    citation: ClassVar[str] = ""
+    limits: ClassVar[dict[str, tuple[float, float]]] = {
+        "beta": (0, 1),
+        "mu": (0, 1),
+        "tau": (1, math.inf),
+    }
+    """The closed range of each numeric option that has one."""
+
+    def __post_init__(self) -> None:
+        for option, (low, high) in self.limits.items():
+            value = getattr(self, option, None)
+            if value is not None and not low <= value <= high:
+                raise InputError(f"{option} must be in [{low}, {high}], got {value}")
+
+    def init(self, x: Tensor) -> State:
+        """The state before the first step; x is [k, d], one row per hosted node."""
+        return {}
+
+    def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
+        """The new x and the new state from x, the gradients g at x, and what `node` offers.
+
+        Pure: it mutates nothing. It may return its inputs, since the engine owns storage and copies.
+        """
+        raise NotImplementedError
+
+    def phase(self, t: int) -> Hashable:
+        """All that control flow may know of t, so that an engine can capture one graph per phase."""
+        return t == 1
+
+    @property
+    def divides_by_lr(self) -> bool:
+        """Whether `step` divides by the learning rate, so that a schedule may not reach 0."""
+        return False
+
+    @property
+    def keeps_mean(self) -> bool:
+        """Whether the nodes' mean stays where it is while g = 0 and W is doubly stochastic."""
+        return True
+
+    @property
+    def needs(self) -> Needs:
+        """What the method asks of W."""
+        return Needs()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapper(Algorithm):
+    """An algorithm around another one; an option it lacks is taken as its base's."""
+
+    base: Algorithm
+
+    def init(self, x: Tensor) -> State:
+        return self.base.init(x)
+
+    def phase(self, t: int) -> Hashable:
+        return self.base.phase(t)
+
+    @property
+    def divides_by_lr(self) -> bool:
+        return self.base.divides_by_lr
+
+    @property
+    def keeps_mean(self) -> bool:
+        return self.base.keeps_mean
+
+    @property
+    def needs(self) -> Needs:
+        return self.base.needs
+
+
+def momentum(m: Tensor, g: Tensor, beta: float, nesterov: bool) -> tuple[Tensor, Tensor]:
+    """The momentum m⁺ = βm + g and the direction to go: m⁺, or g + βm⁺ in Nesterov's form.
+
+    PyTorch's form of Nesterov momentum, at the gradient of x itself. The paper prints the look-ahead
+    x + βm, which diverges as printed; the experiments behind its tables used this one.
+    """
+    m = beta * m + g
+    return m, g + beta * m if nesterov else m
+
+
+def zeros(x: Tensor, *names: str) -> State:
+    """A state of zeros like x under these names."""
+    return {name: torch.zeros_like(x) for name in names}

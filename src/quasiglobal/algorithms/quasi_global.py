@@ -1,0 +1,102 @@
+"""Quasi-global momentum, the method of the paper.
+
+T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi: Quasi-Global Momentum: Accelerating Decentralized
+Deep Learning on Heterogeneous Data. ICML 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from quasiglobal.algorithms.base import Algorithm, Node, State, momentum, zeros
+
+
+@dataclass(frozen=True, kw_only=True)
+class QGDSGDm(Algorithm):
+    """Momentum from the difference of two consecutive synchronized models (Algorithm 1).
+
+        m_i ← β m̂_i + g_i
+        x_i⁺ ← Σ_j w_ij (x_j − η m_j)           (Nesterov: g_j + β m_j in place of m_j)
+        m̂_i ← μ m̂_i + (1 − μ) (x_i − x_i⁺)/η
+
+    Differs from `dsgdm` in the buffer alone: m̂ sees where the neighbourhood went, not where the node's
+    own gradients pointed, and no message is added. It is not exact: with exact gradients it rests where
+    DSGD with the same η rests (Nesterov: with η(1 + β)).
+
+    `tau` is the multiple-step variant: m̂ moves after steps τ, 2τ, … only. `released=true` is what the
+    authors' code does: differences are summed since the last update and divided by τ, m̂ moves after
+    steps 1, 1 + τ, …, and μ is 0.9 whatever β is.
+    """
+
+    citation: ClassVar[str] = "Lin et al. 2021"
+
+    beta: float = 0.9
+    mu: float | None = None             # None: μ = β, as in the paper
+    nesterov: bool = False
+    tau: int = 1
+    released: bool = False
+
+    def init(self, x: Tensor) -> State:
+        return zeros(x, "m_hat", "total") if self._sums else zeros(x, "m_hat")
+
+    def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
+        m_hat, mu = state["m_hat"], self._mu
+        _, direction = momentum(m_hat, g, self.beta, self.nesterov)             # line 5
+        x_new = node.mix(x - node.lr * direction)                               # lines 6-7
+        d = (x - x_new) / node.lr                                               # line 8
+        if self._sums:
+            total = state["total"] + d
+            if not self.phase(node.t):
+                return x_new, {"m_hat": m_hat, "total": total}
+            return x_new, {"m_hat": mu * m_hat + (1 - mu) * total / self.tau, "total": total * 0}
+        if not self.phase(node.t):
+            return x_new, state
+        return x_new, {"m_hat": mu * m_hat + (1 - mu) * d}                      # line 9
+
+    def phase(self, t: int) -> Hashable:
+        """Whether m̂ moves after step t."""
+        return (t - self.released) % self.tau == 0
+
+    @property
+    def divides_by_lr(self) -> bool:
+        return True
+
+    @property
+    def _mu(self) -> float:
+        if self.mu is not None:
+            return self.mu
+        return 0.9 if self.released else self.beta
+
+    @property
+    def _sums(self) -> bool:
+        return self.released and self.tau > 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class QHM(Algorithm):
+    """Quasi-hyperbolic momentum, which quasi-global momentum becomes on a single worker.
+
+        m ← β m + g
+        x ← x − η ((1 − μ/β) m + (μ/β) g)
+
+    Differs from `sgdm` (μ = 0) by a share of the plain gradient in the direction. `qg-sgdm` with options
+    β, μ is this with μ + (1 − μ)β in place of β; `qg-sgdm-n` is it with μ + (1 − μ)β² and η(1 + β). The
+    defaults here are `qg-sgdm`'s.
+    """
+
+    citation: ClassVar[str] = "Ma & Yarats 2019; Gitman et al. 2019"
+
+    beta: float = 0.99
+    mu: float = 0.9
+
+    def init(self, x: Tensor) -> State:
+        return zeros(x, "m")
+
+    def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
+        m = self.beta * state["m"] + g
+        share = self.mu / self.beta
+        return node.mix(x - node.lr * ((1 - share) * m + share * g)), {"m": m}

@@ -1,0 +1,63 @@
+"""Decentralized SGD, plain and with local momentum.
+
+X. Lian, C. Zhang, H. Zhang, C.-J. Hsieh, W. Zhang, J. Liu: Can decentralized algorithms outperform
+centralized algorithms? NeurIPS 2017.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from quasiglobal.algorithms.base import Algorithm, Node, State, momentum, zeros
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSGD(Algorithm):
+    """A local gradient step, then an average with the neighbours.
+
+        x_i ← Σ_j w_ij (x_j − η g_j)
+
+    Differs from centralized SGD in the average alone: over the neighbours instead of over everybody.
+    With heterogeneous data and a constant η it rests near the minimiser, not on it.
+    """
+
+    citation: ClassVar[str] = "Lian et al. 2017"
+
+    def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
+        return node.mix(x - node.lr * g), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSGDm(Algorithm):
+    """DSGD with a momentum buffer at each node (Algorithm 1, line 4).
+
+        m_i ← β m_i + g_i
+        x_i ← Σ_j w_ij (x_j − η m_j)            (Nesterov: g_j + β m_j in place of m_j)
+
+    Differs from `qg-dsgdm` in what feeds the momentum: the node's own gradients, which on heterogeneous
+    data point to the node's own minimum. With exact gradients it rests where DSGD with η/(1 − β) rests.
+
+    `sync` spends a second message to repair that: `momentum` averages m after the step, `gradient`
+    averages g before it, with the neighbours (`over=graph`) or with everybody (`over=all`).
+    """
+
+    citation: ClassVar[str] = "Lian et al. 2017; sync: Yu et al. 2019"
+
+    beta: float = 0.9
+    nesterov: bool = False
+    sync: Literal["none", "momentum", "gradient"] = "none"
+    over: Literal["graph", "all"] = "graph"
+
+    def init(self, x: Tensor) -> State:
+        return zeros(x, "m")
+
+    def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
+        synchronize = node.mix if self.over == "graph" else node.mean
+        if self.sync == "gradient":
+            g = synchronize(g)
+        m, direction = momentum(state["m"], g, self.beta, self.nesterov)        # line 4
+        x_new = node.mix(x - node.lr * direction)                               # lines 6-7
+        return x_new, {"m": synchronize(m) if self.sync == "momentum" else m}

@@ -1,0 +1,68 @@
+"""The `node` that an engine hands to an algorithm for one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Engine(Protocol):
+    """What every engine can do for the rows of x that it hosts."""
+
+    def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Each tensor averaged with the neighbours' by W(t)."""
+
+    def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
+        """The exact mean over all nodes of each run, or over the masked ones."""
+
+    def sample(self, fraction: float, draw: Tensor) -> Tensor:
+        """A mask of a random fraction of each run's nodes."""
+
+
+@dataclass(frozen=True)
+class StepNode:
+    """`quasiglobal.algorithms.Node` at step t of an engine."""
+
+    t: int
+    time: Tensor
+    lr: Tensor
+    engine: Engine
+    gradient: Callable[[Tensor], Tensor]
+
+    def mix(self, *tensors: Tensor) -> Any:
+        mixed = self.engine.mix(self.t, tensors)
+        return mixed[0] if len(tensors) == 1 else mixed
+
+    def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:
+        return self.engine.mean(tensor, among)
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        return self.gradient(x)
+
+    def sample(self, fraction: float, draw: Tensor) -> Tensor:
+        return self.engine.sample(fraction, draw)
+
+
+def choose(seeds: Tensor, draw: Tensor, n: int, count: int) -> Tensor:
+    """A [runs, n] mask of `count` of n nodes for each run's seed: the smallest of n hashes.
+
+    Integer arithmetic on the device (splitmix64), so that both engines, CPU and GPU, choose the same nodes
+    and a captured graph draws anew each time it is replayed.
+
+    >>> choose(torch.tensor([0, 1]), torch.tensor(3.0), n=4, count=2).sum(dim=1).tolist()
+    [2, 2]
+    """
+    nodes = torch.arange(n, device=seeds.device)
+    key = _scramble(_scramble(_scramble(seeds[:, None]) + draw.to(torch.int64)) + nodes)
+    return key <= key.sort(dim=1).values[:, count - 1 : count]
+
+
+def _scramble(key: Tensor) -> Tensor:
+    key = key - 0x61C8864680B583EB
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        key = (key ^ (key >> shift & (1 << 64 - shift) - 1)) * factor
+    return key ^ (key >> 31 & (1 << 33) - 1)

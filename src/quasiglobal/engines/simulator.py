@@ -1,0 +1,124 @@
+"""All nodes here, as rows of one tensor; several runs may share a program as further rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quasiglobal.algorithms import Algorithm, Node, State
+from quasiglobal.engines.node import StepNode, choose
+from quasiglobal.topology import Topology
+
+
+class Simulator:
+    """Row r·n + i of every tensor is node i of run r. `mix` and `mean` act within a run.
+
+    Only the first `shared` columns are communicated, all of them by default.
+
+    >>> from quasiglobal import topology
+    >>> engine = Simulator(topology.complete(2), seeds=(0, 1), shared=1)
+    >>> x = torch.tensor([[0.0, 5.0], [2.0, 6.0], [10.0, 7.0], [30.0, 8.0]])
+    >>> engine.mix(1, (x,))[0].tolist()
+    [[1.0, 5.0], [1.0, 6.0], [20.0, 7.0], [20.0, 8.0]]
+    """
+
+    def __init__(self, topology: Topology, *, seeds: Sequence[int] = (0,), shared: int | None = None) -> None:
+        self.topology = topology
+        self.seeds = tuple(seeds)
+        self.shared = shared
+        self._deltas: dict[tuple[int, torch.dtype, torch.device], Tensor | None] = {}
+
+    @property
+    def rows(self) -> int:
+        """How many rows x has: nodes × runs."""
+        return self.topology.n * len(self.seeds)
+
+    def step(
+        self,
+        algorithm: Algorithm,
+        x: Tensor,
+        g: Tensor,
+        state: State,
+        *,
+        t: int,
+        lr: Tensor,
+        full_gradient: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, State]:
+        """One step of all nodes: the new x and the new state."""
+        time = torch.tensor(t, dtype=x.dtype, device=x.device)
+        return self.advance(algorithm, x, g, state, StepNode(t, time, lr, self, full_gradient))
+
+    def advance(
+        self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
+    ) -> tuple[Tensor, State]:
+        """How the algorithm is called; an engine that owns its storage does more."""
+        return algorithm.step(x, g, state, node)
+
+    def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """v + (W − I) v of each tensor, in full precision whatever the surroundings allow.
+
+        Quasi-global momentum divides a small difference of two mixed models by the learning rate: a
+        rounding of TF32 or bf16 here exceeds the gradient after two decays.
+        """
+        delta = self._delta(t, tensors[0])
+        if delta is None:
+            return tensors
+        with full_precision(tensors[0].device.type):
+            return tuple(self._on_shared(v, lambda rows: _addmm(rows, delta)) for v in tensors)
+
+    def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
+        """The mean of each run's rows, at each of its rows."""
+        if among is None:
+            return self._on_shared(tensor, lambda rows: rows.mean(dim=1, keepdim=True))
+        weights = among.view(len(self.seeds), self.topology.n, 1)
+        return self._on_shared(
+            tensor, lambda rows: (weights * rows).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
+        )
+
+    def sample(self, fraction: float, draw: Tensor) -> Tensor:
+        """At least one node of each run, drawn from (the run's seed, draw)."""
+        n = self.topology.n
+        seeds = torch.tensor(self.seeds, device=draw.device)
+        chosen = choose(seeds, draw, n, max(1, round(fraction * n)))
+        return chosen.to(draw.dtype).view(self.rows, 1)
+
+    def _on_shared(self, v: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """`function` of the [runs, n, columns] view of v's shared columns; the others stay."""
+        columns = v.shape[1] if self.shared is None else self.shared
+        rows = v[:, :columns].reshape(len(self.seeds), self.topology.n, columns)
+        result = function(rows).expand_as(rows).reshape(self.rows, columns)
+        return result if columns == v.shape[1] else torch.cat([result, v[:, columns:]], dim=1)
+
+    def _delta(self, t: int, like: Tensor) -> Tensor | None:
+        """W(t) − I as a tensor, or None for a step without gossip."""
+        key = ((t - 1) % self.topology.period, like.dtype, like.device)
+        if key not in self._deltas:
+            delta = self.topology.weights(t) - np.eye(self.topology.n)
+            self._deltas[key] = torch.from_numpy(delta).to(like) if delta.any() else None
+        return self._deltas[key]
+
+
+def _addmm(rows: Tensor, delta: Tensor) -> Tensor:
+    """rows + delta @ rows for each run of a [runs, n, columns] tensor."""
+    if len(rows) == 1:
+        return torch.addmm(rows[0], delta, rows[0])[None]
+    return torch.baddbmm(rows, delta.expand(len(rows), *delta.shape), rows)
+
+
+@contextmanager
+def full_precision(device: str) -> Iterator[None]:
+    """Matrix products in the precision of their operands: no autocast, no TF32, no bf16."""
+    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        with torch.autocast(device, enabled=False):
+            yield
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision

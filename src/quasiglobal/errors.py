@@ -1,0 +1,26 @@
+"""What a user can get wrong, said in one sentence with the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class InputError(ValueError):
+    """Input that cannot be used. The command line prints the sentence and exits with 2."""
+
+
+def unknown(kind: str, name: str, choices: Iterable[str]) -> InputError:
+    """The error for a name that is none of `choices`, with the nearest one.
+
+    >>> print(unknown("algorithm", "qg-dsgd", ["dsgd", "qg-dsgdm", "d2"]))
+    unknown algorithm 'qg-dsgd'; did you mean 'qg-dsgdm'?
+    >>> print(unknown("option of dsgd", "zzz", []))
+    unknown option of dsgd 'zzz'; there is none
+    """
+    choices = list(choices)
+    near = get_close_matches(name, choices, n=1)
+    if near:
+        return InputError(f"unknown {kind} {name!r}; did you mean {near[0]!r}?")
+    known = "there is none" if not choices else "known: " + ", ".join(choices)
+    return InputError(f"unknown {kind} {name!r}; {known}")

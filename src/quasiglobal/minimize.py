@@ -1,0 +1,203 @@
+"""Any algorithm on any gradient, in one call: what the toy problems, the tests and other research use."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from quasiglobal import algorithms
+from quasiglobal.algorithms import Algorithm, State
+from quasiglobal.engines.simulator import Simulator
+from quasiglobal.errors import InputError
+from quasiglobal.topology import TOLERANCE, Topology, parse
+
+Gradient = Callable[[Tensor, int], Any]
+"""gradient(x, t) → [n, d]: row i is node i's gradient at row i of x, at step t = 1, 2, …"""
+
+LearningRate = float | Tensor | Callable[[int], float | Tensor]
+"""A number, a tensor that broadcasts to [n, d], or a function of t = 1, 2, …"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a run is after its last step."""
+
+    x: Tensor
+    """[n, d], the last iterate."""
+    history: Tensor
+    """[steps + 1, n, d], the iterates from x0 on."""
+    state: State
+    """The algorithm's state after the last step."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps were made."""
+        return len(self.history) - 1
+
+
+class Diverged(ArithmeticError):
+    """A gradient or an iterate stopped being finite. `result` holds everything up to the step before."""
+
+    def __init__(self, what: str, step: int, node: int, result: Result) -> None:
+        super().__init__(
+            f"{what} is not finite at step {step}, node {node}; the {step - 1} steps before it are in "
+            "`.result`; try a smaller learning rate"
+        )
+        self.step, self.node, self.result = step, node, result
+
+
+def minimize(
+    gradient: Gradient | None,
+    x0: ArrayLike | Tensor,
+    algorithm: str | Algorithm,
+    topology: str | Topology,
+    lr: LearningRate,
+    steps: int,
+    weight_decay: float = 0.0,
+    *,
+    full_gradient: Callable[[Tensor], Any] | None = None,
+    seed: int = 0,
+    resume: Result | None = None,
+    engine: Simulator | None = None,
+) -> Result:
+    """Minimise the mean of n functions, one a node, each node talking to its neighbours alone.
+
+    Args:
+        gradient: gradient(x, t) → [n, d]; None stands for 0, as the gossip algorithms need no gradient.
+        x0: the start, [n, d] or [d] for the same start everywhere. Its dtype is the run's.
+        algorithm: a name with options, as `qg algorithms` lists them, or an `Algorithm`.
+        topology: a name, as `qg topology` takes it, or a `Topology`.
+        lr: a number, or lr(t) for t = 1, 2, …
+        steps: the step to stop after, counted from the very start also when a run is resumed.
+        weight_decay: L2, added to the gradient as weight_decay · x.
+        full_gradient: full_gradient(x) → [n, d] over all of each node's data, which `mimelite` asks for;
+            without it, the gradient at the same step.
+        seed: what `mimelite` draws its clients from.
+        resume: an earlier result of the same run to go on from, instead of x0.
+        engine: where the nodes live, if not in a plain `Simulator` of the topology; x0 has the engine's rows.
+
+    Raises:
+        InputError: something in the arguments cannot work; the message says what and the remedy.
+        Diverged: a gradient or an iterate is no longer finite; `.result` keeps the history so far.
+
+    >>> import torch, quasiglobal as qg
+    >>> target = torch.arange(8.0).reshape(8, 1)                  # node i wants x = i; together they want 3.5
+    >>> result = qg.minimize(lambda x, t: x - target, torch.zeros(1), "dsgd-gt", "ring:8", lr=0.1, steps=400)
+    >>> result.x.flatten().round(decimals=3).tolist()
+    [3.5, 3.5, 3.5, 3.5, 3.5, 3.5, 3.5, 3.5]
+    """
+    algorithm, topology = algorithms.algorithm(algorithm), parse(topology)
+    engine = engine or Simulator(topology, seeds=(seed,))
+    _warn_of_w(algorithm, topology)
+    x = _start(x0, engine)
+    rates = _learning_rates(lr, steps, algorithm, x)
+    decay = _weight_decay(weight_decay)
+
+    def gradient_at(x: Tensor, t: int) -> Tensor:
+        g = torch.zeros_like(x) if gradient is None else _as_gradient(gradient(x, t), x)
+        return g + decay * x if decay else g
+
+    def full_gradient_at(x: Tensor, t: int) -> Tensor:
+        if full_gradient is None:
+            return gradient_at(x, t)
+        return _as_gradient(full_gradient(x), x) + decay * x
+
+    past = [x[None]] if resume is None else [resume.history]
+    x, state = (x, algorithm.init(x)) if resume is None else (resume.x, resume.state)
+    start = len(past[0]) - 1
+    history = torch.cat([past[0], x.new_empty(max(steps - start, 0), *x.shape)])
+
+    for t in range(start + 1, steps + 1):
+        g = gradient_at(x, t)
+        if not g.isfinite().all():
+            raise Diverged("the gradient", t, _first_bad_row(g), Result(x, history[:t], state))
+        full = partial(full_gradient_at, t=t)
+        new_x, new_state = engine.step(algorithm, x, g, state, t=t, lr=rates[t - 1], full_gradient=full)
+        if not new_x.isfinite().all():
+            raise Diverged("x", t, _first_bad_row(new_x), Result(x, history[:t], state))
+        x, state = new_x, new_state
+        history[t] = x
+    return Result(x, history, state)
+
+
+def _warn_of_w(algorithm: Algorithm, topology: Topology) -> None:
+    """Say where W is not what the algorithm needs."""
+    needs = algorithm.needs
+    if needs.doubly_stochastic and not topology.is_doubly_stochastic:
+        warnings.warn(
+            f"W of {topology} is not doubly stochastic: the nodes' mean drifts to a weighted one; "
+            "use Metropolis weights, as from_graph does",
+            stacklevel=3,
+        )
+    bound, lambda_min = needs.lambda_min_above, topology.lambda_min
+    if bound is not None and lambda_min is not None and lambda_min <= bound + TOLERANCE:
+        warnings.warn(
+            f"{type(algorithm).__name__} needs every eigenvalue of W above {bound:.4g}, but λ_min of "
+            f"{topology} is {lambda_min:.4g}: it may diverge; use (I + W)/2, the topology lazy/{topology}",
+            stacklevel=3,
+        )
+
+
+def _start(x0: ArrayLike | Tensor, engine: Simulator) -> Tensor:
+    """x0 as [rows, d], checked."""
+    try:
+        x = torch.as_tensor(x0).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"x0 must be an array of numbers, got {type(x0).__name__}") from None
+    if not x.is_floating_point():
+        x = x.to(torch.get_default_dtype())
+    if x.ndim == 1:
+        x = x.expand(engine.rows, -1)
+    if x.ndim != 2 or len(x) != engine.rows:
+        raise InputError(
+            f"x0 must have shape [{engine.rows}, d] or [d] for the {engine.rows} nodes of {engine.topology}, "
+            f"got {list(x.shape)}"
+        )
+    if not x.isfinite().all():
+        raise InputError(f"x0 is not finite at node {_first_bad_row(x)}; start from numbers")
+    return x.clone()
+
+
+def _learning_rates(lr: LearningRate, steps: int, algorithm: Algorithm, x: Tensor) -> list[Tensor]:
+    """The learning rate of every step, known before the first."""
+    if steps < 0:
+        raise InputError(f"steps must be >= 0, got {steps}")
+    rates = [torch.as_tensor(lr(t) if callable(lr) else lr).to(x) for t in range(1, steps + 1)]
+    for t, rate in enumerate(rates, start=1):
+        try:
+            rate.expand_as(x)
+        except RuntimeError:
+            raise InputError(
+                f"lr must be a number or broadcast to x's {list(x.shape)}, got {list(rate.shape)} at step {t}"
+            ) from None
+        if not rate.isfinite().all() or (rate < 0).any():
+            raise InputError(f"lr must be finite and >= 0, got {rate.tolist()} at step {t}")
+        if algorithm.divides_by_lr and (rate == 0).any():
+            raise InputError(
+                f"lr is 0 at step {t}, but {type(algorithm).__name__} divides by lr; end the schedule above 0"
+            )
+    return rates
+
+
+def _weight_decay(weight_decay: float) -> float:
+    if not 0 <= weight_decay < float("inf"):
+        raise InputError(f"weight_decay must be finite and >= 0, got {weight_decay}")
+    return weight_decay
+
+
+def _as_gradient(g: Any, x: Tensor) -> Tensor:
+    values = torch.as_tensor(g)
+    if values.shape != x.shape:
+        raise InputError(f"gradient must return shape {list(x.shape)}, like x, got {list(values.shape)}")
+    return values.detach().to(x)
+
+
+def _first_bad_row(values: Tensor) -> int:
+    return int((~values.isfinite()).any(dim=1).nonzero()[0])

@@ -1,0 +1,1 @@
+"""Model + data → losses and gradients of all hosted nodes."""

@@ -1,0 +1,344 @@
+"""Who talks to whom, and with what weight: a deterministic map t → W(t), t = 1, 2, …
+
+X⁺ = W X: row i of W weighs what node i receives, so node i's neighbours are the non-zeros of row i.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import networkx as nx
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from quasiglobal.errors import InputError, unknown
+
+Matrix = NDArray[np.float64]
+
+TOLERANCE = 1e-9
+"""How far a row sum may be from 1, and W from its transpose, for rounding."""
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """The mixing matrices of one period, W(1), …, W(p); W(t + p) = W(t).
+
+    >>> graph = ring(4)
+    >>> graph.weights(1)[0].round(3).tolist()
+    [0.333, 0.333, 0.0, 0.333]
+    >>> graph.neighbours(0), graph.period, len(graph.edges)
+    ((1, 3), 1, 4)
+    >>> round(one_peer_exponential(8).rho, 6)
+    0.333333
+    """
+
+    name: str
+    matrices: tuple[Matrix, ...]
+
+    def __post_init__(self) -> None:
+        if not self.matrices:
+            raise InputError(f"{self.name} has no matrix; give at least one W")
+        for W in self.matrices:
+            _check_matrix(W, self.name, self.n)
+        _check_connected(self._links(), self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"<Topology {self.name}: n = {self.n}, period {self.period}>"
+
+    @property
+    def n(self) -> int:
+        """The number of nodes."""
+        return len(self.matrices[0])
+
+    @property
+    def period(self) -> int:
+        """After how many steps W repeats; 1 for a fixed graph."""
+        return len(self.matrices)
+
+    def weights(self, t: int = 1) -> Matrix:
+        """W at step t = 1, 2, …, as a fresh [n, n] array."""
+        if t < 1:
+            raise InputError(f"steps count from 1, got t = {t}")
+        return self.matrices[(t - 1) % self.period].copy()
+
+    def neighbours(self, i: int, t: int | None = None) -> tuple[int, ...]:
+        """The nodes that node i receives from at step t, or over a whole period."""
+        return tuple(np.flatnonzero(self._links(t)[i]).tolist())
+
+    @cached_property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """Over a period: pairs i < j where every W is symmetric, else (sender, receiver)."""
+        receivers, senders = np.nonzero(self._links())
+        pairs = zip(senders.tolist(), receivers.tolist(), strict=True)
+        return tuple(sorted((j, i) for j, i in pairs if j < i or not self.is_symmetric))
+
+    @cached_property
+    def is_symmetric(self) -> bool:
+        """Whether every W equals its transpose."""
+        return all(np.allclose(W, W.T, rtol=0, atol=TOLERANCE) for W in self.matrices)
+
+    @cached_property
+    def is_doubly_stochastic(self) -> bool:
+        """Whether columns too sum to 1, so that mixing keeps the nodes' mean, and no weight is negative."""
+        return all(
+            np.allclose(W.sum(axis=0), 1, rtol=0, atol=TOLERANCE) and W.min() >= 0 for W in self.matrices
+        )
+
+    @property
+    def lambda_2(self) -> float | None:
+        """The second largest eigenvalue of a fixed symmetric W."""
+        return None if self._eigenvalues is None or self.n < 2 else float(self._eigenvalues[-2])
+
+    @property
+    def lambda_min(self) -> float | None:
+        """The smallest eigenvalue of a fixed symmetric W. D² needs it above −1/3."""
+        return None if self._eigenvalues is None else float(self._eigenvalues[0])
+
+    @cached_property
+    def rho(self) -> float | None:
+        """The paper's ρ: one step of mixing shrinks ‖X − X̄‖² to a share 1 − ρ or less.
+
+        1 − σ₂(W)² of a fixed W; in general 1 − λ_max of the mean of (W − J)ᵀ(W − J) over a period. Defined
+        for doubly stochastic W only.
+        """
+        if not self.is_doubly_stochastic:
+            return None
+        J = np.full((self.n, self.n), 1 / self.n)
+        shrink = sum((W - J).T @ (W - J) for W in self.matrices) / self.period
+        rho = 1 - float(np.linalg.eigvalsh(shrink)[-1])
+        return min(max(rho, 0.0), 1.0)
+
+    @property
+    def largest_beta(self) -> float | None:
+        """The largest momentum that the paper's theorem covers: β/(1 − β) ≤ ρ/21."""
+        return None if self.rho is None else self.rho / (21 + self.rho)
+
+    def bytes_per_step(self, d: int, bytes_per_number: int = 4) -> float:
+        """What a node sends in one mixing of a d-parameter model, on average over nodes and a period."""
+        sent = sum(int(self._links(t).sum()) for t in range(1, self.period + 1))
+        return sent * d * bytes_per_number / (self.n * self.period)
+
+    def lazy(self) -> Topology:
+        """(I + W)/2: the same neighbours, half the step, and no eigenvalue below 0 where W is symmetric."""
+        return Topology(f"lazy/{self.name}", tuple((np.eye(self.n) + W) / 2 for W in self.matrices))
+
+    def every(self, k: int) -> Topology:
+        """Gossip each k-th step and W = I between: local steps are a topology."""
+        if k < 1:
+            raise InputError(f"every needs a whole number of steps >= 1, got {k}")
+        local = [np.eye(self.n)] * (k - 1)
+        steps = [W for gossip in self.matrices for W in (*local, gossip)]
+        return Topology(f"every:{k}/{self.name}", tuple(steps))
+
+    def _links(self, t: int | None = None) -> NDArray[np.bool_]:
+        """Where row i receives from another node j: at step t, or at some step of a period."""
+        chosen = self.matrices if t is None else [self.weights(t)]
+        links = np.any([W != 0 for W in chosen], axis=0)
+        np.fill_diagonal(links, False)
+        return np.asarray(links)
+
+    @cached_property
+    def _eigenvalues(self) -> Matrix | None:
+        if self.period > 1 or not self.is_symmetric:
+            return None
+        return np.asarray(np.linalg.eigvalsh(self.matrices[0]), dtype=np.float64)
+
+
+def ring(n: int) -> Topology:
+    """n ≥ 3 nodes in a circle, 1/3 for each neighbour and itself."""
+    if n < 3:
+        raise InputError(f"ring needs n >= 3, got {n}; use complete({max(n, 1)})")
+    W = sum(np.roll(np.eye(n), shift, axis=1) for shift in (-1, 0, 1)) / 3
+    return Topology(f"ring:{n}", (np.asarray(W),))
+
+
+def torus(n: int) -> Topology:
+    """A square grid of n = side² ≥ 9 nodes with opposite edges joined, 1/5 for each of the five."""
+    side = math.isqrt(max(n, 0))
+    if side * side != n or side < 3:
+        raise InputError(f"torus needs n = side * side with side >= 3, got {n}; use {_near_square(n)}")
+    graph = nx.relabel_nodes(nx.grid_2d_graph(side, side, periodic=True), lambda at: at[0] * side + at[1])
+    return Topology(f"torus:{n}", (_metropolis(graph, range(n)),))
+
+
+def complete(n: int) -> Topology:
+    """Everybody with everybody, 1/n each; complete(1) is a single node."""
+    if n < 1:
+        raise InputError(f"complete needs n >= 1, got {n}")
+    return Topology(f"complete:{n}", (np.full((n, n), 1 / n),))
+
+
+def star(n: int) -> Topology:
+    """Node 0 in the middle and n − 1 ≥ 1 leaves, Metropolis weights."""
+    if n < 2:
+        raise InputError(f"star needs n >= 2, got {n}; use complete(1)")
+    return Topology(f"star:{n}", (_metropolis(nx.star_graph(n - 1), range(n)),))
+
+
+def social() -> Topology:
+    """The paper's social network: the Davis Southern women graph, 32 nodes, 89 edges, Metropolis weights."""
+    graph = nx.davis_southern_women_graph()
+    return Topology("social", (_metropolis(graph, list(graph)),))
+
+
+def one_peer_exponential(n: int) -> Topology:
+    """At step t node i averages with node i − 2^((t − 1) mod p) alone, p = ⌈log₂ n⌉.
+
+    M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic gradient push for distributed deep learning.
+    ICML 2019.
+    """
+    if n < 2:
+        raise InputError(f"one-peer-exponential needs n >= 2, got {n}; use complete(1)")
+    hops = [2**k for k in range(math.ceil(math.log2(n)))]
+    matrices = tuple((np.eye(n) + np.roll(np.eye(n), hop, axis=0)) / 2 for hop in hops)
+    return Topology(f"one-peer-exponential:{n}", matrices)
+
+
+def from_graph(graph: nx.Graph[Any], weight: str | None = None, name: str = "graph") -> Topology:
+    """Any connected networkx graph; node i is the i-th of `list(graph)`.
+
+    An undirected graph gets Metropolis weights 1/(1 + max degree). With `weight`, and always for a directed
+    graph (there "weight" by default), the edge attribute of that name is w: an edge u → v of weight w means
+    that v receives u's model with weight w. What is missing to 1 is the node's own weight, unless a
+    self-loop states it.
+
+    >>> import networkx as nx
+    >>> from_graph(nx.path_graph(3)).weights()[0].round(3).tolist()
+    [0.667, 0.333, 0.0]
+    """
+    nodes = list(graph)
+    if not nodes:
+        raise InputError(f"{name} has no nodes; add an edge")
+    if weight is None and not graph.is_directed():
+        return Topology(name, (_metropolis(graph, nodes),))
+    weight = weight or "weight"
+    bare = next(((u, v) for u, v, w in graph.edges(data=weight) if w is None), None)
+    if bare is not None:
+        kind = "a directed graph needs given weights" if graph.is_directed() else "all edges need a weight"
+        raise InputError(
+            f"{kind}: edge {bare[0]} -> {bare[1]} of {name} has no {weight!r}; set it, or use from_matrices"
+        )
+    W = np.zeros((len(nodes), len(nodes)))
+    place = {node: i for i, node in enumerate(nodes)}
+    for u, v, w in graph.edges(data=weight):
+        W[place[v], place[u]] = w
+        if not graph.is_directed():
+            W[place[u], place[v]] = w
+    for node, i in place.items():
+        if not graph.has_edge(node, node):
+            W[i, i] = 1 - W[i].sum()
+    return Topology(name, (W,))
+
+
+def from_matrices(matrices: Sequence[ArrayLike], name: str = "matrices") -> Topology:
+    """Given mixing matrices, one a step, repeated for ever."""
+    try:
+        arrays = tuple(np.array(W, dtype=np.float64) for W in matrices)
+    except (TypeError, ValueError):
+        raise InputError(f"{name}: each W must be a square array of numbers") from None
+    return Topology(name, arrays)
+
+
+def from_file(path: str) -> Topology:
+    """An edge list: a line `u v` per link, or `u v weight`; `#` begins a comment."""
+    try:
+        graph = nx.read_edgelist(path, data=(("weight", float),))
+    except OSError as error:
+        raise InputError(f"cannot read the edge list {path}: {error.strerror}") from None
+    except (TypeError, IndexError, ValueError, UnicodeDecodeError):
+        raise InputError(f"{path} is not an edge list; write a line 'u v' or 'u v weight' per link") from None
+    try:
+        order: list[str] = sorted(graph, key=int)
+    except ValueError:
+        order = sorted(graph)
+    ordered: nx.Graph[str] = nx.Graph()
+    ordered.add_nodes_from(order)
+    ordered.add_edges_from(graph.edges(data=True))
+    weighted = any(w is not None for _, _, w in graph.edges(data="weight"))
+    return from_graph(ordered, "weight" if weighted else None, name=f"file:{path}")
+
+
+SIZED: dict[str, Callable[[int], Topology]] = {
+    "ring": ring,
+    "torus": torus,
+    "complete": complete,
+    "star": star,
+    "one-peer-exponential": one_peer_exponential,
+}
+"""The constructors that `parse` knows by `name:n`."""
+
+
+def parse(text: str | Topology) -> Topology:
+    """The topology that a text names: ring:16, torus:16, complete:4, star:5, social,
+    one-peer-exponential:16, file:graph.edgelist, every:4/ring:16 (local steps), lazy/ring:16 ((I + W)/2).
+
+    >>> parse("every:4/ring:16")
+    <Topology every:4/ring:16: n = 16, period 4>
+    """
+    if isinstance(text, Topology):
+        return text
+    name, _, argument = text.partition(":")
+    if text.startswith("lazy/"):
+        return parse(text.removeprefix("lazy/")).lazy()
+    if name == "file":
+        return from_file(argument)
+    if name == "every":
+        k, _, rest = argument.partition("/")
+        return parse(rest).every(_whole(k, text))
+    if text == "social":
+        return social()
+    if name in SIZED:
+        return SIZED[name](_whole(argument, text))
+    raise unknown("topology", name, [*SIZED, "social", "file", "every", "lazy"])
+
+
+def _whole(digits: str, text: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        raise InputError(f"topology {text!r} needs a whole number, as in ring:16, every:4/ring:16") from None
+
+
+def _near_square(n: int) -> str:
+    side = max(3, round(math.sqrt(max(n, 0))))
+    return f"torus({side * side})"
+
+
+def _metropolis(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
+    """1/(1 + the larger degree) on each edge, the rest on the diagonal: symmetric, doubly stochastic."""
+    A = nx.to_numpy_array(graph, nodelist=nodes, weight=None)
+    np.fill_diagonal(A, 0)
+    A = (A > 0).astype(np.float64)
+    degree = A.sum(axis=1)
+    W = A / (1 + np.maximum(degree[:, None], degree[None, :]))
+    return np.asarray(W + np.diag(1 - W.sum(axis=1)))
+
+
+def _check_matrix(W: Matrix, name: str, n: int) -> None:
+    if W.ndim != 2 or W.shape != (n, n) or n < 1:
+        raise InputError(f"{name}: each W must be a square matrix of one size, got shape {list(W.shape)}")
+    if not np.isfinite(W).all():
+        raise InputError(f"{name}: W has an entry that is not a number; every weight must be finite")
+    sums = W.sum(axis=1)
+    worst = int(np.abs(sums - 1).argmax())
+    if abs(sums[worst] - 1) > TOLERANCE:
+        raise InputError(
+            f"{name}: each row of W must sum to 1, but row {worst} sums to {sums[worst]:.6g}; "
+            "put what is missing on its diagonal"
+        )
+
+
+def _check_connected(links: NDArray[np.bool_], name: str) -> None:
+    graph = nx.from_numpy_array(links.T, create_using=nx.DiGraph)
+    if not nx.is_strongly_connected(graph):
+        parts = nx.number_strongly_connected_components(graph)
+        raise InputError(
+            f"{name} is not connected: it falls into {parts} parts that never hear of each other; add an edge"
+        )
