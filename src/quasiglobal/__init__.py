@@ -9,6 +9,7 @@
 
 from quasiglobal import topology
 from quasiglobal.algorithms import ALGORITHMS, Algorithm, Node, State, algorithm
+from quasiglobal.checks import CheckFailed, check_algorithm
 from quasiglobal.errors import InputError
 from quasiglobal.minimize import Diverged, Result, minimize
 from quasiglobal.topology import Topology
@@ -16,6 +17,7 @@ from quasiglobal.topology import Topology
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "CheckFailed",
     "Diverged",
     "InputError",
     "Node",
@@ -23,6 +25,7 @@ __all__ = [
     "State",
     "Topology",
     "algorithm",
+    "check_algorithm",
     "minimize",
     "topology",
 ]

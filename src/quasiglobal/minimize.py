@@ -169,7 +169,8 @@ def _learning_rates(lr: LearningRate, steps: int, algorithm: Algorithm, x: Tenso
     """The learning rate of every step, known before the first."""
     if steps < 0:
         raise InputError(f"steps must be >= 0, got {steps}")
-    rates = [torch.as_tensor(lr(t) if callable(lr) else lr).to(x) for t in range(1, steps + 1)]
+    schedule = lr if callable(lr) else lambda t: lr
+    rates = [torch.as_tensor(schedule(t), dtype=x.dtype, device=x.device) for t in range(1, steps + 1)]
     for t, rate in enumerate(rates, start=1):
         try:
             rate.expand_as(x)

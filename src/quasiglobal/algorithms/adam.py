@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from quasiglobal.algorithms.base import Algorithm, Node, State, zeros
@@ -63,11 +62,12 @@ class QGDAdam(_Adam):
 
         m_i ← β₁ m̂_i + (1 − β₁) g_i,   v_i ← β₂ v̂_i + (1 − β₂) g_i²
         x_i⁺ ← Σ_j w_ij (x_j − η m_j / (√v_j + ε))
-        d̂_i ← (x_i − x_i⁺) / ‖x_i − x_i⁺‖
+        d̂_i ← (x_i − x_i⁺) / max(‖x_i − x_i⁺‖, ε)
         m̂_i ← β₁ m̂_i + (1 − β₁) d̂_i,   v̂_i ← β₂ v̂_i + (1 − β₂) d̂_i²
 
     Differs from `dadam` in what the moments remember, and has no bias correction. The paper's ĝ is
-    nowhere defined; it is read as g. Since each node normalises by its own ‖d‖, the nodes' mean is not kept.
+    nowhere defined; it is read as g. It divides by ‖d‖ alone, which turns the rounding error of a model at
+    rest into a step: hence the ε. Since each node has its own ‖d‖, the nodes' mean is not kept.
 
     `released=true` is what the authors' code does: only v is quasi-global, m is Adam's own, both are
     bias-corrected, and ε guards the norm.
@@ -86,7 +86,7 @@ class QGDAdam(_Adam):
         x_new = node.mix(x - node.lr * direction)                               # lines 6-7
         d = x - x_new                                                           # line 8
         norm = d.norm(dim=-1, keepdim=True)
-        d_hat = d / (norm + self.eps if self.released else _positive(norm))     # line 9
+        d_hat = d / (norm + self.eps if self.released else norm.clamp_min(self.eps))    # line 9
         m_hat, v_hat = self._moments(state["m_hat"], state["v_hat"], d_hat)     # lines 10-11
         return x_new, {"m_hat": m if self.released else m_hat, "v_hat": v_hat}
 
@@ -94,7 +94,3 @@ class QGDAdam(_Adam):
     def keeps_mean(self) -> bool:
         return self.released
 
-
-def _positive(norm: Tensor) -> Tensor:
-    """The norm itself, except that a node at rest divides 0 by a positive number."""
-    return norm.clamp_min(torch.finfo(norm.dtype).tiny)

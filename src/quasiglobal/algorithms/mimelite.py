@@ -60,5 +60,9 @@ class MimeLite(Algorithm):
         return (t - 1) % self.tau == 0, t % self.tau == 0
 
     @property
+    def keeps_mean(self) -> bool:
+        return self.participation == 1
+
+    @property
     def needs(self) -> Needs:
         return Needs(doubly_stochastic=False)

@@ -1,0 +1,311 @@
+"""One battery of checks for every algorithm, also for yours."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quasiglobal import algorithms, topology
+from quasiglobal.algorithms import Algorithm, Node, State
+from quasiglobal.algorithms.base import NodeView
+from quasiglobal.engines.simulator import Simulator
+from quasiglobal.errors import InputError
+from quasiglobal.minimize import Diverged, Result, minimize
+from quasiglobal.topology import Topology
+
+TOLERANCE = 1e-10
+"""Relative, in float64: the same sums in another order differ by about 1e-14 after the battery's steps."""
+
+
+class CheckFailed(AssertionError):
+    """An algorithm broke rules that the engines rely on; the message lists each with the reason."""
+
+
+def check_algorithm(algorithm: str | Algorithm) -> list[str]:
+    """Run the battery on an algorithm and return the names of the checks that it passed.
+
+    Raises `CheckFailed`, which says all that failed and why.
+
+    >>> import quasiglobal as qg
+    >>> class Careless(qg.Algorithm):
+    ...     def step(self, x, g, state, node):
+    ...         return node.mix(x.sub_(node.lr * g)), state
+    >>> qg.check_algorithm(Careless())
+    Traceback (most recent call last):
+    quasiglobal.checks.CheckFailed: Careless failed 1 of 12 checks
+    - pure: step changed its input x in place; return new tensors
+    """
+    chosen = algorithms.algorithm(algorithm)
+    failures = []
+    for name, check in CHECKS.items():
+        try:
+            check(chosen)
+        except Broken as reason:
+            failures.append(f"- {name}: {reason}")
+        except (Diverged, InputError) as error:
+            failures.append(f"- {name}: {error}")
+        except Exception as error:
+            failures.append(f"- {name}: step raised {type(error).__name__}: {error}")
+    if failures:
+        head = f"{type(chosen).__name__} failed {len(failures)} of {len(CHECKS)} checks"
+        raise CheckFailed("\n".join([head, *failures]))
+    return list(CHECKS)
+
+
+class Broken(Exception):
+    """One check's reason."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Heterogeneous quadratics: node i pulls towards its own centre with its own curvature."""
+
+    centre: Tensor
+    curvature: Tensor
+    x0: Tensor
+
+    def gradient(self, x: Tensor, t: int) -> Tensor:
+        return self.curvature * (x - self.centre)
+
+
+GRAPHS = (topology.ring(N := 6).lazy(), topology.one_peer_exponential(N))
+"""A fixed symmetric graph that suits every method, and one that is directed and changes with time."""
+
+STEPS = 30
+"""Enough for SlowMo's round of 12 to come and go twice."""
+
+
+def problem(seed: int = 0, n: int = N, d: int = 5, dtype: torch.dtype = torch.float64) -> Problem:
+    generator = torch.Generator().manual_seed(seed)
+    centre = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    curvature = 0.5 + torch.rand(n, d, generator=generator, dtype=torch.float64)
+    x0 = torch.randn(d, generator=generator, dtype=torch.float64).expand(n, d)
+    return Problem(centre.to(dtype), curvature.to(dtype), x0.to(dtype))
+
+
+def rate(t: int) -> float:
+    """A schedule that decays on the way."""
+    return 0.05 if t <= STEPS // 2 else 0.005
+
+
+def run(algorithm: Algorithm, p: Problem, graph: Topology, **options: Any) -> Result:
+    settings: dict[str, Any] = {"lr": rate, "steps": STEPS} | options
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return minimize(p.gradient, p.x0, algorithm, graph, **settings)
+
+
+def differ(a: Tensor, b: Tensor) -> bool:
+    scale = max(1.0, float(a.abs().max()))
+    return not bool(((a - b).abs() <= TOLERANCE * scale).all())
+
+
+def check_shapes(algorithm: Algorithm) -> None:
+    """State has a row per node, and x and state keep their names, shapes and types."""
+    p = problem(dtype=torch.float32)
+    before = {name: (value.shape, value.dtype) for name, value in algorithm.init(p.x0).items()}
+    result = run(algorithm, p, GRAPHS[0])
+    for name, value in result.state.items():
+        if value.shape[0] != N:
+            raise Broken(f"state {name!r} has shape {list(value.shape)}; give it one row per node")
+    after = {name: (value.shape, value.dtype) for name, value in result.state.items()}
+    if before != after:
+        changed = sorted(set(before.items()) ^ set(after.items()), key=str)[0][0]
+        raise Broken(f"state {changed!r} changes its name, shape or type between init and step")
+    if (result.x.shape, result.x.dtype) != (p.x0.shape, p.x0.dtype):
+        raise Broken(f"x became {list(result.x.shape)} of {result.x.dtype}; keep the shape and type of x")
+
+
+class WatchingSimulator(Simulator):
+    """Notices when a step changes what it was given."""
+
+    def advance(
+        self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
+    ) -> tuple[Tensor, State]:
+        given = {"x": x, "g": g} | {f"state {name!r}": value for name, value in state.items()}
+        before = {name: value.clone() for name, value in given.items()}
+        names = list(state)
+        result = super().advance(algorithm, x, g, state, node)
+        for name, value in given.items():
+            if not value.equal(before[name]):
+                raise Broken(f"step changed its input {name} in place; return new tensors")
+        if list(state) != names:
+            raise Broken("step changed the dict `state`; return a new one")
+        return result
+
+
+def check_pure(algorithm: Algorithm) -> None:
+    """`step` mutates nothing."""
+    for graph in GRAPHS:
+        run(algorithm, problem(), graph, engine=WatchingSimulator(graph))
+
+
+class OverwritingSimulator(Simulator):
+    """Owns its storage, as one with captured graphs does: what a step was given is gone after it."""
+
+    def advance(
+        self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
+    ) -> tuple[Tensor, State]:
+        lent_x, lent_g = x.clone(), g.clone()
+        lent_state = {name: value.clone() for name, value in state.items()}
+        new_x, new_state = super().advance(algorithm, lent_x, lent_g, lent_state, node)
+        kept = new_x.clone(), {name: value.clone() for name, value in new_state.items()}
+        for lent in (lent_x, lent_g, *lent_state.values()):
+            lent.fill_(torch.nan)
+        return kept
+
+
+def check_storage(algorithm: Algorithm) -> None:
+    """Right under an engine that overwrites x, g and state in place."""
+    for graph in GRAPHS:
+        plain = run(algorithm, problem(), graph)
+        try:
+            overwritten = run(algorithm, problem(), graph, engine=OverwritingSimulator(graph))
+        except Diverged:
+            raise Broken("step keeps a tensor outside of x and state; put it into the state") from None
+        if not plain.history.equal(overwritten.history):
+            raise Broken("the result depends on storage that the engine overwrote; keep all memory in state")
+
+
+def check_resume(algorithm: Algorithm) -> None:
+    """x and state are all there is: a resumed run is bit-equal to an uninterrupted one."""
+    for graph in GRAPHS:
+        for stop in (1, 7, STEPS // 2):
+            whole = run(algorithm, problem(), graph)
+            half = run(algorithm, problem(), graph, steps=stop)
+            rest = run(algorithm, problem(), graph, resume=half)
+            if not whole.history.equal(rest.history):
+                raise Broken(f"resuming after step {stop} gives another result; keep all memory in state")
+
+
+class PhaseSimulator(Simulator):
+    """Shows each step the first t of its phase, as a captured graph would."""
+
+    first: dict[Hashable, int]
+
+    def advance(
+        self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
+    ) -> tuple[Tensor, State]:
+        self.first = getattr(self, "first", {})
+        shown = self.first.setdefault(algorithm.phase(node.t), node.t)
+        return super().advance(algorithm, x, g, state, _At(node, shown))
+
+
+class _At(NodeView):
+    def __init__(self, node: Node, shown: int) -> None:
+        super().__init__(node)
+        self.shown = shown
+
+    @property
+    def t(self) -> int:
+        return self.shown
+
+
+def check_phase(algorithm: Algorithm) -> None:
+    """Control flow depends on t only through `phase(t)`."""
+    for graph in GRAPHS:
+        plain = run(algorithm, problem(), graph)
+        if not plain.history.equal(run(algorithm, problem(), graph, engine=PhaseSimulator(graph)).history):
+            raise Broken("step branches on node.t in a way that phase(t) does not tell; override phase")
+
+
+def check_permutation(algorithm: Algorithm) -> None:
+    """Renaming the nodes renames the result."""
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    p = problem()
+    permuted = Problem(p.centre[order], p.curvature[order], p.x0[order])
+    for graph in GRAPHS:
+        index = order.numpy()
+        renamed = topology.from_matrices([W[index][:, index] for W in graph.matrices])
+        if differ(run(algorithm, p, graph).history[:, order], run(algorithm, permuted, renamed).history):
+            raise Broken("the result depends on the order of the nodes; combine rows by mix and mean alone")
+
+
+def check_mean(algorithm: Algorithm) -> None:
+    """The nodes' mean stays where g = 0 and W is doubly stochastic, if `keeps_mean`."""
+    p = problem()
+    still = Problem(p.centre, torch.zeros_like(p.curvature), p.centre)
+    for graph in GRAPHS:
+        means = run(algorithm, still, graph).history.mean(dim=1)
+        if algorithm.keeps_mean and differ(means, means[:1].expand_as(means)):
+            raise Broken("the nodes' mean moves though g = 0; mix what moves x, or let keeps_mean say so")
+
+
+def check_consensus(algorithm: Algorithm) -> None:
+    """Nodes that agree and have no gradient stay where they are."""
+    p = problem()
+    still = Problem(p.centre, torch.zeros_like(p.curvature), p.x0)
+    for graph in GRAPHS:
+        history = run(algorithm, still, graph).history
+        if differ(history, history[:1].expand_as(history)):
+            raise Broken("x drifts though all nodes agree and g = 0")
+
+
+def check_runs(algorithm: Algorithm) -> None:
+    """Two runs as rows of one program, each with its own learning rate, equal each run alone."""
+    first, second = problem(0), problem(1)
+    both = Problem(*(torch.cat(pair) for pair in zip(_parts(first), _parts(second), strict=True)))
+    factors = torch.tensor([1.0, 0.5], dtype=torch.float64).repeat_interleave(N)[:, None]
+    for graph in GRAPHS:
+        engine = Simulator(graph, seeds=(3, 4))
+        rows = run(algorithm, both, graph, engine=engine, lr=lambda t: rate(t) * factors).history
+        for k, (p, seed) in enumerate(((first, 3), (second, 4))):
+            factor = float(factors[k * N, 0])
+            alone = run(algorithm, p, graph, seed=seed, lr=partial(_scaled, factor)).history
+            if differ(rows[:, k * N : (k + 1) * N], alone):
+                raise Broken("runs that share a program disturb each other; reduce along dim=-1 alone")
+
+
+def check_rates(algorithm: Algorithm) -> None:
+    """The learning rate may be a scalar, [k, 1], or [1, d] for parameter groups."""
+    p = problem()
+    plain = run(algorithm, p, GRAPHS[0]).history
+    for ones in (torch.ones_like(p.x0[:, :1]), torch.ones_like(p.x0[:1])):
+        if differ(plain, run(algorithm, p, GRAPHS[0], lr=lambda t, ones=ones: rate(t) * ones).history):
+            raise Broken(f"a learning rate of shape {list(ones.shape)} changes the result; let it broadcast")
+
+
+def check_zero_rate(algorithm: Algorithm) -> None:
+    """A learning rate of 0 is fine unless `divides_by_lr` says otherwise."""
+    if algorithm.divides_by_lr:
+        return
+    try:
+        run(algorithm, problem(), GRAPHS[0], lr=lambda t: rate(t) * (t < STEPS // 2))
+    except Diverged:
+        raise Broken("step divides by node.lr; let divides_by_lr say so") from None
+
+
+def check_one_node(algorithm: Algorithm) -> None:
+    """A single node, without anybody to talk to, works."""
+    run(algorithm, problem(n=1), topology.complete(1))
+
+
+def _parts(p: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    return p.centre, p.curvature, p.x0
+
+
+def _scaled(factor: float, t: int) -> float:
+    return factor * rate(t)
+
+
+CHECKS: dict[str, Callable[[Algorithm], None]] = {
+    "shapes": check_shapes,
+    "pure": check_pure,
+    "storage": check_storage,
+    "resume": check_resume,
+    "phase": check_phase,
+    "permutation": check_permutation,
+    "mean": check_mean,
+    "consensus": check_consensus,
+    "runs": check_runs,
+    "rates": check_rates,
+    "zero rate": check_zero_rate,
+    "one node": check_one_node,
+}
+"""The battery, in the order it runs."""
