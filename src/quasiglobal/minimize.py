@@ -32,14 +32,11 @@ class Result:
     x: Tensor
     """[n, d], the last iterate."""
     history: Tensor
-    """[steps + 1, n, d], the iterates from x0 on."""
+    """[steps + 1, n, d], the iterates from x0 on; the last one alone where no history was kept."""
     state: State
     """The algorithm's state after the last step."""
-
-    @property
-    def steps(self) -> int:
-        """How many steps were made."""
-        return len(self.history) - 1
+    steps: int
+    """How many steps were made."""
 
 
 class Diverged(ArithmeticError):
@@ -65,6 +62,7 @@ def minimize(
     full_gradient: Callable[[Tensor], Any] | None = None,
     seed: int = 0,
     resume: Result | None = None,
+    keep_history: bool = True,
     engine: Simulator | None = None,
 ) -> Result:
     """Minimise the mean of n functions, one a node, each node talking to its neighbours alone.
@@ -81,6 +79,7 @@ def minimize(
             without it, the gradient at the same step.
         seed: what `mimelite` draws its clients from.
         resume: an earlier result of the same run to go on from, instead of x0.
+        keep_history: False for long runs: the history then holds the last iterate alone.
         engine: where the nodes live, if not in a plain `Simulator` of the topology; x0 has the engine's rows.
 
     Raises:
@@ -101,30 +100,30 @@ def minimize(
     decay = _weight_decay(weight_decay)
 
     def gradient_at(x: Tensor, t: int) -> Tensor:
-        g = torch.zeros_like(x) if gradient is None else _as_gradient(gradient(x, t), x)
+        g = torch.zeros_like(x) if gradient is None else _as_gradient(gradient(x.clone(), t), x)
         return g + decay * x if decay else g
 
     def full_gradient_at(x: Tensor, t: int) -> Tensor:
         if full_gradient is None:
             return gradient_at(x, t)
-        return _as_gradient(full_gradient(x), x) + decay * x
+        return _as_gradient(full_gradient(x.clone()), x) + decay * x
 
-    past = [x[None]] if resume is None else [resume.history]
-    x, state = (x, algorithm.init(x)) if resume is None else (resume.x, resume.state)
-    start = len(past[0]) - 1
-    history = torch.cat([past[0], x.new_empty(max(steps - start, 0), *x.shape)])
-
-    for t in range(start + 1, steps + 1):
-        g = gradient_at(x, t)
+    result = resume or Result(x, x[None], algorithm.init(x), 0)
+    history = _room(result, steps) if keep_history else None
+    for t in range(result.steps + 1, steps + 1):
+        g = gradient_at(result.x, t)
         if not g.isfinite().all():
-            raise Diverged("the gradient", t, _first_bad_row(g), Result(x, history[:t], state))
+            raise Diverged("the gradient", t, _first_bad_row(g), result)
         full = partial(full_gradient_at, t=t)
-        new_x, new_state = engine.step(algorithm, x, g, state, t=t, lr=rates[t - 1], full_gradient=full)
-        if not new_x.isfinite().all():
-            raise Diverged("x", t, _first_bad_row(new_x), Result(x, history[:t], state))
-        x, state = new_x, new_state
-        history[t] = x
-    return Result(x, history, state)
+        x, state = engine.step(
+            algorithm, result.x, g, result.state, t=t, lr=rates[t - 1], full_gradient=full
+        )
+        if not x.isfinite().all():
+            raise Diverged("x", t, _first_bad_row(x), result)
+        if history is not None:
+            history[t] = x
+        result = Result(x, x[None] if history is None else history[: t + 1], state, t)
+    return result
 
 
 def _warn_of_w(algorithm: Algorithm, topology: Topology) -> None:
@@ -185,6 +184,13 @@ def _learning_rates(lr: LearningRate, steps: int, algorithm: Algorithm, x: Tenso
                 f"lr is 0 at step {t}, but {type(algorithm).__name__} divides by lr; end the schedule above 0"
             )
     return rates
+
+
+def _room(result: Result, steps: int) -> Tensor:
+    """The history so far, with room for the rest."""
+    if len(result.history) != result.steps + 1:
+        raise InputError("the run to resume kept no history; resume it with keep_history=False")
+    return torch.cat([result.history, result.x.new_empty(max(steps - result.steps, 0), *result.x.shape)])
 
 
 def _weight_decay(weight_decay: float) -> float:

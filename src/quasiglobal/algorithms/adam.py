@@ -45,7 +45,7 @@ class DAdam(_Adam):
     Differs from `adam` (centralized) in its moments: each node's own, never averaged.
     """
 
-    citation: ClassVar[str] = "Kingma & Ba 2015; Lin et al. 2021"
+    citation: ClassVar[str] = "Kingma & Ba 2015"
 
     def init(self, x: Tensor) -> State:
         return zeros(x, "m", "v")

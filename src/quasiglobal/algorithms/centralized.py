@@ -1,9 +1,12 @@
-"""One model for all: any algorithm on the exact mean of all gradients."""
+"""One model for all: any algorithm on the exact mean of all gradients.
+
+P. Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour. 2017.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -20,6 +23,8 @@ class Centralized(Wrapper):
     bound that the paper compares with. All nodes must start from the same x. On one node it is the plain
     method: `sgdm-n` is torch.optim.SGD(nesterov=True), `qg-sgdm` is quasi-hyperbolic momentum.
     """
+
+    citation: ClassVar[str] = "Goyal et al. 2017"
 
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         return self.base.step(x, node.mean(g), state, Alone(node))

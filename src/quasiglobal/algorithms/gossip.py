@@ -25,7 +25,7 @@ class Gossip(Wrapper):
     gossip is the faster one to a moderate precision on rings, and can be the slower one beyond.
     """
 
-    citation: ClassVar[str] = "Xiao & Boyd 2004; Lin et al. 2021"
+    citation: ClassVar[str] = "Xiao & Boyd 2004"
 
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         return self.base.step(x, torch.zeros_like(g), state, UnitStep(node))

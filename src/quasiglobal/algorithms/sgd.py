@@ -2,6 +2,8 @@
 
 X. Lian, C. Zhang, H. Zhang, C.-J. Hsieh, W. Zhang, J. Liu: Can decentralized algorithms outperform
 centralized algorithms? NeurIPS 2017.
+H. Yu, R. Jin, S. Yang: On the linear speedup analysis of communication efficient momentum SGD for distributed
+non-convex optimization. ICML 2019.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ class DSGDm(Algorithm):
     data point to the node's own minimum. With exact gradients it rests where DSGD with η/(1 − β) rests.
 
     `sync` spends a second message to repair that: `momentum` averages m after the step, `gradient`
-    averages g before it, with the neighbours (`over=graph`) or with everybody (`over=all`).
+    averages g before it, with the neighbours (`over=graph`) or with everybody (`over=all`; Yu et al. 2019).
     """
 
-    citation: ClassVar[str] = "Lian et al. 2017; sync: Yu et al. 2019"
+    citation: ClassVar[str] = "Lian et al. 2017"
 
     beta: float = 0.9
     nesterov: bool = False

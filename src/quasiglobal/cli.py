@@ -1,0 +1,203 @@
+"""The command line, `qg`: the only place that knows of tyro and the terminal."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from tyro.conf import Positional
+
+import quasiglobal as qg
+from quasiglobal.catalogue import Entry, catalogue, describe
+from quasiglobal.files import write_csv
+from quasiglobal.paper import demo as demonstration
+from quasiglobal.paper.figures import FIGURES
+from quasiglobal.paper.figures import reproduce as make_figure
+from quasiglobal.report import plots
+
+app = tyro.extras.SubcommandApp()
+console = Console(highlight=False)
+
+
+@app.command
+def demo(out: Path = Path("out")) -> None:
+    """Why local momentum struggles on heterogeneous data, and quasi-global momentum less so.
+
+    Softmax regression on handwritten digits, 16 nodes on a ring, Dirichlet alpha = 0.1, under a minute.
+
+    Args:
+        out: The folder for demo.png, demo.svg and demo.csv.
+    """
+    console.print(
+        "16 nodes on a ring, each with its own few kinds of digits (Dirichlet α = 0.1), learn to read all "
+        "ten.\nNobody sees another's images; neighbours average their models after each step.\n"
+    )
+    total = len(demonstration.METHODS) * 30
+    with _progress() as progress:
+        task = progress.add_task("", total=total)
+        outcomes = demonstration.compare(
+            advance=lambda method: progress.update(task, advance=1, description=method)
+        )
+    rows = demonstration.numbers(outcomes)
+    table = Table("algorithm", "tuned lr", "test accuracy, %", "worst node", "averaged model", "Ξ²")
+    for row in rows:
+        table.add_row(
+            f"{row['algorithm']}", f"{row['lr']:g}", f"{row['accuracy']:.1f} ± {row['std']:.1f}",
+            f"{row['worst_node']:.1f}", f"{row['averaged_model']:.1f}", f"{row['consensus_distance']:.2g}",
+        )
+    console.print(table)
+    by_name = {str(row["algorithm"]): row for row in rows}
+    local, quasi = by_name["dsgdm-n"], by_name["qg-dsgdm-n"]
+    console.print(
+        f"Local momentum (dsgdm-n) reaches {local['accuracy']:.1f}%, quasi-global momentum (qg-dsgdm-n) "
+        f"{quasi['accuracy']:.1f}%, with the same messages.\nMean ± std over 3 seeds of the nodes' own "
+        "models; each learning rate was chosen on validation images; sgdm-n is centralized."
+    )
+    written = plots.save(demonstration.draw(outcomes), out, "demo")
+    write_csv(out / "demo.csv", rows)
+    _say_written([*written, out / "demo.csv"])
+
+
+@app.command
+def topology(graph: Positional[str], plot: Path | None = None, parameters: int = 272_474) -> None:
+    """Print what a topology is worth, and draw it.
+
+    Args:
+        graph: ring:16, torus:16, complete:4, star:5, social, one-peer-exponential:16, file:graph.edgelist,
+            every:4/ring:16 (gossip each 4th step), lazy/ring:16 ((I + W)/2).
+        plot: Draw the graph into this file (.png, .svg or .pdf).
+        parameters: The size of the model for the traffic; the default is a ResNet-20.
+    """
+    chosen = qg.topology.parse(graph)
+    table = Table(show_header=False, box=None)
+    for name, value in _facts(chosen, parameters).items():
+        table.add_row(name, value)
+    console.print(table)
+    if plot is not None:
+        with plots.style():
+            figure, (panel,) = plots.panels(1, 1, 5, 5)
+            plots.draw_topology(chosen, panel)
+            panel.set_title(str(chosen))
+        plots.save_as(figure, plot)
+        _say_written([plot])
+
+
+def _facts(graph: qg.Topology, parameters: int) -> dict[str, str]:
+    def number(value: float | None, otherwise: str) -> str:
+        return otherwise if value is None else f"{value:.6g}"
+
+    beta = number(graph.largest_beta, "unknown")
+    degrees = [len(graph.neighbours(i)) for i in range(graph.n)]
+    size = graph.bytes_per_step(parameters)
+    symmetric = "only for a fixed symmetric W"
+    return {
+        "topology": str(graph),
+        "nodes n": str(graph.n),
+        "edges": f"{len(graph.edges)}, {'undirected' if graph.is_symmetric else 'directed'}",
+        "neighbours": f"{min(degrees)} to {max(degrees)}" if len(set(degrees)) > 1 else str(degrees[0]),
+        "period": str(graph.period),
+        "symmetric": "yes" if graph.is_symmetric else "no",
+        "doubly stochastic": "yes" if graph.is_doubly_stochastic else "no: the nodes' mean drifts",
+        "λ₂": number(graph.lambda_2, symmetric),
+        "λ_min": number(graph.lambda_min, symmetric),
+        "ρ = 1 − σ₂²": number(graph.rho, "only for a doubly stochastic W"),
+        "largest β in theory": f"{beta}  (β/(1 − β) ≤ ρ/21; practice uses 0.9)",
+        "sent a step": f"{size / 1e6:.3f} MB a node on average, for {parameters:,} float32 parameters",
+    }
+
+
+@app.command
+def algorithms(name: Positional[str | None] = None, markdown: bool = False, check: bool = False) -> None:
+    """List the algorithms: traffic, memory, what they need of W; or explain one.
+
+    Args:
+        name: An algorithm, with or without options, or your own as package.module:Name.
+        markdown: Print the list as a Markdown table.
+        check: Run the battery of checks on the algorithm.
+    """
+    if name is None:
+        entries = catalogue()
+        if check:
+            for entry in entries:
+                console.print(f"{entry.name}: {len(qg.check_algorithm(entry.name))} checks passed")
+        elif markdown:
+            print(_as_markdown(entries))
+        else:
+            console.print(_as_table(entries))
+        return
+    chosen = qg.algorithm(name)
+    if check:
+        passed = qg.check_algorithm(chosen)
+        console.print(f"{name} passed {len(passed)} checks: {', '.join(passed)}")
+        return
+    entry = describe(name)
+    console.print(f"[bold]{name}[/bold]  {entry.citation}\n{chosen!r}\n")
+    console.print(inspect.getdoc(type(chosen)), markup=False)
+    console.print()
+    for what, cell in zip(COLUMNS[1:4], entry.cells[1:4], strict=True):
+        console.print(f"{what}: {cell}")
+
+
+UNITS = (
+    "Traffic and memory in multiples of the model: to each neighbour, or `to all` for an exact mean of everybody's. "
+    "`qg algorithms NAME` explains one."
+)
+COLUMNS = ("algorithm", "traffic a step", "extra memory", "needs of W", "from")
+
+
+def _as_table(entries: list[Entry]) -> Table:
+    table = Table(*COLUMNS, caption=UNITS)
+    for entry in entries:
+        table.add_row(*entry.cells)
+    return table
+
+
+def _as_markdown(entries: list[Entry]) -> str:
+    lines = [" | ".join(COLUMNS), " | ".join(["---"] * len(COLUMNS))]
+    lines += [" | ".join([f"`{entry.name}`", *entry.cells[1:]]) for entry in entries]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+@app.command
+def reproduce(name: Positional[str | None] = None, out: Path = Path("out")) -> None:
+    """Make a figure of the paper: a PNG, an SVG and its numbers as CSV. Without a name, list the figures.
+
+    Args:
+        name: The figure, such as figure-2d.
+        out: The folder for the files.
+    """
+    if name is None:
+        for known, make in FIGURES.items():
+            console.print(f"[bold]{known:<18}[/bold] {(make.__doc__ or '').splitlines()[0]}")
+        return
+    with console.status(f"making {name}"):
+        made, written = make_figure(name, out)
+    console.print(made.says)
+    _say_written(written)
+
+
+def main() -> None:
+    """Run `qg`; bad input is one sentence and exit status 2, never a stack trace."""
+    warnings.showwarning = lambda message, *rest: console.print(f"[yellow]warning:[/yellow] {message}")
+    try:
+        app.cli(prog="qg", description=qg.__doc__.splitlines()[0])
+    except (qg.InputError, qg.CheckFailed, qg.Diverged) as error:
+        print(f"qg: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _progress() -> Progress:
+    columns = TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=console, transient=True)
+
+
+def _say_written(paths: list[Path]) -> None:
+    console.print("wrote " + ", ".join(str(path) for path in paths))

@@ -1,0 +1,387 @@
+"""The paper's figures that need no training, by name; `qg reproduce NAME` makes them.
+
+Each function computes its numbers with `qg.minimize`, draws them, and says in words what they show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from quasiglobal import topology
+from quasiglobal.engines.simulator import Simulator
+from quasiglobal.errors import unknown
+from quasiglobal.files import write_csv
+from quasiglobal.measures import consensus_distance, path_length
+from quasiglobal.minimize import minimize
+from quasiglobal.report.plots import BLACK, BLUE, COLOURS, GREEN, draw_topology, panels, save, style
+from quasiglobal.tasks.toy import NoisyWell, gradient_of, pull_towards, rosenbrock, winding_valley
+from quasiglobal.topology import Topology
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A figure, the numbers in it, and what it shows."""
+
+    figure: Figure
+    rows: list[dict[str, object]]
+    says: str
+
+
+# ------------------------------------------------------------------------------------------------ 2-D
+
+
+class Recorder(Simulator):
+    """Remembers what the nodes sent: their models after the local update, before the average."""
+
+    def __init__(self, graph: Topology) -> None:
+        super().__init__(graph)
+        self.sent: list[Tensor] = []
+
+    def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        self.sent.append(tensors[0])
+        return super().mix(t, tensors)
+
+
+MINIMA = torch.tensor([[0.0, 5.0], [4.0, 0.0]], dtype=torch.float64)
+
+
+def two_agents(algorithm: str, lr: float = 0.1, steps: int = 100) -> tuple[Tensor, Tensor]:
+    """The agents after each local update [steps, 2, 2], and the synchronized model [steps + 1, 2]."""
+    graph = topology.complete(2)
+    engine = Recorder(graph)
+    start = torch.zeros(2, dtype=torch.float64)
+    result = minimize(pull_towards(MINIMA), start, algorithm, graph, lr=lr, steps=steps, engine=engine)
+    return torch.stack(engine.sent), result.history[:, 0]
+
+
+def figure_2d(betas: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99)) -> Reproduced:
+    """Figure 2 and its appendix: two agents that pull towards (0, 5) and (4, 0)."""
+    columns = 1 + len(betas)
+    figure, axes = panels(2, columns, 1.9, 2.1, share=True)
+    cells: list[tuple[Axes, str, float]] = [(axes[0], "dsgd", 0.0)]
+    for line, algorithm in enumerate(("dsgdm", "qg-dsgdm")):
+        cells += [(axes[line * columns + 1 + k], algorithm, beta) for k, beta in enumerate(betas)]
+    axes[columns].set_visible(False)
+    names = {"dsgd": "no momentum", "dsgdm": "heavy-ball", "qg-dsgdm": "quasi-global"}
+    rows: list[dict[str, object]] = []
+    words = []
+    for panel, algorithm, beta in cells:
+        agents, model = two_agents(f"{algorithm}:beta={beta}" if beta else algorithm)
+        _draw_agents(panel, agents, model)
+        panel.set_title(f"{names[algorithm]}, β = {beta}" if beta else names[algorithm])
+        for t in range(len(agents)):
+            for i in range(2):
+                rows.append(
+                    {"algorithm": algorithm, "beta": beta, "t": t + 1, "agent": i}
+                    | dict(zip(("x", "y"), agents[t, i].tolist(), strict=True))
+                    | dict(zip(("model_x", "model_y"), model[t + 1].tolist(), strict=True))
+                )
+        if beta in (0.0, 0.9):
+            spread = (agents[:, 0] - agents[:, 1]).norm(dim=-1).mean()
+            words.append(
+                f"{names[algorithm]}: the model travels {path_length(model):.1f}, "
+                f"the agents are {spread:.2f} apart before they average"
+            )
+    return Reproduced(figure, rows, "At β = 0.9, " + "; ".join(words) + ".")
+
+
+def _draw_agents(panel: Axes, agents: Tensor, model: Tensor) -> None:
+    sizes = np.linspace(2, 22, len(agents))
+    for i, colour in ((0, BLUE), (1, GREEN)):
+        panel.scatter(agents[:, i, 0], agents[:, i, 1], s=sizes, color=colour, alpha=0.5, linewidths=0)
+    panel.plot(model[:, 0], model[:, 1], color=BLACK, linewidth=0.8)
+    panel.scatter(model[1:, 0], model[1:, 1], s=sizes / 2, color=BLACK, linewidths=0)
+    panel.plot(MINIMA[:, 0], MINIMA[:, 1], "*", color=COLOURS["dsgdm-n"], markersize=7)
+    panel.set_aspect("equal")
+
+
+# ------------------------------------------------------------------------------------------ consensus
+
+CONSENSUS_GRAPHS = (
+    "ring:16", "ring:32", "ring:64", "torus:16", "torus:64", "torus:100", "torus:256", "social",
+)
+LEVELS = (1e-2, 1e-4)
+
+
+def consensus_curve(algorithm: str, graph: Topology, steps: int, d: int = 100, seed: int = 0) -> Tensor:
+    """Ξ²(t)/Ξ²(0) from a random start."""
+    x0 = torch.randn(graph.n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    history = minimize(None, x0, algorithm, graph, lr=1.0, steps=steps).history
+    distance = consensus_distance(history)
+    return distance / distance[0]
+
+
+def crossings(curve: Tensor, level: float) -> tuple[int | None, int | None]:
+    """The first step at or below the level, and the step from which on the curve stays there.
+
+    >>> crossings(torch.tensor([1.0, 0.1, 0.3, 0.1]), 0.2)
+    (1, 3)
+    """
+    above = (curve > level).nonzero().flatten()
+    below = (curve <= level).nonzero().flatten()
+    first = int(below[0]) if len(below) else None
+    last = int(above[-1]) + 1 if len(above) else 0
+    return first, last if last < len(curve) else None
+
+
+def figure_consensus(graphs: Sequence[str] = CONSENSUS_GRAPHS) -> Reproduced:
+    """Figure 3 and its appendix: gossip against quasi-global gossip, without gradients."""
+    columns = min(4, len(graphs))
+    figure, axes = panels(math.ceil(len(graphs) / columns), columns, 2.9, 2.4)
+    rows: list[dict[str, object]] = []
+    faster: dict[float, list[str]] = {level: [] for level in LEVELS}
+    slower: dict[float, list[str]] = {level: [] for level in LEVELS}
+    for panel, name in zip(axes, graphs, strict=False):
+        graph = topology.parse(name)
+        steps = _steps_to(1e-6, graph)
+        last: dict[tuple[str, float], int | None] = {}
+        for algorithm in ("gossip", "qg-gossip"):
+            curve = consensus_curve(algorithm, graph, steps)
+            panel.semilogy(curve.numpy(), color=COLOURS[algorithm], label=algorithm)
+            row: dict[str, object] = {"topology": name, "algorithm": algorithm, "steps": steps}
+            for level in LEVELS:
+                row[f"first<={level:g}"], row[f"last<={level:g}"] = crossings(curve, level)
+                last[algorithm, level] = crossings(curve, level)[1]
+            rows.append(row)
+        for level in LEVELS:
+            quasi, plain = last["qg-gossip", level], last["gossip", level]
+            wins = quasi is not None and (plain is None or quasi < plain)
+            (faster if wins else slower)[level].append(name)
+            panel.axhline(level, color="#bbbbbb", linewidth=0.7, linestyle=":")
+        panel.set_title(f"{name}, ρ = {graph.rho:.3g}")
+        panel.set_ylim(1e-6, 2)
+    for panel in axes[len(graphs):]:
+        panel.set_visible(False)
+    axes[0].legend()
+    axes[0].set_ylabel("Ξ² / Ξ²(0)")
+    axes[0].set_xlabel("step")
+    says = " ".join(
+        f"To {level:g} for good, quasi-global gossip is sooner on {_list(faster[level])}; "
+        f"plain gossip wins on {_list(slower[level])}."
+        for level in LEVELS
+    )
+    return Reproduced(figure, rows, says)
+
+
+def _steps_to(level: float, graph: Topology) -> int:
+    """Steps that bring plain gossip to the level, and room for quasi-global gossip's rebound."""
+    assert graph.rho is not None
+    return max(150, math.ceil(math.log(level) / math.log(max(1 - graph.rho, 1e-3))))
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) if names else "none of them"
+
+
+# --------------------------------------------------------------------------------------- single worker
+
+
+def trajectory(
+    function: Callable[[Tensor], Tensor], algorithm: str, start: tuple[float, float], lr: float, steps: int
+) -> Tensor:
+    """A single worker's way over a 2-D function, [steps + 1, 2]."""
+    x0 = torch.tensor(start, dtype=torch.float64)
+    return minimize(gradient_of(function), x0, algorithm, "complete:1", lr=lr, steps=steps).history[:, 0]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One panel of a trajectory figure."""
+
+    beta: float
+    lr: float
+    start: tuple[float, float]
+
+
+ROSENBROCK = [
+    Setting(beta, 0.001, start) for beta in (0.9, 0.99) for start in ((0, 0), (2, 0), (0, 2), (2, 2))
+]
+NONCONVEX = [
+    Setting(beta, lr, (-2, 0))
+    for beta, lr in ((0.9, 0.05), (0.9, 0.01), (0.9, 0.005), (0.99, 0.01), (0.99, 0.005))
+]
+
+
+def figure_rosenbrock(steps: int = 1000) -> Reproduced:
+    """Figure 4 and its appendix: SGDm against QG-SGDm on (y − x²)² + 100 (x − 1)²."""
+    return _trajectories(rosenbrock, ROSENBROCK, steps, (-0.6, 2.6), (-1.2, 3.2), (1, 1), columns=4)
+
+
+def figure_nonconvex(steps: int = 1000) -> Reproduced:
+    """The appendix's second toy function, a winding valley, from (−2, 0)."""
+    return _trajectories(winding_valley, NONCONVEX, steps, (-2.6, 1.0), (-1.6, 1.6), (0, 0), columns=3)
+
+
+def _trajectories(
+    function: Callable[[Tensor], Tensor],
+    settings: Sequence[Setting],
+    steps: int,
+    x_range: tuple[float, float],
+    y_range: tuple[float, float],
+    minimum: tuple[float, float],
+    columns: int,
+) -> Reproduced:
+    figure, axes = panels(math.ceil(len(settings) / columns), columns, 3.0, 2.6)
+    rows: list[dict[str, object]] = []
+    words = []
+    for panel, setting in zip(axes, settings, strict=False):
+        _contours(panel, function, x_range, y_range)
+        lengths = []
+        for algorithm in ("sgdm", "qg-sgdm"):
+            way = trajectory(function, f"{algorithm}:beta={setting.beta}", setting.start, setting.lr, steps)
+            lengths.append(float(path_length(way)))
+            panel.plot(way[:, 0], way[:, 1], color=COLOURS[algorithm], linewidth=1, label=algorithm)
+            value = float(function(way[-1:]))
+            for t, (x, y) in enumerate(way.tolist()):
+                rows.append(
+                    {"algorithm": algorithm, "beta": setting.beta, "lr": setting.lr, "start": setting.start}
+                    | {"t": t, "x": x, "y": y, "path_length": lengths[-1], "final_value": value}
+                )
+        panel.plot(*minimum, "*", color=BLACK, markersize=8)
+        panel.set(xlim=x_range, ylim=y_range)
+        panel.set_title(f"β = {setting.beta}, η = {setting.lr}, from {setting.start}")
+        first, second = (f"{length:.2f}" if length < 1e6 else "it diverges" for length in lengths)
+        words.append(f"β = {setting.beta}, η = {setting.lr}, {setting.start}: {first} and {second}")
+    for panel in axes[len(settings):]:
+        panel.set_visible(False)
+    axes[0].legend(loc="lower right")
+    says = f"Path lengths of sgdm and qg-sgdm over {steps} steps: " + "; ".join(words) + "."
+    return Reproduced(figure, rows, says)
+
+
+def _contours(
+    panel: Axes,
+    function: Callable[[Tensor], Tensor],
+    x_range: tuple[float, float],
+    y_range: tuple[float, float],
+) -> None:
+    grid = torch.stack(
+        torch.meshgrid(torch.linspace(*x_range, 200), torch.linspace(*y_range, 200), indexing="xy"), dim=-1
+    )
+    panel.contourf(grid[..., 0], grid[..., 1], function(grid).log1p(), levels=24, cmap="Greys", alpha=0.55)
+    panel.grid(False)
+
+
+# ------------------------------------------------------------------------------------ topology, speed-up
+
+
+def figure_topology() -> Reproduced:
+    """The paper's social network."""
+    graph = topology.social()
+    figure, (panel,) = panels(1, 1, 6, 5)
+    draw_topology(graph, panel)
+    rows: list[dict[str, object]] = [
+        {"from": i, "to": j, "weight": graph.weights()[i, j]} for i, j in graph.edges
+    ]
+    says = (
+        f"The social network has {graph.n} nodes and {len(graph.edges)} edges; "
+        f"ρ = {graph.rho:.3f}, λ₂ = {graph.lambda_2:.3f}, λ_min = {graph.lambda_min:.3f}."
+    )
+    return Reproduced(figure, rows, says)
+
+
+def mean_square_gradients(
+    graph: Topology, horizons: Sequence[int], c: float, repeats: int, algorithm: str = "qg-dsgdm"
+) -> Tensor:
+    """(1/T) Σ ‖∇f(x̄)‖² for each horizon T, with the theorem's step size η = c √(n/T).
+
+    All horizons and repeats are rows of one program, each with its own learning rate.
+    """
+    runs = len(horizons) * repeats
+    problem = NoisyWell(n=graph.n, runs=runs)
+    rate = torch.tensor([c * math.sqrt(graph.n / T) for T in horizons])
+    gradients = problem.gradients()
+    totals: list[Tensor] = []
+
+    def gradient(x: Tensor, t: int) -> Tensor:
+        centre = x.view(runs, graph.n, -1).mean(dim=1)
+        totals.append(problem.mean_gradient(centre).square().sum(dim=1))
+        return gradients(x, t)
+
+    minimize(
+        gradient, problem.start(), algorithm, graph,
+        lr=rate.repeat_interleave(repeats * graph.n)[:, None], steps=max(horizons),
+        engine=Simulator(graph, seeds=range(runs)), keep_history=False,
+    )
+    sums = torch.stack(totals).cumsum(dim=0).view(-1, len(horizons), repeats)
+    return torch.stack([sums[T - 1, k].mean() / T for k, T in enumerate(horizons)])
+
+
+def steps_needed(horizons: Sequence[int], values: Tensor, level: float) -> float | None:
+    """Where the values fall to the level for good, between two horizons by a straight line of logarithms."""
+    above = (values > level).nonzero().flatten()
+    if len(above) == 0 or int(above[-1]) + 1 == len(horizons):
+        return None
+    k = int(above[-1])
+    high, low = values[k : k + 2].log().tolist()
+    share = (high - math.log(level)) / (high - low)
+    return float(horizons[k] * (horizons[k + 1] / horizons[k]) ** share)
+
+
+def figure_speedup(
+    sizes: Sequence[int] = (4, 8, 16, 32, 64),
+    horizons: Sequence[int] = (64, 128, 256, 512, 1024, 2048, 4096, 8192),
+    level: float = 0.08,
+    c: float = 0.3,
+    repeats: int = 4,
+) -> Reproduced:
+    """Ours: steps to a small gradient against n, where the theorem promises a linear speed-up."""
+    figure, (panel,) = panels(1, 1, 5, 3.6)
+    rows: list[dict[str, object]] = []
+    words = []
+    for kind, colour in (("complete", BLACK), ("one-peer-exponential", BLUE), ("ring", COLOURS["dsgdm-n"])):
+        needed: dict[int, float] = {}
+        for n in sizes:
+            graph = topology.parse(f"{kind}:{n}")
+            steps = steps_needed(horizons, mean_square_gradients(graph, horizons, c, repeats), level)
+            rows.append({"topology": kind, "n": n, "rho": graph.rho, "steps": steps, "epsilon": level})
+            if steps is None:
+                words.append(f"{kind}: not within {max(horizons)} steps at n = {n}")
+            else:
+                needed[n] = steps
+        panel.loglog(list(needed), list(needed.values()), "o-", color=colour, label=kind, base=2)
+        if len(needed) > 1:
+            fewest, most = min(needed), max(needed)
+            gain = needed[fewest] / needed[most]
+            words.append(
+                f"{kind}: {needed[fewest]:.0f} steps at n = {fewest}, {needed[most]:.0f} at n = {most}, "
+                f"{gain:.1f} times fewer for {most / fewest:.0f} times the nodes"
+            )
+        if kind == "complete" and needed:
+            ideal = [needed[min(needed)] * min(needed) / n for n in sizes]
+            panel.loglog(sizes, ideal, ":", color="#999999", label="linear speed-up", base=2)
+    panel.set(xlabel="nodes n", ylabel=f"steps until mean ‖∇f‖² ≤ {level:g}")
+    panel.set_xticks(sizes, [str(n) for n in sizes])
+    panel.legend()
+    return Reproduced(figure, rows, "qg-dsgdm, η = c√(n/T). " + "; ".join(words) + ".")
+
+
+def reproduce(name: str, folder: Path) -> tuple[Reproduced, list[Path]]:
+    """Make a figure of the paper: PNG, SVG and CSV in the folder."""
+    if name not in FIGURES:
+        raise unknown("figure", name, FIGURES)
+    with style():
+        made = FIGURES[name]()
+    paths = save(made.figure, folder, name)
+    write_csv(folder / f"{name}.csv", made.rows)
+    return made, [*paths, folder / f"{name}.csv"]
+
+
+FIGURES: dict[str, Callable[[], Reproduced]] = {
+    "figure-2d": figure_2d,
+    "figure-consensus": figure_consensus,
+    "figure-rosenbrock": figure_rosenbrock,
+    "figure-nonconvex": figure_nonconvex,
+    "figure-topology": figure_topology,
+    "figure-speedup": figure_speedup,
+}
+"""What `qg reproduce` can make."""

@@ -1,0 +1,97 @@
+"""How a figure looks and where it goes; what it shows is the caller's."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import networkx as nx
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from quasiglobal.errors import InputError
+from quasiglobal.files import replacing
+from quasiglobal.topology import Topology
+
+BLUE, RED, GREEN, GREY, BLACK, ORANGE = "#0b6bb5", "#c8373a", "#2a8f5b", "#8a8a8a", "#1c1c1c", "#d98200"
+
+COLOURS = {
+    "dsgd": GREY,
+    "gossip": GREY,
+    "dsgdm": ORANGE,
+    "dsgdm-n": RED,
+    "sgdm": RED,
+    "qg-dsgdm": GREEN,
+    "qg-dsgdm-n": BLUE,
+    "qg-sgdm": BLUE,
+    "qg-gossip": BLUE,
+    "sgdm-n": BLACK,
+}
+"""An algorithm has the same colour in every figure: quasi-global in blue, local momentum in red."""
+
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "savefig.dpi": 160,
+    "svg.hashsalt": "quasiglobal",
+}
+
+
+def style() -> AbstractContextManager[None]:
+    """Our look for the figures made within it."""
+    return mpl.rc_context(STYLE)
+
+
+def panels(
+    rows: int, columns: int, width: float, height: float, share: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """A figure of rows × columns axes, in reading order; the sizes are of one panel, in inches."""
+    figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share).flat)
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """The figure as PNG and SVG in the folder."""
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    for path in paths:
+        save_as(figure, path)
+    return paths
+
+
+def save_as(figure: Figure, path: Path) -> None:
+    """The figure in the format that the file's name ends with; the same figure gives the same file."""
+    formats = figure.canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".") not in formats:
+        raise InputError(f"cannot draw into {path}; end its name with .png, .svg or .pdf")
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    with style(), replacing(path) as temporary:
+        figure.savefig(temporary, metadata=metadata)
+
+
+def draw_topology(topology: Topology, axes: Axes) -> None:
+    """The graph over a period, arrows where it is directed."""
+    graph: nx.Graph[int] = nx.Graph() if topology.is_symmetric else nx.DiGraph()
+    graph.add_nodes_from(range(topology.n))
+    graph.add_edges_from(topology.edges)
+    regular = len({degree for _, degree in graph.degree}) == 1
+    place = nx.circular_layout(graph) if regular else nx.kamada_kawai_layout(graph)
+    size = float(np.clip(3600 / topology.n, 40, 320))
+    arrows = {} if topology.is_symmetric else {"arrowsize": 8}
+    nx.draw_networkx_edges(graph, place, ax=axes, edge_color="#b9c3cc", node_size=size, **arrows)
+    nx.draw_networkx_nodes(graph, place, ax=axes, node_color=BLUE, node_size=size, edgecolors="white")
+    if topology.n <= 64:
+        nx.draw_networkx_labels(graph, place, ax=axes, font_size=7, font_color="white")
+    axes.set_axis_off()
+    axes.set_aspect("equal")
+

@@ -1,0 +1,162 @@
+"""Small problems with known answers, each given by its gradient: what `qg.minimize` takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from quasiglobal.tasks.partition import dirichlet
+from quasiglobal.tasks.randomness import epoch_order, generator
+
+
+def gradient_of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, int], Tensor]:
+    """The gradient of a function that maps each row of [n, d] to a number."""
+
+    def gradient(x: Tensor, t: int) -> Tensor:
+        slopes: Tensor = torch.func.grad(lambda rows: function(rows).sum())(x)
+        return slopes
+
+    return gradient
+
+
+def rosenbrock(points: Tensor) -> Tensor:
+    """(y − x²)² + 100 (x − 1)², as the paper prints it; the minimum is at (1, 1).
+
+    >>> rosenbrock(torch.tensor([[1.0, 1.0], [0.0, 0.0]])).tolist()
+    [0.0, 100.0]
+    """
+    x, y = points.unbind(dim=-1)
+    return (y - x**2) ** 2 + 100 * (x - 1) ** 2
+
+
+def winding_valley(points: Tensor) -> Tensor:
+    """log(eˣ + e⁻ˣ) + 10 log(eᵘ + e⁻ᵘ), u = eˣ (y − sin 8x); the minimum is at (0, 0).
+
+    J. Lucas, S. Sun, R. Zemel, R. Grosse: Aggregated momentum. ICLR 2019.
+    """
+    x, y = points.unbind(dim=-1)
+    u = x.exp() * (y - torch.sin(8 * x))
+    return torch.logaddexp(x, -x) + 10 * torch.logaddexp(u, -u)
+
+
+def pull_towards(minima: Tensor) -> Callable[[Tensor, int], Tensor]:
+    """A gradient of length one at each node, away from the node's own minimum: constant update magnitude."""
+
+    def gradient(x: Tensor, t: int) -> Tensor:
+        return torch.nn.functional.normalize(x - minima, dim=-1)
+
+    return gradient
+
+
+@dataclass(frozen=True)
+class NoisyWell:
+    """Heterogeneous, non-convex and noisy: f_i(x) = ½ Σ_k x_k²/(1 + x_k²) + a_iᵀx, Σ a_i = 0.
+
+    The nodes' tilts a_i have length ζ on average (root mean square) and cancel in the mean; the gradient
+    noise has variance σ². Rows are runs × nodes, as in the simulator.
+    """
+
+    n: int
+    runs: int = 1
+    d: int = 10
+    sigma: float = 3.0
+    zeta: float = 3.0
+    seed: int = 0
+
+    def start(self) -> Tensor:
+        """Beyond the inflection of every coordinate, where the curvature is negative."""
+        return torch.ones(self.runs * self.n, self.d)
+
+    def tilts(self) -> Tensor:
+        tilt = generator(self.seed, self.n).standard_normal((self.n, self.d))
+        tilt -= tilt.mean(axis=0)
+        size = math.sqrt((tilt**2).sum(axis=1).mean()) or 1.0
+        return torch.tensor(self.zeta / size * tilt, dtype=torch.float32).repeat(self.runs, 1)
+
+    def mean_gradient(self, x: Tensor) -> Tensor:
+        """∇f of the mean objective at any point."""
+        return x / (1 + x**2) ** 2
+
+    def gradients(self) -> Callable[[Tensor, int], Tensor]:
+        tilts, noise = self.tilts(), torch.Generator()
+
+        def gradient(x: Tensor, t: int) -> Tensor:
+            xi = torch.randn(x.shape, generator=noise.manual_seed(self.seed * 2**32 + t))
+            return self.mean_gradient(x) + tilts + self.sigma / math.sqrt(self.d) * xi
+
+        return gradient
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples of one purpose: features [m, 64] in [0, 1] and labels [m]."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
+class DigitsRegression:
+    """Softmax regression on scikit-learn's 8 × 8 digits, Dirichlet(α) over n nodes, several runs as rows.
+
+    1,152 images train, 285 validate and 360 test, the same for every seed; a seed draws the partition and
+    the order of the batches.
+    """
+
+    n: int
+    alpha: float
+    seeds: tuple[int, ...]
+    batch: int = 32
+    d: int = 65 * 10
+
+    def split(self) -> tuple[Split, Split, Split]:
+        """Training, validation and test examples."""
+        features, labels = load_digits(return_X_y=True)
+        x, y = torch.tensor(features / 16, dtype=torch.float32), torch.tensor(labels)
+        order = torch.from_numpy(generator(0).permutation(len(y)))
+        cuts = order[:1152], order[1152:1437], order[1437:]
+        train, validation, test = (Split(x[cut], y[cut]) for cut in cuts)
+        return train, validation, test
+
+    def gradients(self) -> Callable[[Tensor, int], Tensor]:
+        """Mini-batch gradients: each node goes through its own examples in a new order every epoch."""
+        train, _, _ = self.split()
+        parts = np.stack(
+            [part for seed in self.seeds for part in dirichlet(train.y.numpy(), self.n, self.alpha, seed)]
+        )
+        size = parts.shape[1]
+        steps = math.ceil(size / self.batch)
+        owners = [(seed, node) for seed in self.seeds for node in range(self.n)]
+
+        @lru_cache(maxsize=1)
+        def stream(epoch: int) -> Tensor:
+            orders = np.stack([epoch_order(seed, node, epoch, size) for seed, node in owners])
+            return torch.from_numpy(np.take_along_axis(parts, orders, axis=1))
+
+        def gradient(x: Tensor, t: int) -> Tensor:
+            epoch, step = divmod(t - 1, steps)
+            batch = stream(epoch)[:, step * self.batch : (step + 1) * self.batch]
+            return self._gradient(x, train.x[batch], train.y[batch])
+
+        return gradient
+
+    def accuracy(self, x: Tensor, examples: Split) -> Tensor:
+        """The share of the examples that each row's model gets right."""
+        return (self._logits(x, examples.x).argmax(dim=-1) == examples.y).float().mean(dim=-1)
+
+    def _logits(self, x: Tensor, features: Tensor) -> Tensor:
+        weights = x.view(-1, 65, 10)
+        return features @ weights[:, :64] + weights[:, 64:]
+
+    def _gradient(self, x: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        error = self._logits(x, features).softmax(dim=-1) - torch.nn.functional.one_hot(labels, 10)
+        error = error / features.shape[-2]
+        weights = features.transpose(-1, -2) @ error
+        return torch.cat([weights, error.sum(dim=-2, keepdim=True)], dim=-2).flatten(-2)

@@ -1,0 +1,483 @@
+"""Every algorithm as one node sees it: a second implementation, to hold the library against.
+
+Written in NumPy from the pseudocode of *Quasi-Global Momentum: Accelerating Decentralized Deep Learning on
+Heterogeneous Data* (Lin et al. 2021), sharing nothing with the library. A `Worker` is the paper's
+`procedure worker-i`. It knows its own vectors alone; to hear of the others it yields a `Mix` or a `Mean`, and
+is sent back the sum that it asked for. Line numbers are those that the paper prints; `released` is what the
+authors' code does where it differs.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Vector = np.ndarray
+EPS = 1e-8
+
+
+@dataclass
+class Mix:
+    """Asks for the sum over j of w_ij v_j: what node i makes of its neighbours' values."""
+
+    value: Vector
+
+
+@dataclass
+class Mean:
+    """Asks for the exact mean of the values of all nodes, or of the nodes `among` them."""
+
+    value: Vector
+    among: list[int] | None = None
+
+
+Step = Generator[Mix | Mean, Vector, Vector]
+"""Yields messages, is sent the answers, returns the node's next x."""
+
+
+def reference(
+    text: str,
+    gradient: Callable[[int, Vector, int], Vector],
+    x0: np.ndarray,
+    weights: Callable[[int], np.ndarray],
+    lr: Callable[[int], float],
+    steps: int,
+    weight_decay: float = 0.0,
+    full_gradient: Callable[[int, Vector], Vector] | None = None,
+    seed: int = 0,
+) -> np.ndarray:
+    """The trajectory [steps + 1, n, d] of the algorithm `text`, such as "qg-dsgdm-n:mu=0.5,tau=2".
+
+    gradient(i, x_i, t) is node i's gradient at step t = 1, 2, …; full_gradient(i, x_i) is over all its data.
+    """
+    n = len(x0)
+
+    def full_gradient_of(i: int) -> Callable[[Vector], Vector]:
+        return lambda x: full_gradient(i, x) + weight_decay * x
+
+    workers = [worker(text, Place(i, n, seed, full_gradient_of(i))) for i in range(n)]
+    x = [np.array(row) for row in x0]
+    history = [np.array(x)]
+    for t in range(1, steps + 1):
+        procedures = []
+        for i in range(n):
+            g = gradient(i, x[i], t) + weight_decay * x[i]
+            procedures.append(workers[i].step(x[i], g, t, lr(t)))
+        x = together(procedures, weights(t))
+        history.append(np.array(x))
+    return np.array(history)
+
+
+def together(procedures: list[Step], W: np.ndarray) -> list[Vector]:
+    """Run one step of all nodes, message by message."""
+    answers = [None] * len(procedures)
+    while True:
+        sent, returned = [], []
+        for procedure, answer in zip(procedures, answers, strict=True):
+            try:
+                sent.append(procedure.send(answer))
+            except StopIteration as end:
+                returned.append(end.value)
+        if not sent:
+            return returned
+        assert not returned, "all nodes send equally many messages in a step"
+        answers = [delivered(i, sent, W) for i in range(len(sent))]
+
+
+def delivered(i: int, sent: list[Mix | Mean], W: np.ndarray) -> Vector:
+    """What node i is told, once all have sent."""
+    total = 0.0
+    if isinstance(sent[i], Mix):
+        for j in range(len(sent)):
+            if W[i, j] != 0:
+                total = total + W[i, j] * sent[j].value
+        return total
+    among = range(len(sent)) if sent[i].among is None else sent[i].among
+    for j in among:
+        total = total + sent[j].value
+    return total / len(among)
+
+
+def alone(procedure: Step) -> Vector:
+    """Run a procedure that hears nobody but itself: the same update without gossip."""
+    answer = None
+    while True:
+        try:
+            answer = procedure.send(answer).value
+        except StopIteration as end:
+            return end.value
+
+
+@dataclass
+class Place:
+    """Node i of n, with its data."""
+
+    i: int
+    n: int
+    seed: int
+    full_gradient: Callable[[Vector], Vector]
+
+
+@dataclass(kw_only=True)
+class Worker:
+    """A node's procedure. `memory` holds its buffers, all 0 at the start."""
+
+    place: Place
+    memory: dict[str, Vector] = field(default_factory=lambda: defaultdict(float))
+
+    def step(self, x: Vector, g: Vector, t: int, lr: float) -> Step:
+        raise NotImplementedError
+
+
+# Decentralized SGD and Adam
+
+
+@dataclass(kw_only=True)
+class DSGD(Worker):
+    def step(self, x, g, t, lr):
+        return (yield Mix(x - lr * g))
+
+
+@dataclass(kw_only=True)
+class DSGDm(Worker):
+    """Algorithm 1, green; with `sync`, the momentum or the gradient is synchronized as well."""
+
+    beta: float = 0.9
+    nesterov: bool = False
+    sync: str = "none"
+    over: str = "graph"
+
+    def step(self, x, g, t, lr):
+        memory, ask = self.memory, Mix if self.over == "graph" else Mean
+        if self.sync == "gradient":
+            g = yield ask(g)
+        m = self.beta * memory["m"] + g  # line 4
+        x_half = x - lr * (g + self.beta * m if self.nesterov else m)  # line 6
+        x_next = yield Mix(x_half)  # line 7
+        memory["m"] = (yield ask(m)) if self.sync == "momentum" else m
+        return x_next
+
+
+@dataclass(kw_only=True)
+class DAdam(Worker):
+    """Adam (Kingma and Ba 2015) at every node, then gossip."""
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+
+    def step(self, x, g, t, lr):
+        memory, b1, b2 = self.memory, self.beta1, self.beta2
+        memory["m"] = b1 * memory["m"] + (1 - b1) * g
+        memory["v"] = b2 * memory["v"] + (1 - b2) * g * g
+        m, v = memory["m"] / (1 - b1**t), memory["v"] / (1 - b2**t)
+        return (yield Mix(x - lr * m / (np.sqrt(v) + EPS)))
+
+
+# Quasi-global momentum
+
+
+@dataclass(kw_only=True)
+class QGDSGDm(Worker):
+    """Algorithm 1, blue; with tau > 1, the appendix's multiple-step variant."""
+
+    beta: float = 0.9
+    mu: float | None = None
+    nesterov: bool = False
+    tau: int = 1
+    released: bool = False
+
+    def step(self, x, g, t, lr):
+        memory, mu = self.memory, self.mu
+        if mu is None:
+            mu = 0.9 if self.released else self.beta
+        m = self.beta * memory["m_hat"] + g  # line 5
+        x_half = x - lr * (g + self.beta * m if self.nesterov else m)  # line 6
+        x_next = yield Mix(x_half)  # line 7
+        d = (x - x_next) / lr  # line 8
+        if self.released:  # every step's difference counts
+            memory["sum"] = memory["sum"] + d
+            d = memory["sum"] / self.tau
+        if due(t, self.tau, self.released):
+            memory["m_hat"] = mu * memory["m_hat"] + (1 - mu) * d  # line 9
+            memory["sum"] = 0.0
+        return x_next
+
+
+@dataclass(kw_only=True)
+class QGDAdam(Worker):
+    """The appendix's QG-DAdam, its ĝ read as g."""
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+    released: bool = False
+
+    def step(self, x, g, t, lr):
+        if self.released:
+            return (yield from self.released_step(x, g, t, lr))
+        memory, b1, b2 = self.memory, self.beta1, self.beta2
+        m = b1 * memory["m_hat"] + (1 - b1) * g  # line 4
+        v = b2 * memory["v_hat"] + (1 - b2) * g * g  # line 5
+        x_next = yield Mix(x - lr * m / (np.sqrt(v) + EPS))  # lines 6 and 7
+        d = x - x_next  # line 8
+        d = d / max(norm(d), EPS)  # line 9
+        memory["m_hat"] = b1 * memory["m_hat"] + (1 - b1) * d  # line 10
+        memory["v_hat"] = b2 * memory["v_hat"] + (1 - b2) * d * d  # line 11
+        return x_next
+
+    def released_step(self, x, g, t, lr):
+        """Only v is quasi-global, and both moments are bias-corrected."""
+        memory, b1, b2 = self.memory, self.beta1, self.beta2
+        memory["m"] = b1 * memory["m"] + (1 - b1) * g
+        v = b2 * memory["v_hat"] + (1 - b2) * g * g
+        direction = memory["m"] / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + EPS)
+        x_next = yield Mix(x - lr * direction)
+        d = x - x_next
+        d = d / (norm(d) + EPS)
+        memory["v_hat"] = b2 * memory["v_hat"] + (1 - b2) * d * d
+        return x_next
+
+
+# Without gradients: the section on average consensus
+
+
+@dataclass(kw_only=True)
+class Gossip(Worker):
+    """X ← W X."""
+
+    def step(self, x, g, t, lr):
+        return (yield Mix(x))
+
+
+@dataclass(kw_only=True)
+class QGGossip(Worker):
+    """The equation `update_without_stochastic_gradients`."""
+
+    beta: float = 0.9
+    mu: float | None = None
+
+    def step(self, x, g, t, lr):
+        memory, mu = self.memory, self.beta if self.mu is None else self.mu
+        x_next = yield Mix(x - self.beta * memory["m"])
+        memory["m"] = mu * memory["m"] + (1 - mu) * (x - x_next)
+        return x_next
+
+
+# Corrections for heterogeneous data: the footnotes on D² and D²₊, and gradient tracking
+
+
+@dataclass(kw_only=True)
+class D2(Worker):
+    """W(x − η((x₋ − x)/η' + g − g₋)): D² has η' = η, D²₊ the η that made the difference."""
+
+    plus: bool = False
+
+    def step(self, x, g, t, lr):
+        memory = self.memory
+        if t == 1:
+            direction = g
+        else:
+            lr_of_difference = memory["lr"] if self.plus else lr
+            direction = (memory["x"] - x) / lr_of_difference + g - memory["g"]
+        memory.update(x=x, g=g, lr=lr)
+        return (yield Mix(x - lr * direction))
+
+
+@dataclass(kw_only=True)
+class GradientTracking(Worker):
+    """x⁺ = W x − η u and y⁺ = W y + g(x⁺) − g(x) from y = g(x₀); u is y, or momentum on it."""
+
+    beta: float = 0.0
+    nesterov: bool = False
+
+    def step(self, x, g, t, lr):
+        memory = self.memory
+        y = g if t == 1 else memory["Wy"] + g - memory["g"]
+        memory["m"] = self.beta * memory["m"] + y
+        u = y + self.beta * memory["m"] if self.nesterov else memory["m"]
+        memory["g"] = g
+        memory["Wy"] = yield Mix(y)
+        return (yield Mix(x)) - lr * u
+
+
+# Other momenta in the appendix
+
+
+@dataclass(kw_only=True)
+class DMSGD(Worker):
+    """The original formulation of DMSGD (Balu et al. 2020), options I and II."""
+
+    beta: float = 0.9
+    mu: float = 0.5
+    option: int = 1
+
+    def step(self, x, g, t, lr):
+        memory, mu = self.memory, self.mu
+        v = yield Mix(x)  # line 3
+        m_hat = 0.0 if t == 1 else mu * (x - memory["x"]) + (1 - mu) * (v - memory["v"])  # line 4
+        memory.update(x=x, v=v)
+        start = v if self.option == 1 else x
+        return start - lr * g + self.beta * m_hat  # line 6 or 7
+
+
+@dataclass(kw_only=True)
+class SlowMo(Worker):
+    """SlowMo (Wang et al. 2020) around a base optimizer; γ is the learning rate of the outer step."""
+
+    base: str = "dsgdm-n"
+    beta: float = 0.7
+    alpha: float = 1.0
+    tau: int = 12
+    average: bool = True
+    buffers: str = "maintain"
+    released: bool = False
+
+    def __post_init__(self):
+        self.inner = worker(self.base, self.place)
+
+    def step(self, x, g, t, lr):
+        memory, inner = self.memory, self.inner.memory
+        if t == 1:
+            memory["x_0"] = x
+        x = yield from self.inner.step(x, g, t, lr)  # line 5
+        if not due(t, self.tau, self.released):
+            return x
+        if self.average:
+            x = yield Mean(x)  # line 6
+        memory["m"] = self.beta * memory["m"] + (memory["x_0"] - x) / lr  # line 7
+        memory["x_0"] = memory["x_0"] - self.alpha * lr * memory["m"]  # line 8
+        if self.buffers == "average":
+            for name in inner:
+                inner[name] = yield Mean(inner[name])  # line 3, of the next iteration
+        return memory["x_0"]
+
+
+@dataclass(kw_only=True)
+class MimeLite(Worker):
+    """MimeLite (Karimireddy et al. 2020) with SGDm as its base, in rounds of tau local steps."""
+
+    beta: float = 0.9
+    tau: int = 1
+    participation: float = 1.0
+
+    def step(self, y, g, t, lr):
+        memory, beta, place = self.memory, self.beta, self.place
+        finished_rounds, k = divmod(t - 1, self.tau)
+        clients = sample(place.n, self.participation, place.seed, finished_rounds)  # line 3
+        if k == 0:
+            memory["x"] = y  # line 6
+        if place.i in clients:
+            y = y - lr * ((1 - beta) * g + beta * memory["s"])  # line 10
+        if k < self.tau - 1:
+            return y
+        full = place.full_gradient(memory["x"])  # line 11
+        memory["s"] = (1 - beta) * (yield Mean(full, clients)) + beta * memory["s"]  # line 13
+        return (yield Mean(y, clients))  # line 14
+
+
+# One worker: everything on the exact mean gradient
+
+
+@dataclass(kw_only=True)
+class Centralized(Worker):
+    """A base optimizer on the mean gradient, without gossip."""
+
+    base: str
+
+    def __post_init__(self):
+        self.inner = worker(self.base, self.place)
+
+    def step(self, x, g, t, lr):
+        g = yield Mean(g)
+        return alone(self.inner.step(x, g, t, lr))
+
+
+@dataclass(kw_only=True)
+class QHM(Worker):
+    """The section on the single worker case; its β̂ is `beta`, 0.99 = μ + (1 − μ)β at μ = β = 0.9."""
+
+    beta: float = 0.99
+    mu: float = 0.9
+
+    def step(self, x, g, t, lr):
+        g = yield Mean(g)
+        m = self.memory["m"] = self.beta * self.memory["m"] + g
+        share = self.mu / self.beta
+        return x - lr * ((1 - share) * m + share * g)
+
+
+NAMES = {
+    "sgd": (Centralized, {"base": "dsgd"}),
+    "sgdm": (Centralized, {"base": "dsgdm"}),
+    "sgdm-n": (Centralized, {"base": "dsgdm-n"}),
+    "adam": (Centralized, {"base": "dadam"}),
+    "dsgd": (DSGD, {}),
+    "dsgdm": (DSGDm, {}),
+    "dsgdm-n": (DSGDm, {"nesterov": True}),
+    "dadam": (DAdam, {}),
+    "qg-dsgdm": (QGDSGDm, {}),
+    "qg-dsgdm-n": (QGDSGDm, {"nesterov": True}),
+    "qg-dadam": (QGDAdam, {}),
+    "d2": (D2, {}),
+    "d2+": (D2, {"plus": True}),
+    "dsgd-gt": (GradientTracking, {}),
+    "dsgdm-gt": (GradientTracking, {"beta": 0.9}),
+    "dsgdm-n-gt": (GradientTracking, {"beta": 0.9, "nesterov": True}),
+    "slowmo": (SlowMo, {}),
+    "dmsgd": (DMSGD, {"option": 1}),
+    "dmsgd-2": (DMSGD, {"option": 2}),
+    "mimelite": (MimeLite, {}),
+    "gossip": (Gossip, {}),
+    "qg-gossip": (QGGossip, {}),
+    "qg-sgdm": (Centralized, {"base": "qg-dsgdm"}),
+    "qg-sgdm-n": (Centralized, {"base": "qg-dsgdm-n"}),
+    "qhm": (QHM, {}),
+}
+
+
+def worker(text: str, place: Place) -> Worker:
+    """The worker that "name:option=value,…" describes."""
+    name, _, rest = text.partition(":")
+    kind, defaults = NAMES[name]
+    options = dict(option.split("=") for option in rest.split(",") if option)
+    return kind(place=place, **defaults | {key: value_of(word) for key, word in options.items()})
+
+
+def value_of(word: str) -> bool | int | float | str:
+    """true, 3, 0.5 or a word."""
+    if word in ("true", "false"):
+        return word == "true"
+    for number in (int, float):
+        try:
+            return number(word)
+        except ValueError:
+            pass
+    return word
+
+
+def due(t: int, tau: int, released: bool) -> bool:
+    """After steps τ, 2τ, … in the paper; after 1, 1 + τ, 1 + 2τ, … as released."""
+    return (t - 1 if released else t) % tau == 0
+
+
+def norm(v: Vector) -> float:
+    return np.sqrt(sum(c * c for c in v))
+
+
+def sample(n: int, participation: float, seed: int, finished_rounds: int) -> list[int]:
+    """The clients of a round: those with the smallest hash of (seed, round, client)."""
+    count = max(1, round(participation * n))
+
+    def key(i: int) -> int:
+        bits = splitmix64(splitmix64(splitmix64(seed) + finished_rounds) + i)
+        return bits - 2**64 if bits >= 2**63 else bits  # a signed 64-bit integer
+
+    return sorted(sorted(range(n), key=key)[:count])
+
+
+def splitmix64(z: int) -> int:
+    """The mixing function of Steele, Lea and Flood 2014."""
+    z = (z + 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
