@@ -179,6 +179,7 @@ def check_resume(algorithm: Algorithm) -> None:
         for stop in (1, 7, STEPS // 2):
             whole = run(algorithm, problem(), graph)
             half = run(algorithm, problem(), graph, steps=stop)
+            run(algorithm, problem(1), graph, steps=3)      # wipes what is remembered elsewhere
             rest = run(algorithm, problem(), graph, resume=half)
             if not whole.history.equal(rest.history):
                 raise Broken(f"resuming after step {stop} gives another result; keep all memory in state")

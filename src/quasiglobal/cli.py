@@ -138,14 +138,14 @@ def algorithms(name: Positional[str | None] = None, markdown: bool = False, chec
         return
     entry = describe(name)
     console.print(f"[bold]{name}[/bold]  {entry.citation}\n{chosen!r}\n")
-    console.print(inspect.getdoc(type(chosen)), markup=False)
+    print(inspect.getdoc(type(chosen)))
     console.print()
     for what, cell in zip(COLUMNS[1:4], entry.cells[1:4], strict=True):
         console.print(f"{what}: {cell}")
 
 
 UNITS = (
-    "Traffic and memory in multiples of the model: to each neighbour, or `to all` for an exact mean of everybody's. "
+    "Traffic and memory in multiples of the model: sent to each neighbour, or `to all` for an exact mean. "
     "`qg algorithms NAME` explains one."
 )
 COLUMNS = ("algorithm", "traffic a step", "extra memory", "needs of W", "from")

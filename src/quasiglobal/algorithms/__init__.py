@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from dataclasses import fields, replace
 from importlib import import_module
@@ -117,10 +118,13 @@ def _value(hint: typing.Any, text: str, what: str) -> object:
     if isinstance(hint, type) and issubclass(hint, Algorithm):
         return algorithm(text)
     try:
-        return hint(text)
+        value = hint(text)
     except (TypeError, ValueError):
         kind = {int: "a whole number", float: "a number"}.get(hint, str(hint))
         raise InputError(f"{what} must be {kind}, got {text!r}") from None
+    if value in (math.inf, -math.inf):
+        raise InputError(f"{what} must be finite, got {text!r}")
+    return value
 
 
 def _imported(module: str, name: str) -> Algorithm:

@@ -80,8 +80,8 @@ class QGDSGDm(Algorithm):
 class QHM(Algorithm):
     """Quasi-hyperbolic momentum, which quasi-global momentum becomes on a single worker.
 
-        m ← β m + g
-        x ← x − η ((1 − μ/β) m + (μ/β) g)
+        m ← β m₋ + g
+        x ← x − η (m − μ m₋)                     m − μ m₋ = (1 − μ/β) m + (μ/β) g
 
     Differs from `sgdm` (μ = 0) by a share of the plain gradient in the direction. `qg-sgdm` with options
     β, μ is this with μ + (1 − μ)β in place of β; `qg-sgdm-n` is it with μ + (1 − μ)β² and η(1 + β). The
@@ -98,5 +98,4 @@ class QHM(Algorithm):
 
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         m = self.beta * state["m"] + g
-        share = self.mu / self.beta
-        return node.mix(x - node.lr * ((1 - share) * m + share * g)), {"m": m}
+        return node.mix(x - node.lr * (m - self.mu * state["m"])), {"m": m}

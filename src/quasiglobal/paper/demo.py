@@ -145,7 +145,7 @@ def numbers(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
             "algorithm": outcome.algorithm,
             "lr": round(float(outcome.rates[outcome.best]), 6),
             "accuracy": 100 * float(outcome.accuracy.mean()),
-            "std": 100 * float(outcome.accuracy.std()),
+            "std": 100 * float(outcome.accuracy.std()) if len(outcome.accuracy) > 1 else 0.0,
             "worst_node": 100 * outcome.worst,
             "averaged_model": 100 * float(outcome.averaged.mean()),
             "consensus_distance": float(outcome.consensus.mean()),

@@ -1,0 +1,5 @@
+"""`python -m quasiglobal` is `qg`."""
+
+from quasiglobal.cli import main
+
+main()
