@@ -1,0 +1,139 @@
+from dataclasses import fields
+from fractions import Fraction
+
+import pytest
+import torch
+
+import quasiglobal as qg
+from quasiglobal.algorithms.quasi_global import QGDSGDm
+from quasiglobal.algorithms.sgd import DSGDm
+from quasiglobal.algorithms.slowmo import SlowMo
+from quasiglobal.catalogue import catalogue, describe
+
+NAMES = [
+    "sgd", "sgdm", "sgdm-n", "adam", "dsgd", "dsgdm", "dsgdm-n", "dadam", "qg-dsgdm", "qg-dsgdm-n",
+    "qg-dadam", "d2", "d2+", "dsgd-gt", "dsgdm-gt", "dsgdm-n-gt", "slowmo", "dmsgd", "dmsgd-2", "mimelite",
+    "gossip", "qg-gossip", "qg-sgdm", "qg-sgdm-n", "qhm",
+]
+
+
+def test_every_name_is_there():
+    assert list(qg.ALGORITHMS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_carries_citation_equation_and_difference(name):
+    entry, text = describe(name), type(qg.ALGORITHMS[name]).__doc__
+    assert any(year in entry.citation for year in map(str, range(2004, 2022)))
+    assert "←" in text
+    assert "Differs from" in text
+
+
+def test_options_are_read_by_their_type():
+    assert qg.algorithm("qg-dsgdm-n:mu=0.5,tau=2") == QGDSGDm(nesterov=True, mu=0.5, tau=2)
+    assert qg.algorithm("qg-dsgdm:mu=none,released=true") == QGDSGDm(released=True)
+    assert qg.algorithm("dsgdm:sync=momentum,over=all") == DSGDm(sync="momentum", over="all")
+    assert qg.algorithm("dsgdm: beta = 0.5 ") == DSGDm(beta=0.5)
+    assert qg.algorithm("dmsgd:option=2") == qg.ALGORITHMS["dmsgd-2"]
+
+
+def test_wrappers_take_a_base_and_its_options():
+    assert qg.algorithm("slowmo:base=dsgdm,tau=5") == SlowMo(base=DSGDm(), tau=5)
+    assert qg.algorithm("sgdm:beta=0.8").base == DSGDm(beta=0.8)
+    base = DSGDm(nesterov=True, beta=0.8)
+    assert qg.algorithm("slowmo:beta=0.5,base.beta=0.8") == SlowMo(base=base, beta=0.5)
+    assert qg.algorithm("slowmo:nesterov=false").base == DSGDm()
+
+
+def test_an_instance_is_its_own_name():
+    algorithm = QGDSGDm(beta=0.3)
+    assert qg.algorithm(algorithm) is algorithm
+
+
+def test_your_own_by_its_path():
+    path = "quasiglobal.algorithms.quasi_global:QGDSGDm"
+    assert qg.algorithm(path) == QGDSGDm()
+    assert qg.algorithm(f"{path}:tau=3") == QGDSGDm(tau=3)
+
+
+BAD = {
+    "qg-dsgd": "unknown algorithm 'qg-dsgd'; did you mean 'qg-dsgdm'?",
+    "": "unknown algorithm ''",
+    "qg-dsgdm:betta=0.9": "unknown option of qg-dsgdm 'betta'; did you mean 'beta'?",
+    "dsgd:beta=0.9": "unknown option of dsgd 'beta'; there is none",
+    "slowmo:taw=3": "did you mean 'tau'?",
+    "sgdm:neterov=true": "did you mean 'nesterov'?",
+    "qg-dsgdm:beta": "option 'beta' of qg-dsgdm needs a value",
+    "qg-dsgdm:beta=high": "beta of qg-dsgdm must be a number, got 'high'",
+    "qg-dsgdm:beta=nan": "beta must be in [0, 1], got nan",
+    "qg-dsgdm:beta=1.5": "beta must be in [0, 1], got 1.5",
+    "qg-dsgdm:tau=0": "tau must be in [1, inf], got 0",
+    "qg-dsgdm:tau=1.5": "tau of qg-dsgdm must be a whole number, got '1.5'",
+    "qg-dsgdm:nesterov=yes": "nesterov of qg-dsgdm must be true or false, got 'yes'",
+    "dsgdm:sync=momentun": "did you mean 'momentum'?",
+    "dmsgd:option=3": "known: 1, 2",
+    "slowmo:base=dsgdn": "did you mean 'dsgd'?",
+    "slowmo:alpha=inf": "alpha of slowmo must be finite, got 'inf'",
+    "mimelite:participation=2": "participation must be in [0, 1], got 2.0",
+    "dadam:beta2=-1": "beta2 must be in [0, 1], got -1.0",
+    "no.such.module:Name": "cannot import no.such.module",
+    "quasiglobal.algorithms:Nothing": "has no 'Nothing'",
+    "quasiglobal.algorithms.base:Node": "is not an Algorithm",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_bad_text_is_one_sentence_with_the_remedy(text):
+    with pytest.raises(qg.InputError) as caught:
+        qg.algorithm(text)
+    assert BAD[text] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_traffic_and_memory_are_the_known_ones():
+    costs = {entry.name: (str(entry.traffic), entry.memory) for entry in catalogue()}
+    assert costs["dsgd"] == ("1", 0)
+    assert costs["dsgdm-n"] == costs["qg-dsgdm-n"] == ("1", 1)
+    assert costs["dsgd-gt"] == ("2", 2)
+    assert costs["d2"] == ("1", 2)
+    assert costs["sgdm-n"] == ("1 to all", 1)
+    assert costs["slowmo"] == ("1 + 1/12 to all", 3)
+    assert costs["mimelite"] == ("2 to all", 2)
+    assert costs["qg-dadam"] == ("1", 2)
+
+
+def test_options_change_the_cost():
+    assert str(describe("dsgdm:sync=momentum").traffic) == "2"
+    assert str(describe("dsgdm:sync=gradient,over=all").traffic) == "1 + 1 to all"
+    assert str(describe("mimelite:tau=4").traffic) == "1/2 to all"
+    assert str(describe("slowmo:average=false").traffic) == "1"
+    assert describe("slowmo:buffers=average,tau=6").traffic.everybody == Fraction(2, 6)
+    assert describe("qg-dsgdm:tau=3,released=true").memory == 2
+
+
+def test_d2_says_what_it_needs_of_w():
+    assert describe("d2").needs == "doubly stochastic, λ_min > -0.333"
+    assert describe("sgd").needs == "nothing"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_options_are_the_config(name):
+    algorithm = qg.ALGORITHMS[name]
+    options = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
+    assert type(algorithm)(**options) == algorithm
+
+
+def test_mimelite_draws_its_clients_from_seed_and_round():
+    def moved(seed):
+        result = qg.minimize(
+            lambda x, t: torch.ones_like(x), torch.zeros(2), "mimelite:participation=0.5,tau=2",
+            "complete:8", lr=1.0, steps=16, seed=seed,
+        )
+        changed = result.history.diff(dim=0)[::2, :, 0] != 0      # the first step of each round
+        return [tuple(clients.nonzero().flatten().tolist()) for clients in changed]
+
+    rounds = moved(0)
+    assert all(len(clients) == 4 for clients in rounds)
+    assert len(set(rounds)) > 1
+    assert rounds == moved(0)
+    assert rounds != moved(1)

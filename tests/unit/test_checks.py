@@ -1,0 +1,166 @@
+"""The battery holds for all of ours, and each of its checks catches what it is for."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+import quasiglobal as qg
+from quasiglobal.checks import CHECKS
+
+VARIANTS = [
+    "dsgdm:sync=momentum", "dsgdm-n:sync=momentum,over=all", "dsgdm-n:sync=gradient",
+    "dsgdm:sync=gradient,over=all", "qg-dsgdm:tau=3", "qg-dsgdm-n:tau=2,released=true", "qg-dsgdm:mu=0.5",
+    "qg-dadam:released=true", "slowmo:base=qg-dsgdm-n,tau=4", "slowmo:average=false",
+    "slowmo:buffers=average,tau=5", "slowmo:released=true", "slowmo:base=dadam", "slowmo:base=dsgd-gt",
+    "mimelite:tau=3", "sgdm:base=d2",
+]
+
+
+@pytest.mark.parametrize("name", [*qg.ALGORITHMS, *VARIANTS])
+def test_the_battery_passes(name):
+    assert qg.check_algorithm(name) == list(CHECKS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Honest(qg.Algorithm):
+    """DSGD, which the ones below break one rule of each."""
+
+    def step(self, x, g, state, node):
+        return node.mix(x - node.lr * g), state
+
+
+class GrowsState(Honest):
+    def step(self, x, g, state, node):
+        x, _ = super().step(x, g, state, node)
+        return x, {"g": g}
+
+
+class LosesType(Honest):
+    def step(self, x, g, state, node):
+        return super().step(x.double(), g, state, node)
+
+
+class StateWithoutRows(Honest):
+    def init(self, x):
+        return {"count": torch.zeros(())}
+
+    def step(self, x, g, state, node):
+        return super().step(x, g, state, node)[0], {"count": state["count"] + 1}
+
+
+class MutatesX(Honest):
+    def step(self, x, g, state, node):
+        return node.mix(x.sub_(node.lr * g)), state
+
+
+class MutatesState(Honest):
+    def init(self, x):
+        return {"m": torch.zeros_like(x)}
+
+    def step(self, x, g, state, node):
+        state["m"].add_(g)
+        return super().step(x, state["m"], state, node)
+
+
+class HidesMemory(Honest):
+    kept: ClassVar[list] = []
+
+    def step(self, x, g, state, node):
+        if node.t == 1:
+            self.kept.clear()
+        self.kept.append(g)
+        return super().step(x, self.kept[-2] if len(self.kept) > 1 else g, state, node)
+
+
+class BranchesOnTime(Honest):
+    def step(self, x, g, state, node):
+        return super().step(x, g if node.t % 3 else 2 * g, state, node)
+
+
+class PlaysFavourites(Honest):
+    def step(self, x, g, state, node):
+        first = torch.zeros_like(g)
+        first[0] = g[0]
+        return super().step(x, g + first, state, node)
+
+
+class MovesTheMean(Honest):
+    def step(self, x, g, state, node):
+        x_new = node.mix(x - node.lr * g)
+        return x_new + 0.1 * (x_new - x).clamp_min(0), state
+
+
+class Drifts(Honest):
+    def step(self, x, g, state, node):
+        return node.mix(x - node.lr * (g + 0.01)), state
+
+    @property
+    def keeps_mean(self):
+        return False
+
+
+class MixesRuns(Honest):
+    def step(self, x, g, state, node):
+        return x - node.lr * g.mean(dim=0, keepdim=True), state
+
+
+class WantsScalarRate(Honest):
+    def step(self, x, g, state, node):
+        return node.mix(x - float(node.lr.flatten()[0]) * g * (1 if node.lr.ndim == 0 else 2)), state
+
+
+class DividesByRate(Honest):
+    def step(self, x, g, state, node):
+        x_new = node.mix(x - node.lr * g)
+        return x - node.lr * ((x - x_new) / node.lr), state
+
+
+class NeedsCompany(Honest):
+    def step(self, x, g, state, node):
+        if len(x) == 1:
+            raise IndexError("nobody to talk to")
+        return super().step(x, g, state, node)
+
+
+BROKEN = {
+    GrowsState: "shapes: state 'g' changes its name, shape or type",
+    LosesType: "shapes: x became [6, 5] of torch.float64",
+    StateWithoutRows: "shapes:",
+    MutatesX: "pure: step changed its input x in place",
+    MutatesState: "pure: step changed its input state 'm' in place",
+    HidesMemory: "storage: step keeps a tensor outside of x and state",
+    BranchesOnTime: "phase: step branches on node.t",
+    PlaysFavourites: "permutation: the result depends on the order of the nodes",
+    MovesTheMean: "mean: the nodes' mean moves though g = 0",
+    Drifts: "consensus: x drifts",
+    MixesRuns: "runs: runs that share a program disturb each other",
+    WantsScalarRate: "rates: a learning rate of shape",
+    DividesByRate: "zero rate: step divides by node.lr",
+    NeedsCompany: "one node: step raised IndexError: nobody to talk to",
+}
+
+
+def test_the_honest_one_passes():
+    qg.check_algorithm(Honest())
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_each_check_says_what_is_broken(broken):
+    with pytest.raises(qg.CheckFailed) as caught:
+        qg.check_algorithm(broken())
+    assert BROKEN[broken] in str(caught.value)
+    assert str(caught.value).startswith(f"{broken.__name__} failed")
+
+
+def test_a_lost_memory_shows_on_resume():
+    with pytest.raises(qg.CheckFailed, match="resume: resuming after step 1 gives another result"):
+        qg.check_algorithm(HidesMemory())
+
+
+def test_sampled_clients_are_the_one_known_exception():
+    with pytest.raises(qg.CheckFailed) as caught:
+        qg.check_algorithm("mimelite:participation=0.5")
+    assert "failed 1 of 12" in str(caught.value)
+    assert "permutation" in str(caught.value)

@@ -1,0 +1,188 @@
+import numpy as np
+import pytest
+import torch
+
+import quasiglobal as qg
+from quasiglobal import topology
+
+TARGET = torch.arange(8.0, dtype=torch.float64)[:, None].expand(8, 3)
+
+
+def pull(x, t):
+    return x - TARGET
+
+
+def run(x0=None, algorithm="dsgd", graph="ring:8", lr=0.1, steps=5, gradient=pull, **options):
+    x0 = torch.zeros(3, dtype=torch.float64) if x0 is None else x0
+    return qg.minimize(gradient, x0, algorithm, graph, lr, steps, **options)
+
+
+def test_result_has_the_documented_shapes():
+    result = qg.minimize(
+        pull, torch.zeros(3, dtype=torch.float64), algorithm="qg-dsgdm-n", topology=qg.topology.ring(8),
+        lr=0.05, steps=60, weight_decay=0.0,
+    )
+    assert result.x.shape == (8, 3)
+    assert result.history.shape == (61, 8, 3)
+    assert result.history[-1].equal(result.x)
+    assert result.state["m_hat"].shape == (8, 3)
+    assert result.steps == 60
+
+
+def test_one_start_for_all_or_one_each():
+    same = run(torch.ones(3, dtype=torch.float64))
+    each = run(torch.ones(8, 3, dtype=torch.float64))
+    assert same.history.equal(each.history)
+
+
+def test_numpy_and_lists_are_welcome():
+    from_numpy = run(np.zeros(3), gradient=lambda x, t: x.numpy() - TARGET.numpy())
+    assert from_numpy.x.dtype == torch.float64
+    assert from_numpy.history.equal(run().history)
+    assert run([0, 0, 0]).x.dtype == torch.get_default_dtype()
+
+
+def test_lr_may_be_a_number_a_tensor_or_a_function():
+    plain = run(lr=0.05).history
+    assert plain.equal(run(lr=lambda t: 0.05).history)
+    assert plain.equal(run(lr=torch.full((8, 1), 0.05, dtype=torch.float64)).history)
+    seen = []
+    run(lr=lambda t: seen.append(t) or 0.1, steps=3)
+    assert seen == [1, 2, 3]
+
+
+def test_a_python_number_as_lr_is_not_rounded_to_float32():
+    x = run(steps=1, algorithm="sgd", gradient=lambda x, t: torch.ones_like(x), lr=0.1).x
+    assert x[0, 0].item() == -0.1
+
+
+def test_step_counts_from_one_and_sees_the_current_x():
+    calls = []
+    result = run(gradient=lambda x, t: calls.append((t, x)) or x - TARGET, steps=3)
+    assert [t for t, _ in calls] == [1, 2, 3]
+    assert all(x.equal(result.history[t - 1]) for t, x in calls)
+
+
+def test_weight_decay_is_l2_in_the_gradient():
+    ones = torch.ones(3, dtype=torch.float64)
+    decayed = run(ones, weight_decay=0.1, algorithm="dsgdm")
+    by_hand = run(ones, gradient=lambda x, t: pull(x, t) + 0.1 * x, algorithm="dsgdm")
+    assert decayed.history.equal(by_hand.history)
+
+
+def test_a_gradient_that_scribbles_on_x_does_no_harm():
+    assert run(gradient=lambda x, t: x.sub_(TARGET)).history.equal(run().history)
+
+
+def test_a_gradient_by_autograd_works():
+    def gradient(x, t):
+        x.requires_grad_()
+        (0.5 * (x - TARGET).square().sum()).backward()
+        return x.grad
+
+    assert run(gradient=gradient).history.equal(run().history)
+
+
+def test_no_gradient_is_gossip():
+    x0 = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    result = run(x0, algorithm="gossip", gradient=None, steps=200)
+    torch.testing.assert_close(result.x, x0.mean(dim=0).expand(8, 3))
+
+
+def test_mimelite_asks_for_the_full_gradient():
+    seen = []
+    run(algorithm="mimelite", full_gradient=lambda x: seen.append(x) or pull(x, 0), steps=2, weight_decay=0.1)
+    assert len(seen) == 2
+
+
+def test_resume_goes_on_to_the_same_end():
+    whole, half = run(steps=30, algorithm="d2+", graph="lazy/ring:8"), run(
+        steps=11, algorithm="d2+", graph="lazy/ring:8")
+    rest = run(steps=30, algorithm="d2+", graph="lazy/ring:8", resume=half)
+    assert rest.history.equal(whole.history)
+    assert all(rest.state[name].equal(whole.state[name]) for name in whole.state)
+    assert run(steps=5, algorithm="d2+", graph="lazy/ring:8", resume=half).steps == 11
+
+
+def test_without_history_the_end_is_the_same():
+    short = run(keep_history=False)
+    assert short.history.shape == (1, 8, 3)
+    assert short.x.equal(run().x)
+    with pytest.raises(qg.InputError, match="kept no history"):
+        run(steps=9, resume=short)
+
+
+def test_zero_steps_is_the_start():
+    assert run(steps=0).history.equal(torch.zeros(1, 8, 3, dtype=torch.float64))
+
+
+BAD = {
+    "x0 must have shape [8, d] or [d] for the 8 nodes of ring:8, got [5, 3]": {"x0": torch.zeros(5, 3)},
+    "got [2, 8, 3]": {"x0": torch.zeros(2, 8, 3)},
+    "x0 is not finite at node 2": {"x0": torch.zeros(8, 3).index_fill(0, torch.tensor([2]), torch.nan)},
+    "x0 must be an array of numbers, got str": {"x0": "here"},
+    "gradient must return shape [8, 3], like x, got [8]": {"gradient": lambda x, t: x[:, 0]},
+    "lr must be finite and >= 0, got -1.0 at step 1": {"lr": -1.0},
+    "lr must be finite and >= 0, got nan at step 3": {"lr": lambda t: 0.1 if t < 3 else float("nan")},
+    "lr must be a number or broadcast to x's [8, 3], got [5] at step 1": {"lr": torch.ones(5)},
+    "lr is 0 at step 4, but QGDSGDm divides by lr; end the schedule above 0": {
+        "algorithm": "qg-dsgdm", "lr": lambda t: 0.1 * (t < 4)},
+    "steps must be >= 0, got -1": {"steps": -1},
+    "weight_decay must be finite and >= 0, got -0.1": {"weight_decay": -0.1},
+    "did you mean 'dsgdm'": {"algorithm": "dsgdmm"},
+    "did you mean 'ring'": {"graph": "rung:8"},
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_sentence_before_the_first_step(words):
+    with pytest.raises(qg.InputError) as caught:
+        run(**BAD[words])
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", ["d2+", "slowmo", "qg-dsgdm-n", "qg-sgdm", "slowmo:base=dsgd"])
+def test_lr_zero_is_refused_where_it_divides(algorithm):
+    with pytest.raises(qg.InputError, match="divides by lr"):
+        run(algorithm=algorithm, graph="lazy/ring:8", lr=0.0)
+
+
+def test_lr_zero_is_fine_where_it_does_not_divide():
+    assert run(algorithm="dsgdm", lr=0.0).x.equal(torch.zeros(8, 3, dtype=torch.float64))
+
+
+def test_a_gradient_that_turns_nan_stops_with_step_and_node_and_keeps_the_history():
+    def gradient(x, t):
+        g = pull(x, t)
+        if t == 7:
+            g[3] = torch.nan
+        return g
+
+    with pytest.raises(qg.Diverged) as caught:
+        run(gradient=gradient, algorithm="qg-dsgdm", steps=20)
+    error = caught.value
+    assert "the gradient is not finite at step 7, node 3" in str(error)
+    assert (error.step, error.node) == (7, 3)
+    assert error.result.history.equal(run(algorithm="qg-dsgdm", steps=6).history)
+    rest = run(algorithm="qg-dsgdm", steps=20, resume=error.result)
+    assert rest.history.equal(run(algorithm="qg-dsgdm", steps=20).history)
+
+
+def test_an_iterate_that_overflows_stops_too():
+    with pytest.raises(qg.Diverged, match="x is not finite at step"):
+        run(lr=1e200, steps=20)
+
+
+def test_d2_warns_on_an_even_ring_and_names_the_remedy():
+    with pytest.warns(UserWarning, match=r"use \(I \+ W\)/2, the topology lazy/ring:8"):
+        run(algorithm="d2")
+    run(algorithm="d2", graph="lazy/ring:8")
+    run(algorithm="d2", graph="ring:7", x0=torch.zeros(3), gradient=None)
+
+
+def test_a_w_that_is_not_doubly_stochastic_warns():
+    W = [[0.5, 0.5, 0], [0.25, 0.5, 0.25], [0.5, 0, 0.5]]
+    with pytest.warns(UserWarning, match="not doubly stochastic"):
+        run(graph=topology.from_matrices([W]), gradient=None)
+    run(graph=topology.from_matrices([W]), gradient=None, algorithm="sgd")

@@ -1,0 +1,222 @@
+import networkx as nx
+import numpy as np
+import pytest
+
+import quasiglobal as qg
+from quasiglobal import topology
+from quasiglobal.topology import from_graph, from_matrices, parse
+
+NAMES = [
+    "ring:3", "ring:16", "torus:9", "torus:16", "complete:1", "complete:4", "star:2", "star:5", "social",
+    "one-peer-exponential:2", "one-peer-exponential:6", "one-peer-exponential:16", "every:4/ring:16",
+    "lazy/torus:16", "every:3/one-peer-exponential:4",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_topology_has_its_name_and_doubly_stochastic_weights(name):
+    graph = parse(name)
+    assert str(graph) == name
+    assert graph.is_doubly_stochastic
+    for t in range(1, 2 * graph.period + 1):
+        W = graph.weights(t)
+        np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-12)
+        np.testing.assert_array_equal(W, graph.weights(t + graph.period))
+
+
+def test_ring_and_torus_weigh_neighbours_and_self_alike():
+    assert set(topology.ring(5).weights()[0].round(12)) == {0, round(1 / 3, 12)}
+    torus = topology.torus(16).weights()
+    assert ((torus > 0).sum(axis=1) == 5).all()
+    np.testing.assert_allclose(torus[torus > 0], 1 / 5)
+
+
+def test_complete_and_star():
+    np.testing.assert_allclose(topology.complete(4).weights(), 1 / 4)
+    star = topology.star(5)
+    assert star.neighbours(0) == (1, 2, 3, 4)
+    assert star.neighbours(3) == (0,)
+    np.testing.assert_allclose(star.weights()[3, [0, 3]], [1 / 5, 4 / 5])
+
+
+def test_social_network_is_the_papers():
+    graph = topology.social()
+    assert (graph.n, len(graph.edges)) == (32, 89)
+    assert graph.lambda_2 == pytest.approx(0.918, abs=5e-4)
+    assert graph.lambda_min == pytest.approx(-0.434, abs=5e-4)
+
+
+@pytest.mark.parametrize("n", [2, 5, 8, 16])
+def test_one_peer_exponential_hears_from_the_node_two_to_the_k_behind(n):
+    graph = topology.one_peer_exponential(n)
+    assert graph.period == int(np.ceil(np.log2(n)))
+    for t in range(1, 2 * graph.period + 1):
+        hop = 2 ** ((t - 1) % graph.period)
+        for i in range(n):
+            assert graph.neighbours(i, t) == ((i - hop) % n,)
+            assert graph.weights(t)[i, i] == graph.weights(t)[i, (i - hop) % n] == 0.5
+
+
+def test_one_peer_exponential_of_a_power_of_two_averages_exactly_in_a_period():
+    graph = topology.one_peer_exponential(8)
+    product = np.linalg.multi_dot([graph.weights(t) for t in (3, 2, 1)])
+    np.testing.assert_allclose(product, 1 / 8)
+
+
+def test_spectral_facts():
+    assert topology.ring(16).lambda_min == pytest.approx(-1 / 3)
+    assert topology.torus(16).lambda_min == pytest.approx(-3 / 5)
+    assert topology.one_peer_exponential(8).rho == pytest.approx(1 / 3)
+    assert topology.complete(7).rho == pytest.approx(1)
+    assert topology.ring(16).rho == pytest.approx(1 - topology.ring(16).lambda_2 ** 2)
+    assert topology.ring(16).largest_beta == pytest.approx(0.0047, abs=5e-5)
+    beta = topology.social().largest_beta
+    assert beta / (1 - beta) == pytest.approx(topology.social().rho / 21)
+    assert parse("every:4/ring:16").rho == pytest.approx(topology.ring(16).rho / 4)
+
+
+def test_rho_of_a_matrix_that_is_not_symmetric_uses_the_singular_value():
+    W = (np.eye(5) + np.roll(np.eye(5), 1, axis=0)) / 2
+    assert from_matrices([W]).rho == pytest.approx(1 - np.linalg.svd(W)[1][1] ** 2)
+    assert from_matrices([W]).lambda_min is None
+
+
+def test_eigenvalues_and_rho_are_absent_where_they_are_not_defined():
+    changing = topology.one_peer_exponential(4)
+    assert changing.lambda_2 is None
+    assert changing.lambda_min is None
+    rows_only = from_matrices([[[0.5, 0.5, 0], [0.25, 0.5, 0.25], [0.5, 0, 0.5]]])
+    assert not rows_only.is_doubly_stochastic
+    assert rows_only.rho is None
+    assert rows_only.largest_beta is None
+
+
+def test_bytes_a_step():
+    assert topology.ring(16).bytes_per_step(100) == 2 * 4 * 100
+    assert topology.one_peer_exponential(16).bytes_per_step(100) == 4 * 100
+    assert parse("every:4/ring:16").bytes_per_step(100) == 2 * 4 * 100 / 4
+    assert topology.social().bytes_per_step(1) == pytest.approx(4 * 2 * 89 / 32)
+    assert topology.ring(16).bytes_per_step(100, bytes_per_number=2) == 2 * 2 * 100
+
+
+def test_every_gossips_each_kth_step():
+    graph = parse("every:3/ring:4")
+    for t in (1, 2, 4, 5):
+        np.testing.assert_array_equal(graph.weights(t), np.eye(4))
+    for t in (3, 6):
+        np.testing.assert_array_equal(graph.weights(t), topology.ring(4).weights())
+
+
+def test_every_of_a_changing_topology_goes_through_all_its_matrices():
+    graph, base = parse("every:2/one-peer-exponential:8"), topology.one_peer_exponential(8)
+    for k in (1, 2, 3):
+        np.testing.assert_array_equal(graph.weights(2 * k), base.weights(k))
+
+
+def test_lazy_has_no_negative_eigenvalue():
+    W = topology.ring(16).weights()
+    np.testing.assert_allclose(parse("lazy/ring:16").weights(), (np.eye(16) + W) / 2)
+    assert parse("lazy/social").lambda_min > 0
+
+
+def test_weights_are_the_callers_own():
+    graph = topology.ring(4)
+    graph.weights()[0, 0] = 7
+    assert graph.weights()[0, 0] == pytest.approx(1 / 3)
+
+
+def test_from_graph_gives_metropolis_weights_in_the_graphs_order():
+    graph = nx.Graph([("b", "a"), ("b", "c"), ("b", "d")])
+    W = from_graph(graph).weights()
+    np.testing.assert_allclose(W[0], [1 / 4, 1 / 4, 1 / 4, 1 / 4])
+    np.testing.assert_allclose(W[1], [1 / 4, 3 / 4, 0, 0])
+
+
+def test_from_directed_graph_takes_given_weights():
+    graph = nx.DiGraph()
+    graph.add_weighted_edges_from([(0, 1, 0.3), (1, 2, 0.4), (2, 0, 0.5)])
+    W = from_graph(graph).weights()
+    np.testing.assert_allclose(W, [[0.5, 0, 0.5], [0.3, 0.7, 0], [0, 0.4, 0.6]])
+
+
+def test_edge_list_file(tmp_path):
+    path = tmp_path / "graph.edgelist"
+    path.write_text("# a path of twelve\n" + "".join(f"{i} {i + 1}\n" for i in range(11)))
+    graph = parse(f"file:{path}")
+    assert graph.n == 12
+    assert graph.neighbours(10) == (9, 11)
+    path.write_text("a b 0.5\nb c 0.25\n")
+    np.testing.assert_allclose(
+        parse(f"file:{path}").weights(), [[0.5, 0.5, 0], [0.5, 0.25, 0.25], [0, 0.25, 0.75]]
+    )
+
+
+BAD = {
+    "ring:2": "ring needs n >= 3, got 2; use complete(2)",
+    "ring:-1": "ring needs n >= 3, got -1; use complete(1)",
+    "torus:15": "torus needs n = side * side with side >= 3, got 15; use torus(16)",
+    "torus:4": "got 4; use torus(9)",
+    "complete:0": "complete needs n >= 1, got 0",
+    "star:1": "use complete(1)",
+    "one-peer-exponential:1": "use complete(1)",
+    "rign:16": "did you mean 'ring'?",
+    "": "unknown topology",
+    "ring": "needs a whole number",
+    "ring:many": "needs a whole number",
+    "every:0/ring:4": "every needs a whole number of steps >= 1, got 0",
+    "every:x/ring:4": "needs a whole number",
+    "file:/nowhere/graph": "cannot read the edge list /nowhere/graph: No such file",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_name_is_one_sentence_with_the_remedy(name):
+    with pytest.raises(qg.InputError) as caught:
+        parse(name)
+    assert BAD[name] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def bad_matrix_cases():
+    return {
+        "each row of W must sum to 1, but row 1 sums to 0.9": [[[0.5, 0.5], [0.4, 0.5]]],
+        "falls into 2 parts": [np.eye(2)],
+        "square": [[[0.5, 0.5]]],
+        "one size": [np.full((2, 2), 0.5), np.full((3, 3), 1 / 3)],
+        "not a number": [[[np.nan, 1], [0.5, 0.5]]],
+        "at least one W": [],
+        "array of numbers": [[["a", "b"], ["c", "d"]]],
+    }
+
+
+@pytest.mark.parametrize("words", bad_matrix_cases())
+def test_a_bad_matrix_is_one_sentence(words):
+    with pytest.raises(qg.InputError, match=words):
+        from_matrices(bad_matrix_cases()[words])
+
+
+def test_one_way_streets_are_not_connected():
+    with pytest.raises(qg.InputError, match="not connected"):
+        from_matrices([[[1, 0], [0.5, 0.5]]])
+
+
+def test_bad_graphs():
+    with pytest.raises(qg.InputError, match="a directed graph needs given weights: edge 0 -> 1"):
+        from_graph(nx.DiGraph([(0, 1), (1, 0)]))
+    with pytest.raises(qg.InputError, match="falls into 2 parts"):
+        from_graph(nx.Graph([(0, 1), (2, 3)]))
+    with pytest.raises(qg.InputError, match="no nodes"):
+        from_graph(nx.Graph())
+
+
+@pytest.mark.parametrize("text", ["0\n", "0 1 2 3 4\n", "0 1 heavy\n", "\x00\xff\n"])
+def test_a_malformed_edge_list_is_one_sentence(tmp_path, text):
+    path = tmp_path / "graph"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(qg.InputError, match=str(path)):
+        parse(f"file:{path}")
+
+
+def test_steps_count_from_one():
+    with pytest.raises(qg.InputError, match="steps count from 1"):
+        topology.ring(4).weights(0)

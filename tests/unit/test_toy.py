@@ -1,0 +1,82 @@
+import pytest
+import torch
+
+from quasiglobal.measures import consensus_distance
+from quasiglobal.tasks.partition import dirichlet
+from quasiglobal.tasks.toy import (
+    DigitsRegression,
+    NoisyWell,
+    gradient_of,
+    pull_towards,
+    rosenbrock,
+    winding_valley,
+)
+
+
+def numerical_gradient(function, x, h=1e-6):
+    shifts = h * torch.eye(x.shape[-1], dtype=x.dtype)
+    return torch.stack([(function(x + s) - function(x - s)) / (2 * h) for s in shifts], dim=-1)
+
+
+@pytest.mark.parametrize(("function", "minimum"), [(rosenbrock, (1.0, 1.0)), (winding_valley, (0.0, 0.0))])
+def test_functions_have_their_minimum_and_gradient(function, minimum):
+    at = torch.tensor([minimum], dtype=torch.float64)
+    torch.testing.assert_close(gradient_of(function)(at, 1), torch.zeros_like(at))
+    x = torch.randn(20, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    slopes = gradient_of(function)(x, 1)
+    torch.testing.assert_close(slopes, numerical_gradient(function, x), rtol=1e-5, atol=1e-5)
+    assert (function(x) > function(at)).all()
+
+
+def test_the_pull_has_length_one_and_points_away_from_the_minimum():
+    minima = torch.tensor([[0.0, 5.0], [4.0, 0.0]])
+    pull = pull_towards(minima)(torch.zeros(2, 2), 1)
+    torch.testing.assert_close(pull, torch.tensor([[0.0, -1.0], [-1.0, 0.0]]))
+
+
+def test_the_noisy_well_is_heterogeneous_with_a_common_mean_and_repeatable_noise():
+    well = NoisyWell(n=8, runs=2, sigma=0.0)
+    x = torch.randn(16, 10, generator=torch.Generator().manual_seed(0))
+    one_point = x[:1].expand(16, 10)
+    gradients = well.gradients()(one_point, 1).view(2, 8, 10)
+    torch.testing.assert_close(gradients.mean(dim=1)[0], well.mean_gradient(x[0]), rtol=1e-4, atol=1e-5)
+    assert well.tilts().square().sum(dim=1).mean().sqrt().item() == pytest.approx(3, rel=1e-5)
+    noisy = NoisyWell(n=8).gradients()
+    assert noisy(x[:8], 5).equal(noisy(x[:8], 5))
+    assert not noisy(x[:8], 5).equal(noisy(x[:8], 6))
+
+
+def test_the_noise_has_the_stated_variance():
+    well = NoisyWell(n=1000, zeta=0.0)
+    noise = well.gradients()(torch.zeros(1000, 10), 1)
+    assert noise.square().sum(dim=1).mean().item() == pytest.approx(9, rel=0.1)
+
+
+def test_digits_regression_has_the_gradient_of_its_cross_entropy():
+    problem = DigitsRegression(n=4, alpha=1.0, seeds=(0,), batch=10_000)
+    x = 0.1 * torch.randn(4, problem.d, generator=torch.Generator().manual_seed(0))
+    gradient = problem.gradients()(x, 1)
+    train, _, _ = problem.split()
+    for i, part in enumerate(dirichlet(train.y.numpy(), 4, 1.0, 0)):
+        row = x[i].clone().requires_grad_()
+        weights = row.view(65, 10)
+        logits = train.x[part] @ weights[:64] + weights[64]
+        torch.nn.functional.cross_entropy(logits, train.y[part]).backward()
+        torch.testing.assert_close(gradient[i], row.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_digits_regression_visits_every_example_once_an_epoch():
+    problem = DigitsRegression(n=4, alpha=1.0, seeds=(0, 1), batch=100)
+    train, validation, test = problem.split()
+    assert (len(train.y), len(validation.y), len(test.y)) == (1152, 285, 360)
+    gradient, zero = problem.gradients(), torch.zeros(8, problem.d)
+    whole = DigitsRegression(n=4, alpha=1.0, seeds=(0, 1), batch=288).gradients()(zero, 1)
+    parts = [gradient(zero, t) for t in (1, 2, 3)]
+    torch.testing.assert_close((100 * parts[0] + 100 * parts[1] + 88 * parts[2]) / 288, whole)
+    assert not gradient(zero, 4).equal(parts[0])
+
+
+def test_consensus_distance_is_over_the_nodes():
+    x = torch.randn(5, 4, 3)
+    by_hand = torch.stack([sum((row - run.mean(dim=0)).norm() ** 2 for row in run) / 4 for run in x])
+    torch.testing.assert_close(consensus_distance(x), by_hand)
