@@ -9,7 +9,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from quasiglobal.tasks.partition import dirichlet
@@ -118,6 +117,8 @@ class DigitsRegression:
 
     def split(self) -> tuple[Split, Split, Split]:
         """Training, validation and test examples."""
+        from sklearn.datasets import load_digits  # a second to import, and only needed here
+
         features, labels = load_digits(return_X_y=True)
         x, y = torch.tensor(features / 16, dtype=torch.float32), torch.tensor(labels)
         order = torch.from_numpy(generator(0).permutation(len(y)))

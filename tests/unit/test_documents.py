@@ -1,0 +1,70 @@
+"""What the documents show is what the program makes."""
+
+import csv
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quasiglobal import cli
+from quasiglobal.catalogue import catalogue
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def python_blocks(text):
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def test_the_readmes_example_is_the_file_and_prints_what_it_says():
+    example = ROOT / "examples" / "quickstart.py"
+    assert python_blocks(README) == [example.read_text()]
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True)
+    assert f"```\n{done.stdout}```" in README
+
+
+def test_the_readmes_algorithms_are_the_programs():
+    assert cli._as_markdown(catalogue()) in README
+
+
+def test_the_readmes_results_are_the_demos():
+    with open(ROOT / "docs" / "figures" / "demo.csv") as file:
+        for row in csv.DictReader(file):
+            cells = f"{float(row['accuracy']):.1f} ± {float(row['std']):.1f} | {float(row['worst_node']):.1f}"
+            assert f"| `{row['algorithm']}` | {float(row['lr']):g} | {cells} |" in README
+
+
+def test_your_algorithm_in_15_lines_works(capsys):
+    names = {}
+    blocks = python_blocks((ROOT / "docs" / "your-algorithm.md").read_text())
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block, names)
+    mean, passed = capsys.readouterr().out.splitlines()
+    assert mean.startswith("tensor(3.5")
+    assert "'resume'" in passed
+    body = [line for line in blocks[0].partition("@dataclass")[2].splitlines() if line.strip()]
+    assert len(body) <= 15
+
+
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_named_files_exist(page):
+    text = page.read_text()
+    links = re.findall(r"\]\((?!http)([^)#]+)", text)
+    named = re.findall(r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]+)`", text)
+    missing = [name for name in links if not (page.parent / name).exists()]
+    missing += [name for name in named if not (ROOT / name).exists()]
+    assert missing == []
+
+
+def test_the_docs_never_call_quasi_global_momentum_unbiased():
+    texts = {path.name: path.read_text() for path in [*PAGES, *(ROOT / "src").rglob("*.py")]}
+    for name, text in texts.items():
+        innocent = text.lower().replace("*", "").replace("not unbiased", "").replace("_unbiased", "")
+        assert "unbiased" not in innocent, name
