@@ -14,7 +14,7 @@ test-slow: .venv/installed  ## what takes longer
 	$(BIN)/pytest -n 2 -m slow
 
 lint: .venv/installed
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 .venv/installed: pyproject.toml constraints.txt
