@@ -8,9 +8,9 @@ import pytest
 from quasiglobal import cli
 
 
-def qg(*words, cwd=None):
+def qg(*words):
     command = [sys.executable, "-m", "quasiglobal", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def inside(monkeypatch, capsys, *words):
@@ -77,10 +77,11 @@ def test_bad_input_is_one_sentence_and_status_2(monkeypatch, capsys, words):
 
 def test_no_stack_trace_from_a_real_process(tmp_path):
     (tmp_path / "two").write_text("0 1\n2 3\n")
-    done = qg("topology", "file:two", cwd=tmp_path)
+    done = qg("topology", f"file:{tmp_path}/two")
     assert done.returncode == 2
     assert done.stderr == (
-        "qg: file:two is not connected: it falls into 2 parts that never hear of each other; add an edge\n"
+        f"qg: file:{tmp_path}/two is not connected: it falls into 2 parts that never hear of each other; "
+        "add an edge\n"
     )
     done = qg("topologi")
     assert done.returncode == 2

@@ -48,14 +48,12 @@ class QGDSGDm(Algorithm):
         _, direction = momentum(m_hat, g, self.beta, self.nesterov)             # line 5
         x_new = node.mix(x - node.lr * direction)                               # lines 6-7
         d = (x - x_new) / node.lr                                               # line 8
-        if self._sums:
-            total = state["total"] + d
-            if not self.phase(node.t):
-                return x_new, {"m_hat": m_hat, "total": total}
-            return x_new, {"m_hat": mu * m_hat + (1 - mu) * total / self.tau, "total": total * 0}
+        if not self._sums:
+            return x_new, {"m_hat": mu * m_hat + (1 - mu) * d} if self.phase(node.t) else state  # line 9
+        total = state["total"] + d
         if not self.phase(node.t):
-            return x_new, state
-        return x_new, {"m_hat": mu * m_hat + (1 - mu) * d}                      # line 9
+            return x_new, {"m_hat": m_hat, "total": total}
+        return x_new, {"m_hat": mu * m_hat + (1 - mu) * total / self.tau} | zeros(x, "total")
 
     def phase(self, t: int) -> Hashable:
         """Whether m̂ moves after step t."""
