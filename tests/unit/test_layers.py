@@ -15,7 +15,7 @@ LAYERS = [
     ["checks", "catalogue"],
     ["minimize"],
     ["engines", "tasks", "measures"],
-    ["algorithms", "topology", "files"],
+    ["algorithms", "topology", "schedules", "flat", "files"],
     ["errors"],
 ]
 """From the top down; a module may import from layers below its own, and a package from itself."""

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import quasiglobal as qg
-from quasiglobal.tasks.partition import dirichlet
+from quasiglobal.tasks.partition import class_counts, dirichlet, fingerprint, heterogeneity, split
 from quasiglobal.tasks.randomness import epoch_order, generator
 
 LABELS = np.random.default_rng(0).integers(0, 10, 5000)
@@ -24,22 +24,52 @@ def test_a_partition_is_a_function_of_its_seed():
     assert fingerprint(0) == fingerprint(0) != fingerprint(1)
 
 
-def entropy(parts):
-    shares = np.array([np.bincount(LABELS[part], minlength=10) / len(part) for part in parts])
-    return -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1).mean()
-
-
-def test_a_smaller_alpha_is_more_heterogeneous():
-    by_alpha = [entropy(dirichlet(LABELS, 16, alpha, seed=0)) for alpha in (0.1, 1, 10)]
-    assert by_alpha == sorted(by_alpha)
-    assert by_alpha[0] < 1.2 < 2.1 < by_alpha[2] < np.log(10)
-
-
 def test_bad_input():
-    with pytest.raises(qg.InputError, match="alpha must be > 0, got 0"):
-        dirichlet(LABELS, 4, 0, 0)
-    with pytest.raises(qg.InputError, match="3 examples cannot be split among 4 nodes"):
-        dirichlet(LABELS[:3], 4, 1, 0)
+    cases = {
+        "alpha must be > 0, got 0": ("dirichlet", LABELS, 4, 0),
+        "3 examples cannot be split among 4 nodes": ("iid", LABELS[:3], 4),
+        "did you mean 'dirichlet'": ("dirichlett", LABELS, 4),
+        "shards needs how many a node gets, as in shards:2, got ''": ("shards", LABELS, 4),
+        "too few for 8000 shards": ("shards:2000", LABELS, 4),
+        "unknown column 'site'; there is none": ("by:site", LABELS, 4),
+    }
+    for words, arguments in cases.items():
+        with pytest.raises(qg.InputError, match=words):
+            split(*arguments)
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-plain", "iid", "shards:2"])
+def test_every_kind_is_disjoint_and_equal(kind):
+    parts = split(kind, LABELS, 7, alpha=0.5, seed=1)
+    everything = np.concatenate(parts)
+    assert len({len(part) for part in parts}) == 1
+    assert len(np.unique(everything)) == len(everything) > 0.99 * len(LABELS)
+    assert fingerprint(parts) == fingerprint(split(kind, LABELS, 7, alpha=0.5, seed=1))
+    assert fingerprint(parts) != fingerprint(split(kind, LABELS, 7, alpha=0.5, seed=2))
+
+
+def test_natural_clients_keep_their_own():
+    site = np.array(["b", "a", "b", "c", "a", "b"])
+    parts = split("by:site", np.zeros(6, dtype=np.int64), 3, columns={"site": site})
+    assert [part.tolist() for part in parts] == [[1, 4], [0, 2, 5], [3]]
+    with pytest.raises(qg.InputError, match="has 3 values, but there are 2 nodes"):
+        split("by:site", np.zeros(6, dtype=np.int64), 2, columns={"site": site})
+
+
+def test_shards_limit_the_classes_of_a_node():
+    counts = class_counts(split("shards:2", LABELS, 10), LABELS, 10)
+    assert (counts > 0).sum(axis=1).max() <= 4
+
+
+def test_heterogeneity_orders_the_partitions():
+    def measured(kind, alpha=1.0):
+        return heterogeneity(class_counts(split(kind, LABELS, 16, alpha), LABELS, 10))
+
+    entropies, distances = zip(*(measured("dirichlet", alpha) for alpha in (0.1, 1, 10)), strict=True)
+    assert list(entropies) == sorted(entropies)
+    assert list(distances) == sorted(distances, reverse=True)
+    assert measured("iid")[0] > entropies[-1]
+    assert measured("dirichlet-plain", 1.0)[0] < entropies[1]
 
 
 def test_randomness_depends_on_the_whole_key():

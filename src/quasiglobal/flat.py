@@ -1,0 +1,52 @@
+"""A model as one row: its parameters by name, one after the other, shared ones first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter lies in the row. The first `shared` columns are communicated, the rest is its own.
+
+    >>> layout = Layout.of(nn.Linear(2, 3), personal=lambda name: name == "bias")
+    >>> layout.shapes, layout.shared, layout.size
+    ({'weight': (3, 2), 'bias': (3,)}, 6, 9)
+    >>> row = layout.row({"weight": torch.ones(3, 2), "bias": torch.zeros(3)})
+    >>> {name: tuple(view.shape) for name, view in layout.views(row).items()}
+    {'weight': (3, 2), 'bias': (3,)}
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    shared: int
+
+    @classmethod
+    def of(cls, module: nn.Module, personal: Callable[[str], bool] = lambda name: False) -> Layout:
+        """The trainable parameters of a module; `personal` says which stay at their node."""
+        shapes = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
+        ordered = sorted(shapes, key=personal)
+        shared = sum(math.prod(shapes[name]) for name in ordered if not personal(name))
+        return cls({name: shapes[name] for name in ordered}, shared)
+
+    @property
+    def size(self) -> int:
+        """The number of columns, d."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def views(self, rows: Tensor) -> dict[str, Tensor]:
+        """Named parameters as views of a row [d], or stacked [k, …] of rows [k, d]."""
+        pieces = torch.split(rows, [math.prod(shape) for shape in self.shapes.values()], dim=-1)
+        lead = rows.shape[:-1]
+        return {
+            name: piece.reshape(*lead, *shape)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+    def row(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """The row of these parameters."""
+        return torch.cat([parameters[name].detach().flatten() for name in self.shapes])
