@@ -1,0 +1,25 @@
+"""What the networks share: how a convolution starts, and what a width factor means.
+
+K. He, X. Zhang, S. Ren, J. Sun: Delving deep into rectifiers: surpassing human-level performance on
+ImageNet classification. ICCV 2015.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def convolution(
+    inputs: int, outputs: int, kernel: int = 3, stride: int = 1, *, bias: bool = False
+) -> nn.Conv2d:
+    """A k × k convolution, padded; its weights start from N(0, √(2/(k² · outputs))), its biases from 0."""
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=bias)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def scaled(channels: int, width: float) -> int:
+    """Channels times the width factor, rounded, and at least one."""
+    return max(1, round(channels * width))
