@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from quasiglobal import algorithms, topology
 from quasiglobal.algorithms import ALGORITHMS, Algorithm, Wrapper
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.minimize import minimize
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,17 @@ def memory(algorithm: Algorithm) -> Fraction:
 
 
 def traffic(algorithm: Algorithm) -> Traffic:
-    """What a node sends on average over a cycle of the algorithm."""
-    steps = _cycle(algorithm)
-    engine = _Counter(topology.complete(2))
-    minimize(None, torch.zeros(4), algorithm, engine.topology, lr=1.0, steps=steps, engine=engine)
-    return Traffic(Fraction(engine.mixed, steps), Fraction(engine.averaged, steps))
+    """What a node sends, on average over a cycle of the algorithm's phases."""
+    phases = [algorithm.phase(t) for t in range(2, 2 + 2 * LONGEST)]
+    cycle = next((p for p in range(1, LONGEST) if phases[p:] == phases[:-p]), LONGEST)
+    times = Counter(phases[:cycle])
+    costs = {phase: _cost(algorithm, 2 + phases.index(phase)) for phase in times}
+    neighbours, everybody = (sum(times[phase] * costs[phase][k] for phase in times) for k in (0, 1))
+    return Traffic(Fraction(neighbours, cycle), Fraction(everybody, cycle))
+
+
+LONGEST = 2000
+"""The longest cycle of phases that is looked for."""
 
 
 def citation(algorithm: Algorithm) -> str:
@@ -79,7 +84,7 @@ def citation(algorithm: Algorithm) -> str:
     return algorithm.citation + inner
 
 
-class _Counter(Simulator):
+class _Counting(Simulator):
     mixed = 0
     averaged = 0
 
@@ -92,7 +97,9 @@ class _Counter(Simulator):
         return super().mean(tensor, among)
 
 
-def _cycle(algorithm: Algorithm) -> int:
-    """After how many steps the algorithm does the same again: τ, and its base's."""
-    tau = int(getattr(algorithm, "tau", 1))
-    return math.lcm(tau, _cycle(algorithm.base)) if isinstance(algorithm, Wrapper) else tau
+def _cost(algorithm: Algorithm, t: int) -> tuple[int, int]:
+    """How many tensors step t mixes, and how many it averages over everybody."""
+    engine = _Counting(topology.complete(2))
+    x = torch.zeros(2, 4)
+    engine.step(algorithm, x, x, algorithm.init(x), t=t, lr=torch.ones(()), full_gradient=torch.zeros_like)
+    return engine.mixed, engine.averaged

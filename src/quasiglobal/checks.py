@@ -71,6 +71,7 @@ class Problem:
     x0: Tensor
 
     def gradient(self, x: Tensor, t: int) -> Tensor:
+        """Each node's own, at its own x."""
         return self.curvature * (x - self.centre)
 
 
@@ -82,6 +83,7 @@ STEPS = 30
 
 
 def problem(seed: int = 0, n: int = N, d: int = 5, dtype: torch.dtype = torch.float64) -> Problem:
+    """A problem drawn from a seed, all nodes from one start."""
     generator = torch.Generator().manual_seed(seed)
     centre = torch.randn(n, d, generator=generator, dtype=torch.float64)
     curvature = 0.5 + torch.rand(n, d, generator=generator, dtype=torch.float64)
@@ -95,6 +97,7 @@ def rate(t: int) -> float:
 
 
 def run(algorithm: Algorithm, p: Problem, graph: Topology, **options: Any) -> Result:
+    """The battery's run: `STEPS` steps with the decaying rate, whatever W the algorithm would like better."""
     settings: dict[str, Any] = {"lr": rate, "steps": STEPS} | options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -102,6 +105,7 @@ def run(algorithm: Algorithm, p: Problem, graph: Topology, **options: Any) -> Re
 
 
 def differ(a: Tensor, b: Tensor) -> bool:
+    """Whether two results are apart by more than rounding."""
     scale = max(1.0, float(a.abs().max()))
     return not bool(((a - b).abs() <= TOLERANCE * scale).all())
 
@@ -130,12 +134,12 @@ class WatchingSimulator(Simulator):
     ) -> tuple[Tensor, State]:
         given = {"x": x, "g": g} | {f"state {name!r}": value for name, value in state.items()}
         before = {name: value.clone() for name, value in given.items()}
-        names = list(state)
+        entries = dict(state)
         result = super().advance(algorithm, x, g, state, node)
         for name, value in given.items():
             if not value.equal(before[name]):
                 raise Broken(f"step changed its input {name} in place; return new tensors")
-        if list(state) != names:
+        if state.keys() != entries.keys() or any(state[name] is not entries[name] for name in entries):
             raise Broken("step changed the dict `state`; return a new one")
         return result
 
@@ -216,15 +220,24 @@ def check_phase(algorithm: Algorithm) -> None:
             raise Broken("step branches on node.t in a way that phase(t) does not tell; override phase")
 
 
+ORDER = torch.tensor([3, 0, 5, 1, 4, 2])
+
+
+class RenamingSimulator(Simulator):
+    """Node i here is node ORDER[i] elsewhere, also when nodes are drawn at random."""
+
+    def sample(self, fraction: float, draw: Tensor) -> Tensor:
+        return super().sample(fraction, draw)[ORDER]
+
+
 def check_permutation(algorithm: Algorithm) -> None:
     """Renaming the nodes renames the result."""
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    p = problem()
-    permuted = Problem(p.centre[order], p.curvature[order], p.x0[order])
+    p, index = problem(), ORDER.numpy()
+    permuted = Problem(p.centre[ORDER], p.curvature[ORDER], p.x0[ORDER])
     for graph in GRAPHS:
-        index = order.numpy()
         renamed = topology.from_matrices([W[index][:, index] for W in graph.matrices])
-        if differ(run(algorithm, p, graph).history[:, order], run(algorithm, permuted, renamed).history):
+        result = run(algorithm, permuted, renamed, engine=RenamingSimulator(renamed))
+        if differ(run(algorithm, p, graph).history[:, ORDER], result.history):
             raise Broken("the result depends on the order of the nodes; combine rows by mix and mean alone")
 
 
@@ -270,6 +283,12 @@ def check_rates(algorithm: Algorithm) -> None:
     for ones in (torch.ones_like(p.x0[:, :1]), torch.ones_like(p.x0[:1])):
         if differ(plain, run(algorithm, p, GRAPHS[0], lr=lambda t, ones=ones: rate(t) * ones).history):
             raise Broken(f"a learning rate of shape {list(ones.shape)} changes the result; let it broadcast")
+    alike = Problem(*(part[:, :1].repeat(1, 2) for part in _parts(p)))
+    groups = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
+    slow, fast = (run(algorithm, alike, GRAPHS[0], lr=partial(_scaled, f)).history for f in (0.5, 1.0))
+    ways = run(algorithm, alike, GRAPHS[0], lr=lambda t: rate(t) * groups).history
+    if differ(slow, fast) and not differ(ways[..., 0], ways[..., 1]):
+        raise Broken("parameters with different learning rates move alike; let node.lr broadcast to x")
 
 
 def check_zero_rate(algorithm: Algorithm) -> None:

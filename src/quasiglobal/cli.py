@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import io
+import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 import quasiglobal as qg
 from quasiglobal.catalogue import Entry, catalogue, describe
@@ -21,12 +24,17 @@ from quasiglobal.paper.figures import FIGURES
 from quasiglobal.paper.figures import reproduce as make_figure
 from quasiglobal.report import plots
 
+Graph = Annotated[Positional[str], arg(metavar="GRAPH")]
+Name = Annotated[Positional[str | None], arg(metavar="NAME")]
+Folder = Annotated[Path, arg(metavar="FOLDER")]
+File = Annotated[Path, arg(metavar="FILE")]
+
 app = tyro.extras.SubcommandApp()
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False)
 
 
 @app.command
-def demo(out: Path = Path("out")) -> None:
+def demo(out: Folder = Path("out")) -> None:
     """Why local momentum struggles on heterogeneous data, and quasi-global momentum less so.
 
     Softmax regression on handwritten digits, 16 nodes on a ring, Dirichlet alpha = 0.1, under a minute.
@@ -34,30 +42,30 @@ def demo(out: Path = Path("out")) -> None:
     Args:
         out: The folder for demo.png, demo.svg and demo.csv.
     """
+    setting = demonstration.Setting()
     console.print(
-        "16 nodes on a ring, each with its own few kinds of digits (Dirichlet α = 0.1), learn to read all "
-        "ten.\nNobody sees another's images; neighbours average their models after each step.\n"
+        f"{setting.nodes} nodes on a ring, each with its own few kinds of digits (Dirichlet α = {setting.alpha:g}), "
+        "learn to read all ten.\nNobody sees another's images; neighbours average their models after each step.\n"
     )
-    total = len(demonstration.METHODS) * 30
     with _progress() as progress:
-        task = progress.add_task("", total=total)
+        task = progress.add_task("", total=len(setting.methods) * len(setting.evaluations))
         outcomes = demonstration.compare(
-            advance=lambda method: progress.update(task, advance=1, description=method)
+            setting, advance=lambda method: progress.update(task, advance=1, description=method)
         )
     rows = demonstration.numbers(outcomes)
-    table = Table("algorithm", "tuned lr", "test accuracy, %", "worst node", "averaged model", "Ξ²")
+    table = Table("algorithm", "tuned lr", "test accuracy, %", "worst node", "averaged model")
     for row in rows:
         table.add_row(
             f"{row['algorithm']}", f"{row['lr']:g}", f"{row['accuracy']:.1f} ± {row['std']:.1f}",
-            f"{row['worst_node']:.1f}", f"{row['averaged_model']:.1f}", f"{row['consensus_distance']:.2g}",
+            f"{row['worst_node']:.1f}", f"{row['averaged_model']:.1f}",
         )
     console.print(table)
     by_name = {str(row["algorithm"]): row for row in rows}
     local, quasi = by_name["dsgdm-n"], by_name["qg-dsgdm-n"]
     console.print(
         f"Local momentum (dsgdm-n) reaches {local['accuracy']:.1f}%, quasi-global momentum (qg-dsgdm-n) "
-        f"{quasi['accuracy']:.1f}%, with the same messages.\nMean ± std over 3 seeds of the nodes' own "
-        "models; each learning rate was chosen on validation images; sgdm-n is centralized."
+        f"{quasi['accuracy']:.1f}%, with the same messages.\nAccuracy is the mean of the nodes' own models, ± std over "
+        f"{len(setting.seeds)} seeds; learning rates are chosen on validation images; sgdm-n is centralized."
     )
     written = plots.save(demonstration.draw(outcomes), out, "demo")
     write_csv(out / "demo.csv", rows)
@@ -65,7 +73,7 @@ def demo(out: Path = Path("out")) -> None:
 
 
 @app.command
-def topology(graph: Positional[str], plot: Path | None = None, parameters: int = 272_474) -> None:
+def topology(graph: Graph, plot: File | None = None, parameters: int = 272_474) -> None:
     """Print what a topology is worth, and draw it.
 
     Args:
@@ -74,6 +82,8 @@ def topology(graph: Positional[str], plot: Path | None = None, parameters: int =
         plot: Draw the graph into this file (.png, .svg or .pdf).
         parameters: The size of the model for the traffic; the default is a ResNet-20.
     """
+    if parameters < 1:
+        raise qg.InputError(f"parameters must be >= 1, got {parameters}")
     chosen = qg.topology.parse(graph)
     table = Table(show_header=False, box=None)
     for name, value in _facts(chosen, parameters).items():
@@ -103,17 +113,23 @@ def _facts(graph: qg.Topology, parameters: int) -> dict[str, str]:
         "neighbours": f"{min(degrees)} to {max(degrees)}" if len(set(degrees)) > 1 else str(degrees[0]),
         "period": str(graph.period),
         "symmetric": "yes" if graph.is_symmetric else "no",
-        "doubly stochastic": "yes" if graph.is_doubly_stochastic else "no: the nodes' mean drifts",
+        "doubly stochastic": _stochastic(graph),
         "λ₂": number(graph.lambda_2, symmetric),
         "λ_min": number(graph.lambda_min, symmetric),
-        "ρ = 1 − σ₂²": number(graph.rho, "only for a doubly stochastic W"),
+        "ρ": number(graph.rho, "only for a doubly stochastic W"),
         "largest β in theory": f"{beta}  (β/(1 − β) ≤ ρ/21; practice uses 0.9)",
         "sent a step": f"{size / 1e6:.3f} MB a node on average, for {parameters:,} float32 parameters",
     }
 
 
+def _stochastic(graph: qg.Topology) -> str:
+    if graph.is_doubly_stochastic:
+        return "yes"
+    return "no: there are negative weights" if graph.keeps_mean else "no: the nodes' mean drifts"
+
+
 @app.command
-def algorithms(name: Positional[str | None] = None, markdown: bool = False, check: bool = False) -> None:
+def algorithms(name: Name = None, markdown: bool = False, check: bool = False) -> None:
     """List the algorithms: traffic, memory, what they need of W; or explain one.
 
     Args:
@@ -137,11 +153,14 @@ def algorithms(name: Positional[str | None] = None, markdown: bool = False, chec
         console.print(f"{name} passed {len(passed)} checks: {', '.join(passed)}")
         return
     entry = describe(name)
-    console.print(f"[bold]{name}[/bold]  {entry.citation}\n{chosen!r}\n")
-    print(inspect.getdoc(type(chosen)))
-    console.print()
+    print(f"{name}  ({entry.citation})\n{chosen!r}")
+    part: qg.Algorithm | None = chosen
+    while part is not None:
+        print(f"\n{inspect.getdoc(type(part))}")
+        part = getattr(part, "base", None)
+    print()
     for what, cell in zip(COLUMNS[1:4], entry.cells[1:4], strict=True):
-        console.print(f"{what}: {cell}")
+        print(f"{what}: {cell}")
 
 
 UNITS = (
@@ -165,7 +184,7 @@ def _as_markdown(entries: list[Entry]) -> str:
 
 
 @app.command
-def reproduce(name: Positional[str | None] = None, out: Path = Path("out")) -> None:
+def reproduce(name: Name = None, out: Folder = Path("out")) -> None:
     """Make a figure of the paper: a PNG, an SVG and its numbers as CSV. Without a name, list the figures.
 
     Args:
@@ -174,7 +193,7 @@ def reproduce(name: Positional[str | None] = None, out: Path = Path("out")) -> N
     """
     if name is None:
         for known, make in FIGURES.items():
-            console.print(f"[bold]{known:<18}[/bold] {(make.__doc__ or '').splitlines()[0]}")
+            console.print(f"{known:<18} {(make.__doc__ or '').splitlines()[0]}")
         return
     with console.status(f"making {name}"):
         made, written = make_figure(name, out)
@@ -184,14 +203,28 @@ def reproduce(name: Positional[str | None] = None, out: Path = Path("out")) -> N
 
 def main() -> None:
     """Run `qg`; bad input is one sentence and exit status 2, never a stack trace."""
-    warnings.showwarning = lambda message, *rest: console.print(f"[yellow]warning:[/yellow] {message}")
+    warnings.showwarning = lambda message, *rest: console.print(f"warning: {message}")
+    sys.path.insert(0, os.getcwd())             # for algorithms of your own, as package.module:Name
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if sys.argv[1:] == ["--version"]:
+        print(f"qg {qg.__version__}")
+        return
     try:
         app.cli(prog="qg", description=qg.__doc__.splitlines()[0])
+        sys.stdout.flush()
     except (qg.InputError, qg.CheckFailed, qg.Diverged) as error:
         print(f"qg: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:                     # somebody closed the pipe, as `qg algorithms | head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"qg: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _progress() -> Progress:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import networkx as nx
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -42,22 +44,23 @@ class Result:
 class Diverged(ArithmeticError):
     """A gradient or an iterate stopped being finite. `result` holds everything up to the step before."""
 
-    def __init__(self, what: str, step: int, node: int, result: Result) -> None:
+    def __init__(self, what: str, step: int, run: int, node: int, result: Result) -> None:
+        where = f"step {step}, node {node}" + (f" of run {run}" if run else "")
         super().__init__(
-            f"{what} is not finite at step {step}, node {node}; the {step - 1} steps before it are in "
-            "`.result`; try a smaller learning rate"
+            f"{what} is not finite at {where}; the {step - 1} steps before it are in `.result`; "
+            "try a smaller learning rate"
         )
-        self.step, self.node, self.result = step, node, result
+        self.step, self.run, self.node, self.result = step, run, node, result
 
 
 def minimize(
     gradient: Gradient | None,
     x0: ArrayLike | Tensor,
-    algorithm: str | Algorithm,
-    topology: str | Topology,
+    algorithm: str | Algorithm | type[Algorithm],
+    topology: str | Topology | nx.Graph[Any],
     lr: LearningRate,
     steps: int,
-    weight_decay: float = 0.0,
+    weight_decay: float | Tensor = 0.0,
     *,
     full_gradient: Callable[[Tensor], Any] | None = None,
     seed: int = 0,
@@ -69,12 +72,12 @@ def minimize(
 
     Args:
         gradient: gradient(x, t) → [n, d]; None stands for 0, as the gossip algorithms need no gradient.
-        x0: the start, [n, d] or [d] for the same start everywhere. Its dtype is the run's.
+        x0: the start, [n, d] or [d] for the same start everywhere. Its dtype, float32 or float64, is the run's.
         algorithm: a name with options, as `qg algorithms` lists them, or an `Algorithm`.
         topology: a name, as `qg topology` takes it, or a `Topology`.
         lr: a number, or lr(t) for t = 1, 2, …
         steps: the step to stop after, counted from the very start also when a run is resumed.
-        weight_decay: L2, added to the gradient as weight_decay · x.
+        weight_decay: L2, added to the gradient as weight_decay · x; a number, or a tensor as lr.
         full_gradient: full_gradient(x) → [n, d] over all of each node's data, which `mimelite` asks for;
             without it, the gradient at the same step.
         seed: what `mimelite` draws its clients from.
@@ -94,32 +97,39 @@ def minimize(
     """
     algorithm, topology = algorithms.algorithm(algorithm), parse(topology)
     engine = engine or Simulator(topology, seeds=(seed,))
+    if str(engine.topology) != str(topology):
+        raise InputError(f"the engine is for {engine.topology}, but the topology is {topology}; give one of them")
+    if gradient is not None and not callable(gradient):
+        raise InputError(f"gradient must be a function of (x, t), got {gradient!r}")
     _warn_of_w(algorithm, topology)
     x = _start(x0, engine)
     rates = _learning_rates(lr, steps, algorithm, x)
-    decay = _weight_decay(weight_decay)
+    decay = _rate(weight_decay, "weight_decay", x)
 
     def gradient_at(x: Tensor, t: int) -> Tensor:
         g = torch.zeros_like(x) if gradient is None else _as_gradient(gradient(x.clone(), t), x)
-        return g + decay * x if decay else g
+        return g + decay * x
 
     def full_gradient_at(x: Tensor, t: int) -> Tensor:
         if full_gradient is None:
             return gradient_at(x, t)
         return _as_gradient(full_gradient(x.clone()), x) + decay * x
 
-    result = resume or Result(x, x[None], algorithm.init(x), 0)
+    result = Result(x, x[None], algorithm.init(x), 0)
+    if resume is not None:
+        _check_resume(resume, result)
+        result = resume
     history = _room(result, steps) if keep_history else None
     for t in range(result.steps + 1, steps + 1):
         g = gradient_at(result.x, t)
         if not g.isfinite().all():
-            raise Diverged("the gradient", t, _first_bad_row(g), result)
+            raise Diverged("the gradient", t, *_first_bad(g, topology.n), result)
         full = partial(full_gradient_at, t=t)
         x, state = engine.step(
             algorithm, result.x, g, result.state, t=t, lr=rates[t - 1], full_gradient=full
         )
         if not x.isfinite().all():
-            raise Diverged("x", t, _first_bad_row(x), result)
+            raise Diverged("x", t, *_first_bad(x, topology.n), result)
         if history is not None:
             history[t] = x
         result = Result(x, x[None] if history is None else history[: t + 1], state, t)
@@ -130,60 +140,74 @@ def _warn_of_w(algorithm: Algorithm, topology: Topology) -> None:
     """Say where W is not what the algorithm needs."""
     needs = algorithm.needs
     if needs.doubly_stochastic and not topology.is_doubly_stochastic:
+        effect = "has negative weights" if topology.keeps_mean else "makes the nodes' mean drift to a weighted one"
         warnings.warn(
-            f"W of {topology} is not doubly stochastic: the nodes' mean drifts to a weighted one; "
-            "use Metropolis weights, as from_graph does",
+            f"W of {topology} is not doubly stochastic: it {effect}; use Metropolis weights, as from_graph does",
             stacklevel=3,
         )
     bound, lambda_min = needs.lambda_min_above, topology.lambda_min
-    if bound is not None and lambda_min is not None and lambda_min <= bound + TOLERANCE:
-        warnings.warn(
-            f"{type(algorithm).__name__} needs every eigenvalue of W above {bound:.4g}, but λ_min of "
-            f"{topology} is {lambda_min:.4g}: it may diverge; use (I + W)/2, the topology lazy/{topology}",
-            stacklevel=3,
+    if bound is not None and (lambda_min is None or lambda_min <= bound + TOLERANCE):
+        what = (
+            f"a fixed symmetric W, which {topology} is not: it may diverge; use a fixed undirected graph"
+            if lambda_min is None
+            else f"every eigenvalue of W above {bound:.4g}, but λ_min of {topology} is {lambda_min:.4g}: "
+            f"it may diverge; use (I + W)/2, the topology lazy/{topology}"
         )
+        warnings.warn(f"{type(algorithm).__name__} needs {what}", stacklevel=3)
 
 
 def _start(x0: ArrayLike | Tensor, engine: Simulator) -> Tensor:
     """x0 as [rows, d], checked."""
     try:
-        x = torch.as_tensor(x0).detach()
+        x = (x0 if isinstance(x0, Tensor) else torch.tensor(np.array(x0))).detach()
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"x0 must be an array of numbers, got {type(x0).__name__}") from None
-    if not x.is_floating_point():
+    if isinstance(x0, list | tuple) or not (x.is_floating_point() or x.is_complex()):
         x = x.to(torch.get_default_dtype())
+    if x.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"x0 must be float32 or float64, got {x.dtype}; models are mixed in full precision")
     if x.ndim == 1:
         x = x.expand(engine.rows, -1)
-    if x.ndim != 2 or len(x) != engine.rows:
+    if x.ndim != 2 or len(x) != engine.rows or x.shape[1] == 0:
         raise InputError(
             f"x0 must have shape [{engine.rows}, d] or [d] for the {engine.rows} nodes of {engine.topology}, "
             f"got {list(x.shape)}"
         )
     if not x.isfinite().all():
-        raise InputError(f"x0 is not finite at node {_first_bad_row(x)}; start from numbers")
+        raise InputError(f"x0 is not finite at node {_first_bad(x, engine.topology.n)[1]}; start from numbers")
     return x.clone()
 
 
 def _learning_rates(lr: LearningRate, steps: int, algorithm: Algorithm, x: Tensor) -> list[Tensor]:
     """The learning rate of every step, known before the first."""
-    if steps < 0:
-        raise InputError(f"steps must be >= 0, got {steps}")
-    schedule = lr if callable(lr) else lambda t: lr
-    rates = [torch.as_tensor(schedule(t), dtype=x.dtype, device=x.device) for t in range(1, steps + 1)]
+    if not isinstance(steps, int) or steps < 0:
+        raise InputError(f"steps must be a whole number >= 0, got {steps!r}")
+    if isinstance(lr, list | tuple):
+        raise InputError("lr must be a number, a tensor or a function; for a list of rates: lambda t: rates[t - 1]")
+    rates = [_rate(lr(t) if callable(lr) else lr, "lr", x, f" at step {t}") for t in range(1, steps + 1)]
     for t, rate in enumerate(rates, start=1):
-        try:
-            rate.expand_as(x)
-        except RuntimeError:
-            raise InputError(
-                f"lr must be a number or broadcast to x's {list(x.shape)}, got {list(rate.shape)} at step {t}"
-            ) from None
-        if not rate.isfinite().all() or (rate < 0).any():
-            raise InputError(f"lr must be finite and >= 0, got {rate.tolist()} at step {t}")
         if algorithm.divides_by_lr and (rate == 0).any():
             raise InputError(
                 f"lr is 0 at step {t}, but {type(algorithm).__name__} divides by lr; end the schedule above 0"
             )
     return rates
+
+
+def _rate(value: float | Tensor, what: str, x: Tensor, when: str = "") -> Tensor:
+    """A copy of a number >= 0, or of a tensor of them that broadcasts to x."""
+    try:
+        rate = torch.as_tensor(value, dtype=x.dtype, device=x.device).detach().clone()
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{what} must be a number or a tensor, got {value!r}{when}") from None
+    try:
+        rate.expand_as(x)
+    except RuntimeError:
+        raise InputError(
+            f"{what} must be a number or broadcast to x's {list(x.shape)}, got {list(rate.shape)}{when}"
+        ) from None
+    if not rate.isfinite().all() or (rate < 0).any():
+        raise InputError(f"{what} must be finite and >= 0, got {value}{when}")
+    return rate
 
 
 def _room(result: Result, steps: int) -> Tensor:
@@ -193,18 +217,26 @@ def _room(result: Result, steps: int) -> Tensor:
     return torch.cat([result.history, result.x.new_empty(max(steps - result.steps, 0), *result.x.shape)])
 
 
-def _weight_decay(weight_decay: float) -> float:
-    if not 0 <= weight_decay < float("inf"):
-        raise InputError(f"weight_decay must be finite and >= 0, got {weight_decay}")
-    return weight_decay
+def _check_resume(resume: Result, fresh: Result) -> None:
+    """Whether an earlier result can be of the same run."""
+    if not isinstance(resume, Result):
+        raise InputError(f"resume must be an earlier Result, got {type(resume).__name__}")
+    if resume.x.shape != fresh.x.shape or resume.x.dtype != fresh.x.dtype or set(resume.state) != set(fresh.state):
+        raise InputError("the run to resume is of another algorithm, size or type; give the one that x0 started")
 
 
 def _as_gradient(g: Any, x: Tensor) -> Tensor:
-    values = torch.as_tensor(g)
-    if values.shape != x.shape:
-        raise InputError(f"gradient must return shape {list(x.shape)}, like x, got {list(values.shape)}")
-    return values.detach().to(x)
+    """A copy of what the user's function returned: it may reuse its storage."""
+    try:
+        values = torch.as_tensor(g)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"gradient must return shape {list(x.shape)}, like x, got {type(g).__name__}") from None
+    if values.shape != x.shape or values.is_complex():
+        kind = "complex " if values.is_complex() else ""
+        raise InputError(f"gradient must return shape {list(x.shape)}, like x, got {kind}{list(values.shape)}")
+    return values.detach().to(x, copy=True)
 
 
-def _first_bad_row(values: Tensor) -> int:
-    return int((~values.isfinite()).any(dim=1).nonzero()[0])
+def _first_bad(values: Tensor, n: int) -> tuple[int, int]:
+    """The run and the node of the first row that is not finite."""
+    return divmod(int((~values.isfinite()).any(dim=1).nonzero()[0]), n)

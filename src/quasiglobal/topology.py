@@ -22,6 +22,9 @@ Matrix = NDArray[np.float64]
 TOLERANCE = 1e-9
 """How far a row sum may be from 1, and W from its transpose, for rounding."""
 
+LARGEST = 10_000
+"""Nodes, and steps of a period: W is a dense matrix."""
+
 
 @dataclass(frozen=True, eq=False)
 class Topology:
@@ -42,8 +45,12 @@ class Topology:
     def __post_init__(self) -> None:
         if not self.matrices:
             raise InputError(f"{self.name} has no matrix; give at least one W")
-        for W in self.matrices:
-            _check_matrix(W, self.name, self.n)
+        if self.period > LARGEST:
+            raise InputError(f"{self.name} repeats after {self.period} steps; the most is {LARGEST}")
+        for W in {id(W): W for W in self.matrices}.values():
+            _check_matrix(W, self.name)
+        if len({W.shape for W in self.matrices}) > 1:
+            raise InputError(f"{self.name}: each W must be of one size")
         _check_connected(self._links(), self.name)
 
     def __str__(self) -> str:
@@ -86,10 +93,13 @@ class Topology:
 
     @cached_property
     def is_doubly_stochastic(self) -> bool:
-        """Whether columns too sum to 1, so that mixing keeps the nodes' mean, and no weight is negative."""
-        return all(
-            np.allclose(W.sum(axis=0), 1, rtol=0, atol=TOLERANCE) and W.min() >= 0 for W in self.matrices
-        )
+        """Whether the columns too sum to 1, so that mixing keeps the nodes' mean, and no weight is negative."""
+        return self.keeps_mean and all(W.min() >= -TOLERANCE for W in self.matrices)
+
+    @cached_property
+    def keeps_mean(self) -> bool:
+        """Whether the columns of every W sum to 1."""
+        return all(np.allclose(W.sum(axis=0), 1, rtol=0, atol=TOLERANCE) for W in self.matrices)
 
     @property
     def lambda_2(self) -> float | None:
@@ -103,7 +113,7 @@ class Topology:
 
     @cached_property
     def rho(self) -> float | None:
-        """The paper's ρ: one step of mixing shrinks ‖X − X̄‖² to a share 1 − ρ or less.
+        """The paper's ρ: mixing shrinks ‖X − X̄‖² to a share 1 − ρ or less, on average over a period.
 
         1 − σ₂(W)² of a fixed W; in general 1 − λ_max of the mean of (W − J)ᵀ(W − J) over a period. Defined
         for doubly stochastic W only.
@@ -131,8 +141,10 @@ class Topology:
 
     def every(self, k: int) -> Topology:
         """Gossip each k-th step and W = I between: local steps are a topology."""
-        if k < 1:
-            raise InputError(f"every needs a whole number of steps >= 1, got {k}")
+        if not isinstance(k, int) or k < 1 or k * self.period > LARGEST:
+            raise InputError(
+                f"every needs a whole number of steps >= 1, and at most {LARGEST} in a period, got {k}"
+            )
         local = [np.eye(self.n)] * (k - 1)
         steps = [W for gossip in self.matrices for W in (*local, gossip)]
         return Topology(f"every:{k}/{self.name}", tuple(steps))
@@ -140,7 +152,7 @@ class Topology:
     def _links(self, t: int | None = None) -> NDArray[np.bool_]:
         """Where row i receives from another node j: at step t, or at some step of a period."""
         chosen = self.matrices if t is None else [self.weights(t)]
-        links = np.any([W != 0 for W in chosen], axis=0)
+        links = np.any([W != 0 for W in {id(W): W for W in chosen}.values()], axis=0)
         np.fill_diagonal(links, False)
         return np.asarray(links)
 
@@ -153,7 +165,7 @@ class Topology:
 
 def ring(n: int) -> Topology:
     """n ≥ 3 nodes in a circle, 1/3 for each neighbour and itself."""
-    if n < 3:
+    if _nodes("ring", n) < 3:
         raise InputError(f"ring needs n >= 3, got {n}; use complete({max(n, 1)})")
     W = sum(np.roll(np.eye(n), shift, axis=1) for shift in (-1, 0, 1)) / 3
     return Topology(f"ring:{n}", (np.asarray(W),))
@@ -161,7 +173,7 @@ def ring(n: int) -> Topology:
 
 def torus(n: int) -> Topology:
     """A square grid of n = side² ≥ 9 nodes with opposite edges joined, 1/5 for each of the five."""
-    side = math.isqrt(max(n, 0))
+    side = math.isqrt(max(_nodes("torus", n), 0))
     if side * side != n or side < 3:
         raise InputError(f"torus needs n = side * side with side >= 3, got {n}; use {_near_square(n)}")
     graph = nx.relabel_nodes(nx.grid_2d_graph(side, side, periodic=True), lambda at: at[0] * side + at[1])
@@ -170,14 +182,14 @@ def torus(n: int) -> Topology:
 
 def complete(n: int) -> Topology:
     """Everybody with everybody, 1/n each; complete(1) is a single node."""
-    if n < 1:
+    if _nodes("complete", n) < 1:
         raise InputError(f"complete needs n >= 1, got {n}")
     return Topology(f"complete:{n}", (np.full((n, n), 1 / n),))
 
 
 def star(n: int) -> Topology:
     """Node 0 in the middle and n − 1 ≥ 1 leaves, Metropolis weights."""
-    if n < 2:
+    if _nodes("star", n) < 2:
         raise InputError(f"star needs n >= 2, got {n}; use complete(1)")
     return Topology(f"star:{n}", (_metropolis(nx.star_graph(n - 1), range(n)),))
 
@@ -194,7 +206,7 @@ def one_peer_exponential(n: int) -> Topology:
     M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic gradient push for distributed deep learning.
     ICML 2019.
     """
-    if n < 2:
+    if _nodes("one-peer-exponential", n) < 2:
         raise InputError(f"one-peer-exponential needs n >= 2, got {n}; use complete(1)")
     hops = [2**k for k in range(math.ceil(math.log2(n)))]
     matrices = tuple((np.eye(n) + np.roll(np.eye(n), hop, axis=0)) / 2 for hop in hops)
@@ -206,8 +218,8 @@ def from_graph(graph: nx.Graph[Any], weight: str | None = None, name: str = "gra
 
     An undirected graph gets Metropolis weights 1/(1 + max degree). With `weight`, and always for a directed
     graph (there "weight" by default), the edge attribute of that name is w: an edge u → v of weight w means
-    that v receives u's model with weight w. What is missing to 1 is the node's own weight, unless a
-    self-loop states it.
+    that v receives u's model with weight w; parallel edges add up. What is missing to 1 is the node's own
+    weight, unless a self-loop states it.
 
     >>> import networkx as nx
     >>> from_graph(nx.path_graph(3)).weights()[0].round(3).tolist()
@@ -228,41 +240,63 @@ def from_graph(graph: nx.Graph[Any], weight: str | None = None, name: str = "gra
     W = np.zeros((len(nodes), len(nodes)))
     place = {node: i for i, node in enumerate(nodes)}
     for u, v, w in graph.edges(data=weight):
-        W[place[v], place[u]] = w
-        if not graph.is_directed():
-            W[place[u], place[v]] = w
+        if not isinstance(w, int | float):
+            raise InputError(f"the weight of edge {u} -> {v} of {name} must be a number, got {w!r}")
+        W[place[v], place[u]] += w
+        if not graph.is_directed() and u != v:
+            W[place[u], place[v]] += w
     for node, i in place.items():
         if not graph.has_edge(node, node):
             W[i, i] = 1 - W[i].sum()
     return Topology(name, (W,))
 
 
-def from_matrices(matrices: Sequence[ArrayLike], name: str = "matrices") -> Topology:
-    """Given mixing matrices, one a step, repeated for ever."""
+def from_matrices(matrices: Sequence[ArrayLike] | Matrix, name: str = "matrices") -> Topology:
+    """Given mixing matrices, one a step, repeated for ever; a rounding of float32 goes to the diagonal."""
     try:
-        arrays = tuple(np.array(W, dtype=np.float64) for W in matrices)
+        one = isinstance(matrices, np.ndarray) and matrices.ndim == 2
+        arrays = [np.array(W, dtype=np.float64) for W in ([matrices] if one else matrices)]
     except (TypeError, ValueError):
         raise InputError(f"{name}: each W must be a square array of numbers") from None
-    return Topology(name, arrays)
+    for W in arrays:
+        if W.ndim == 2 and W.shape[0] == W.shape[1] and np.abs(W.sum(axis=1) - 1).max(initial=0) < 1e-6:
+            W[np.diag_indices(len(W))] += 1 - W.sum(axis=1)
+    return Topology(name, tuple(arrays))
 
 
 def from_file(path: str) -> Topology:
-    """An edge list: a line `u v` per link, or `u v weight`; `#` begins a comment."""
+    """An edge list: a line `u v` per link, or `u v weight`; `#` begins a comment. Nodes are sorted by name."""
+    links: dict[frozenset[str], float | None] = {}
+    for number, line in enumerate(_lines(path), start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        try:
+            weight = float(words[2]) if len(words) == 3 else None
+        except ValueError:
+            words = []
+        if len(words) not in (2, 3):
+            raise InputError(f"line {number} of {path} is not a link; write 'u v' or 'u v weight'")
+        if links.setdefault(frozenset(words[:2]), weight) != weight:
+            raise InputError(f"line {number} of {path} gives the link {words[0]} {words[1]} another weight; keep one")
+    names = {name for link in links for name in link}
+    graph: nx.Graph[str] = nx.Graph()
+    graph.add_nodes_from(sorted(names, key=int) if all(map(str.isdigit, names)) else sorted(names))
+    for link, weight in links.items():
+        u, v = (*link, *link)[:2]
+        graph.add_edge(u, v, **({} if weight is None else {"weight": weight}))
+    weighted = any(weight is not None for weight in links.values())
+    return from_graph(graph, "weight" if weighted else None, name=f"file:{path}")
+
+
+def _lines(path: str) -> list[str]:
     try:
-        graph = nx.read_edgelist(path, data=(("weight", float),))
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read().splitlines()
     except OSError as error:
         raise InputError(f"cannot read the edge list {path}: {error.strerror}") from None
-    except (TypeError, IndexError, ValueError, UnicodeDecodeError):
-        raise InputError(f"{path} is not an edge list; write a line 'u v' or 'u v weight' per link") from None
-    try:
-        order: list[str] = sorted(graph, key=int)
-    except ValueError:
-        order = sorted(graph)
-    ordered: nx.Graph[str] = nx.Graph()
-    ordered.add_nodes_from(order)
-    ordered.add_edges_from(graph.edges(data=True))
-    weighted = any(w is not None for _, _, w in graph.edges(data="weight"))
-    return from_graph(ordered, "weight" if weighted else None, name=f"file:{path}")
+    except (UnicodeDecodeError, ValueError):
+        raise InputError(f"{path} is not a text file; write a line 'u v' or 'u v weight' per link") from None
 
 
 SIZED: dict[str, Callable[[int], Topology]] = {
@@ -275,7 +309,7 @@ SIZED: dict[str, Callable[[int], Topology]] = {
 """The constructors that `parse` knows by `name:n`."""
 
 
-def parse(text: str | Topology) -> Topology:
+def parse(text: str | Topology | nx.Graph[Any]) -> Topology:
     """The topology that a text names: ring:16, torus:16, complete:4, star:5, social,
     one-peer-exponential:16, file:graph.edgelist, every:4/ring:16 (local steps), lazy/ring:16 ((I + W)/2).
 
@@ -284,6 +318,10 @@ def parse(text: str | Topology) -> Topology:
     """
     if isinstance(text, Topology):
         return text
+    if isinstance(text, nx.Graph):
+        return from_graph(text)
+    if not isinstance(text, str):
+        raise InputError(f"a topology is a name, a Topology or a networkx graph, got {text!r}; try 'ring:16'")
     name, _, argument = text.partition(":")
     if text.startswith("lazy/"):
         return parse(text.removeprefix("lazy/")).lazy()
@@ -294,8 +332,12 @@ def parse(text: str | Topology) -> Topology:
         return parse(rest).every(_whole(k, text))
     if text == "social":
         return social()
+    if name == "social":
+        raise InputError(f"social has its own 32 nodes, got {text!r}; write social")
     if name in SIZED:
         return SIZED[name](_whole(argument, text))
+    if name in ("", "lazy"):
+        raise InputError(f"a topology is missing in {text!r}; write one, as in ring:16, every:4/ring:16, lazy/ring:16")
     raise unknown("topology", name, [*SIZED, "social", "file", "every", "lazy"])
 
 
@@ -304,6 +346,14 @@ def _whole(digits: str, text: str) -> int:
         return int(digits)
     except ValueError:
         raise InputError(f"topology {text!r} needs a whole number, as in ring:16, every:4/ring:16") from None
+
+
+def _nodes(name: str, n: int) -> int:
+    if not isinstance(n, int) or isinstance(n, bool):
+        raise InputError(f"{name} needs a whole number of nodes, got {n!r}")
+    if n > LARGEST:
+        raise InputError(f"{name} has at most {LARGEST} nodes here, got {n}: W is a dense matrix")
+    return n
 
 
 def _near_square(n: int) -> str:
@@ -321,16 +371,16 @@ def _metropolis(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
     return np.asarray(W + np.diag(1 - W.sum(axis=1)))
 
 
-def _check_matrix(W: Matrix, name: str, n: int) -> None:
-    if W.ndim != 2 or W.shape != (n, n) or n < 1:
-        raise InputError(f"{name}: each W must be a square matrix of one size, got shape {list(W.shape)}")
+def _check_matrix(W: Matrix, name: str) -> None:
+    if W.ndim != 2 or W.shape[0] != W.shape[1] or W.size == 0:
+        raise InputError(f"{name}: each W must be a square matrix, got shape {list(W.shape)}")
     if not np.isfinite(W).all():
         raise InputError(f"{name}: W has an entry that is not a number; every weight must be finite")
     sums = W.sum(axis=1)
     worst = int(np.abs(sums - 1).argmax())
     if abs(sums[worst] - 1) > TOLERANCE:
         raise InputError(
-            f"{name}: each row of W must sum to 1, but row {worst} sums to {sums[worst]:.6g}; "
+            f"{name}: each row of W must sum to 1, but row {worst} sums to {sums[worst]:.9g}; "
             "put what is missing on its diagonal"
         )
 
@@ -340,5 +390,5 @@ def _check_connected(links: NDArray[np.bool_], name: str) -> None:
     if not nx.is_strongly_connected(graph):
         parts = nx.number_strongly_connected_components(graph)
         raise InputError(
-            f"{name} is not connected: it falls into {parts} parts that never hear of each other; add an edge"
+            f"{name} is not connected: it falls into {parts} parts that do not all hear of each other; add an edge"
         )

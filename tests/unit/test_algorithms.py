@@ -8,7 +8,7 @@ import quasiglobal as qg
 from quasiglobal.algorithms.quasi_global import QGDSGDm
 from quasiglobal.algorithms.sgd import DSGDm
 from quasiglobal.algorithms.slowmo import SlowMo
-from quasiglobal.catalogue import catalogue, describe
+from quasiglobal.catalogue import catalogue, describe, traffic
 
 NAMES = [
     "sgd", "sgdm", "sgdm-n", "adam", "dsgd", "dsgdm", "dsgdm-n", "dadam", "qg-dsgdm", "qg-dsgdm-n",
@@ -43,17 +43,52 @@ def test_wrappers_take_a_base_and_its_options():
     base = DSGDm(nesterov=True, beta=0.8)
     assert qg.algorithm("slowmo:beta=0.5,base.beta=0.8") == SlowMo(base=base, beta=0.5)
     assert qg.algorithm("slowmo:nesterov=false").base == DSGDm()
+    assert qg.algorithm("slowmo:base.beta=0.3,base=dsgdm").base == DSGDm(beta=0.3)
+    assert qg.algorithm("slowmo:base=sgdm,nesterov=true").base.base == DSGDm(nesterov=True)
 
 
 def test_an_instance_is_its_own_name():
     algorithm = QGDSGDm(beta=0.3)
     assert qg.algorithm(algorithm) is algorithm
+    assert qg.algorithm(QGDSGDm) == QGDSGDm()
 
 
 def test_your_own_by_its_path():
     path = "quasiglobal.algorithms.quasi_global:QGDSGDm"
     assert qg.algorithm(path) == QGDSGDm()
     assert qg.algorithm(f"{path}:tau=3") == QGDSGDm(tau=3)
+
+
+def test_your_own_may_have_options_without_a_default(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nimport quasiglobal as qg\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Mine(qg.Algorithm):\n    k: int\n"
+    )
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert qg.algorithm("mine:Mine:k=3").k == 3
+    with pytest.raises(qg.InputError, match=r"cannot make mine:Mine: .*'k'"):
+        qg.algorithm("mine:Mine")
+    with pytest.raises(qg.InputError, match=r"cannot import broken .* division by zero"):
+        qg.algorithm("broken:Mine")
+
+
+WRONG = {
+    "unknown sync 'momentun'; did you mean 'momentum'": lambda: DSGDm(sync="momentun"),
+    "over=all says with whom": lambda: DSGDm(over="all"),
+    "tau must be a whole number, got 2.5": lambda: QGDSGDm(tau=2.5),
+    "beta must be a number, got '0.9'": lambda: QGDSGDm(beta="0.9"),
+    "nesterov must be true or false, got 1": lambda: QGDSGDm(nesterov=1),
+    "base must be an algorithm, got 'dsgdm'": lambda: SlowMo(base="dsgdm"),
+    "alpha must be finite, got nan": lambda: SlowMo(base=DSGDm(), alpha=float("nan")),
+    "an algorithm is a name or an Algorithm, got None": lambda: qg.algorithm(None),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_options_are_checked_in_python_too(words):
+    with pytest.raises(qg.InputError, match=words):
+        WRONG[words]()
 
 
 BAD = {
@@ -65,18 +100,22 @@ BAD = {
     "sgdm:neterov=true": "did you mean 'nesterov'?",
     "qg-dsgdm:beta": "option 'beta' of qg-dsgdm needs a value",
     "qg-dsgdm:beta=high": "beta of qg-dsgdm must be a number, got 'high'",
-    "qg-dsgdm:beta=nan": "beta must be in [0, 1], got nan",
+    "qg-dsgdm:beta=nan": "beta of qg-dsgdm must be finite, got nan",
     "qg-dsgdm:beta=1.5": "beta must be in [0, 1], got 1.5",
-    "qg-dsgdm:tau=0": "tau must be in [1, inf], got 0",
+    "qg-dsgdm:tau=0": "tau must be in [1, inf), got 0",
     "qg-dsgdm:tau=1.5": "tau of qg-dsgdm must be a whole number, got '1.5'",
     "qg-dsgdm:nesterov=yes": "nesterov of qg-dsgdm must be true or false, got 'yes'",
     "dsgdm:sync=momentun": "did you mean 'momentum'?",
     "dmsgd:option=3": "known: 1, 2",
     "slowmo:base=dsgdn": "did you mean 'dsgd'?",
-    "slowmo:alpha=inf": "alpha of slowmo must be finite, got 'inf'",
-    "mimelite:participation=2": "participation must be in [0, 1], got 2.0",
-    "dadam:beta2=-1": "beta2 must be in [0, 1], got -1.0",
+    "slowmo:alpha=inf": "alpha of slowmo must be finite, got inf",
+    "mimelite:participation=2": "participation must be in (0, 1], got 2.0",
+    "dadam:beta2=-1": "beta2 must be in [0, 1), got -1.0",
     "no.such.module:Name": "cannot import no.such.module",
+    "nomodule:Name": "cannot import nomodule",
+    "dadam:eps=0": "eps must be in (0, inf), got 0.0",
+    "dadam:beta2=1": "beta2 must be in [0, 1), got 1.0",
+    "dsgdm:over=all": "over=all says with whom to synchronize",
     "quasiglobal.algorithms:Nothing": "has no 'Nothing'",
     "quasiglobal.algorithms.base:Node": "is not an Algorithm",
 }
@@ -109,10 +148,22 @@ def test_options_change_the_cost():
     assert str(describe("slowmo:average=false").traffic) == "1"
     assert describe("slowmo:buffers=average,tau=6").traffic.everybody == Fraction(2, 6)
     assert describe("qg-dsgdm:tau=3,released=true").memory == 2
+    assert str(describe("slowmo:tau=1000").traffic) == "1 + 1/1000 to all"
+
+
+def test_traffic_is_found_by_the_phases_alone():
+    class EveryThird(qg.Algorithm):
+        def step(self, x, g, state, node):
+            return node.mix(x) if self.phase(node.t) else x, state
+
+        def phase(self, t):
+            return t % 3 == 0
+
+    assert str(traffic(EveryThird())) == "1/3"
 
 
 def test_d2_says_what_it_needs_of_w():
-    assert describe("d2").needs == "doubly stochastic, λ_min > -0.333"
+    assert describe("d2").needs == "doubly stochastic, fixed, symmetric, λ_min > -0.333"
     assert describe("sgd").needs == "nothing"
 
 

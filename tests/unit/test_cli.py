@@ -63,7 +63,12 @@ BAD = {
     ("topology", "file:no-such-file"): "qg: cannot read the edge list no-such-file",
     ("algorithms", "qg-dsgd"): "qg: unknown algorithm 'qg-dsgd'; did you mean 'qg-dsgdm'?",
     ("reproduce", "figure-3d"): "qg: unknown figure 'figure-3d'; did you mean 'figure-2d'?",
-    ("algorithms", "mimelite:participation=0.5", "--check"): "qg: MimeLite failed 1 of 12 checks",
+    ("algorithms", "quasiglobal.algorithms.base:Algorithm", "--check"): "qg: Algorithm failed",
+    ("topology", "ring:4", "--parameters", "-5"): "qg: parameters must be >= 1, got -5",
+    ("topology", "ring:4", "--plot", "graph.pgf"): "qg: cannot draw into graph.pgf",
+    ("topology", "ring:4", "--plot", "/dev/null/graph.png"): "qg: cannot write /dev/null/graph.png",
+    ("reproduce", "figure-topology", "--out", "/dev/null"): "qg: cannot write /dev/null/figure-topology.png",
+    ("algorithms", "no_such_module:Name"): "qg: cannot import no_such_module",
 }
 
 
@@ -80,12 +85,46 @@ def test_no_stack_trace_from_a_real_process(tmp_path):
     done = qg("topology", f"file:{tmp_path}/two")
     assert done.returncode == 2
     assert done.stderr == (
-        f"qg: file:{tmp_path}/two is not connected: it falls into 2 parts that never hear of each other; "
-        "add an edge\n"
+        f"qg: file:{tmp_path}/two is not connected: it falls into 2 parts that do not all hear of each "
+        "other; add an edge\n"
     )
     done = qg("topologi")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_brackets_in_a_name_are_not_markup(monkeypatch, capsys, tmp_path):
+    folder = tmp_path / "a[" / "b]"
+    status, out, _ = inside(monkeypatch, capsys, "reproduce", "figure-topology", "--out", str(folder))
+    assert status == 0
+    assert "a[" in out
+    assert (folder / "figure-topology.csv").exists()
+
+
+def test_a_closed_pipe_and_a_full_disk_end_quietly():
+    command = f"{sys.executable} -m quasiglobal algorithms --markdown"
+    piped = subprocess.run(f"{command} | head -1", shell=True, capture_output=True, text=True, check=True)
+    assert piped.stdout.startswith("| algorithm")
+    assert piped.stderr == ""
+    full = subprocess.run(f"{command} > /dev/full", shell=True, capture_output=True, text=True, check=False)
+    assert full.returncode == 2
+    assert full.stderr == "qg: No space left on device\n"
+
+
+def test_your_own_algorithm_is_found_from_where_you_are(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import quasiglobal as qg\nclass Mine(qg.Algorithm):\n    pass\n"
+        "    def step(self, x, g, state, node):\n        return node.mix(x - node.lr * g), state\n"
+    )
+    script = f"import os; os.chdir({str(tmp_path)!r}); from quasiglobal.cli import main; main()"
+    command = [sys.executable, "-c", script, "algorithms", "mine:Mine", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "mine:Mine passed 12 checks" in done.stdout
+
+
+def test_version(monkeypatch, capsys):
+    assert inside(monkeypatch, capsys, "--version")[1] == "qg 0.1.0\n"
 
 
 def test_algorithms_lists_and_explains(monkeypatch, capsys):
@@ -96,6 +135,7 @@ def test_algorithms_lists_and_explains(monkeypatch, capsys):
     _, text, _ = inside(monkeypatch, capsys, "algorithms", "slowmo:tau=6")
     assert "Wang et al. 2020" in text
     assert "1 + 1/6 to all" in text
+    assert "x_i ← Σ_j w_ij (x_j − η m_j)" in text, "the base's equation too"
     status, text, _ = inside(monkeypatch, capsys, "algorithms", "qg-dsgdm", "--check")
     assert status == 0
     assert "passed 12 checks" in text

@@ -9,7 +9,7 @@ import quasiglobal as qg
 from quasiglobal import topology
 from quasiglobal.measures import path_length
 from quasiglobal.paper import figures
-from quasiglobal.paper.demo import compare, draw, numbers
+from quasiglobal.paper.demo import Setting, compare, draw, numbers
 from quasiglobal.tasks.toy import rosenbrock, winding_valley
 
 FAST = ["figure-2d", "figure-topology"]
@@ -151,7 +151,7 @@ def test_linear_speedup_at_full_size():
 
 
 def test_the_demo_shows_what_it_says():
-    outcomes = compare(rates=(0.1, 0.2), seeds=(0,), steps=120, every=60)
+    outcomes = compare(Setting(rates=(0.1, 0.2), seeds=(0,), steps=120, every=60))
     rows = {row["algorithm"]: row for row in numbers(outcomes)}
     assert rows["qg-dsgdm-n"]["accuracy"] > rows["dsgdm-n"]["accuracy"] + 1
     assert rows["sgdm-n"]["accuracy"] > rows["qg-dsgdm-n"]["accuracy"]

@@ -4,6 +4,7 @@ import torch
 
 import quasiglobal as qg
 from quasiglobal import topology
+from quasiglobal.engines.simulator import Simulator
 
 TARGET = torch.arange(8.0, dtype=torch.float64)[:, None].expand(8, 3)
 
@@ -83,6 +84,34 @@ def test_a_gradient_by_autograd_works():
     assert run(gradient=gradient).history.equal(run().history)
 
 
+@pytest.mark.parametrize("name", qg.ALGORITHMS)
+def test_a_gradient_that_reuses_its_storage_does_no_harm(name):
+    buffer = torch.empty(8, 3, dtype=torch.float64)
+    reused = run(gradient=lambda x, t: torch.sub(x, TARGET, out=buffer), algorithm=name, graph="lazy/ring:8", steps=20)
+    assert reused.history.equal(run(algorithm=name, graph="lazy/ring:8", steps=20).history)
+
+
+def test_a_schedule_that_reuses_its_storage_does_no_harm():
+    rate = torch.zeros(())
+    assert run(lr=lambda t: rate.fill_(0.1 / t)).history.equal(run(lr=lambda t: torch.tensor(0.1 / t)).history)
+    assert not run(lr=torch.tensor(0.1, requires_grad=True)).x.requires_grad
+
+
+def test_weight_decay_may_differ_by_parameter():
+    decay = torch.tensor([[0.0, 0.1, 0.2]], dtype=torch.float64)
+    together = run(torch.ones(3, dtype=torch.float64), weight_decay=decay).history
+    for column, value in enumerate((0.0, 0.1, 0.2)):
+        alone = run(torch.ones(3, dtype=torch.float64), weight_decay=value).history
+        torch.testing.assert_close(together[..., column], alone[..., column], rtol=0, atol=1e-15)
+
+
+def test_a_result_of_another_run_is_not_resumed():
+    other = run(algorithm="dsgdm")
+    for options in ({"algorithm": "qg-dsgdm"}, {"x0": torch.zeros(3)}, {"x0": torch.zeros(4, dtype=torch.float64)}):
+        with pytest.raises(qg.InputError, match="of another algorithm, size or type"):
+            run(resume=other, **{"algorithm": "dsgdm", "gradient": None} | options)
+
+
 def test_no_gradient_is_gossip():
     x0 = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     result = run(x0, algorithm="gossip", gradient=None, steps=200)
@@ -127,7 +156,23 @@ BAD = {
     "lr must be a number or broadcast to x's [8, 3], got [5] at step 1": {"lr": torch.ones(5)},
     "lr is 0 at step 4, but QGDSGDm divides by lr; end the schedule above 0": {
         "algorithm": "qg-dsgdm", "lr": lambda t: 0.1 * (t < 4)},
-    "steps must be >= 0, got -1": {"steps": -1},
+    "steps must be a whole number >= 0, got -1": {"steps": -1},
+    "steps must be a whole number >= 0, got 2.5": {"steps": 2.5},
+    "lr must be a number or a tensor, got 'fast' at step 1": {"lr": "fast"},
+    "lr must be a number or a tensor, got None at step 1": {"lr": lambda t: None},
+    "for a list of rates: lambda t: rates[t - 1]": {"lr": [0.1, 0.05, 0.01]},
+    "weight_decay must be a number or a tensor, got 'some'": {"weight_decay": "some"},
+    "x0 must be float32 or float64, got torch.bfloat16": {"x0": torch.zeros(3, dtype=torch.bfloat16)},
+    "x0 must be float32 or float64, got torch.complex64": {"x0": torch.zeros(3, dtype=torch.complex64)},
+    "x0 must have shape [8, d] or [d] for the 8 nodes of ring:8, got [8, 0]": {"x0": torch.zeros(0)},
+    "for the 8 nodes of ring:8, got []": {"x0": 1.0},
+    "gradient must return shape [8, 3], like x, got NoneType": {"gradient": lambda x, t: None},
+    "gradient must return shape [8, 3], like x, got complex [8, 3]": {"gradient": lambda x, t: x + 1j},
+    "gradient must be a function of (x, t), got 3": {"gradient": 3},
+    "resume must be an earlier Result, got str": {"resume": "run"},
+    "the engine is for ring:5, but the topology is ring:8": {"engine": Simulator(topology.ring(5))},
+    "a topology is a name": {"graph": 8},
+    "an algorithm is a name": {"algorithm": 8},
     "weight_decay must be finite and >= 0, got -0.1": {"weight_decay": -0.1},
     "did you mean 'dsgdm'": {"algorithm": "dsgdmm"},
     "did you mean 'ring'": {"graph": "rung:8"},
@@ -169,6 +214,14 @@ def test_a_gradient_that_turns_nan_stops_with_step_and_node_and_keeps_the_histor
     assert rest.history.equal(run(algorithm="qg-dsgdm", steps=20).history)
 
 
+def test_divergence_names_the_run_and_its_node():
+    engine = Simulator(topology.ring(8), seeds=(0, 1, 2))
+    g = torch.zeros(24, 3, dtype=torch.float64)
+    g[19] = torch.inf
+    with pytest.raises(qg.Diverged, match="step 1, node 3 of run 2"):
+        run(torch.zeros(24, 3, dtype=torch.float64), gradient=lambda x, t: g, engine=engine)
+
+
 def test_an_iterate_that_overflows_stops_too():
     with pytest.raises(qg.Diverged, match="x is not finite at step"):
         run(lr=1e200, steps=20)
@@ -179,10 +232,13 @@ def test_d2_warns_on_an_even_ring_and_names_the_remedy():
         run(algorithm="d2")
     run(algorithm="d2", graph="lazy/ring:8")
     run(algorithm="d2", graph="ring:7", x0=torch.zeros(3), gradient=None)
+    for name in ("one-peer-exponential:8", "every:4/lazy/ring:8"):
+        with pytest.warns(UserWarning, match=f"D2 needs a fixed symmetric W, which {name} is not"):
+            run(algorithm="d2", graph=name)
 
 
 def test_a_w_that_is_not_doubly_stochastic_warns():
     W = [[0.5, 0.5, 0], [0.25, 0.5, 0.25], [0.5, 0, 0.5]]
-    with pytest.warns(UserWarning, match="not doubly stochastic"):
+    with pytest.warns(UserWarning, match="not doubly stochastic: it makes the nodes' mean drift"):
         run(graph=topology.from_matrices([W]), gradient=None)
     run(graph=topology.from_matrices([W]), gradient=None, algorithm="sgd")

@@ -32,6 +32,7 @@ def test_bad_input():
         "shards needs how many a node gets, as in shards:2, got ''": ("shards", LABELS, 4),
         "too few for 8000 shards": ("shards:2000", LABELS, 4),
         "unknown column 'site'; there is none": ("by:site", LABELS, 4),
+        "take a larger alpha": ("dirichlet", np.zeros(100, dtype=np.int64), 10, 0.001),
     }
     for words, arguments in cases.items():
         with pytest.raises(qg.InputError, match=words):

@@ -145,6 +145,8 @@ def test_edge_list_file(tmp_path):
     graph = parse(f"file:{path}")
     assert graph.n == 12
     assert graph.neighbours(10) == (9, 11)
+    path.write_bytes("\ufeff0 1\n2 1 # the last\n".encode())
+    assert parse(f"file:{path}").neighbours(1) == (0, 2)
     path.write_text("a b 0.5\nb c 0.25\n")
     np.testing.assert_allclose(
         parse(f"file:{path}").weights(), [[0.5, 0.5, 0], [0.5, 0.25, 0.25], [0, 0.25, 0.75]]
@@ -160,10 +162,17 @@ BAD = {
     "star:1": "use complete(1)",
     "one-peer-exponential:1": "use complete(1)",
     "rign:16": "did you mean 'ring'?",
-    "": "unknown topology",
+    "": "a topology is missing in ''",
+    "every:2": "a topology is missing in ''",
+    "lazy/": "a topology is missing in ''",
+    "lazy:ring:4": "a topology is missing in 'lazy:ring:4'",
+    "social:3": "social has its own 32 nodes, got 'social:3'; write social",
+    "ring:1000000": "ring has at most 10000 nodes here, got 1000000",
+    "torus:1000000000000": "torus has at most 10000 nodes",
+    "every:1000000/ring:16": "at most 10000 in a period, got 1000000",
     "ring": "needs a whole number",
     "ring:many": "needs a whole number",
-    "every:0/ring:4": "every needs a whole number of steps >= 1, got 0",
+    "every:0/ring:4": "every needs a whole number of steps >= 1, and at most 10000 in a period, got 0",
     "every:x/ring:4": "needs a whole number",
     "file:/nowhere/graph": "cannot read the edge list /nowhere/graph: No such file",
 }
@@ -184,6 +193,7 @@ def bad_matrix_cases():
         "square": [[[0.5, 0.5]]],
         "one size": [np.full((2, 2), 0.5), np.full((3, 3), 1 / 3)],
         "not a number": [[[np.nan, 1], [0.5, 0.5]]],
+        "square matrix, got shape \\[\\]": [1.0],
         "at least one W": [],
         "array of numbers": [[["a", "b"], ["c", "d"]]],
     }
@@ -209,7 +219,45 @@ def test_bad_graphs():
         from_graph(nx.Graph())
 
 
-@pytest.mark.parametrize("text", ["0\n", "0 1 2 3 4\n", "0 1 heavy\n", "\x00\xff\n"])
+def test_float32_weights_are_mended_on_the_diagonal():
+    W = topology.social().weights().astype(np.float32)
+    np.testing.assert_allclose(from_matrices([W]).weights(), topology.social().weights(), atol=1e-6)
+    np.testing.assert_allclose(from_matrices(W).weights().sum(axis=1), 1, atol=1e-15)
+
+
+def test_parallel_edges_add_up_and_self_loops_count_once():
+    graph = nx.MultiDiGraph()
+    graph.add_weighted_edges_from([(0, 1, 0.2), (0, 1, 0.3), (1, 0, 0.5)])
+    np.testing.assert_allclose(from_graph(graph).weights(), 0.5)
+    loop = nx.Graph([(0, 1, {"weight": 0.25}), (0, 0, {"weight": 0.75})])
+    np.testing.assert_allclose(from_graph(loop, "weight").weights(), [[0.75, 0.25], [0.25, 0.75]])
+
+
+def test_negative_weights_keep_the_mean_but_are_not_doubly_stochastic(tmp_path):
+    path = tmp_path / "heavy"
+    path.write_text("0 1 1\n1 2 1\n")
+    graph = parse(f"file:{path}")
+    assert graph.keeps_mean
+    assert not graph.is_doubly_stochastic
+    for n in (21, 22):
+        W = (np.ones((n, n)) - np.eye(n)) / (n - 1)
+        assert from_matrices([W + np.diag(1 - W.sum(axis=1))]).is_doubly_stochastic
+
+
+def test_a_graph_is_a_topology():
+    assert parse(nx.path_graph(5)).n == 5
+    for wrong in (None, 4, topology.ring):
+        with pytest.raises(qg.InputError, match="a topology is a name"):
+            parse(wrong)
+    for make in (topology.ring, topology.torus, topology.complete, topology.star, topology.one_peer_exponential):
+        with pytest.raises(qg.InputError, match="whole number of nodes"):
+            make(9.0)
+
+
+MALFORMED = ["0\n", "0 1\n2\n", "0,1\n", "0 1 2 3 4\n", "0 1 heavy\n", "0 1 .2\n1 0 .4", "\x00\xff\n", ""]
+
+
+@pytest.mark.parametrize("text", MALFORMED)
 def test_a_malformed_edge_list_is_one_sentence(tmp_path, text):
     path = tmp_path / "graph"
     path.write_bytes(text.encode("latin-1"))

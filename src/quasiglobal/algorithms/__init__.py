@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import typing
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib import import_module
 from types import NoneType
 
 from quasiglobal.algorithms.adam import DAdam, QGDAdam
-from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, Wrapper
+from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, Wrapper, checked, option_types
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.algorithms.d2 import D2
 from quasiglobal.algorithms.dmsgd import DMSGD
@@ -52,7 +51,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-def algorithm(text: str | Algorithm) -> Algorithm:
+def algorithm(text: str | Algorithm | type[Algorithm]) -> Algorithm:
     """The algorithm that a text names: a name, and after a colon its options.
 
     >>> algorithm("qg-dsgdm-n:mu=0.5,tau=2")
@@ -68,75 +67,90 @@ def algorithm(text: str | Algorithm) -> Algorithm:
     """
     if isinstance(text, Algorithm):
         return text
+    if isinstance(text, type) and issubclass(text, Algorithm):
+        return _with_options(text, text.__name__, {})
+    if not isinstance(text, str):
+        raise InputError(f"an algorithm is a name or an Algorithm, got {text!r}; `qg algorithms` lists the names")
     name, _, options = text.partition(":")
     if name in ALGORITHMS:
-        chosen = ALGORITHMS[name]
-    elif "." in name:
-        attribute, _, options = options.partition(":")
-        chosen = _imported(name, attribute)
-    else:
-        raise unknown("algorithm", name, ALGORITHMS)
-    for option in filter(None, options.split(",")):
+        return _with_options(ALGORITHMS[name], name, _options(options, name))
+    attribute, _, options = options.partition(":")
+    if attribute.isidentifier():
+        return _with_options(_imported(name, attribute), f"{name}:{attribute}", _options(options, attribute))
+    raise unknown("algorithm", name, ALGORITHMS)
+
+
+def _options(text: str, name: str) -> dict[str, str]:
+    """The options of a text, by their names."""
+    options = {}
+    for option in filter(None, text.split(",")):
         key, equals, value = option.partition("=")
         if not equals:
             raise InputError(f"option {option!r} of {name} needs a value: {option}=…")
-        chosen = _with_option(chosen, name, key.strip(), value.strip())
-    return chosen
+        options[key.strip()] = value.strip()
+    return options
 
 
-def _with_option(instance: Algorithm, name: str, key: str, text: str) -> Algorithm:
-    options = {field.name for field in fields(instance) if field.init}
-    head, dot, rest = key.partition(".")
-    if dot and isinstance(inner := getattr(instance, head, None), Algorithm):
-        return replace(instance, **{head: _with_option(inner, f"{name}'s {head}", rest, text)})
-    if key in options:
-        hint = typing.get_type_hints(type(instance))[key]
-        return replace(instance, **{key: _value(hint, text, f"{key} of {name}")})
-    if isinstance(instance, Wrapper):
-        options -= {"base"}
-        inner_options = {field.name for field in fields(instance.base)}
-        if key in inner_options:
-            return replace(instance, base=_with_option(instance.base, name, key, text))
-        options |= inner_options
-    raise unknown(f"option of {name}", key, sorted(options))
+def _with_options(chosen: Algorithm | type[Algorithm], name: str, options: dict[str, str]) -> Algorithm:
+    """The algorithm with these options, those of its base passed on."""
+    kind = chosen if isinstance(chosen, type) else type(chosen)
+    types = option_types(kind)
+    own = {key: _value(types[key], text, f"{key} of {name}") for key, text in options.items() if key in types}
+    rest = {key.removeprefix("base."): text for key, text in options.items() if key not in types}
+    base = own.get("base", getattr(chosen, "base", None))
+    if rest and isinstance(base, Algorithm):
+        known = set(types) - {"base"} | _all_options(base)
+        for key in rest:
+            if key not in known and not key.startswith("base."):
+                raise unknown(f"option of {name}", key, sorted(known))
+        own["base"] = _with_options(base, f"{name}'s base", rest)
+    elif rest:
+        raise unknown(f"option of {name}", next(iter(rest)), sorted(types))
+    if isinstance(chosen, Algorithm):
+        return replace(chosen, **own)
+    try:
+        return chosen(**own)
+    except TypeError as error:
+        raise InputError(f"cannot make {name}: {error}") from None
 
 
-def _value(hint: typing.Any, text: str, what: str) -> object:
+def _all_options(instance: Algorithm) -> set[str]:
+    """The options of an algorithm and of its bases."""
+    inner = _all_options(instance.base) if isinstance(instance, Wrapper) else set()
+    return set(option_types(type(instance))) | inner
+
+
+def _value(hint: typing.Any, text: str, what: str) -> typing.Any:
     """`text` read as the type of the option."""
     choices = typing.get_args(hint)
-    if typing.get_origin(hint) is typing.Literal:
-        for choice in choices:
-            if text == str(choice):
-                return choice
-        raise unknown(what, text, map(str, choices))
     if NoneType in choices:
         return None if text.lower() == "none" else _value(choices[0], text, what)
-    if hint is bool:
-        if text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        raise InputError(f"{what} must be true or false, got {text!r}")
-    if isinstance(hint, type) and issubclass(hint, Algorithm):
+    if typing.get_origin(hint) is typing.Literal:
+        return checked(hint, next((choice for choice in choices if str(choice) == text), text), what)
+    if hint is Algorithm:
         return algorithm(text)
+    if hint is bool:
+        return checked(bool, {"true": True, "false": False}.get(text.lower(), text), what)
+    if hint in (int, float):
+        return checked(hint, _number(hint, text), what)
+    return text
+
+
+def _number(kind: type[int] | type[float], text: str) -> int | float | str:
     try:
-        value = hint(text)
-    except (TypeError, ValueError):
-        kind = {int: "a whole number", float: "a number"}.get(hint, str(hint))
-        raise InputError(f"{what} must be {kind}, got {text!r}") from None
-    if value in (math.inf, -math.inf):
-        raise InputError(f"{what} must be finite, got {text!r}")
-    return value
+        return kind(text)
+    except ValueError:
+        return text
 
 
-def _imported(module: str, name: str) -> Algorithm:
+def _imported(module: str, name: str) -> Algorithm | type[Algorithm]:
     """An algorithm class or instance of the user's."""
     try:
-        found = getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
+        found = getattr(import_module(module), name, None)
+    except Exception as error:
         raise InputError(f"cannot import {module} for algorithm {module}:{name}: {error}") from None
-    except AttributeError:
-        raise InputError(f"module {module} has no {name!r}; name a class as {module}:ClassName") from None
-    if isinstance(found, type) and issubclass(found, Algorithm):
-        found = found()
-    if not isinstance(found, Algorithm):
-        raise InputError(f"{module}:{name} is not an Algorithm; derive it from quasiglobal.Algorithm")
-    return found
+    if found is None:
+        raise InputError(f"module {module} has no {name!r}; name a class as {module}:ClassName")
+    if isinstance(found, Algorithm) or (isinstance(found, type) and issubclass(found, Algorithm)):
+        return found
+    raise InputError(f"{module}:{name} is not an Algorithm; derive it from quasiglobal.Algorithm")

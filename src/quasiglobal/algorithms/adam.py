@@ -18,7 +18,7 @@ from quasiglobal.algorithms.base import Algorithm, Node, State, zeros
 class _Adam(Algorithm):
     """The options that both share. The paper uses β₂ = 0.99."""
 
-    limits: ClassVar[dict[str, tuple[float, float]]] = {"beta1": (0, 1), "beta2": (0, 1)}
+    limits: ClassVar[dict[str, str]] = {"beta1": "[0, 1)", "beta2": "[0, 1)", "eps": "(0, inf)"}
 
     beta1: float = 0.9
     beta2: float = 0.99

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from dataclasses import dataclass, fields
+from types import NoneType
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from quasiglobal.errors import InputError
+from quasiglobal.errors import InputError, unknown
 
 State = dict[str, Tensor]
 """An algorithm's memory between steps: named tensors, each with one row per hosted node."""
@@ -80,12 +82,13 @@ class Needs(NamedTuple):
 
     doubly_stochastic: bool = True
     lambda_min_above: float | None = None
+    """Where there is a bound, W must be fixed and symmetric too."""
 
     def __str__(self) -> str:
         if not self.doubly_stochastic:
             return "nothing"
         bound = self.lambda_min_above
-        return "doubly stochastic" + ("" if bound is None else f", λ_min > {bound:.3g}")
+        return "doubly stochastic" + ("" if bound is None else f", fixed, symmetric, λ_min > {bound:.3g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,18 +106,15 @@ class Algorithm:
     """
 
     citation: ClassVar[str] = ""
-    limits: ClassVar[dict[str, tuple[float, float]]] = {
-        "beta": (0, 1),
-        "mu": (0, 1),
-        "tau": (1, math.inf),
-    }
-    """The closed range of each numeric option that has one."""
+    limits: ClassVar[dict[str, str]] = {"beta": "[0, 1]", "mu": "[0, 1]", "tau": "[1, inf)"}
+    """The interval of each numeric option that has one."""
 
     def __post_init__(self) -> None:
-        for option, (low, high) in self.limits.items():
-            value = getattr(self, option, None)
-            if value is not None and not low <= value <= high:
-                raise InputError(f"{option} must be in [{low}, {high}], got {value}")
+        hints = option_types(type(self))
+        for field in fields(self):
+            value = checked(hints[field.name], getattr(self, field.name), field.name)
+            if value is not None and field.name in self.limits and not _within(self.limits[field.name], value):
+                raise InputError(f"{field.name} must be in {self.limits[field.name]}, got {value}")
 
     def init(self, x: Tensor) -> State:
         """The state before the first step; x is [k, d], one row per hosted node."""
@@ -170,6 +170,40 @@ class Wrapper(Algorithm):
     @property
     def needs(self) -> Needs:
         return self.base.needs
+
+
+def option_types(kind: type[Algorithm]) -> dict[str, Any]:
+    """The type of each option of an algorithm class; Any where it cannot be found out."""
+    try:
+        hints = typing.get_type_hints(kind)
+    except (NameError, TypeError):
+        hints = {}
+    return {field.name: hints.get(field.name, Any) for field in fields(kind)}
+
+
+def checked(hint: Any, value: Any, what: str) -> Any:
+    """`value` if it is of the option's type, else a sentence."""
+    choices = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal and value not in choices:
+        raise unknown(what, str(value), map(str, choices))
+    if NoneType in choices:
+        return None if value is None else checked(choices[0], value, what)
+    if hint is bool and not isinstance(value, bool):
+        raise InputError(f"{what} must be true or false, got {value!r}")
+    if hint in (int, float) and (isinstance(value, bool) or not isinstance(value, int | hint)):
+        raise InputError(f"{what} must be {'a whole number' if hint is int else 'a number'}, got {value!r}")
+    if hint is float and not math.isfinite(value):
+        raise InputError(f"{what} must be finite, got {value}")
+    if hint is Algorithm and not isinstance(value, Algorithm):
+        raise InputError(f"{what} must be an algorithm, got {value!r}")
+    return value
+
+
+def _within(interval: str, value: float) -> bool:
+    """Whether a value lies in an interval written as in mathematics, such as [0, 1)."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = value >= low if interval[0] == "[" else value > low
+    return above and (value <= high if interval[-1] == "]" else value < high)
 
 
 def momentum(m: Tensor, g: Tensor, beta: float, nesterov: bool) -> tuple[Tensor, Tensor]:

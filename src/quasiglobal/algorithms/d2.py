@@ -26,7 +26,7 @@ class D2(Algorithm):
     (`plus=true`) rescales it.
     """
 
-    citation: ClassVar[str] = "Tang et al. 2018"
+    citation: ClassVar[str] = "Tang et al. 2018; D²₊: Lin et al. 2021"
 
     plus: bool = False
 

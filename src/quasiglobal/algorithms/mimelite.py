@@ -30,10 +30,7 @@ class MimeLite(Algorithm):
     """
 
     citation: ClassVar[str] = "Karimireddy et al. 2020"
-    limits: ClassVar[dict[str, tuple[float, float]]] = {
-        **Algorithm.limits,
-        "participation": (0, 1),
-    }
+    limits: ClassVar[dict[str, str]] = Algorithm.limits | {"participation": "(0, 1]"}
 
     beta: float = 0.9
     tau: int = 1

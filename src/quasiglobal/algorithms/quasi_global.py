@@ -2,6 +2,10 @@
 
 T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi: Quasi-Global Momentum: Accelerating Decentralized
 Deep Learning on Heterogeneous Data. ICML 2021.
+
+Its single-worker case is quasi-hyperbolic momentum:
+J. Ma, D. Yarats: Quasi-hyperbolic momentum and Adam for deep learning. ICLR 2019.
+I. Gitman, H. Lang, P. Zhang, L. Xiao: Understanding the role of momentum in stochastic gradient methods. NeurIPS 2019.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from quasiglobal.algorithms.base import Algorithm, Node, State, momentum, zeros
+from quasiglobal.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,11 @@ class DSGDm(Algorithm):
     nesterov: bool = False
     sync: Literal["none", "momentum", "gradient"] = "none"
     over: Literal["graph", "all"] = "graph"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.over == "all" and self.sync == "none":
+            raise InputError("over=all says with whom to synchronize, but sync=none; set sync=momentum or gradient")
 
     def init(self, x: Tensor) -> State:
         return zeros(x, "m")

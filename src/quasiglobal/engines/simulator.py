@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.engines.node import StepNode, choose
+from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology
 
 
@@ -27,9 +28,12 @@ class Simulator:
     """
 
     def __init__(self, topology: Topology, *, seeds: Sequence[int] = (0,), shared: int | None = None) -> None:
+        if not seeds or not all(isinstance(seed, int) and 0 <= seed < 2**63 for seed in seeds):
+            raise InputError(f"a simulator needs a seed for each run, whole numbers >= 0, got {list(seeds)}")
         self.topology = topology
         self.seeds = tuple(seeds)
         self.shared = shared
+        self._seeds = torch.tensor(self.seeds)
         self._deltas: dict[tuple[int, torch.dtype, torch.device], Tensor | None] = {}
 
     @property
@@ -47,10 +51,12 @@ class Simulator:
         t: int,
         lr: Tensor,
         full_gradient: Callable[[Tensor], Tensor],
+        time: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """One step of all nodes: the new x and the new state."""
-        time = torch.tensor(t, dtype=x.dtype, device=x.device)
-        return self.advance(algorithm, x, g, state, StepNode(t, time, lr, self, full_gradient))
+        """One step of all nodes: the new x and the new state. `time` is t as a tensor that lives on."""
+        if time is None:
+            time = torch.tensor(t, dtype=x.dtype, device=x.device)
+        return self.advance(algorithm, x, g, dict(state), StepNode(t, time, lr, self, full_gradient))
 
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
@@ -84,13 +90,16 @@ class Simulator:
     def sample(self, fraction: float, draw: Tensor) -> Tensor:
         """At least one node of each run, drawn from (the run's seed, draw)."""
         n = self.topology.n
-        seeds = torch.tensor(self.seeds, device=draw.device)
-        chosen = choose(seeds, draw, n, max(1, round(fraction * n)))
+        if self._seeds.device != draw.device:
+            self._seeds = self._seeds.to(draw.device)
+        chosen = choose(self._seeds, draw, n, max(1, round(fraction * n)))
         return chosen.to(draw.dtype).view(self.rows, 1)
 
     def _on_shared(self, v: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """`function` of the [runs, n, columns] view of v's shared columns; the others stay."""
         columns = v.shape[1] if self.shared is None else self.shared
+        if columns > v.shape[1]:
+            raise InputError(f"{columns} columns are shared, but x has {v.shape[1]}; share fewer")
         rows = v[:, :columns].reshape(len(self.seeds), self.topology.n, columns)
         result = function(rows).expand_as(rows).reshape(self.rows, columns)
         return result if columns == v.shape[1] else torch.cat([result, v[:, columns:]], dim=1)

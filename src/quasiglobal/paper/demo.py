@@ -20,8 +20,23 @@ from quasiglobal.minimize import Result, minimize
 from quasiglobal.report.plots import COLOURS, panels, style
 from quasiglobal.tasks.toy import DigitsRegression, Split
 
-METHODS = ("sgdm-n", "dsgd", "dsgdm-n", "qg-dsgdm-n")
-RATES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+
+@dataclass(frozen=True)
+class Setting:
+    """What is compared, and on what."""
+
+    methods: tuple[str, ...] = ("sgdm-n", "dsgd", "dsgdm-n", "qg-dsgdm-n")
+    rates: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    nodes: int = 16
+    alpha: float = 0.1
+    steps: int = 300
+    every: int = 10
+
+    @property
+    def evaluations(self) -> list[int]:
+        """The steps after which the models are tested."""
+        return list(range(self.every, self.steps + 1, self.every))
 
 
 @dataclass(frozen=True)
@@ -54,47 +69,28 @@ class Outcome:
         return float(self.curve[-1].min())
 
 
-def compare(
-    methods: Sequence[str] = METHODS,
-    *,
-    rates: Sequence[float] = RATES,
-    seeds: Sequence[int] = (0, 1, 2),
-    nodes: int = 16,
-    alpha: float = 0.1,
-    steps: int = 300,
-    every: int = 10,
-    advance: Callable[[str], None] = lambda method: None,
-) -> list[Outcome]:
+def compare(setting: Setting, advance: Callable[[str], None] = lambda method: None) -> list[Outcome]:
     """Every method with every learning rate and seed; `advance` hears of each evaluation."""
-    return [_tuned(method, rates, seeds, nodes, alpha, steps, every, advance) for method in methods]
+    return [_tuned(method, setting, advance) for method in setting.methods]
 
 
-def _tuned(
-    method: str,
-    rates: Sequence[float],
-    seeds: Sequence[int],
-    nodes: int,
-    alpha: float,
-    steps: int,
-    every: int,
-    advance: Callable[[str], None],
-) -> Outcome:
+def _tuned(method: str, setting: Setting, advance: Callable[[str], None]) -> Outcome:
+    rates, seeds, nodes = setting.rates, setting.seeds, setting.nodes
     graph = topology.ring(nodes)
-    rows = tuple(seeds) * len(rates)
-    problem = DigitsRegression(n=nodes, alpha=alpha, seeds=rows)
+    rows = seeds * len(rates)
+    problem = DigitsRegression(n=nodes, alpha=setting.alpha, seeds=rows)
     _, validation, test = problem.split()
     gradient = problem.gradients()
     grid = torch.tensor(rates)
     lr = grid.repeat_interleave(len(seeds) * nodes)[:, None]
     engine = Simulator(graph, seeds=rows)
-    evaluations = list(range(every, steps + 1, every))
 
     def accuracy(x: Tensor, examples: Split) -> Tensor:
         return problem.accuracy(x, examples).view(len(rates), len(seeds), -1)
 
     result: Result | None = None
     curves = []
-    for step in evaluations:
+    for step in setting.evaluations:
         result = minimize(
             gradient, torch.zeros(problem.d), method, graph, lr, step,
             weight_decay=1e-4, resume=result, keep_history=False, engine=engine,
@@ -109,7 +105,7 @@ def _tuned(
         rates=grid,
         by_rate=curves[-1].mean(dim=(1, 2)),
         best=best,
-        steps=evaluations,
+        steps=setting.evaluations,
         curve=torch.stack(curves)[:, best],
         averaged=problem.accuracy(models.mean(dim=1), test),
         consensus=consensus_distance(models),

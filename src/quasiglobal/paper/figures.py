@@ -22,7 +22,7 @@ from quasiglobal.errors import unknown
 from quasiglobal.files import write_csv
 from quasiglobal.measures import consensus_distance, path_length
 from quasiglobal.minimize import minimize
-from quasiglobal.report.plots import BLACK, BLUE, COLOURS, GREEN, draw_topology, panels, save, style
+from quasiglobal.report.plots import BLACK, BLUE, COLOURS, GREEN, RED, draw_topology, panels, save, style
 from quasiglobal.tasks.toy import NoisyWell, gradient_of, pull_towards, rosenbrock, winding_valley
 from quasiglobal.topology import Topology
 
@@ -88,10 +88,10 @@ def figure_2d(betas: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99)) -> Re
         if beta in (0.0, 0.9):
             spread = (agents[:, 0] - agents[:, 1]).norm(dim=-1).mean()
             words.append(
-                f"{names[algorithm]}: the model travels {path_length(model):.1f}, "
+                f"{names[algorithm]}{', β = 0.9' if beta else ''}: the model travels {path_length(model):.1f}, "
                 f"the agents are {spread:.2f} apart before they average"
             )
-    return Reproduced(figure, rows, "At β = 0.9, " + "; ".join(words) + ".")
+    return Reproduced(figure, rows, "; ".join(words).capitalize() + ".")
 
 
 def _draw_agents(panel: Axes, agents: Tensor, model: Tensor) -> None:
@@ -100,7 +100,7 @@ def _draw_agents(panel: Axes, agents: Tensor, model: Tensor) -> None:
         panel.scatter(agents[:, i, 0], agents[:, i, 1], s=sizes, color=colour, alpha=0.5, linewidths=0)
     panel.plot(model[:, 0], model[:, 1], color=BLACK, linewidth=0.8)
     panel.scatter(model[1:, 0], model[1:, 1], s=sizes / 2, color=BLACK, linewidths=0)
-    panel.plot(MINIMA[:, 0], MINIMA[:, 1], "*", color=COLOURS["dsgdm-n"], markersize=7)
+    panel.plot(MINIMA[:, 0], MINIMA[:, 1], "*", color=RED, markersize=7)
     panel.set_aspect("equal")
 
 
@@ -147,11 +147,14 @@ def figure_consensus(graphs: Sequence[str] = CONSENSUS_GRAPHS) -> Reproduced:
         for algorithm in ("gossip", "qg-gossip"):
             curve = consensus_curve(algorithm, graph, steps)
             panel.semilogy(curve.numpy(), color=COLOURS[algorithm], label=algorithm)
-            row: dict[str, object] = {"topology": name, "algorithm": algorithm, "steps": steps}
+            marks: dict[str, object] = {}
             for level in LEVELS:
-                row[f"first<={level:g}"], row[f"last<={level:g}"] = crossings(curve, level)
+                marks[f"first<={level:g}"], marks[f"last<={level:g}"] = crossings(curve, level)
                 last[algorithm, level] = crossings(curve, level)[1]
-            rows.append(row)
+            rows += [
+                {"topology": name, "algorithm": algorithm, "t": t, "distance": value} | marks
+                for t, value in enumerate(curve.tolist())
+            ]
         for level in LEVELS:
             quasi, plain = last["qg-gossip", level], last["gossip", level]
             wins = quasi is not None and (plain is None or quasi < plain)
@@ -334,11 +337,15 @@ def figure_speedup(
     c: float = 0.3,
     repeats: int = 4,
 ) -> Reproduced:
-    """Ours: steps to a small gradient against n, where the theorem promises a linear speed-up."""
+    """Ours: steps to a small gradient against n, where the theorem promises a linear speed-up.
+
+    As in the theorem, the step size is η = c√(n/T) for a run of T steps and the gradient is the mean of
+    ‖∇f(x̄)‖² over the run; T is the smallest with which that is at most ε.
+    """
     figure, (panel,) = panels(1, 1, 5, 3.6)
     rows: list[dict[str, object]] = []
     words = []
-    for kind, colour in (("complete", BLACK), ("one-peer-exponential", BLUE), ("ring", COLOURS["dsgdm-n"])):
+    for kind, colour in (("complete", BLACK), ("one-peer-exponential", BLUE), ("ring", RED)):
         needed: dict[int, float] = {}
         for n in sizes:
             graph = topology.parse(f"{kind}:{n}")

@@ -30,7 +30,7 @@ COLOURS = {
     "qg-gossip": BLUE,
     "sgdm-n": BLACK,
 }
-"""An algorithm has the same colour in every figure: quasi-global in blue, local momentum in red."""
+"""An algorithm has the same colour in every figure."""
 
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -71,10 +71,10 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 def save_as(figure: Figure, path: Path) -> None:
     """The figure in the format that the file's name ends with; the same figure gives the same file."""
-    formats = figure.canvas.get_supported_filetypes()
-    if path.suffix.removeprefix(".") not in formats:
+    dates = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    if path.suffix.lower() not in dates:
         raise InputError(f"cannot draw into {path}; end its name with .png, .svg or .pdf")
-    metadata = {"Date": None} if path.suffix == ".svg" else None
+    metadata = dates[path.suffix.lower()]
     with style(), replacing(path) as temporary:
         figure.savefig(temporary, metadata=metadata)
 

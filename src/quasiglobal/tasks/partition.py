@@ -20,6 +20,9 @@ Indices = NDArray[np.int64]
 GROUP = 10
 """The experiments behind the paper's tables split the nodes into groups of at most ten."""
 
+REDRAWS = 2_000
+"""How often a group is dealt anew before we give up."""
+
 
 def split(
     kind: str,
@@ -172,7 +175,7 @@ def _deal(
 ) -> list[Indices]:
     """One group's lists, dealt class by class."""
     mean = len(examples) / n
-    while True:
+    for _ in range(REDRAWS):
         parts: list[list[Indices]] = [[] for _ in range(n)]
         counts = np.zeros(n)
         for label in np.unique(labels[examples]):
@@ -186,3 +189,7 @@ def _deal(
             counts = np.array([sum(map(len, part)) for part in parts])
         if counts.min() >= mean / 2:
             return [np.concatenate(part) for part in parts]
+    raise InputError(
+        f"in {REDRAWS} draws of Dirichlet({alpha:g}) some of {n} nodes always had under half the mean; "
+        "take a larger alpha, fewer nodes or another partition"
+    )

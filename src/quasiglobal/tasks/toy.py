@@ -74,6 +74,7 @@ class NoisyWell:
         return torch.ones(self.runs * self.n, self.d)
 
     def tilts(self) -> Tensor:
+        """The a_i of every row."""
         tilt = generator(self.seed, self.n).standard_normal((self.n, self.d))
         tilt -= tilt.mean(axis=0)
         size = math.sqrt((tilt**2).sum(axis=1).mean()) or 1.0
@@ -84,6 +85,7 @@ class NoisyWell:
         return x / (1 + x**2) ** 2
 
     def gradients(self) -> Callable[[Tensor, int], Tensor]:
+        """Each node's noisy gradient; the noise is a function of (seed, t)."""
         tilts, noise = self.tilts(), torch.Generator()
 
         def gradient(x: Tensor, t: int) -> Tensor:

@@ -21,8 +21,8 @@ class EvoNormS0(nn.Module):
     """x σ(x) / s · γ + β, where s² is the variance of a sample's group of channels.
 
     Normalisation and activation in one, without statistics of the batch. As in the paper's released code,
-    the variance is the unbiased one, σ has no learnable slope v, and there are min(32, C) groups; where 32
-    does not divide C > 32, there are gcd(32, C).
+    the variance is the one with Bessel's correction, σ has no learnable slope v, and there are min(32, C)
+    groups; where 32 does not divide C > 32, there are gcd(32, C).
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
