@@ -12,7 +12,8 @@ LAYERS = [
     ["cli"],
     ["paper"],
     ["report"],
-    ["checks", "catalogue"],
+    ["training"],
+    ["checks", "catalogue", "experiment"],
     ["minimize"],
     ["engines", "tasks", "measures"],
     ["algorithms", "topology", "schedules", "flat", "files"],
@@ -60,8 +61,7 @@ def test_imports_point_downwards():
 
 
 def importers(package):
-    heads = {path.name: {name.split(".")[0] for name in imports(path)} for path, _ in modules()}
-    return [name for name, packages in heads.items() if package in packages]
+    return [path.name for path, _ in modules() if package in {name.split(".")[0] for name in imports(path)}]
 
 
 def test_only_the_command_line_knows_of_tyro_and_of_the_whole_package():

@@ -1,0 +1,158 @@
+"""What to run, all of it: one frozen dataclass. Its hash names the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+import typing
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from quasiglobal.algorithms import algorithm
+from quasiglobal.errors import InputError, unknown
+from quasiglobal.topology import parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that changes the result. Where it runs, and on how many rows at once, does not."""
+
+    data: str = "digits"
+    """digits, fashion-mnist, cifar10, imagenet32, imagenet, or folder:PATH."""
+    model: str = "cnn"
+    """cnn, mlp, resnet20 (any depth 6k + 2), resnet18, vgg11, or your own as package.module:Name."""
+    norm: str | None = None
+    """bn, gn, evonorm, evonorm-released or none; by default the model's own."""
+    width: float = 1.0
+    """Times the model's usual number of channels."""
+    bn: Literal["shared", "local"] = "shared"
+    """Whether BatchNorm's weights are gossiped; local keeps all of it at the node (FedBN)."""
+    algorithm: str = "qg-dsgdm-n"
+    """An algorithm with its options; `qg algorithms` lists them."""
+    topology: str = "ring:16"
+    """Who talks to whom; `qg topology ring:16` explains one."""
+    partition: str = "dirichlet"
+    """dirichlet, dirichlet-plain, iid, shards:K or by:COLUMN."""
+    alpha: float = 0.1
+    """Dirichlet's concentration: 10 is nearly uniform, 0.1 very heterogeneous."""
+    epochs: int = 30
+    """Passes of each node through its own data."""
+    batch: int = 32
+    """Examples a node takes a step."""
+    lr: float | None = None
+    """The peak learning rate; by default 0.1 for each 64 examples of the global batch."""
+    warmup: float = 5.0
+    """Epochs of linear warm-up from `warmup_from`, where the peak is above it."""
+    warmup_from: float = 0.1
+    """Where the warm-up starts."""
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    """Fractions of the run after which the learning rate is multiplied by `decay`; none: constant."""
+    decay: float = 0.1
+    """See milestones."""
+    weight_decay: float = 1e-4
+    """L2, into the gradient, for all parameters."""
+    augment: bool = True
+    """Random flips and crops, where the data set has them."""
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    """bf16 is autocast inside the model; parameters, momentum and mixing stay float32."""
+    eval_every: int = 1
+    """Epochs between tests; the last epoch is always tested. The best score depends on it."""
+    seed: int = 0
+    """Draws the partition, the start and the order of the data."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "eval_every"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be a whole number >= 1, got {getattr(self, name)}")
+        for name in ("warmup", "warmup_from", "weight_decay", "seed"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
+        algorithm(self.algorithm)
+
+    @property
+    def hash(self) -> str:
+        """Eight digits that stand for all fields."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    @property
+    def name(self) -> str:
+        """The run's folder: readable first, unique by its hash.
+
+        >>> Experiment(topology="ring:8", alpha=1.0).name.rpartition("-")[0]
+        'digits-cnn-qg-dsgdm-n-ring8-a1-s0'
+        """
+        parts = [self.data, self.model, self.algorithm, self.topology, f"a{self.alpha:g}", f"s{self.seed}"]
+        readable = "-".join(parts).replace(":", "").replace("/", "-").replace(",", "-").replace("=", "")
+        return f"{readable}-{self.hash}"
+
+    def with_seed(self, seed: int) -> Experiment:
+        """The same with another seed."""
+        return replace(self, seed=seed)
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "cifar10": {
+        "data": "cifar10", "model": "resnet20", "norm": "evonorm", "epochs": 300, "batch": 32,
+        "warmup": 5.0, "milestones": (1 / 2, 3 / 4), "weight_decay": 1e-4, "eval_every": 10,
+    },
+    "imagenet": {
+        "data": "imagenet", "model": "resnet18", "norm": "evonorm", "epochs": 90, "batch": 64,
+        "warmup": 5.0, "milestones": (1 / 3, 2 / 3, 8 / 9), "weight_decay": 1e-4, "eval_every": 10,
+    },
+}
+"""The paper's training recipes; the peak learning rate scales with the batch unless given."""
+
+
+def from_mapping(values: dict[str, Any], source: str) -> Experiment:
+    """An experiment from names and values, with a sentence for whatever is wrong in them."""
+    hints = typing.get_type_hints(Experiment)
+    known = [field.name for field in fields(Experiment)]
+    values = dict(values)
+    recipe = values.pop("recipe", None)
+    if recipe is not None and recipe not in RECIPES:
+        raise unknown(f"recipe in {source}", str(recipe), RECIPES)
+    for name, value in values.items():
+        if name not in known:
+            raise unknown(f"key in {source}", name, [*known, "recipe"])
+        values[name] = _typed(hints[name], value, f"{name} in {source}")
+    return Experiment(**(RECIPES.get(recipe or "", {}) | values))
+
+
+def from_toml(path: Path) -> Experiment:
+    """An experiment from a TOML file."""
+    try:
+        with open(path, "rb") as file:
+            return from_mapping(tomllib.load(file), str(path))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+
+
+def _typed(hint: Any, value: Any, what: str) -> Any:
+    """`value` if it is of the field's type; a whole number will do for a number, a list for a tuple."""
+    choices = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        if value in choices:
+            return value
+        raise unknown(what, str(value), choices)
+    if type(None) in choices:
+        return None if value is None else _typed(choices[0], value, what)
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise InputError(f"{what} must be a list of numbers, got {value!r}")
+        return tuple(_typed(float, entry, what) for entry in value)
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        raise InputError(f"{what} must be {kinds[hint]}, got {value!r}")
+    return value
+
+
+def nodes(experiment: Experiment) -> int:
+    """How many nodes the experiment's topology has."""
+    return parse(experiment.topology).n

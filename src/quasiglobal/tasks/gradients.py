@@ -1,0 +1,106 @@
+"""How the gradients of many copies of one model are computed: the one place that decides.
+
+The model is any `nn.Module`, unmodified. All copies are one program, `vmap` over stacked parameters: compiled on
+a GPU, traced once to plain tensor operations on a CPU. Deep convolutional networks on a CPU are the exception:
+there everything is arithmetic-bound, grouped convolutions are slow, and one model after the other is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from quasiglobal.flat import Layout
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""loss(output, target) → a number, the mean over the batch."""
+
+Buffers = dict[str, Tensor]
+"""A model's buffers, such as BatchNorm's running statistics, stacked: never communicated."""
+
+PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
+"""The type of parameters, state and mixing. bf16 is autocast inside the model alone."""
+
+DEEP = 4
+"""More convolutions than this, and a CPU is faster one model after the other (`benchmarks/simulator.py`)."""
+
+
+class StackedModel:
+    """k copies of a module: their parameters are the rows of x [k, d], their buffers are stacked."""
+
+    def __init__(self, module: nn.Module, loss: Loss, layout: Layout, precision: str = "fp32") -> None:
+        self.module, self.loss, self.layout, self.precision = module, loss, layout, precision
+        convolutions = sum(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
+        self.deep = convolutions > DEEP
+        self._programs: dict[object, Callable[..., Any]] = {}
+
+    def gradients(
+        self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Buffers]:
+        """Each row's loss [k], share of right answers [k] and gradient [k, d] on its batch; the new buffers.
+
+        `inputs` is [k, batch, …], `targets` [k, batch].
+        """
+        self.module.train()
+        g, (losses, (right, after)) = self._run(self._gradient_of_one, (0, 0, 0, 0), x, buffers, inputs, targets)
+        return losses, right, g, after
+
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
+        """Each row's outputs [k, batch, …] on the same inputs [batch, …]."""
+        self.module.eval()
+        with torch.no_grad():
+            result: Tensor = self._run(self._output_of_one, (0, 0, None), x, buffers, inputs)
+        return result
+
+    def _gradient_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Any:
+        after = {name: value.clone() for name, value in buffers.items()}      # BatchNorm writes into its own
+        return grad_and_value(self._loss_of_one, has_aux=True)(row, after, inputs, targets)
+
+    def _loss_of_one(
+        self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Buffers]]:
+        output = self._output_of_one(row, buffers, inputs)
+        right = (output.argmax(dim=-1) == targets).to(row.dtype).mean()
+        return self.loss(output.to(row.dtype), targets), (right, buffers)
+
+    def _output_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
+        with torch.autocast(row.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            output: Tensor = functional_call(self.module, self.layout.views(row) | buffers, (inputs,))
+        return output
+
+    def _run(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+        """`function` of one model for all rows, by the route that is fast here."""
+        on_cpu = arguments[0].device.type == "cpu"
+        if on_cpu and self.deep:
+            return _one_by_one(function, in_dims, arguments)
+        key = (function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments)))
+        if key not in self._programs:
+            stacked = vmap(function, in_dims=in_dims)
+            self._programs[key] = _traced(stacked, arguments) if on_cpu else torch.compile(stacked, dynamic=False)
+        return self._programs[key](*arguments)
+
+
+def _traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    """The function as a list of tensor operations, without vmap's overhead at each of them."""
+    program: Callable[..., Any] = make_fx(lambda *values: function(*values))(*arguments)
+    return program
+
+
+def _one_by_one(function: Callable[..., Any], in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]) -> Any:
+    """What vmap computes, one row after the other."""
+    results = [
+        function(
+            *(
+                argument if dim is None else tree_map(lambda values, i=i: values[i], argument)
+                for argument, dim in zip(arguments, in_dims, strict=True)
+            )
+        )
+        for i in range(len(arguments[0]))
+    ]
+    return tree_map(lambda *rows: torch.stack(rows), *results)

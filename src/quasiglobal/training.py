@@ -1,0 +1,311 @@
+"""Training, on the simulator: the one loop, its measures, and how it survives."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quasiglobal import algorithms
+from quasiglobal.algorithms import State
+from quasiglobal.catalogue import traffic
+from quasiglobal.engines.capture import Captured
+from quasiglobal.engines.simulator import Simulator
+from quasiglobal.experiment import Experiment
+from quasiglobal.flat import Layout
+from quasiglobal.measures import consensus_distance
+from quasiglobal.schedules import Schedule, scaled_lr
+from quasiglobal.tasks.batches import Epoch, Owner, Plan
+from quasiglobal.tasks.datasets import Dataset
+from quasiglobal.tasks.gradients import PRECISIONS, Buffers, Loss, StackedModel
+from quasiglobal.tasks.images import Images
+from quasiglobal.tasks.partition import fingerprint, split
+from quasiglobal.topology import parse
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the nodes learn: a model, a loss and data.
+
+    `model` is an `nn.Module`, whose weights are everybody's start, or a function that makes one, called with
+    torch seeded by the run's seed.
+    """
+
+    model: nn.Module | Callable[[], nn.Module]
+    loss: Loss
+    data: Dataset
+
+    def module(self, seed: int) -> nn.Module:
+        """The model at its start."""
+        if isinstance(self.model, nn.Module):
+            return self.model
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.model()
+
+
+class Training:
+    """An experiment with several seeds, all of them rows of one program."""
+
+    def __init__(
+        self, task: Task, experiment: Experiment, seeds: Sequence[int], device: torch.device
+    ) -> None:
+        self.task, self.experiment, self.seeds, self.device = task, experiment, tuple(seeds), device
+        self.algorithm = algorithms.algorithm(experiment.algorithm)
+        self.graph = parse(experiment.topology)
+        self.dtype = PRECISIONS[experiment.precision]
+
+        modules = [task.module(seed).to(self.dtype) for seed in self.seeds]
+        self.layout = Layout.of(modules[0], personal=_batch_norms(modules[0]) if experiment.bn == "local" else _no)
+        self.model = StackedModel(task.module(0).to(device, self.dtype), task.loss, self.layout, experiment.precision)
+        self.engine = Simulator(self.graph, seeds=self.seeds, shared=self.layout.shared)
+
+        train = task.data.train
+        self.parts = {
+            seed: split(
+                experiment.partition, train.y.numpy(), self.graph.n, experiment.alpha, seed, train.columns
+            )
+            for seed in self.seeds
+        }
+        owners = [Owner(seed, i, part) for seed in self.seeds for i, part in enumerate(self.parts[seed])]
+        self.plan = Plan(owners, experiment.batch)
+        self.steps_per_epoch = len(self.plan.sizes)
+        self.steps = self.steps_per_epoch * experiment.epochs
+        self.schedule = Schedule(
+            peak=experiment.lr or scaled_lr(experiment.batch, self.graph.n),
+            steps=self.steps,
+            warmup_steps=round(experiment.warmup * self.steps_per_epoch),
+            warmup_from=experiment.warmup_from,
+            milestones=experiment.milestones,
+            decay=experiment.decay,
+        )
+        augment = experiment.augment and task.data.augmentation != "none"
+        show = partial(
+            Images, scale=task.data.scale, mean=task.data.mean, std=task.data.std, device=device, dtype=self.dtype
+        )
+        self.images, self.targets = show(train.x, augment=augment), train.y.to(device)
+        self.test_images, self.test_targets = show(task.data.test.x, augment=False), task.data.test.y.to(device)
+
+        rows = self.graph.n
+        starts = [self.layout.row(dict(module.named_parameters())) for module in modules]
+        self.x = torch.stack(starts).repeat_interleave(rows, dim=0).to(device)
+        self.buffers: Buffers = {
+            name: torch.stack([dict(module.named_buffers())[name] for module in modules])
+            .repeat_interleave(rows, dim=0)
+            .to(device)
+            for name, _ in modules[0].named_buffers()
+        }
+        self.state: State = self.algorithm.init(self.x)
+        self.epochs_done = 0
+        self._static: dict[str, Tensor] = {}
+        self._captured = Captured(self._tensors) if device.type == "cuda" else None
+
+    # -------------------------------------------------------------------------------------------- the loop
+
+    def train_epoch(self) -> list[Record]:
+        """One pass of every node through its data; the records of each run."""
+        began = time.perf_counter()
+        self._load(self.plan.epoch(self.epochs_done, self.device))
+        for step, size in enumerate(self.plan.sizes):
+            t = self.epochs_done * self.steps_per_epoch + step + 1
+            if self._captured is None:
+                self._step(t, size)
+            else:
+                key = (self.algorithm.phase(t), (t - 1) % self.graph.period, size)
+                self._captured(key, partial(self._step, t, size))
+        self.epochs_done += 1
+        examples = sum(self.plan.sizes)
+        loss, right = (self._static[name].view(len(self.seeds), -1).mean(dim=1).tolist() for name in ("loss", "right"))
+        seconds = time.perf_counter() - began
+        return [
+            {
+                "epoch": self.epochs_done,
+                "step": self.epochs_done * self.steps_per_epoch,
+                "lr": self.schedule(self.epochs_done * self.steps_per_epoch),
+                "loss": loss[r] / examples,
+                "train_accuracy": right[r] / examples,
+                "images_per_second": examples * self.engine.rows / seconds,
+            }
+            for r in range(len(self.seeds))
+        ]
+
+    def _step(self, t: int, size: int) -> None:
+        """Step t on the batch that the counter points at; everything happens on the device."""
+        static = self._static
+        at = static["counter"]
+        index, flip, shift = (
+            static[name].index_select(0, at)[0, :, :size] for name in ("index", "flip", "shift")
+        )
+        inputs = self.images.show(index, flip, shift) if self.images.augment else self.images.show(index)
+        losses, right, g, buffers = self.model.gradients(self.x, self.buffers, inputs, self.targets[index])
+        lr = static["lr"].index_select(0, at)[0]
+        x, state = self.engine.step(
+            self.algorithm, self.x, g + self.experiment.weight_decay * self.x, self.state,
+            t=t, time=static["time"], lr=lr, full_gradient=self._full_gradient,
+        )
+        self._keep(x, state, buffers)
+        static["loss"].add_(losses * size)
+        static["right"].add_(right * size)
+        at.add_(1)
+        static["time"].add_(1)
+
+    def _keep(self, x: Tensor, state: State, buffers: Buffers) -> None:
+        """Take over the step's results; in place where a captured graph holds on to the storage."""
+        if self._captured is None:
+            self.x, self.state, self.buffers = x, state, buffers
+            return
+        held = {tensor.data_ptr() for tensor in self._tensors()}
+        new = [x, *state.values(), *buffers.values()]
+        safe = [value.clone() if value.data_ptr() in held else value for value in new]
+        for old, value in zip([self.x, *self.state.values(), *self.buffers.values()], safe, strict=True):
+            old.copy_(value)
+
+    def _tensors(self) -> list[Tensor]:
+        """All that a step changes."""
+        changing = [self._static[name] for name in ("counter", "time", "loss", "right")]
+        return [self.x, *self.state.values(), *self.buffers.values(), *changing]
+
+    def _load(self, epoch: Epoch) -> None:
+        """Put an epoch's draws where the steps find them."""
+        first = self.epochs_done * self.steps_per_epoch
+        rates = [self.schedule(first + step + 1) for step in range(self.steps_per_epoch)]
+        values = {
+            "index": epoch.index,
+            "flip": epoch.flip,
+            "shift": epoch.shift,
+            "lr": torch.tensor(rates, dtype=self.dtype, device=self.device),
+            "counter": torch.zeros(1, dtype=torch.int64, device=self.device),
+            "time": torch.tensor(first + 1, dtype=self.dtype, device=self.device),
+            "loss": torch.zeros(self.engine.rows, dtype=self.dtype, device=self.device),
+            "right": torch.zeros(self.engine.rows, dtype=self.dtype, device=self.device),
+        }
+        for name, value in values.items():
+            if name in self._static:
+                self._static[name].copy_(value)
+            else:
+                self._static[name] = value
+
+    def _full_gradient(self, x: Tensor) -> Tensor:
+        """The gradient over all of each node's own examples, as they are, weight decay included."""
+        total = torch.zeros_like(x)
+        examples = np.stack([owner.examples for owner in self.plan.owners])
+        everything = torch.from_numpy(examples).to(self.device)
+        for index in torch.split(everything, 256, dim=1):
+            _, _, g, _ = self.model.gradients(x, self.buffers, self.images.show(index), self.targets[index])
+            total += g * index.shape[1]
+        return total / everything.shape[1] + self.experiment.weight_decay * x
+
+    # -------------------------------------------------------------------------------------------- measures
+
+    def evaluate(self) -> list[Record]:
+        """How good each run's models are on the test data, one by one and averaged."""
+        n, runs = self.graph.n, len(self.seeds)
+        accuracy, loss = (values.view(runs, n) for values in self._score(self.x, self.buffers))
+        by_run = self.x.view(runs, n, -1)
+        mean_buffers = {
+            name: value.view(runs, n, *value.shape[1:]).double().mean(dim=1).to(value.dtype)
+            for name, value in self.buffers.items()
+        }
+        averaged, _ = self._score(by_run.mean(dim=1), mean_buffers)
+        norms = by_run.square().sum(dim=-1)
+        distance = consensus_distance(by_run)
+        sent = self.graph.bytes_per_step(self.layout.shared) * float(traffic(self.algorithm).neighbours)
+        lr = self.schedule(max(1, self.epochs_done * self.steps_per_epoch))
+        return [
+            {
+                "accuracy": float(accuracy[r].mean()),
+                "accuracy_std": float(accuracy[r].std(correction=0)),
+                "accuracy_worst": float(accuracy[r].min()),
+                "accuracy_best": float(accuracy[r].max()),
+                "accuracy_averaged": float(averaged[r]),
+                "test_loss": float(loss[r].mean()),
+                "consensus_distance": float(distance[r]),
+                "weight_norm": float(norms[r].sqrt().mean()),
+                "effective_step": float((lr / norms[r]).mean()),
+                "bytes_sent": sent * self.epochs_done * self.steps_per_epoch,
+            }
+            for r in range(runs)
+        ]
+
+    def _score(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor]:
+        """Each row's accuracy and loss on the test data, in test order and the training's batch size."""
+        right, loss = x.new_zeros(len(x)), x.new_zeros(len(x))
+        count = len(self.test_targets)
+        for index in torch.split(torch.arange(count, device=self.device), self._evaluation_batch):
+            output = self.model.outputs(x, buffers, self.test_images.show(index)).to(self.dtype)
+            target = self.test_targets[index]
+            right += (output.argmax(dim=-1) == target).sum(dim=1)
+            losses = torch.nn.functional.cross_entropy(
+                output.flatten(0, 1), target.repeat(len(x)), reduction="none"
+            )
+            loss += losses.view(len(x), -1).sum(dim=1)
+        return right / count, loss / count
+
+    @property
+    def _evaluation_batch(self) -> int:
+        """32 where the model normalises by the test batch itself, as the released network does."""
+        by_batch = any(
+            isinstance(part, nn.modules.batchnorm._BatchNorm) and not part.track_running_stats
+            for part in self.model.module.modules()
+        )
+        return 32 if by_batch else 500
+
+    # ------------------------------------------------------------------------------------------ checkpoints
+
+    def rows_of(self, run: int) -> dict[str, Tensor]:
+        """All that a run needs to go on: its rows of x, state and buffers."""
+        rows = slice(run * self.graph.n, (run + 1) * self.graph.n)
+        tensors = {"x": self.x}
+        tensors |= {f"state.{name}": value for name, value in self.state.items()}
+        tensors |= {f"buffer.{name}": value for name, value in self.buffers.items()}
+        return {name: value[rows].contiguous().cpu() for name, value in tensors.items()}
+
+    def restore(self, saved: Sequence[dict[str, Tensor]], epochs_done: int) -> None:
+        """Go on from the rows of every run after this many epochs."""
+        def stacked(name: str) -> Tensor:
+            return torch.cat([run[name] for run in saved]).to(self.device)
+
+        self.x = stacked("x")
+        self.state = {name: stacked(f"state.{name}") for name in self.state}
+        self.buffers = {name: stacked(f"buffer.{name}") for name in self.buffers}
+        self.epochs_done = epochs_done
+
+    def fingerprint(self, seed: int) -> str:
+        """Who holds which examples."""
+        return fingerprint(self.parts[seed])
+
+
+def epochs(training: Training) -> Iterator[list[Record]]:
+    """Train to the end, yielding the records of each run after every epoch."""
+    every = training.experiment.eval_every
+    while training.epochs_done < training.experiment.epochs:
+        records = training.train_epoch()
+        if training.epochs_done % every == 0 or training.epochs_done == training.experiment.epochs:
+            records = [record | test for record, test in zip(records, training.evaluate(), strict=True)]
+        yield records
+
+
+def diverged(record: Record, bound: float = 1e4) -> bool:
+    """Whether a run is beyond help: its loss is no number, or above any that learning has."""
+    return not math.isfinite(record["loss"]) or record["loss"] > bound
+
+
+def _batch_norms(module: nn.Module) -> Callable[[str], bool]:
+    """Whether a parameter belongs to a BatchNorm layer."""
+    inside = [
+        f"{name}." for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
+    ]
+    return lambda parameter: parameter.startswith(tuple(inside))
+
+
+def _no(name: str) -> bool:
+    return False
