@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import io
+import math
 import os
+import statistics
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,11 +21,17 @@ from tyro.conf import Positional, arg
 
 import quasiglobal as qg
 from quasiglobal.catalogue import Entry, catalogue, describe
+from quasiglobal.experiment import Experiment, from_toml
 from quasiglobal.files import write_csv
 from quasiglobal.paper import demo as demonstration
 from quasiglobal.paper.figures import FIGURES
 from quasiglobal.paper.figures import reproduce as make_figure
 from quasiglobal.report import plots
+from quasiglobal.runs import Options, Run, find, group_by_setting
+from quasiglobal.runs import train as train_runs
+from quasiglobal.tasks.datasets import available, load
+from quasiglobal.tasks.partition import class_counts, fingerprint, heterogeneity, split
+from quasiglobal.training import Record
 
 Graph = Annotated[Positional[str], arg(metavar="GRAPH")]
 Name = Annotated[Positional[str | None], arg(metavar="NAME")]
@@ -201,6 +210,160 @@ def reproduce(name: Name = None, out: Folder = Path("out")) -> None:
     _say_written(written)
 
 
+Flat = Annotated[Experiment, tyro.conf.arg(name="")]
+Around = Annotated[Options, tyro.conf.arg(name="")]
+
+
+NOTHING, HERE = Experiment(), Options()
+
+
+def train(
+    file: Annotated[Positional[Path | None], arg(metavar="FILE.toml")] = None,
+    experiment: Flat = NOTHING,
+    options: Around = HERE,
+) -> None:
+    """Train one model per node; run it again and it goes on where it stopped, or says that it is finished.
+
+    Args:
+        file: A TOML file with any of the options below; flags go before it.
+    """
+    chosen = Run.of(experiment, options.runs)
+    finished = chosen.summary is not None
+    with _progress() as progress:
+        bar = progress.add_task(experiment.algorithm, total=experiment.epochs)
+
+        def watch(runs: Sequence[Run], records: list[Record]) -> None:
+            record = records[0]
+            text = f"loss {record['loss']:.3f}"
+            if "accuracy" in record:
+                mean = sum(r["accuracy"] for r in records) / len(records)
+                text += f"  accuracy {100 * mean:.1f}%"
+            progress.update(bar, completed=record["epoch"], description=f"{experiment.algorithm}  {text}")
+            if not console.is_terminal and ("accuracy" in record):
+                console.print(f"epoch {record['epoch']}: {text}, {record['images_per_second']:,.0f} images/s")
+
+        runs = train_runs(experiment, options, watch)
+    if finished:
+        console.print(f"{chosen.folder} is finished already")
+    console.print(_comparison(runs))
+    console.print("runs: " + ", ".join(str(run.folder) for run in runs))
+
+
+@app.command
+def runs(runs: Folder = Path("runs")) -> None:
+    """List the runs and how they ended."""
+    table = Table("run", "status", "epochs", "accuracy, %", "best")
+    for run in find(runs):
+        tests = [record for record in run.records if record.get("accuracy") is not None]
+        last = f"{100 * tests[-1]['accuracy']:.2f}" if tests else ""
+        best = f"{100 * max(test['accuracy'] for test in tests):.2f}" if tests else ""
+        table.add_row(run.folder.name, run.status, f"{len(run.records)}/{run.experiment.epochs}", last, best)
+    console.print(table)
+
+
+@app.command
+def compare(folders: Positional[tuple[Path, ...]]) -> None:
+    """Print a table of runs, mean ± std over those that differ in their seed alone.
+
+    Args:
+        folders: Run folders.
+    """
+    console.print(_comparison([Run.at(folder) for folder in folders]))
+
+
+@app.command
+def plot(folders: Positional[tuple[Path, ...]], out: File = Path("out/curves.png")) -> None:
+    """Draw the learning curves of runs.
+
+    Args:
+        folders: Run folders.
+        out: The picture (.png, .svg or .pdf).
+    """
+    groups = group_by_setting([Run.at(folder) for folder in folders])
+    plots.save_as(plots.draw_curves({label: [run.records for run in group] for label, group in groups.items()}), out)
+    _say_written([out])
+
+
+@app.command
+def data(data_dir: Folder | None = None) -> None:
+    """List the data sets: what is found where, and how to get the rest.
+
+    Args:
+        data_dir: Where to look; by default $QG_DATA or ./data.
+    """
+    for found in available(data_dir):
+        if found.where is None:
+            console.print(f"{found.name}: not found. {found.steps}", soft_wrap=True)
+        else:
+            missing = f", but without {', '.join(found.missing)}. {found.steps}" if found.missing else ""
+            console.print(f"{found.name}: {found.where}{missing}", soft_wrap=True)
+
+
+@app.command
+def partition(
+    name: Annotated[Positional[str], arg(metavar="DATA")],
+    nodes: int = 16,
+    alpha: tuple[float, ...] = (0.1,),
+    kind: str = "dirichlet",
+    seed: int = 0,
+    data_dir: Folder | None = None,
+    plot: File | None = None,
+) -> None:
+    """Show who holds what: mean label entropy, total-variation distance, and the paper's dots.
+
+    Args:
+        name: The data set, as `qg data` lists it.
+        nodes: How many nodes.
+        alpha: Dirichlet's concentration; several are drawn side by side.
+        kind: dirichlet, dirichlet-plain, iid, shards:K or by:COLUMN.
+        seed: The partition's seed.
+        data_dir: Where the data sets lie.
+        plot: Draw the dots into this file.
+    """
+    dataset = load(name, data_dir)
+    labels = dataset.train.y.numpy()
+    counts = {}
+    for value in alpha:
+        parts = split(kind, labels, nodes, value, seed, dataset.train.columns)
+        table = counts[f"{name}, n = {nodes}, α = {value:g}"] = class_counts(parts, labels, len(dataset.classes))
+        entropy, distance = heterogeneity(table)
+        console.print(
+            f"{kind}, α = {value:g}: {nodes} nodes of {min(map(len, parts))} to {max(map(len, parts))} examples, "
+            f"mean label entropy {entropy:.3f} nats (of {math.log(len(dataset.classes)):.3f}), "
+            f"total-variation distance {distance:.3f}, fingerprint {fingerprint(parts)}",
+            soft_wrap=True,
+        )
+    if plot is not None:
+        plots.save_as(plots.draw_partitions(counts), plot)
+        _say_written([plot])
+
+
+def _comparison(runs: Sequence[Run]) -> Table:
+    """Mean ± std over seeds of the last and of the best test."""
+    table = Table("setting", "seeds", "accuracy, %", "best epoch", "worst node", "averaged model", "status")
+    for label, group in group_by_setting(runs).items():
+        lasts = [run.summary["last"] for run in group if run.summary and run.summary["last"]]
+        bests = [run.summary["best"] for run in group if run.summary and run.summary["best"]]
+        statuses = ", ".join(sorted({run.status for run in group}))
+        columns = ((lasts, "accuracy"), (bests, "accuracy"), (lasts, "accuracy_worst"), (lasts, "accuracy_averaged"))
+        cells = [_mean_std([100 * record[name] for record in records]) for records, name in columns]
+        table.add_row(label, str(len(group)), *cells, statuses)
+    return table
+
+
+def _mean_std(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    mean = statistics.mean(values)
+    return f"{mean:.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def _from_file(words: Sequence[str]) -> Experiment:
+    """The experiment of the TOML file among the words of `qg train`, for its flags to start from."""
+    files = [word for word in words if word.endswith(".toml") and not word.startswith("-")]
+    return from_toml(Path(files[0])) if files else Experiment()
+
+
 def main() -> None:
     """Run `qg`; bad input is one sentence and exit status 2, never a stack trace."""
     warnings.showwarning = lambda message, *rest: console.print(f"warning: {message}")
@@ -212,6 +375,9 @@ def main() -> None:
         print(f"qg {qg.__version__}")
         return
     try:
+        if sys.argv[1:2] == ["train"]:
+            train.__defaults__ = (None, _from_file(sys.argv[2:]), HERE)
+        app.command(train)
         app.cli(prog="qg", description=qg.__doc__.splitlines()[0])
         sys.stdout.flush()
     except (qg.InputError, qg.CheckFailed, qg.Diverged) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,12 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def write_json(path: Path, value: object) -> None:
+    """A value as a JSON file."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quasiglobal.errors import InputError, unknown
+from quasiglobal.imports import imported, is_path
 
 Matrix = NDArray[np.float64]
 
@@ -311,7 +312,8 @@ SIZED: dict[str, Callable[[int], Topology]] = {
 
 def parse(text: str | Topology | nx.Graph[Any]) -> Topology:
     """The topology that a text names: ring:16, torus:16, complete:4, star:5, social,
-    one-peer-exponential:16, file:graph.edgelist, every:4/ring:16 (local steps), lazy/ring:16 ((I + W)/2).
+    one-peer-exponential:16, file:graph.edgelist, every:4/ring:16 (local steps), lazy/ring:16 ((I + W)/2), or
+    your own as package.module:name, a Topology or a function that makes one.
 
     >>> parse("every:4/ring:16")
     <Topology every:4/ring:16: n = 16, period 4>
@@ -336,6 +338,12 @@ def parse(text: str | Topology | nx.Graph[Any]) -> Topology:
         raise InputError(f"social has its own 32 nodes, got {text!r}; write social")
     if name in SIZED:
         return SIZED[name](_whole(argument, text))
+    if is_path(text):
+        found = imported(text, "topology")
+        found = found() if callable(found) else found
+        if not isinstance(found, Topology):
+            raise InputError(f"{text} is not a Topology, nor a function that makes one")
+        return found
     if name in ("", "lazy"):
         raise InputError(f"a topology is missing in {text!r}; write one, as in ring:16, every:4/ring:16, lazy/ring:16")
     raise unknown("topology", name, [*SIZED, "social", "file", "every", "lazy"])

@@ -12,11 +12,13 @@ LAYERS = [
     ["cli"],
     ["paper"],
     ["report"],
+    ["runs"],
     ["training"],
     ["checks", "catalogue", "experiment"],
     ["minimize"],
     ["engines", "tasks", "measures"],
-    ["algorithms", "topology", "schedules", "flat", "files"],
+    ["algorithms", "topology", "schedules", "flat", "checkpoints"],
+    ["files", "imports"],
     ["errors"],
 ]
 """From the top down; a module may import from layers below its own, and a package from itself."""

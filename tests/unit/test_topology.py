@@ -244,6 +244,12 @@ def test_negative_weights_keep_the_mean_but_are_not_doubly_stochastic(tmp_path):
         assert from_matrices([W + np.diag(1 - W.sum(axis=1))]).is_doubly_stochastic
 
 
+def test_your_own_by_its_path():
+    assert parse("quasiglobal.topology:social").n == 32
+    with pytest.raises(qg.InputError, match="is not a Topology"):
+        parse("quasiglobal.topology:TOLERANCE")
+
+
 def test_a_graph_is_a_topology():
     assert parse(nx.path_graph(5)).n == 5
     for wrong in (None, 4, topology.ring):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import typing
 from dataclasses import replace
-from importlib import import_module
 from types import NoneType
 
 from quasiglobal.algorithms.adam import DAdam, QGDAdam
@@ -19,6 +18,7 @@ from quasiglobal.algorithms.quasi_global import QHM, QGDSGDm
 from quasiglobal.algorithms.sgd import DSGD, DSGDm
 from quasiglobal.algorithms.slowmo import SlowMo
 from quasiglobal.errors import InputError, unknown
+from quasiglobal.imports import imported, is_path
 
 __all__ = ["ALGORITHMS", "Algorithm", "Needs", "Node", "State", "Wrapper", "algorithm"]
 
@@ -75,8 +75,8 @@ def algorithm(text: str | Algorithm | type[Algorithm]) -> Algorithm:
     if name in ALGORITHMS:
         return _with_options(ALGORITHMS[name], name, _options(options, name))
     attribute, _, options = options.partition(":")
-    if attribute.isidentifier():
-        return _with_options(_imported(name, attribute), f"{name}:{attribute}", _options(options, attribute))
+    if is_path(path := f"{name}:{attribute}"):
+        return _with_options(_imported(path), path, _options(options, path))
     raise unknown("algorithm", name, ALGORITHMS)
 
 
@@ -143,14 +143,11 @@ def _number(kind: type[int] | type[float], text: str) -> int | float | str:
         return text
 
 
-def _imported(module: str, name: str) -> Algorithm | type[Algorithm]:
+def _imported(path: str) -> Algorithm | type[Algorithm]:
     """An algorithm class or instance of the user's."""
-    try:
-        found = getattr(import_module(module), name, None)
-    except Exception as error:
-        raise InputError(f"cannot import {module} for algorithm {module}:{name}: {error}") from None
-    if found is None:
-        raise InputError(f"module {module} has no {name!r}; name a class as {module}:ClassName")
-    if isinstance(found, Algorithm) or (isinstance(found, type) and issubclass(found, Algorithm)):
+    found = imported(path, "algorithm")
+    if isinstance(found, Algorithm):
         return found
-    raise InputError(f"{module}:{name} is not an Algorithm; derive it from quasiglobal.Algorithm")
+    if isinstance(found, type) and issubclass(found, Algorithm):
+        return found
+    raise InputError(f"{path} is not an Algorithm; derive it from quasiglobal.Algorithm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from quasiglobal.errors import InputError
 from quasiglobal.files import replacing
@@ -31,6 +33,9 @@ COLOURS = {
     "sgdm-n": BLACK,
 }
 """An algorithm has the same colour in every figure."""
+
+CYCLE = (BLUE, RED, GREEN, ORANGE, GREY, BLACK, "#7b52ab", "#00868b")
+"""For what has no colour of its own."""
 
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -77,6 +82,39 @@ def save_as(figure: Figure, path: Path) -> None:
     metadata = dates[path.suffix.lower()]
     with style(), replacing(path) as temporary:
         figure.savefig(temporary, metadata=metadata)
+
+
+def draw_curves(curves: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Figure:
+    """Test accuracy and training loss over the epochs; each label has the records of several seeds."""
+    with style():
+        figure, (left, right) = panels(1, 2, 4.6, 3.2)
+        for k, (label, seeds) in enumerate(curves.items()):
+            colour = COLOURS.get(label.partition(":")[0], CYCLE[k % len(CYCLE)])
+            for axes, measure, factor in ((left, "accuracy", 100), (right, "loss", 1)):
+                lines = [
+                    [(r["epoch"], factor * r[measure]) for r in records if r.get(measure) is not None]
+                    for records in seeds
+                ]
+                for i, line in enumerate(filter(None, lines)):
+                    epochs, values = zip(*line, strict=True)
+                    axes.plot(epochs, values, color=colour, linewidth=1.2, alpha=0.85, label=label if i == 0 else None)
+        left.set(xlabel="epoch", ylabel="test accuracy, %, mean of the nodes")
+        right.set(xlabel="epoch", ylabel="training loss", yscale="log")
+        left.legend(loc="lower right")
+    return figure
+
+
+def draw_partitions(counts: Mapping[str, NDArray[np.int64]]) -> Figure:
+    """The paper's dots: how many examples of each class each node has."""
+    with style():
+        figure, axes = panels(1, len(counts), 4.2, 3.4)
+        for panel, (title, table) in zip(axes, counts.items(), strict=True):
+            nodes, classes = np.nonzero(table)
+            sizes = 160 * table[nodes, classes] / table.max()
+            panel.scatter(nodes, classes, s=sizes, color=BLUE, alpha=0.75, linewidths=0)
+            panel.set(xlabel="node", ylabel="class", xlim=(-1, len(table)), ylim=(-1, table.shape[1]))
+            panel.set_title(title)
+    return figure
 
 
 def draw_topology(topology: Topology, axes: Axes) -> None:

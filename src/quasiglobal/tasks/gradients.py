@@ -8,6 +8,7 @@ there everything is arithmetic-bound, grouped convolutions are slow, and one mod
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,14 +49,15 @@ class StackedModel:
         `inputs` is [k, batch, …], `targets` [k, batch].
         """
         self.module.train()
-        g, (losses, (right, after)) = self._run(self._gradient_of_one, (0, 0, 0, 0), x, buffers, inputs, targets)
+        program = self._program(self._gradient_of_one, (0, 0, 0, 0), (x, buffers, inputs, targets))
+        g, (losses, (right, after)) = program(x, buffers, inputs, targets)
         return losses, right, g, after
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
         """Each row's outputs [k, batch, …] on the same inputs [batch, …]."""
         self.module.eval()
         with torch.no_grad():
-            result: Tensor = self._run(self._output_of_one, (0, 0, None), x, buffers, inputs)
+            result: Tensor = self._program(self._output_of_one, (0, 0, None), (x, buffers, inputs))(x, buffers, inputs)
         return result
 
     def _gradient_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Any:
@@ -74,16 +76,22 @@ class StackedModel:
             output: Tensor = functional_call(self.module, self.layout.views(row) | buffers, (inputs,))
         return output
 
-    def _run(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+    def _program(
+        self, function: Callable[..., Any], in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]
+    ) -> Callable[..., Any]:
         """`function` of one model for all rows, by the route that is fast here."""
         on_cpu = arguments[0].device.type == "cpu"
         if on_cpu and self.deep:
-            return _one_by_one(function, in_dims, arguments)
+            return partial(_one_by_one, function, in_dims)
         key = (function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments)))
         if key not in self._programs:
             stacked = vmap(function, in_dims=in_dims)
-            self._programs[key] = _traced(stacked, arguments) if on_cpu else torch.compile(stacked, dynamic=False)
-        return self._programs[key](*arguments)
+            if on_cpu:
+                stacked = _traced(stacked, arguments)
+            elif self.module.training:      # a test is rare: compiling for it would take longer than it does
+                stacked = torch.compile(stacked, dynamic=False)
+            self._programs[key] = stacked
+        return self._programs[key]
 
 
 def _traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
@@ -92,7 +100,7 @@ def _traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callabl
     return program
 
 
-def _one_by_one(function: Callable[..., Any], in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]) -> Any:
+def _one_by_one(function: Callable[..., Any], in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
     """What vmap computes, one row after the other."""
     results = [
         function(

@@ -1,0 +1,56 @@
+"""A run's rows on disk: whole or not at all, checked when read, the last two kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from quasiglobal.files import replacing, write_json
+
+KEEP = 2
+"""How many checkpoints a run keeps: the newest, and one to fall back on."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run was: after this many epochs, with this many bytes of metrics written."""
+
+    epochs: int
+    metrics: int
+
+
+def save(folder: Path, rows: dict[str, Tensor], progress: Progress) -> None:
+    """Write a checkpoint, then forget all but the last two."""
+    data = folder / f"{progress.epochs:06d}.safetensors"
+    with replacing(data) as temporary:
+        save_file(rows, temporary)
+    write_json(data.with_suffix(".json"), asdict(progress) | {"sha256": _checksum(data)})
+    for old in sorted(folder.glob("*.json"))[:-KEEP]:
+        old.unlink()
+        old.with_suffix(".safetensors").unlink(missing_ok=True)
+
+
+def newest(folder: Path) -> tuple[dict[str, Tensor], Progress] | None:
+    """The newest checkpoint that is whole; a damaged one is named and passed over."""
+    for note in sorted(folder.glob("*.json"), reverse=True):
+        data = note.with_suffix(".safetensors")
+        try:
+            meta = json.loads(note.read_text())
+            if meta.pop("sha256") != _checksum(data):
+                raise ValueError("its checksum is wrong")
+            return load_file(data), Progress(**meta)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            warnings.warn(f"checkpoint {data} is damaged ({error}); going back to the one before it", stacklevel=2)
+    return None
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,30 @@
+"""Things of the user's own, by their path."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from quasiglobal.errors import InputError
+
+
+def is_path(text: str) -> bool:
+    """Whether a text reads as package.module:Name.
+
+    >>> is_path("mine.nets:Small"), is_path("ring:16"), is_path("social")
+    (True, False, False)
+    """
+    module, _, name = text.partition(":")
+    return name.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+def imported(path: str, what: str) -> Any:
+    """The object at package.module:Name, or a sentence why not."""
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(import_module(module), name, None)
+    except Exception as error:
+        raise InputError(f"cannot import {module} for {what} {path}: {error}") from None
+    if found is None:
+        raise InputError(f"module {module} has no {name!r}; name a {what} as {module}:Name")
+    return found

@@ -1,0 +1,222 @@
+"""Runs that survive: a folder each, resumed where it stopped, never run twice.
+
+runs/<name>-<hash>/{experiment.json, metrics.jsonl, summary.json, checkpoint/}, one a seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quasiglobal import checkpoints
+from quasiglobal.errors import InputError
+from quasiglobal.experiment import Experiment, from_mapping
+from quasiglobal.files import write_json
+from quasiglobal.imports import imported, is_path
+from quasiglobal.tasks.datasets import Dataset, load
+from quasiglobal.tasks.models import build
+from quasiglobal.training import Record, Task, Training, diverged, epochs
+
+
+@dataclass(frozen=True)
+class Run:
+    """One experiment with one seed, on disk."""
+
+    folder: Path
+    experiment: Experiment
+
+    @classmethod
+    def of(cls, experiment: Experiment, root: Path) -> Run:
+        """The run of an experiment, begun or not."""
+        return cls(root / experiment.name, experiment)
+
+    @classmethod
+    def at(cls, folder: Path) -> Run:
+        """The run in a folder."""
+        try:
+            values = json.loads((folder / "experiment.json").read_text())
+        except (OSError, ValueError):
+            raise InputError(f"{folder} is not a run: it has no readable experiment.json") from None
+        return cls(folder, from_mapping(values, str(folder / "experiment.json")))
+
+    @property
+    def summary(self) -> Record | None:
+        """The outcome, once there is one."""
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    @property
+    def records(self) -> list[Record]:
+        """What was measured, an entry an epoch."""
+        path = self.folder / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def status(self) -> str:
+        """finished, diverged or unfinished."""
+        return self.summary["status"] if self.summary else "unfinished"
+
+    def begin(self) -> tuple[dict[str, torch.Tensor], int] | None:
+        """Make the folder, or find where to go on: the rows and how many epochs are done."""
+        write_json(self.folder / "experiment.json", asdict(self.experiment))
+        metrics = self.folder / "metrics.jsonl"
+        found = checkpoints.newest(self.folder / "checkpoint")
+        if found is None:
+            metrics.write_text("")
+            return None
+        rows, progress = found
+        os.truncate(metrics, progress.metrics)
+        return rows, progress.epochs
+
+    def write(self, record: Record) -> None:
+        """Add an epoch's record."""
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in record.items()
+        }
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(finite) + "\n")
+
+    def checkpoint(self, rows: dict[str, torch.Tensor], epochs_done: int) -> None:
+        """Save all that the run needs to go on."""
+        size = (self.folder / "metrics.jsonl").stat().st_size
+        checkpoints.save(self.folder / "checkpoint", rows, checkpoints.Progress(epochs_done, size))
+
+    def finish(self, status: str, facts: Record) -> None:
+        """Say how it ended: the last and the best test."""
+        tests = [record for record in self.records if "accuracy" in record]
+        best = max(tests, key=lambda record: record["accuracy"], default=None)
+        write_json(
+            self.folder / "summary.json",
+            {"status": status, "last": tests[-1] if tests else None, "best": best} | facts,
+        )
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where and how to run: nothing here changes the result."""
+
+    seeds: int = 1
+    """How many seeds, from the experiment's on; they are rows of one program."""
+    runs: Path = Path("runs")
+    """The folder of all runs."""
+    data_dir: Path | None = None
+    """Where the data sets lie; by default $QG_DATA or ./data."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    checkpoint_seconds: float = 60.0
+    """Save at the end of an epoch when the last checkpoint is this old."""
+
+
+Watcher = Callable[[Sequence[Run], list[Record]], None]
+
+
+def train(
+    experiment: Experiment,
+    options: Options,
+    watch: Watcher = lambda runs, records: None,
+    task: Task | None = None,
+) -> list[Run]:
+    """Run what is not finished of an experiment's seeds, and return all its runs."""
+    runs = [Run.of(experiment.with_seed(experiment.seed + k), options.runs) for k in range(options.seeds)]
+    open_runs = [run for run in runs if run.summary is None]
+    if open_runs:
+        device = _device(options.device)
+        task = task or make_task(experiment, load(experiment.data, options.data_dir))
+        starts: dict[int, list[tuple[Run, dict[str, torch.Tensor] | None]]] = {}
+        for run in open_runs:
+            found = run.begin()
+            rows, done = (None, 0) if found is None else found
+            starts.setdefault(done, []).append((run, rows))
+        for done, group in sorted(starts.items()):
+            training = Training(task, experiment, [run.experiment.seed for run, _ in group], device)
+            if done:
+                training.restore([rows for _, rows in group if rows is not None], done)
+            _train_together(training, [run for run, _ in group], options, watch)
+    return runs
+
+
+def make_task(experiment: Experiment, data: Dataset) -> Task:
+    """The experiment's model, with cross-entropy, on the data."""
+    def model() -> nn.Module:
+        if is_path(experiment.model):
+            own = imported(experiment.model, "model")
+            return own if isinstance(own, nn.Module) else own()
+        return build(
+            experiment.model, norm=experiment.norm, width=experiment.width, classes=len(data.classes), shape=data.shape
+        )
+
+    return Task(model, nn.functional.cross_entropy, data)
+
+
+def _train_together(training: Training, runs: Sequence[Run], options: Options, watch: Watcher) -> None:
+    """Train runs that are at the same epoch as rows of one program."""
+    saved = time.monotonic()
+    going = dict(enumerate(runs))
+    for records in epochs(training):
+        for k, run in list(going.items()):
+            run.write(records[k])
+            if diverged(records[k]):
+                run.finish("diverged", _facts(training, run))
+                del going[k]
+        watch(runs, records)
+        if not going:
+            return
+        last = training.epochs_done == training.experiment.epochs
+        if last or time.monotonic() - saved >= options.checkpoint_seconds:
+            for k, run in going.items():
+                run.checkpoint(training.rows_of(k), training.epochs_done)
+            saved = time.monotonic()
+    for run in going.values():
+        run.finish("finished", _facts(training, run))
+
+
+def _facts(training: Training, run: Run) -> Record:
+    return {
+        "parameters": training.layout.size,
+        "partition": training.fingerprint(run.experiment.seed),
+        "device": str(training.device),
+        "torch": torch.__version__,
+    }
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise InputError(f"device must be auto, cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("there is no CUDA device here; use --device cpu")
+    return torch.device(name)
+
+
+def find(root: Path) -> Iterator[Run]:
+    """All runs under a folder, by name."""
+    for path in sorted(root.glob("*/experiment.json")):
+        yield Run.at(path.parent)
+
+
+def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs that differ in their seed alone, together, under what sets them apart from the others."""
+    settings: dict[str, list[Run]] = {}
+    for run in runs:
+        settings.setdefault(run.experiment.with_seed(0).hash, []).append(run)
+    fields: dict[str, dict[str, Any]] = {
+        key: asdict(group[0].experiment.with_seed(0)) for key, group in settings.items()
+    }
+    varying = [
+        name for name in next(iter(fields.values()), {}) if len({str(values[name]) for values in fields.values()}) > 1
+    ]
+    return {
+        ", ".join(str(fields[key][name]) for name in varying or ["algorithm"]): group
+        for key, group in settings.items()
+    }
