@@ -12,8 +12,8 @@ class Captured:
     """Runs a step that changes tensors in place, each kind of step as one graph.
 
     Two steps of the same key must do the same to the same storage. The first step of a key runs ordinarily on
-    a side stream, so that whatever compiles or allocates does so; then the tensors are put back, the step is
-    recorded, and from then on it is replayed.
+    a side stream, so that whatever compiles or allocates does so, and the tensors are put back each time; then
+    the step is recorded, and from then on it is replayed.
     """
 
     def __init__(self, tensors: Callable[[], list[Tensor]]) -> None:
@@ -32,9 +32,9 @@ class Captured:
         with torch.cuda.stream(stream):
             for _ in range(2):
                 step()
+                for tensor, value in zip(self.tensors(), before, strict=True):
+                    tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(stream)
-        for tensor, value in zip(self.tensors(), before, strict=True):
-            tensor.copy_(value)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
