@@ -12,7 +12,9 @@ from quasiglobal.algorithms import ALGORITHMS, Algorithm, Node, State, algorithm
 from quasiglobal.checks import CheckFailed, check_algorithm
 from quasiglobal.errors import InputError
 from quasiglobal.minimize import Diverged, Result, minimize
+from quasiglobal.runs import train_task as train
 from quasiglobal.topology import Topology
+from quasiglobal.training import Task
 
 __all__ = [
     "ALGORITHMS",
@@ -23,11 +25,13 @@ __all__ = [
     "Node",
     "Result",
     "State",
+    "Task",
     "Topology",
     "algorithm",
     "check_algorithm",
     "minimize",
     "topology",
+    "train",
 ]
 
 __version__ = "0.1.0"

@@ -5,6 +5,7 @@ runs/<name>-<hash>/{experiment.json, metrics.jsonl, summary.json, checkpoint/}, 
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -24,7 +25,8 @@ from quasiglobal.files import write_json
 from quasiglobal.imports import imported, is_path
 from quasiglobal.tasks.datasets import Dataset, load
 from quasiglobal.tasks.models import build
-from quasiglobal.training import Record, Task, Training, diverged, epochs
+from quasiglobal.training import Record, Task, Training, diverged
+from quasiglobal.training import epochs as every_epoch
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def _train_together(training: Training, runs: Sequence[Run], options: Options, w
     """Train runs that are at the same epoch as rows of one program."""
     saved = time.monotonic()
     going = dict(enumerate(runs))
-    for records in epochs(training):
+    for records in every_epoch(training):
         for k, run in list(going.items()):
             run.write(records[k])
             if diverged(records[k]):
@@ -220,3 +222,48 @@ def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
         ", ".join(str(fields[key][name]) for name in varying or ["algorithm"]): group
         for key, group in settings.items()
     }
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What `train_task` leaves in memory: the records of every epoch, and the models."""
+
+    training: Training
+    records: list[Record]
+
+    def model(self, node: int | None = None) -> nn.Module:
+        """A copy of the module with a node's parameters and buffers, or with everybody's average."""
+        rows = self.training.rows_of(0)
+        chosen = {
+            name: value[node] if node is not None else value.double().mean(dim=0).to(value.dtype)
+            for name, value in rows.items()
+        }
+        module = copy.deepcopy(self.training.model.module).cpu()
+        buffers = {name.removeprefix("buffer."): v for name, v in chosen.items() if name.startswith("buffer.")}
+        module.load_state_dict(self.training.layout.views(chosen["x"]) | buffers, strict=False)
+        return module.eval()
+
+
+def train_task(
+    task: Task,
+    algorithm: str,
+    topology: str,
+    epochs: int,
+    device: str = "auto",
+    watch: Callable[[Record], None] = lambda record: None,
+    **settings: Any,
+) -> Trained:
+    """Train a task of your own, in memory: `qg.train(task, algorithm=…, topology=…, epochs=…)`.
+
+    `settings` are further fields of `Experiment`: alpha, lr, batch, partition, seed, ….
+    """
+    fields = {"algorithm": algorithm, "topology": topology, "epochs": epochs} | settings
+    experiment = from_mapping({"data": task.data.name, "model": "own"} | fields, "qg.train")
+    training = Training(task, experiment, [experiment.seed], _device(device))
+    records = []
+    for (record,) in every_epoch(training):
+        records.append(record)
+        watch(record)
+        if diverged(record):
+            break
+    return Trained(training, records)

@@ -37,8 +37,11 @@ class StackedModel:
 
     def __init__(self, module: nn.Module, loss: Loss, layout: Layout, precision: str = "fp32") -> None:
         self.module, self.loss, self.layout, self.precision = module, loss, layout, precision
-        convolutions = sum(isinstance(part, nn.modules.conv._ConvNd) for part in module.modules())
-        self.deep = convolutions > DEEP
+        parts = list(module.modules())
+        deep = sum(isinstance(part, nn.modules.conv._ConvNd) for part in parts) > DEEP
+        # Under vmap, a CPU's batch norm does not take bf16 inputs with float32 weights.
+        mixed = precision == "bf16" and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts)
+        self.one_by_one_on_cpu = deep or mixed
         self._programs: dict[object, Callable[..., Any]] = {}
 
     def gradients(
@@ -81,7 +84,7 @@ class StackedModel:
     ) -> Callable[..., Any]:
         """`function` of one model for all rows, by the route that is fast here."""
         on_cpu = arguments[0].device.type == "cpu"
-        if on_cpu and self.deep:
+        if on_cpu and self.one_by_one_on_cpu:
             return partial(_one_by_one, function, in_dims)
         key = (function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments)))
         if key not in self._programs:

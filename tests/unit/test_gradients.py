@@ -1,0 +1,94 @@
+"""Stacked gradients are each model's own, and no less precise."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from quasiglobal.flat import Layout
+from quasiglobal.tasks.gradients import StackedModel
+from quasiglobal.tasks.models import build
+
+CASES = [
+    ("mlp", None, (1, 8, 8)), ("cnn", "none", (1, 8, 8)), ("cnn", "bn", (1, 8, 8)), ("cnn", "gn", (1, 8, 8)),
+    ("cnn", "evonorm", (1, 8, 8)), ("cnn", "evonorm-released", (1, 8, 8)), ("resnet8", "bn", (3, 16, 16)),
+    ("resnet8", "evonorm-released", (3, 16, 16)),
+]
+K, BATCH = 3, 8
+
+
+def stacked(name, norm, shape, precision):
+    torch.manual_seed(0)
+    module = build(name, norm=norm, shape=shape).to(torch.float64 if precision == "fp64" else torch.float32)
+    layout = Layout.of(module)
+    model = StackedModel(module, nn.functional.cross_entropy, layout, precision)
+    x = layout.row(dict(module.named_parameters())).repeat(K, 1)
+    x = x + 0.01 * torch.randn(x.shape, dtype=x.dtype)
+    buffers = {name: torch.stack([value] * K) for name, value in module.named_buffers()}
+    inputs, targets = torch.randn(K, BATCH, *shape, dtype=x.dtype), torch.randint(0, 10, (K, BATCH))
+    return model, x, buffers, inputs, targets
+
+
+def one_by_one(model, x, buffers, inputs, targets, precision):
+    gradients, after, losses = [], [], []
+    for i in range(K):
+        module = copy.deepcopy(model.module)
+        values = model.layout.views(x[i]) | {name: value[i] for name, value in buffers.items()}
+        module.load_state_dict(values)
+        module.train()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            output = module(inputs[i])
+        loss = nn.functional.cross_entropy(output.to(x.dtype), targets[i])
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append(model.layout.row({name: p.grad for name, p in module.named_parameters()}))
+        after.append(dict(module.named_buffers()))
+    return torch.stack(losses), torch.stack(gradients), after
+
+
+@pytest.mark.parametrize(("name", "norm", "shape"), CASES)
+def test_stacked_gradients_and_buffers_are_each_models_own(name, norm, shape):
+    model, x, buffers, inputs, targets = stacked(name, norm, shape, "fp64")
+    before = {name: value.clone() for name, value in buffers.items()}
+    losses, right, g, after = model.gradients(x, buffers, inputs, targets)
+    expected, gradients, expected_buffers = one_by_one(model, x, buffers, inputs, targets, "fp64")
+    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=0)
+    assert ((g - gradients).norm(dim=1) <= 1e-10 * gradients.norm(dim=1)).all()
+    for i in range(K):
+        for key, value in expected_buffers[i].items():
+            torch.testing.assert_close(after[key][i], value, rtol=1e-12, atol=1e-14)
+    assert all(buffers[key].equal(before[key]) for key in buffers), "the old buffers are left alone"
+    outputs = torch.stack([_train_output(model, x[i], buffers, i, inputs[i]) for i in range(K)])
+    assert right.equal((outputs.argmax(dim=-1) == targets).to(x.dtype).mean(dim=1))
+
+
+def _train_output(model, row, buffers, i, inputs):
+    module = copy.deepcopy(model.module)
+    module.load_state_dict(model.layout.views(row) | {name: value[i] for name, value in buffers.items()})
+    module.train()
+    with torch.no_grad():
+        return module(inputs)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("name", "norm", "shape"), CASES)
+def test_stacking_costs_no_precision(name, norm, shape, precision):
+    model, x, buffers, inputs, targets = stacked(name, norm, shape, precision)
+    _, _, ours, _ = model.gradients(x, buffers, inputs, targets)
+    _, plain, _ = one_by_one(model, x, buffers, inputs, targets, precision)
+    exact_model, *_ = stacked(name, norm, shape, "fp64")
+    doubles = {key: value.double() if value.is_floating_point() else value for key, value in buffers.items()}
+    _, exact, _ = one_by_one(exact_model, x.double(), doubles, inputs.double(), targets, "fp64")
+    assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-12 * exact.norm()
+
+
+@pytest.mark.parametrize(("name", "norm", "shape"), CASES)
+def test_outputs_are_each_models_own(name, norm, shape):
+    model, x, buffers, inputs, _ = stacked(name, norm, shape, "fp64")
+    outputs = model.outputs(x, buffers, inputs[0])
+    for i in range(K):
+        module = copy.deepcopy(model.module)
+        module.load_state_dict(model.layout.views(x[i]) | {key: value[i] for key, value in buffers.items()})
+        module.eval()
+        torch.testing.assert_close(outputs[i], module(inputs[0]).detach(), rtol=1e-10, atol=1e-12)

@@ -1,0 +1,373 @@
+"""The training loop: what it equals, and that it survives."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import quasiglobal as qg
+from quasiglobal import checkpoints
+from quasiglobal.experiment import Experiment, from_mapping, from_toml
+from quasiglobal.runs import Options, Run, find, group_by_setting, make_task, train
+from quasiglobal.tasks.batches import PAD, Owner, Plan
+from quasiglobal.tasks.datasets import Dataset, Examples, load
+from quasiglobal.tasks.images import Images
+from quasiglobal.tasks.models import build
+from quasiglobal.training import Task, Training, epochs
+
+CPU = torch.device("cpu")
+SHORT = Experiment(model="mlp", topology="ring:4", epochs=3, lr=0.05, alpha=1.0, batch=64)
+
+
+def run_all(experiment, seeds=(0,), task=None):
+    training = Training(task or make_task(experiment, load("digits")), experiment, seeds, CPU)
+    records = list(epochs(training))
+    return training, records
+
+
+# ------------------------------------------------------------------------------------------------ equalities
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_a_single_node_is_a_plain_pytorch_loop(model):
+    experiment = replace(
+        SHORT, model=model, topology="complete:1", partition="iid", algorithm="dsgdm-n", precision="fp64", epochs=3,
+        milestones=(0.5,), weight_decay=1e-3,
+    )
+    task = make_task(experiment, load("digits"))
+    training, _ = run_all(experiment, task=task)
+    module = task.module(0).double()
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0, momentum=0.9, nesterov=True, weight_decay=1e-3)
+    data = task.data
+    steps = 0
+    for epoch in range(3):
+        draws = training.plan.epoch(epoch, CPU)
+        for step, size in enumerate(training.plan.sizes):
+            steps += 1
+            optimizer.param_groups[0]["lr"] = training.schedule(steps)
+            index = draws.index[step, 0, :size]
+            x = (data.train.x[index].double() / data.scale - data.mean[0]) / data.std[0]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x), data.train.y[index]).backward()
+            optimizer.step()
+    assert steps > 50
+    expected = training.layout.row(dict(module.named_parameters()))
+    assert (training.x[0] - expected).norm() <= 1e-10 * expected.norm()
+
+
+def test_seeds_as_rows_equal_seeds_alone():
+    together, records = run_all(replace(SHORT, precision="fp64"), seeds=(0, 1))
+    for k, seed in enumerate((0, 1)):
+        alone, alone_records = run_all(replace(SHORT, precision="fp64"), seeds=(seed,))
+        torch.testing.assert_close(together.x[4 * k : 4 * k + 4], alone.x, rtol=0, atol=1e-10)
+        assert records[-1][k]["accuracy"] == alone_records[-1][0]["accuracy"]
+
+
+def test_everybody_starts_from_the_same_weights_and_seeds_differ():
+    training = Training(make_task(SHORT, load("digits")), SHORT, (0, 1), CPU)
+    rows = training.x.view(2, 4, -1)
+    assert (rows == rows[:, :1]).all()
+    assert not rows[0].equal(rows[1])
+
+
+def test_fedbn_keeps_batch_norm_at_the_node():
+    experiment = replace(SHORT, model="cnn", norm="bn", algorithm="dsgd", epochs=1)
+    shared, _ = run_all(replace(experiment, topology="complete:4"))
+    local, _ = run_all(replace(experiment, topology="complete:4", bn="local"))
+    assert local.layout.shared < local.layout.size == shared.layout.shared
+    assert local.x[:, : local.layout.shared].std(dim=0).max() < 1e-5, "the rest is averaged"
+    assert local.x[:, local.layout.shared :].std(dim=0).max() > 1e-4, "batch norm is not"
+    assert shared.x.std(dim=0).max() < 1e-5
+
+
+@pytest.mark.parametrize("algorithm", ["mimelite:tau=3", "slowmo:tau=4", "d2+", "qg-dadam", "dsgdm-n-gt"])
+def test_every_kind_of_algorithm_trains(algorithm):
+    experiment = replace(SHORT, algorithm=algorithm, topology="lazy/ring:4", lr=0.01)
+    _, records = run_all(experiment)
+    assert records[-1][0]["loss"] < records[0][0]["loss"]
+
+
+def test_your_own_module_trains():
+    data = load("digits")
+    task = qg.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), nn.functional.cross_entropy, data)
+    run = qg.train(task, algorithm="qg-dsgdm-n", topology="ring:4", epochs=4, lr=0.05, alpha=10.0)
+    assert run.records[-1]["accuracy"] > 0.8
+    model = run.model(2)
+    with torch.no_grad():
+        output = model((data.test.x / data.scale - data.mean[0]) / data.std[0])
+    accuracy = (output.argmax(dim=1) == data.test.y).double().mean()
+    assert run.records[-1]["accuracy_worst"] - 1e-6 <= accuracy <= run.records[-1]["accuracy_best"] + 1e-6
+
+
+# ----------------------------------------------------------------------------------------------- data on its way
+
+
+def test_nodes_of_unequal_size_cycle_their_own_examples():
+    owners = [Owner(0, 0, np.arange(10)), Owner(0, 1, np.arange(10, 14))]
+    plan = Plan(owners, batch=4)
+    assert plan.sizes == [4, 4]
+    index = plan.epoch(0, CPU).index
+    assert sorted(index[:, 1].flatten().tolist()) == sorted([*range(10, 14)] * 2)
+    assert len(set(index[:, 0].flatten().tolist())) == 8
+
+
+def test_an_epoch_is_a_function_of_seed_node_and_epoch():
+    plan = Plan([Owner(3, 1, np.arange(50))], batch=8)
+    other = Plan([Owner(3, 0, np.arange(50)), Owner(3, 1, np.arange(50))], batch=8)
+    for name in ("index", "flip", "shift"):
+        ours = getattr(plan.epoch(2, CPU), name)
+        assert ours.equal(getattr(other.epoch(2, CPU), name)[:, 1:])
+        assert not ours.equal(getattr(plan.epoch(3, CPU), name))
+
+
+def test_images_are_mirrored_then_moved_then_normalised():
+    x = torch.randint(0, 256, (5, 3, 6, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = Images(x, scale=255.0, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0), augment=True, device=CPU)
+    index, flip = torch.tensor([[3, 1]]), torch.tensor([[True, False]])
+    shift = torch.tensor([[[0, 8], [5, 2]]])
+    shown = images.show(index, flip, shift)
+    for k in range(2):
+        image = x[index[0, k]].float()
+        image = image.flip(-1) if flip[0, k] else image
+        padded = nn.functional.pad(image, (PAD, PAD, PAD, PAD))
+        dy, dx = shift[0, k].tolist()
+        cut = padded[:, dy : dy + 6, dx : dx + 7] / 255
+        expected = (cut - torch.tensor([0.1, 0.2, 0.3])[:, None, None]) / torch.tensor([1.0, 2, 3])[:, None, None]
+        torch.testing.assert_close(shown[0, k], expected)
+    middle = torch.full((1, 2, 2), PAD)
+    torch.testing.assert_close(images.show(index, torch.zeros(1, 2, dtype=torch.bool), middle), Images(
+        x, scale=255.0, mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0), augment=False, device=CPU).show(index))
+
+
+# ------------------------------------------------------------------------------------------------ runs on disk
+
+
+def settled(tmp_path, **options):
+    return Options(runs=tmp_path, device="cpu", **{"checkpoint_seconds": 0.0} | options)
+
+
+def test_a_run_is_a_folder_and_is_not_run_twice(tmp_path):
+    (run,) = train(SHORT, settled(tmp_path))
+    assert {path.name for path in run.folder.iterdir()} == {
+        "experiment.json", "metrics.jsonl", "summary.json", "checkpoint"}
+    assert run.status == "finished"
+    assert len(run.records) == 3
+    assert run.summary["last"] == run.records[-1]
+    assert run.summary["best"]["accuracy"] == max(record["accuracy"] for record in run.records)
+    assert Run.at(run.folder).experiment == SHORT
+    stamp = (run.folder / "metrics.jsonl").stat().st_mtime_ns
+    train(SHORT, settled(tmp_path))
+    assert (run.folder / "metrics.jsonl").stat().st_mtime_ns == stamp
+
+
+def test_a_record_has_the_promised_measures(tmp_path):
+    (run,) = train(SHORT, settled(tmp_path))
+    record = run.records[-1]
+    for name in ("loss", "train_accuracy", "accuracy", "accuracy_std", "accuracy_worst", "accuracy_best",
+                 "accuracy_averaged", "consensus_distance", "weight_norm", "effective_step", "images_per_second"):
+        assert np.isfinite(record[name]), name
+    assert record["accuracy_worst"] <= record["accuracy"] <= record["accuracy_best"]
+    parameters = run.summary["parameters"]
+    assert record["bytes_sent"] == 2 * 4 * parameters * record["step"]
+    assert record["effective_step"] == pytest.approx(record["lr"] / record["weight_norm"] ** 2, rel=1e-2)
+
+
+def final(run):
+    rows, progress = checkpoints.newest(run.folder / "checkpoint")
+    assert progress.epochs == run.experiment.epochs
+    return rows
+
+
+def assert_same_run(a, b):
+    ours, theirs = final(a), final(b)
+    assert set(ours) == set(theirs)
+    assert all(ours[name].equal(theirs[name]) for name in ours)
+    timing = "images_per_second"
+    assert [{k: v for k, v in r.items() if k != timing} for r in a.records] == [
+        {k: v for k, v in r.items() if k != timing} for r in b.records]
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "d2+", "slowmo:tau=5", "dadam", "mimelite:tau=2"])
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, algorithm):
+    experiment = replace(SHORT, algorithm=algorithm, topology="lazy/ring:4", lr=0.01, model="cnn", norm="bn", epochs=4)
+    (whole,) = train(experiment, settled(tmp_path / "whole"))
+
+    def stop(runs, records):
+        if records[0]["epoch"] == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(experiment, settled(tmp_path / "cut"), stop)
+    (cut,) = train(experiment, settled(tmp_path / "cut"))
+    assert_same_run(whole, cut)
+
+
+def test_three_kills_change_nothing(tmp_path):
+    words = ["--model", "mlp", "--topology", "ring:4", "--epochs", "60", "--lr", "0.05", "--eval-every", "5"]
+    command = [sys.executable, "-m", "quasiglobal", "train", *words, "--checkpoint-seconds", "0", "--device", "cpu"]
+    random.seed(0)
+    killed = 0
+    for attempt in range(20):
+        process = subprocess.Popen([*command, "--runs", str(tmp_path / "cut")], stdout=subprocess.DEVNULL)
+        if killed < 3:
+            deadline = time.monotonic() + 60
+            seen = len(list((tmp_path / "cut").glob("*/checkpoint/*.json")))
+            while process.poll() is None and time.monotonic() < deadline:
+                marks = [p.name for p in (tmp_path / "cut").glob("*/checkpoint/*.json")]
+                if len(marks) > seen or (marks and attempt):
+                    break
+                time.sleep(0.01)
+            time.sleep(random.uniform(0, 0.2))
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                killed += 1
+            process.wait()
+        else:
+            assert process.wait(timeout=120) == 0
+            break
+    assert killed == 3
+    subprocess.run([*command, "--runs", str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
+    (cut,), (whole,) = find(tmp_path / "cut"), find(tmp_path / "whole")
+    assert_same_run(whole, cut)
+
+
+def test_seeds_that_stopped_at_different_epochs_all_finish(tmp_path):
+    def stop(runs, records):
+        if records[0]["epoch"] == 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(SHORT, settled(tmp_path), stop)
+    runs = train(SHORT, settled(tmp_path, seeds=2))
+    assert [run.status for run in runs] == ["finished", "finished"]
+    (alone,) = train(SHORT.with_seed(1), settled(tmp_path / "alone"))
+    assert runs[1].summary["last"]["accuracy"] == pytest.approx(alone.summary["last"]["accuracy"], abs=0.02)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path, damage):
+    experiment = replace(SHORT, epochs=4)
+    (whole,) = train(experiment, settled(tmp_path / "whole"))
+
+    def stop(runs, records):
+        if records[0]["epoch"] == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(experiment, settled(tmp_path / "cut"), stop)
+    (folder,) = (tmp_path / "cut").glob("*/checkpoint")
+    newest = sorted(folder.glob("*.safetensors"))[-1]
+    content = bytearray(newest.read_bytes())
+    if damage == "truncate":
+        newest.write_bytes(content[:-100])
+    elif damage == "flip":
+        content[len(content) // 2] ^= 1
+        newest.write_bytes(content)
+    else:
+        newest.unlink()
+    with pytest.warns(UserWarning, match="is damaged"):
+        (cut,) = train(experiment, settled(tmp_path / "cut"))
+    assert_same_run(whole, cut)
+
+
+def test_only_two_checkpoints_are_kept(tmp_path):
+    (run,) = train(SHORT, settled(tmp_path))
+    assert sorted(path.name for path in (run.folder / "checkpoint").iterdir()) == [
+        "000002.json", "000002.safetensors", "000003.json", "000003.safetensors"]
+
+
+def test_a_diverged_seed_ends_cleanly(tmp_path):
+    runs = train(replace(SHORT, lr=1e18, algorithm="dsgd"), settled(tmp_path, seeds=2))
+    assert [run.status for run in runs] == ["diverged", "diverged"]
+    assert runs[0].records[-1]["loss"] is None or runs[0].records[-1]["loss"] > 1e4
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    (run,) = train(replace(SHORT, epochs=2), settled(tmp_path))
+    before = final(run)
+
+    def full(rows, path):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "save_file", full)
+    with pytest.raises(qg.InputError, match="No space left on device"):
+        run.checkpoint(before, 3)
+    assert all(final(run)[name].equal(before[name]) for name in before)
+    assert not list((run.folder / "checkpoint").glob(".*"))
+
+
+def test_runs_are_compared_by_what_sets_them_apart(tmp_path):
+    for algorithm in ("dsgd", "qg-dsgdm"):
+        train(replace(SHORT, algorithm=algorithm, epochs=1), settled(tmp_path, seeds=2))
+    groups = group_by_setting(list(find(tmp_path)))
+    assert {label: len(group) for label, group in groups.items()} == {"dsgd": 2, "qg-dsgdm": 2}
+
+
+# ----------------------------------------------------------------------------------------------- experiments
+
+
+def test_the_hash_covers_what_changes_the_result():
+    assert SHORT.hash == replace(SHORT).hash
+    for field, value in {"seed": 1, "precision": "bf16", "lr": 0.06, "alpha": 0.2}.items():
+        assert replace(SHORT, **{field: value}).hash != SHORT.hash
+
+
+def test_toml_and_flags_are_the_same_fields(tmp_path):
+    path = tmp_path / "exp.toml"
+    path.write_text('recipe = "cifar10"\nalgorithm = "dsgdm-n"\nepochs = 10\nmilestones = [0.5]\nlr = 1\n')
+    experiment = from_toml(path)
+    assert (experiment.data, experiment.model, experiment.epochs) == ("cifar10", "resnet20", 10)
+    assert (experiment.milestones, experiment.lr) == ((0.5,), 1.0)
+    assert from_mapping(json.loads(json.dumps(asdict(experiment))), "json") == experiment
+
+
+BAD = {
+    'epocs = 3': "unknown key in .*; did you mean 'epochs'",
+    'epochs = "three"': "epochs in .* must be a whole number, got 'three'",
+    'epochs = 0': "epochs must be a whole number >= 1, got 0",
+    'lr = true': "lr in .* must be a number, got True",
+    'milestones = 3': "milestones in .* must be a list of numbers",
+    'precision = "fp16"': "unknown precision in .*; did you mean",
+    'algorithm = "qgdsgdm"': "unknown algorithm 'qgdsgdm'",
+    'recipe = "cifar"': "unknown recipe in .*; did you mean 'cifar10'",
+    'epochs = ': "is not TOML",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_bad_file_is_one_sentence(tmp_path, text):
+    path = tmp_path / "exp.toml"
+    path.write_text(text)
+    with pytest.raises(qg.InputError, match=BAD[text]):
+        from_toml(path)
+
+
+def test_your_own_data_by_arrays():
+    x, y = torch.randn(80, 5), torch.randint(0, 3, (80,))
+    data = Dataset("mine", Examples(x, y), Examples(x[:20], y[:20]), ("a", "b", "c"), 1.0, (0.0,), (1.0,), "none")
+    task = Task(nn.Linear(5, 3), nn.functional.cross_entropy, data)
+    run = qg.train(task, algorithm="dsgd", topology="complete:2", epochs=2, lr=0.1, partition="iid", batch=8)
+    assert len(run.records) == 2
+
+
+def test_models_by_their_path(tmp_path, monkeypatch):
+    (tmp_path / "mynets.py").write_text(
+        "from torch import nn\ndef Small():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = replace(SHORT, model="mynets:Small")
+    assert make_task(experiment, load("digits")).module(0)[1].out_features == 10
+    assert build("mlp", shape=(1, 8, 8)) is not None
