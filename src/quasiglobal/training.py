@@ -237,27 +237,32 @@ class Training:
         ]
 
     def _score(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor]:
-        """Each row's accuracy and loss on the test data, in test order and the training's batch size."""
+        """Each row's accuracy and loss on the test data, in test order."""
         right, loss = x.new_zeros(len(x)), x.new_zeros(len(x))
         count = len(self.test_targets)
-        for index in torch.split(torch.arange(count, device=self.device), self._evaluation_batch):
-            output = self.model.outputs(x, buffers, self.test_images.show(index)).to(self.dtype)
-            target = self.test_targets[index]
+        for index in self._test_batches(count):
+            output = self.model.outputs(x, buffers, self.test_images.show(index)).to(self.dtype).flatten(1, 2)
+            target = self.test_targets[index].flatten()
             right += (output.argmax(dim=-1) == target).sum(dim=1)
-            losses = torch.nn.functional.cross_entropy(
-                output.flatten(0, 1), target.repeat(len(x)), reduction="none"
-            )
+            losses = nn.functional.cross_entropy(output.flatten(0, 1), target.repeat(len(x)), reduction="none")
             loss += losses.view(len(x), -1).sum(dim=1)
         return right / count, loss / count
 
-    @property
-    def _evaluation_batch(self) -> int:
-        """32 where the model normalises by the test batch itself, as the released network does."""
+    def _test_batches(self, count: int) -> list[Tensor]:
+        """Positions [batches, batch]: batches of 32 where the model normalises by the test batch itself.
+
+        The released network does, in test order, so that this is part of the experiment. Sixteen batches go
+        through the models at a time.
+        """
         by_batch = any(
             isinstance(part, nn.modules.batchnorm._BatchNorm) and not part.track_running_stats
             for part in self.model.module.modules()
         )
-        return 32 if by_batch else 500
+        size = 32 if by_batch else 500
+        order = torch.arange(count, device=self.device)
+        whole, rest = order[: count // size * size].view(-1, size), order[count // size * size :]
+        together = torch.split(whole, 16 if by_batch else 1)
+        return [batches for batches in (*together, rest[None]) if batches.numel()]
 
     # ------------------------------------------------------------------------------------------ checkpoints
 

@@ -86,9 +86,11 @@ def test_stacking_costs_no_precision(name, norm, shape, precision):
 @pytest.mark.parametrize(("name", "norm", "shape"), CASES)
 def test_outputs_are_each_models_own(name, norm, shape):
     model, x, buffers, inputs, _ = stacked(name, norm, shape, "fp64")
-    outputs = model.outputs(x, buffers, inputs[0])
+    outputs = model.outputs(x, buffers, inputs)
     for i in range(K):
         module = copy.deepcopy(model.module)
         module.load_state_dict(model.layout.views(x[i]) | {key: value[i] for key, value in buffers.items()})
         module.eval()
-        torch.testing.assert_close(outputs[i], module(inputs[0]).detach(), rtol=1e-10, atol=1e-12)
+        for batch in range(K):
+            expected = module(inputs[batch]).detach()
+            torch.testing.assert_close(outputs[i, batch], expected, rtol=1e-10, atol=1e-12)

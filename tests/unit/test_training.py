@@ -95,6 +95,28 @@ def test_every_kind_of_algorithm_trains(algorithm):
     assert records[-1][0]["loss"] < records[0][0]["loss"]
 
 
+@pytest.mark.parametrize("norm", ["evonorm-released", "bn"])
+def test_a_score_is_each_models_own_in_test_order(norm):
+    experiment = replace(SHORT, model="cnn", norm=norm, epochs=1)
+    training, records = run_all(experiment)
+    data = training.task.data
+    x = (data.test.x / data.scale - data.mean[0]) / data.std[0]
+    accuracies = []
+    for i in range(4):
+        module = training.task.module(0)
+        rows = training.rows_of(0)
+        module.load_state_dict(
+            training.layout.views(rows["x"][i])
+            | {name.removeprefix("buffer."): v[i] for name, v in rows.items() if name.startswith("buffer.")}
+        )
+        module.eval()
+        with torch.no_grad():
+            outputs = torch.cat([module(batch) for batch in x.split(32)])
+        accuracies.append(float((outputs.argmax(dim=1) == data.test.y).float().mean()))
+    assert records[-1][0]["accuracy"] == pytest.approx(np.mean(accuracies), abs=1e-6)
+    assert records[-1][0]["accuracy_worst"] == pytest.approx(min(accuracies), abs=1e-6)
+
+
 def test_your_own_module_trains():
     data = load("digits")
     task = qg.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), nn.functional.cross_entropy, data)

@@ -57,10 +57,13 @@ class StackedModel:
         return losses, right, g, after
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
-        """Each row's outputs [k, batch, …] on the same inputs [batch, …]."""
+        """Each row's outputs [k, batches, batch, …] on the same inputs [batches, batch, …].
+
+        The batches stay apart, for models that normalise by the batch they are given.
+        """
         self.module.eval()
         with torch.no_grad():
-            result: Tensor = self._program(self._output_of_one, (0, 0, None), (x, buffers, inputs))(x, buffers, inputs)
+            result: Tensor = self._program(self._outputs_of_one, (0, 0, None), (x, buffers, inputs))(x, buffers, inputs)
         return result
 
     def _gradient_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Any:
@@ -73,6 +76,10 @@ class StackedModel:
         output = self._output_of_one(row, buffers, inputs)
         right = (output.argmax(dim=-1) == targets).to(row.dtype).mean()
         return self.loss(output.to(row.dtype), targets), (right, buffers)
+
+    def _outputs_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
+        outputs: Tensor = vmap(self._output_of_one, in_dims=(None, None, 0))(row, buffers, inputs)
+        return outputs
 
     def _output_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
         with torch.autocast(row.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
