@@ -22,6 +22,9 @@ from tyro.conf import Positional, arg
 import quasiglobal as qg
 from quasiglobal.catalogue import Entry, catalogue, describe
 from quasiglobal.experiment import Experiment, from_toml
+from quasiglobal.exports import export as export_model
+from quasiglobal.exports import read as read_model
+from quasiglobal.exports import save as save_model
 from quasiglobal.files import write_csv
 from quasiglobal.paper import demo as demonstration
 from quasiglobal.paper.figures import FIGURES
@@ -336,6 +339,61 @@ def partition(
     if plot is not None:
         plots.save_as(plots.draw_partitions(counts), plot)
         _say_written([plot])
+
+
+@app.command
+def export(
+    folder: Annotated[Positional[Path], arg(metavar="RUN")],
+    node: str = "average",
+    out: File = Path("out/model.safetensors"),
+    data_dir: Folder | None = None,
+) -> None:
+    """Write a run's model as a plain state_dict in safetensors.
+
+    Args:
+        folder: A run's folder.
+        node: The node whose model it is, or average.
+        out: The file.
+        data_dir: Where the data sets lie.
+    """
+    run = Run.at(folder)
+    save_model(export_model(run, node, load(run.experiment.data, data_dir)), out)
+    _say_written([out])
+
+
+@app.command
+def evaluate(
+    file: Annotated[Positional[Path], arg(metavar="MODEL")], data: str | None = None, data_dir: Folder | None = None
+) -> None:
+    """Test an exported model.
+
+    Args:
+        file: What `qg export` wrote.
+        data: Another data set than the model's own.
+        data_dir: Where the data sets lie.
+    """
+    model = read_model(file)
+    dataset = load(data or model.experiment.data, data_dir)
+    right = model.predict(dataset, dataset.test) == dataset.test.y
+    console.print(f"{100 * right.double().mean():.2f}% of {len(right)} test examples of {dataset.name}")
+
+
+@app.command
+def predict(
+    file: Annotated[Positional[Path], arg(metavar="MODEL")],
+    data: Annotated[Positional[str], arg(metavar="DATA")],
+    data_dir: Folder | None = None,
+) -> None:
+    """Print the class that an exported model gives each test example of a data set, a line each.
+
+    Args:
+        file: What `qg export` wrote.
+        data: A data set, such as folder:PATH.
+        data_dir: Where the data sets lie.
+    """
+    dataset = load(data, data_dir)
+    for label in read_model(file).predict(dataset, dataset.test).tolist():
+        print(dataset.classes[label])
 
 
 def _comparison(runs: Sequence[Run]) -> Table:

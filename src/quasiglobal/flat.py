@@ -33,6 +33,14 @@ class Layout:
         shared = sum(math.prod(shapes[name]) for name in ordered if not personal(name))
         return cls({name: shapes[name] for name in ordered}, shared)
 
+    @classmethod
+    def of_experiment(cls, module: nn.Module, bn: str) -> Layout:
+        """The layout of a module; with bn = local, all of BatchNorm is the node's own (FedBN)."""
+        norms = tuple(
+            f"{name}." for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
+        )
+        return cls.of(module, personal=lambda name: bn == "local" and name.startswith(norms))
+
     @property
     def size(self) -> int:
         """The number of columns, d."""

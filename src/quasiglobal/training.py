@@ -65,7 +65,7 @@ class Training:
         self.dtype = PRECISIONS[experiment.precision]
 
         modules = [task.module(seed).to(self.dtype) for seed in self.seeds]
-        self.layout = Layout.of(modules[0], personal=_batch_norms(modules[0]) if experiment.bn == "local" else _no)
+        self.layout = Layout.of_experiment(modules[0], experiment.bn)
         self.model = StackedModel(task.module(0).to(device, self.dtype), task.loss, self.layout, experiment.precision)
         self.engine = Simulator(self.graph, seeds=self.seeds, shared=self.layout.shared)
 
@@ -302,15 +302,3 @@ def epochs(training: Training) -> Iterator[list[Record]]:
 def diverged(record: Record, bound: float = 1e4) -> bool:
     """Whether a run is beyond help: its loss is no number, or above any that learning has."""
     return not math.isfinite(record["loss"]) or record["loss"] > bound
-
-
-def _batch_norms(module: nn.Module) -> Callable[[str], bool]:
-    """Whether a parameter belongs to a BatchNorm layer."""
-    inside = [
-        f"{name}." for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
-    ]
-    return lambda parameter: parameter.startswith(tuple(inside))
-
-
-def _no(name: str) -> bool:
-    return False

@@ -12,6 +12,7 @@ LAYERS = [
     ["cli"],
     ["paper"],
     ["report"],
+    ["exports"],
     ["runs"],
     ["training"],
     ["checks", "catalogue", "experiment"],

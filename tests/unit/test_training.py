@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import quasiglobal as qg
-from quasiglobal import checkpoints
+from quasiglobal import checkpoints, exports
 from quasiglobal.experiment import Experiment, from_mapping, from_toml
 from quasiglobal.runs import Options, Run, find, group_by_setting, make_task, train
 from quasiglobal.tasks.batches import PAD, Owner, Plan
@@ -336,6 +336,33 @@ def test_runs_are_compared_by_what_sets_them_apart(tmp_path):
         train(replace(SHORT, algorithm=algorithm, epochs=1), settled(tmp_path, seeds=2))
     groups = group_by_setting(list(find(tmp_path)))
     assert {label: len(group) for label, group in groups.items()} == {"dsgd": 2, "qg-dsgdm": 2}
+
+
+@pytest.mark.parametrize("bn", ["shared", "local"])
+def test_an_exported_model_scores_as_its_node_did(tmp_path, bn):
+    data = load("digits")
+    (run,) = train(replace(SHORT, model="cnn", norm="bn", bn=bn, lr=0.02), settled(tmp_path))
+    scores = []
+    for node in range(4):
+        exports.save(exports.export(run, str(node), data), tmp_path / "model.safetensors")
+        model = exports.read(tmp_path / "model.safetensors")
+        scores.append(float((model.predict(data, data.test) == data.test.y).double().mean()))
+    last = run.summary["last"]
+    assert np.mean(scores) == pytest.approx(last["accuracy"], abs=1e-3)
+    assert min(scores) == pytest.approx(last["accuracy_worst"], abs=1e-3)
+    averaged = exports.export(run, "average", data)
+    right = (averaged.predict(data, data.test) == data.test.y).double().mean()
+    assert float(right) == pytest.approx(last["accuracy_averaged"], abs=1e-3)
+
+
+def test_a_bad_export_is_one_sentence(tmp_path):
+    (run,) = train(replace(SHORT, epochs=1), settled(tmp_path))
+    with pytest.raises(qg.InputError, match="node must be average or a number from 0 to 3, got '4'"):
+        exports.export(run, "4", load("digits"))
+    (tmp_path / "junk").write_bytes(b"junk")
+    for path in (tmp_path / "junk", tmp_path / "nowhere"):
+        with pytest.raises(qg.InputError, match="cannot read a model from"):
+            exports.read(path)
 
 
 # ----------------------------------------------------------------------------------------------- experiments
