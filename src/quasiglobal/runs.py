@@ -8,9 +8,8 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,17 +66,11 @@ class Run:
         """finished, diverged or unfinished."""
         return self.summary["status"] if self.summary else "unfinished"
 
-    def begin(self) -> tuple[dict[str, torch.Tensor], int] | None:
-        """Make the folder, or find where to go on: the rows and how many epochs are done."""
+    def begin(self, progress: checkpoints.Progress | None) -> None:
+        """Make the folder, or cut the metrics back to the checkpoint that the run goes on from."""
         write_json(self.folder / "experiment.json", asdict(self.experiment))
-        metrics = self.folder / "metrics.jsonl"
-        found = checkpoints.newest(self.folder / "checkpoint")
-        if found is None:
-            metrics.write_text("")
-            return None
-        rows, progress = found
-        os.truncate(metrics, progress.metrics)
-        return rows, progress.epochs
+        with open(self.folder / "metrics.jsonl", "ab") as metrics:
+            metrics.truncate(progress.metrics if progress else 0)
 
     def write(self, record: Record) -> None:
         """Add an epoch's record."""
@@ -134,17 +127,24 @@ def train(
     if open_runs:
         device = _device(options.device)
         task = task or make_task(experiment, load(experiment.data, options.data_dir))
-        starts: dict[int, list[tuple[Run, dict[str, torch.Tensor] | None]]] = {}
-        for run in open_runs:
-            found = run.begin()
-            rows, done = (None, 0) if found is None else found
-            starts.setdefault(done, []).append((run, rows))
-        for done, group in sorted(starts.items()):
-            training = Training(task, experiment, [run.experiment.seed for run, _ in group], device)
+        saved = {run: checkpoints.newest(run.folder / "checkpoint") for run in open_runs}
+        for done, together in _by_epochs(saved).items():
+            training = Training(task, experiment, [run.experiment.seed for run in together], device)
+            found = [saved[run] for run in together]
             if done:
-                training.restore([rows for _, rows in group if rows is not None], done)
-            _train_together(training, [run for run, _ in group], options, watch)
+                training.restore([rows for rows, _ in filter(None, found)], done)
+            for run, checkpoint in zip(together, found, strict=True):
+                run.begin(checkpoint and checkpoint[1])
+            _train_together(training, together, options, watch)
     return runs
+
+
+def _by_epochs(saved: Mapping[Run, tuple[Any, checkpoints.Progress] | None]) -> dict[int, list[Run]]:
+    """Runs that are after the same epoch, together: they can be rows of one program."""
+    groups: dict[int, list[Run]] = {}
+    for run, checkpoint in saved.items():
+        groups.setdefault(checkpoint[1].epochs if checkpoint else 0, []).append(run)
+    return groups
 
 
 def make_task(experiment: Experiment, data: Dataset) -> Task:

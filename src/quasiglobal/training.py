@@ -81,7 +81,7 @@ class Training:
         self.steps_per_epoch = len(self.plan.sizes)
         self.steps = self.steps_per_epoch * experiment.epochs
         self.schedule = Schedule(
-            peak=experiment.lr or scaled_lr(experiment.batch, self.graph.n),
+            peak=scaled_lr(experiment.batch, self.graph.n) if experiment.lr is None else experiment.lr,
             steps=self.steps,
             warmup_steps=round(experiment.warmup * self.steps_per_epoch),
             warmup_from=experiment.warmup_from,
