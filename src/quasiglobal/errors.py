@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class InputError(ValueError):
     """Input that cannot be used. The command line prints the sentence and exits with 2."""
+
+
+def whole(value: Any) -> int | None:
+    """The value as an int where it is a whole number, NumPy's included.
+
+    >>> whole(3), whole(3.0), whole(True)
+    (3, None, None)
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return None
+    return operator.index(value)
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> InputError:

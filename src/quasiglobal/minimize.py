@@ -17,7 +17,7 @@ from torch import Tensor
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.errors import InputError
+from quasiglobal.errors import InputError, whole
 from quasiglobal.topology import TOLERANCE, Topology, parse
 
 Gradient = Callable[[Tensor, int], Any]
@@ -180,7 +180,7 @@ def _start(x0: ArrayLike | Tensor, engine: Simulator) -> Tensor:
 
 def _learning_rates(lr: LearningRate, steps: int, algorithm: Algorithm, x: Tensor) -> list[Tensor]:
     """The learning rate of every step, known before the first."""
-    if not isinstance(steps, int) or steps < 0:
+    if whole(steps) is None or steps < 0:
         raise InputError(f"steps must be a whole number >= 0, got {steps!r}")
     if isinstance(lr, list | tuple):
         raise InputError("lr must be a number, a tensor or a function; for a list of rates: lambda t: rates[t - 1]")

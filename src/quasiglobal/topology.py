@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quasiglobal.errors import InputError, unknown
+from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.imports import imported, is_path
 
 Matrix = NDArray[np.float64]
@@ -142,7 +143,7 @@ class Topology:
 
     def every(self, k: int) -> Topology:
         """Gossip each k-th step and W = I between: local steps are a topology."""
-        if not isinstance(k, int) or k < 1 or k * self.period > LARGEST:
+        if whole(k) is None or k < 1 or k * self.period > LARGEST:
             raise InputError(
                 f"every needs a whole number of steps >= 1, and at most {LARGEST} in a period, got {k}"
             )
@@ -241,7 +242,7 @@ def from_graph(graph: nx.Graph[Any], weight: str | None = None, name: str = "gra
     W = np.zeros((len(nodes), len(nodes)))
     place = {node: i for i, node in enumerate(nodes)}
     for u, v, w in graph.edges(data=weight):
-        if not isinstance(w, int | float):
+        if not isinstance(w, Real):
             raise InputError(f"the weight of edge {u} -> {v} of {name} must be a number, got {w!r}")
         W[place[v], place[u]] += w
         if not graph.is_directed() and u != v:
@@ -357,11 +358,12 @@ def _whole(digits: str, text: str) -> int:
 
 
 def _nodes(name: str, n: int) -> int:
-    if not isinstance(n, int) or isinstance(n, bool):
+    nodes = whole(n)
+    if nodes is None:
         raise InputError(f"{name} needs a whole number of nodes, got {n!r}")
-    if n > LARGEST:
+    if nodes > LARGEST:
         raise InputError(f"{name} has at most {LARGEST} nodes here, got {n}: W is a dense matrix")
-    return n
+    return nodes
 
 
 def _near_square(n: int) -> str:

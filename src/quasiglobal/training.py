@@ -18,6 +18,7 @@ from quasiglobal.algorithms import State
 from quasiglobal.catalogue import traffic
 from quasiglobal.engines.capture import Captured
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
 from quasiglobal.flat import Layout
 from quasiglobal.measures import consensus_distance
@@ -88,6 +89,8 @@ class Training:
             milestones=experiment.milestones,
             decay=experiment.decay,
         )
+        if experiment.augment and task.data.augmentation == "resize-crop":
+            raise InputError(f"the random resized crops of {task.data.name} are not there yet; use --no-augment")
         augment = experiment.augment and task.data.augmentation != "none"
         show = partial(
             Images, scale=task.data.scale, mean=task.data.mean, std=task.data.std, device=device, dtype=self.dtype

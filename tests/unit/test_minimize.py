@@ -141,6 +141,13 @@ def test_without_history_the_end_is_the_same():
         run(steps=9, resume=short)
 
 
+def test_numpy_numbers_are_numbers():
+    graph, steps = topology.ring(np.int64(8)), np.int32(5)
+    algorithm = qg.algorithm("qg-dsgdm:tau=2")
+    assert run(graph=graph, steps=steps, lr=np.float32(0.5), algorithm=type(algorithm)(tau=np.int64(2))).history.equal(
+        run(lr=0.5, algorithm=algorithm).history)
+
+
 def test_zero_steps_is_the_start():
     assert run(steps=0).history.equal(torch.zeros(1, 8, 3, dtype=torch.float64))
 

@@ -6,13 +6,14 @@ import math
 import typing
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
+from numbers import Real
 from types import NoneType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from quasiglobal.errors import InputError, unknown
+from quasiglobal.errors import InputError, unknown, whole
 
 State = dict[str, Tensor]
 """An algorithm's memory between steps: named tensors, each with one row per hosted node."""
@@ -190,8 +191,10 @@ def checked(hint: Any, value: Any, what: str) -> Any:
         return None if value is None else checked(choices[0], value, what)
     if hint is bool and not isinstance(value, bool):
         raise InputError(f"{what} must be true or false, got {value!r}")
-    if hint in (int, float) and (isinstance(value, bool) or not isinstance(value, int | hint)):
-        raise InputError(f"{what} must be {'a whole number' if hint is int else 'a number'}, got {value!r}")
+    if hint is int and whole(value) is None:
+        raise InputError(f"{what} must be a whole number, got {value!r}")
+    if hint is float and (isinstance(value, bool) or not isinstance(value, Real)):
+        raise InputError(f"{what} must be a number, got {value!r}")
     if hint is float and not math.isfinite(value):
         raise InputError(f"{what} must be finite, got {value}")
     if hint is Algorithm and not isinstance(value, Algorithm):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.engines.node import StepNode, choose
-from quasiglobal.errors import InputError
+from quasiglobal.errors import InputError, whole
 from quasiglobal.topology import Topology
 
 
@@ -28,7 +28,7 @@ class Simulator:
     """
 
     def __init__(self, topology: Topology, *, seeds: Sequence[int] = (0,), shared: int | None = None) -> None:
-        if not seeds or not all(isinstance(seed, int) and 0 <= seed < 2**63 for seed in seeds):
+        if not seeds or not all(whole(seed) is not None and 0 <= seed < 2**63 for seed in seeds):
             raise InputError(f"a simulator needs a seed for each run, whole numbers >= 0, got {list(seeds)}")
         self.topology = topology
         self.seeds = tuple(seeds)

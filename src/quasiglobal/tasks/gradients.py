@@ -52,8 +52,11 @@ class StackedModel:
         `inputs` is [k, batch, …], `targets` [k, batch].
         """
         self.module.train()
-        program = self._program(self._gradient_of_one, (0, 0, 0, 0), (x, buffers, inputs, targets))
-        g, (losses, (right, after)) = program(x, buffers, inputs, targets)
+        arguments = (x, buffers, inputs, targets)
+        if self.one_by_one_on_cpu and x.device.type == "cpu":
+            g, (losses, (right, after)) = _one_by_one(self._gradient_alone, (0, 0, 0, 0), *arguments)
+        else:
+            g, (losses, (right, after)) = self._program(self._gradient_of_one, (0, 0, 0, 0), arguments)(*arguments)
         return losses, right, g, after
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
@@ -69,6 +72,13 @@ class StackedModel:
     def _gradient_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Any:
         after = {name: value.clone() for name, value in buffers.items()}      # BatchNorm writes into its own
         return grad_and_value(self._loss_of_one, has_aux=True)(row, after, inputs, targets)
+
+    def _gradient_alone(self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Any:
+        """The same by ordinary autograd, which costs less where there is nothing to stack."""
+        after = {name: value.clone() for name, value in buffers.items()}
+        leaf = row.detach().requires_grad_()
+        loss, aux = self._loss_of_one(leaf, after, inputs, targets)
+        return torch.autograd.grad(loss, leaf)[0], (loss.detach(), aux)
 
     def _loss_of_one(
         self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
