@@ -15,4 +15,4 @@ def gradient(x, t):                                      # row i: node i's gradi
 best = torch.linalg.lstsq(A.flatten(0, 1), b.flatten(0, 1)).solution[:, 0]
 for name in ("dsgd", "dsgdm-n", "qg-dsgdm-n", "dsgd-gt"):
     result = qg.minimize(gradient, torch.zeros(d), algorithm=name, topology="ring:16", lr=0.05, steps=500)
-    print(f"{name:<11} rests {(result.x - best).norm(dim=1).mean():.3f} from the optimum")
+    print(f"{name:<11} ends {(result.x - best).norm(dim=1).mean():.3f} from the optimum")
