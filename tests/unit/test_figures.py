@@ -79,7 +79,9 @@ def test_quasi_global_gossip_rebounds():
 
 def test_consensus_says_where_plain_gossip_wins():
     says = figures.figure_consensus(["ring:16", "torus:16"]).says
-    assert "plain gossip wins on ring:16, torus:16" in says
+    assert "first reaches 0.01 sooner on ring:16; plain gossip wins on none of them." in says, "a tie on the torus"
+    assert "reaches for good 0.01 sooner on none of them; plain gossip wins on ring:16." in says
+    assert "reaches for good 0.0001 sooner on none of them; plain gossip wins on ring:16, torus:16." in says
 
 
 # Over 1,000 steps from each start; the straight way to the minimum is 1.41.
