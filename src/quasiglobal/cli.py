@@ -16,12 +16,12 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from tyro.conf import Positional, arg
 
 import quasiglobal as qg
 from quasiglobal.catalogue import Entry, catalogue, describe
-from quasiglobal.experiment import Experiment, from_toml
+from quasiglobal.experiment import Experiment, from_toml, nodes
 from quasiglobal.exports import export as export_model
 from quasiglobal.exports import read as read_model
 from quasiglobal.exports import save as save_model
@@ -32,6 +32,7 @@ from quasiglobal.paper.figures import reproduce as make_figure
 from quasiglobal.report import plots
 from quasiglobal.runs import Options, Run, find, group_by_setting
 from quasiglobal.runs import train as train_runs
+from quasiglobal.schedules import scaled_lr
 from quasiglobal.tasks.datasets import available, load
 from quasiglobal.tasks.partition import class_counts, fingerprint, heterogeneity, split
 from quasiglobal.training import Record
@@ -39,6 +40,7 @@ from quasiglobal.training import Record
 Graph = Annotated[Positional[str], arg(metavar="GRAPH")]
 Name = Annotated[Positional[str | None], arg(metavar="NAME")]
 Folder = Annotated[Path, arg(metavar="FOLDER")]
+Folders = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")]
 File = Annotated[Path, arg(metavar="FILE")]
 
 app = tyro.extras.SubcommandApp()
@@ -165,7 +167,7 @@ def algorithms(name: Name = None, markdown: bool = False, check: bool = False) -
         console.print(f"{name} passed {len(passed)} checks: {', '.join(passed)}")
         return
     entry = describe(name)
-    print(f"{name}  ({entry.citation})\n{chosen!r}")
+    print(f"{name}  {entry.citation}\n{chosen!r}")
     part: qg.Algorithm | None = chosen
     while part is not None:
         print(f"\n{inspect.getdoc(type(part))}")
@@ -228,10 +230,17 @@ def train(
     """Train one model per node; run it again and it goes on where it stopped, or says that it is finished.
 
     Args:
-        file: A TOML file with any of the options below; flags go before it.
+        file: A TOML file with any of the options below, as in `qg train --lr 0.2 mine.toml`; flags win.
     """
     chosen = Run.of(experiment, options.runs)
     finished = chosen.summary is not None
+    peak = scaled_lr(experiment.batch, nodes(experiment)) if experiment.lr is None else experiment.lr
+    start = experiment.warmup_from
+    warm = f" from {start:g} over {experiment.warmup:g} epochs" if peak > start and experiment.warmup else ""
+    decays = ", ".join(f"{fraction:g}" for fraction in experiment.milestones)
+    if not finished:
+        decay = f", × {experiment.decay:g} after {decays} of the run" if decays else ""
+        console.print(f"learning rate {peak:g}{warm}{decay}")
     with _progress() as progress:
         bar = progress.add_task(experiment.algorithm, total=experiment.epochs)
 
@@ -254,8 +263,12 @@ def train(
 
 @app.command
 def runs(runs: Folder = Path("runs")) -> None:
-    """List the runs and how they ended."""
-    table = Table("run", "status", "epochs", "accuracy, %", "best")
+    """List the runs and how they ended.
+
+    Args:
+        runs: The folder of all runs.
+    """
+    table = Table(Column("run", overflow="fold"), "status", "epochs", "accuracy, %", "best")
     for run in find(runs):
         tests = [record for record in run.records if record.get("accuracy") is not None]
         last = f"{100 * tests[-1]['accuracy']:.2f}" if tests else ""
@@ -265,24 +278,24 @@ def runs(runs: Folder = Path("runs")) -> None:
 
 
 @app.command
-def compare(folders: Positional[tuple[Path, ...]]) -> None:
+def compare(folders: Folders = ()) -> None:
     """Print a table of runs, mean ± std over those that differ in their seed alone.
 
     Args:
-        folders: Run folders.
+        folders: Run folders; by default all of runs/.
     """
-    console.print(_comparison([Run.at(folder) for folder in folders]))
+    console.print(_comparison(_runs_at(folders)))
 
 
 @app.command
-def plot(folders: Positional[tuple[Path, ...]], out: File = Path("out/curves.png")) -> None:
+def plot(folders: Folders = (), out: File = Path("out/curves.png")) -> None:
     """Draw the learning curves of runs.
 
     Args:
-        folders: Run folders.
+        folders: Run folders; by default all of runs/.
         out: The picture (.png, .svg or .pdf).
     """
-    groups = group_by_setting([Run.at(folder) for folder in folders])
+    groups = group_by_setting(_runs_at(folders))
     plots.save_as(plots.draw_curves({label: [run.records for run in group] for label, group in groups.items()}), out)
     _say_written([out])
 
@@ -396,9 +409,17 @@ def predict(
         print(dataset.classes[label])
 
 
+def _runs_at(folders: Sequence[Path]) -> list[Run]:
+    found = [Run.at(folder) for folder in folders] or list(find(Path("runs")))
+    if not found:
+        raise qg.InputError("there are no runs in runs/; name run folders, or train some with `qg train`")
+    return found
+
+
 def _comparison(runs: Sequence[Run]) -> Table:
     """Mean ± std over seeds of the last and of the best test."""
-    table = Table("setting", "seeds", "accuracy, %", "best epoch", "worst node", "averaged model", "status")
+    setting = Column("setting", overflow="fold")
+    table = Table(setting, "seeds", "accuracy, %", "best, %", "worst node", "averaged model", "status")
     for label, group in group_by_setting(runs).items():
         lasts = [run.summary["last"] for run in group if run.summary and run.summary["last"]]
         bests = [run.summary["best"] for run in group if run.summary and run.summary["best"]]
@@ -442,6 +463,7 @@ def main() -> None:
         print(f"qg: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
+        print("qg: stopped; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:                     # somebody closed the pipe, as `qg algorithms | head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -26,5 +26,5 @@ def imported(path: str, what: str) -> Any:
     except Exception as error:
         raise InputError(f"cannot import {module} for {what} {path}: {error}") from None
     if found is None:
-        raise InputError(f"module {module} has no {name!r}; name a {what} as {module}:Name")
+        raise InputError(f"module {module} has no {name!r}; write the {what} as {module}:Name")
     return found

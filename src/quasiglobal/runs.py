@@ -8,8 +8,11 @@ from __future__ import annotations
 import copy
 import json
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -164,22 +167,45 @@ def _train_together(training: Training, runs: Sequence[Run], options: Options, w
     """Train runs that are at the same epoch as rows of one program."""
     saved = time.monotonic()
     going = dict(enumerate(runs))
-    for records in every_epoch(training):
-        for k, run in list(going.items()):
-            run.write(records[k])
-            if diverged(records[k]):
-                run.finish("diverged", _facts(training, run))
-                del going[k]
-        watch(runs, records)
-        if not going:
-            return
-        last = training.epochs_done == training.experiment.epochs
-        if last or time.monotonic() - saved >= options.checkpoint_seconds:
-            for k, run in going.items():
-                run.checkpoint(training.rows_of(k), training.epochs_done)
-            saved = time.monotonic()
+    with _patient_interrupts() as interrupted:
+        for records in every_epoch(training):
+            for k, run in list(going.items()):
+                run.write(records[k])
+                if diverged(records[k]):
+                    run.finish("diverged", _facts(training, run))
+                    del going[k]
+            watch(runs, records)
+            if not going:
+                return
+            last = training.epochs_done == training.experiment.epochs
+            if last or interrupted or time.monotonic() - saved >= options.checkpoint_seconds:
+                for k, run in going.items():
+                    run.checkpoint(training.rows_of(k), training.epochs_done)
+                saved = time.monotonic()
+            if interrupted and not last:
+                raise KeyboardInterrupt
     for run in going.values():
         run.finish("finished", _facts(training, run))
+
+
+@contextmanager
+def _patient_interrupts() -> Iterator[list[int]]:
+    """The first Ctrl-C is noted, for the epoch to end and be saved; the second stops at once."""
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: object) -> None:
+        noted.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _facts(training: Training, run: Run) -> Record:
@@ -219,9 +245,14 @@ def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
         name for name in next(iter(fields.values()), {}) if len({str(values[name]) for values in fields.values()}) > 1
     ]
     return {
-        ", ".join(str(fields[key][name]) for name in varying or ["algorithm"]): group
+        ", ".join(_label(name, fields[key][name]) for name in varying or ["algorithm"]): group
         for key, group in settings.items()
     }
+
+
+def _label(name: str, value: object) -> str:
+    """How a legend names a setting."""
+    return str(value) if name in ("algorithm", "data", "model", "topology") else f"{name}={value}"
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ BAD = {
     "dadam:eps=0": "eps must be in (0, inf), got 0.0",
     "dadam:beta2=1": "beta2 must be in [0, 1), got 1.0",
     "dsgdm:over=all": "over=all says with whom to synchronize",
-    "quasiglobal.algorithms:Nothing": "has no 'Nothing'; name a",
+    "quasiglobal.algorithms:Nothing": "has no 'Nothing'; write the algorithm as",
     "quasiglobal.algorithms.base:Node": "is not an Algorithm",
 }
 

@@ -69,6 +69,9 @@ BAD = {
     ("topology", "ring:4", "--plot", "/dev/null/graph.png"): "qg: cannot write /dev/null/graph.png",
     ("reproduce", "figure-topology", "--out", "/dev/null"): "qg: cannot write /dev/null/figure-topology.png",
     ("algorithms", "no_such_module:Name"): "qg: cannot import no_such_module",
+    ("compare", "/nowhere"): "qg: /nowhere is not a run",
+    ("evaluate", "/nowhere"): "qg: cannot read a model from /nowhere",
+    ("partition", "digits", "--nodes", "0"): "qg: 1437 examples cannot be split among 0 nodes",
 }
 
 

@@ -265,6 +265,22 @@ def test_three_kills_change_nothing(tmp_path):
     assert_same_run(whole, cut)
 
 
+def test_ctrl_c_saves_the_epoch_and_says_how_to_go_on(tmp_path):
+    words = ["--model", "mlp", "--topology", "ring:4", "--epochs", "400", "--lr", "0.05", "--eval-every", "400"]
+    command = [sys.executable, "-m", "quasiglobal", "train", *words, "--device", "cpu", "--runs", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not any(p.stat().st_size for p in tmp_path.glob("*/metrics.jsonl")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said == "qg: stopped; run the same command again to go on\n"
+    (run,) = find(tmp_path)
+    _, progress = checkpoints.newest(run.folder / "checkpoint")
+    assert progress.epochs == len(run.records) > 0
+
+
 def test_seeds_that_stopped_at_different_epochs_all_finish(tmp_path):
     def stop(runs, records):
         if records[0]["epoch"] == 1:

@@ -70,7 +70,10 @@ def figure_2d(betas: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99)) -> Re
     cells: list[tuple[Axes, str, float]] = [(axes[0], "dsgd", 0.0)]
     for line, algorithm in enumerate(("dsgdm", "qg-dsgdm")):
         cells += [(axes[line * columns + 1 + k], algorithm, beta) for k, beta in enumerate(betas)]
-    axes[columns].set_visible(False)
+    axes[columns].set_axis_off()
+    key = ("blue, green: the agents", "after their local updates", "black: their average", "stars: their minima",
+           "larger dots: later")
+    axes[columns].text(0.0, 0.5, "\n".join(key), transform=axes[columns].transAxes, va="center", fontsize=8)
     names = {"dsgd": "no momentum", "dsgdm": "heavy-ball", "qg-dsgdm": "quasi-global"}
     rows: list[dict[str, object]] = []
     words = []
@@ -160,8 +163,9 @@ def figure_consensus(graphs: Sequence[str] = CONSENSUS_GRAPHS) -> Reproduced:
     for panel in axes[len(graphs):]:
         panel.set_visible(False)
     axes[0].legend()
-    axes[0].set_ylabel("Ξ² / Ξ²(0)")
-    axes[0].set_xlabel("step")
+    for k, panel in enumerate(axes):
+        panel.set_ylabel("Ξ² / Ξ²(0)" if k % columns == 0 else "")
+        panel.set_xlabel("step" if k + columns >= len(graphs) else "")
     sentences = []
     for level in LEVELS:
         for which, event in enumerate(("first reaches", "reaches for good")):

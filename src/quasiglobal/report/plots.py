@@ -12,6 +12,7 @@ import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from quasiglobal.errors import InputError
@@ -112,7 +113,9 @@ def draw_partitions(counts: Mapping[str, NDArray[np.int64]]) -> Figure:
             nodes, classes = np.nonzero(table)
             sizes = 160 * table[nodes, classes] / table.max()
             panel.scatter(nodes, classes, s=sizes, color=BLUE, alpha=0.75, linewidths=0)
-            panel.set(xlabel="node", ylabel="class", xlim=(-1, len(table)), ylim=(-1, table.shape[1]))
+            panel.set(xlabel="node", ylabel="class", xlim=(-0.7, len(table) - 0.3), ylim=(-0.7, table.shape[1] - 0.3))
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+            panel.yaxis.set_major_locator(MaxNLocator(integer=True))
             panel.set_title(title)
     return figure
 

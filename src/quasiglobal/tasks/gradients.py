@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.flat import Layout
@@ -116,6 +115,8 @@ class StackedModel:
 
 def _traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
     """The function as a list of tensor operations, without vmap's overhead at each of them."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # seconds to import, and only needed here
+
     program: Callable[..., Any] = make_fx(lambda *values: function(*values))(*arguments)
     return program
 
