@@ -16,7 +16,7 @@ from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment, from_mapping
 from quasiglobal.files import replacing
 from quasiglobal.flat import Layout
-from quasiglobal.runs import Run, make_task
+from quasiglobal.runs import Run, make_task, model_state
 from quasiglobal.tasks.datasets import Dataset, Examples
 from quasiglobal.tasks.images import Images
 
@@ -57,15 +57,9 @@ def export(run: Run, node: str, data: Dataset) -> Exported:
     n = len(rows["x"])
     if node != "average" and not (node.isdigit() and int(node) < n):
         raise InputError(f"node must be average or a number from 0 to {n - 1}, got {node!r}")
-    chosen = {
-        name: value.double().mean(dim=0).to(value.dtype) if node == "average" else value[int(node)]
-        for name, value in rows.items()
-    }
     module = make_task(run.experiment, data).module(run.experiment.seed)
     layout = Layout.of_experiment(module, run.experiment.bn)
-    buffers = {name.removeprefix("buffer."): v for name, v in chosen.items() if name.startswith("buffer.")}
-    state = layout.views(chosen["x"]) | buffers
-    return Exported(run.experiment, {name: value.contiguous() for name, value in state.items()})
+    return Exported(run.experiment, model_state(rows, layout, None if node == "average" else int(node)))
 
 
 def save(exported: Exported, path: Path) -> None:

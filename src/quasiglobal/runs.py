@@ -24,6 +24,7 @@ from quasiglobal import checkpoints
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment, from_mapping
 from quasiglobal.files import write_json
+from quasiglobal.flat import Layout
 from quasiglobal.imports import imported, is_path
 from quasiglobal.tasks.datasets import Dataset, load
 from quasiglobal.tasks.models import build
@@ -255,6 +256,16 @@ def _label(name: str, value: object) -> str:
     return str(value) if name in ("algorithm", "data", "model", "topology") else f"{name}={value}"
 
 
+def model_state(rows: Mapping[str, torch.Tensor], layout: Layout, node: int | None) -> dict[str, torch.Tensor]:
+    """The state_dict of a node's model, or of everybody's average, from a run's rows."""
+    chosen = {
+        name: value.double().mean(dim=0).to(value.dtype) if node is None else value[node]
+        for name, value in rows.items()
+    }
+    buffers = {name.removeprefix("buffer."): v for name, v in chosen.items() if name.startswith("buffer.")}
+    return {name: value.contiguous() for name, value in (layout.views(chosen["x"]) | buffers).items()}
+
+
 @dataclass(frozen=True)
 class Trained:
     """What `train_task` leaves in memory: the records of every epoch, and the models."""
@@ -264,14 +275,8 @@ class Trained:
 
     def model(self, node: int | None = None) -> nn.Module:
         """A copy of the module with a node's parameters and buffers, or with everybody's average."""
-        rows = self.training.rows_of(0)
-        chosen = {
-            name: value[node] if node is not None else value.double().mean(dim=0).to(value.dtype)
-            for name, value in rows.items()
-        }
         module = copy.deepcopy(self.training.model.module).cpu()
-        buffers = {name.removeprefix("buffer."): v for name, v in chosen.items() if name.startswith("buffer.")}
-        module.load_state_dict(self.training.layout.views(chosen["x"]) | buffers, strict=False)
+        module.load_state_dict(model_state(self.training.rows_of(0), self.training.layout, node), strict=False)
         return module.eval()
 
 

@@ -16,7 +16,7 @@ from torch import nn
 import quasiglobal as qg
 from quasiglobal import checkpoints, exports
 from quasiglobal.experiment import Experiment, from_mapping, from_toml
-from quasiglobal.runs import Options, Run, find, group_by_setting, make_task, train
+from quasiglobal.runs import Options, Run, find, group_by_setting, make_task, model_state, train
 from quasiglobal.tasks.batches import PAD, Owner, Plan
 from quasiglobal.tasks.datasets import Dataset, Examples, load
 from quasiglobal.tasks.images import Images
@@ -104,11 +104,7 @@ def test_a_score_is_each_models_own_in_test_order(norm):
     accuracies = []
     for i in range(4):
         module = training.task.module(0)
-        rows = training.rows_of(0)
-        module.load_state_dict(
-            training.layout.views(rows["x"][i])
-            | {name.removeprefix("buffer."): v[i] for name, v in rows.items() if name.startswith("buffer.")}
-        )
+        module.load_state_dict(model_state(training.rows_of(0), training.layout, i))
         module.eval()
         with torch.no_grad():
             outputs = torch.cat([module(batch) for batch in x.split(32)])
