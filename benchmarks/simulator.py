@@ -57,10 +57,10 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
     static, bf16 = training._static, experiment.precision == "bf16"
 
     def step(at: int) -> None:
-        index, flip, shift = (static[name][at % len(static["index"])] for name in ("index", "flip", "shift"))
+        names = ("index", "flip", "shift") if training.plan.augment else ("index",)
+        index, *moves = (static[name][at % len(static["index"])] for name in names)
         for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            images = training.images
-            x = images.show(index[i], flip[i], shift[i]) if images.augment else images.show(index[i])
+            x = training.images.show(index[i], *(move[i] for move in moves))
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 output = model(x)

@@ -21,7 +21,7 @@ from tyro.conf import Positional, arg
 
 import quasiglobal as qg
 from quasiglobal.catalogue import Entry, catalogue, describe
-from quasiglobal.experiment import Experiment, from_toml, nodes
+from quasiglobal.experiment import Experiment, from_toml
 from quasiglobal.exports import export as export_model
 from quasiglobal.exports import read as read_model
 from quasiglobal.exports import save as save_model
@@ -30,9 +30,8 @@ from quasiglobal.paper import demo as demonstration
 from quasiglobal.paper.figures import FIGURES
 from quasiglobal.paper.figures import reproduce as make_figure
 from quasiglobal.report import plots
-from quasiglobal.runs import Options, Run, find, group_by_setting
+from quasiglobal.runs import Options, Run, find, group_by_setting, last_and_best
 from quasiglobal.runs import train as train_runs
-from quasiglobal.schedules import scaled_lr
 from quasiglobal.tasks.datasets import available, load
 from quasiglobal.tasks.partition import class_counts, fingerprint, heterogeneity, split
 from quasiglobal.training import Record
@@ -234,7 +233,7 @@ def train(
     """
     chosen = Run.of(experiment, options.runs)
     finished = chosen.summary is not None
-    peak = scaled_lr(experiment.batch, nodes(experiment)) if experiment.lr is None else experiment.lr
+    peak = experiment.peak_lr
     start = experiment.warmup_from
     warm = f" from {start:g} over {experiment.warmup:g} epochs" if peak > start and experiment.warmup else ""
     decays = ", ".join(f"{fraction:g}" for fraction in experiment.milestones)
@@ -270,10 +269,9 @@ def runs(runs: Folder = Path("runs")) -> None:
     """
     table = Table(Column("run", overflow="fold"), "status", "epochs", "accuracy, %", "best")
     for run in find(runs):
-        tests = [record for record in run.records if record.get("accuracy") is not None]
-        last = f"{100 * tests[-1]['accuracy']:.2f}" if tests else ""
-        best = f"{100 * max(test['accuracy'] for test in tests):.2f}" if tests else ""
-        table.add_row(run.folder.name, run.status, f"{len(run.records)}/{run.experiment.epochs}", last, best)
+        records = run.records
+        scores = [f"{100 * test['accuracy']:.2f}" if test else "" for test in last_and_best(records)]
+        table.add_row(run.folder.name, run.status, f"{len(records)}/{run.experiment.epochs}", *scores)
     console.print(table)
 
 

@@ -8,10 +8,13 @@ import tomllib
 import typing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 from quasiglobal.algorithms import algorithm
+from quasiglobal.algorithms.base import checked
 from quasiglobal.errors import InputError, unknown
+from quasiglobal.schedules import scaled_lr
 from quasiglobal.topology import parse
 
 
@@ -88,6 +91,11 @@ class Experiment:
         readable = "-".join(parts).replace(":", "").replace("/", "-").replace(",", "-").replace("=", "")
         return f"{readable}-{self.hash}"
 
+    @property
+    def peak_lr(self) -> float:
+        """The learning rate given, or the one that grows with the global batch."""
+        return scaled_lr(self.batch, parse(self.topology).n) if self.lr is None else self.lr
+
     def with_seed(self, seed: int) -> Experiment:
         """The same with another seed."""
         return replace(self, seed=seed)
@@ -134,25 +142,13 @@ def from_toml(path: Path) -> Experiment:
 
 def _typed(hint: Any, value: Any, what: str) -> Any:
     """`value` if it is of the field's type; a whole number will do for a number, a list for a tuple."""
-    choices = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal:
-        if value in choices:
-            return value
-        raise unknown(what, str(value), choices)
-    if type(None) in choices:
-        return None if value is None else _typed(choices[0], value, what)
+    if hint is str and not isinstance(value, str):
+        raise InputError(f"{what} must be a text, got {value!r}")
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise InputError(f"{what} must be a list of numbers, got {value!r}")
         return tuple(_typed(float, entry, what) for entry in value)
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:
-        kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-        raise InputError(f"{what} must be {kinds[hint]}, got {value!r}")
-    return value
-
-
-def nodes(experiment: Experiment) -> int:
-    """How many nodes the experiment's topology has."""
-    return parse(experiment.topology).n
+    if NoneType in typing.get_args(hint):
+        return None if value is None else _typed(typing.get_args(hint)[0], value, what)
+    value = checked(hint, value, what)
+    return float(value) if hint is float else value

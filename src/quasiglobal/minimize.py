@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +15,9 @@ from torch import Tensor
 
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
-from quasiglobal.engines.simulator import Simulator
+from quasiglobal.engines.simulator import Simulator, warn_of_w
 from quasiglobal.errors import InputError, whole
-from quasiglobal.topology import TOLERANCE, Topology, parse
+from quasiglobal.topology import Topology, parse
 
 Gradient = Callable[[Tensor, int], Any]
 """gradient(x, t) → [n, d]: row i is node i's gradient at row i of x, at step t = 1, 2, …"""
@@ -101,7 +100,7 @@ def minimize(
         raise InputError(f"the engine is for {engine.topology}, but the topology is {topology}; give one of them")
     if gradient is not None and not callable(gradient):
         raise InputError(f"gradient must be a function of (x, t), got {gradient!r}")
-    _warn_of_w(algorithm, topology)
+    warn_of_w(algorithm, topology)
     x = _start(x0, engine)
     rates = _learning_rates(lr, steps, algorithm, x)
     decay = _rate(weight_decay, "weight_decay", x)
@@ -134,26 +133,6 @@ def minimize(
             history[t] = x
         result = Result(x, x[None] if history is None else history[: t + 1], state, t)
     return result
-
-
-def _warn_of_w(algorithm: Algorithm, topology: Topology) -> None:
-    """Say where W is not what the algorithm needs."""
-    needs = algorithm.needs
-    if needs.doubly_stochastic and not topology.is_doubly_stochastic:
-        effect = "has negative weights" if topology.keeps_mean else "makes the nodes' mean drift to a weighted one"
-        warnings.warn(
-            f"W of {topology} is not doubly stochastic: it {effect}; use Metropolis weights, as from_graph does",
-            stacklevel=3,
-        )
-    bound, lambda_min = needs.lambda_min_above, topology.lambda_min
-    if bound is not None and (lambda_min is None or lambda_min <= bound + TOLERANCE):
-        what = (
-            f"a fixed symmetric W, which {topology} is not: it may diverge; use a fixed undirected graph"
-            if lambda_min is None
-            else f"every eigenvalue of W above {bound:.4g}, but λ_min of {topology} is {lambda_min:.4g}: "
-            f"it may diverge; use (I + W)/2, the topology lazy/{topology}"
-        )
-        warnings.warn(f"{type(algorithm).__name__} needs {what}", stacklevel=3)
 
 
 def _start(x0: ArrayLike | Tensor, engine: Simulator) -> Tensor:

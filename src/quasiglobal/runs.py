@@ -28,7 +28,7 @@ from quasiglobal.flat import Layout
 from quasiglobal.imports import imported, is_path
 from quasiglobal.tasks.datasets import Dataset, load
 from quasiglobal.tasks.models import build
-from quasiglobal.training import Record, Task, Training, diverged
+from quasiglobal.training import Record, Task, Training, average, diverged
 from quasiglobal.training import epochs as every_epoch
 
 
@@ -92,12 +92,14 @@ class Run:
 
     def finish(self, status: str, facts: Record) -> None:
         """Say how it ended: the last and the best test."""
-        tests = [record for record in self.records if "accuracy" in record]
-        best = max(tests, key=lambda record: record["accuracy"], default=None)
-        write_json(
-            self.folder / "summary.json",
-            {"status": status, "last": tests[-1] if tests else None, "best": best} | facts,
-        )
+        last, best = last_and_best(self.records)
+        write_json(self.folder / "summary.json", {"status": status, "last": last, "best": best} | facts)
+
+
+def last_and_best(records: Sequence[Record]) -> tuple[Record | None, Record | None]:
+    """The last test among a run's records, and the one with the best accuracy."""
+    tests = [record for record in records if "accuracy" in record]
+    return (tests[-1], max(tests, key=lambda record: record["accuracy"])) if tests else (None, None)
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,10 @@ class Options:
     """auto, cpu or cuda."""
     checkpoint_seconds: float = 60.0
     """Save at the end of an epoch when the last checkpoint is this old."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise InputError(f"seeds must be >= 1, got {self.seeds}")
 
 
 Watcher = Callable[[Sequence[Run], list[Record]], None]
@@ -259,8 +265,7 @@ def _label(name: str, value: object) -> str:
 def model_state(rows: Mapping[str, torch.Tensor], layout: Layout, node: int | None) -> dict[str, torch.Tensor]:
     """The state_dict of a node's model, or of everybody's average, from a run's rows."""
     chosen = {
-        name: value.double().mean(dim=0).to(value.dtype) if node is None else value[node]
-        for name, value in rows.items()
+        name: average(value, dim=0) if node is None else value[node] for name, value in rows.items()
     }
     buffers = {name.removeprefix("buffer."): v for name, v in chosen.items() if name.startswith("buffer.")}
     return {name: value.contiguous() for name, value in (layout.views(chosen["x"]) | buffers).items()}

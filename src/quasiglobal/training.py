@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from quasiglobal import algorithms
 from quasiglobal.algorithms import State
 from quasiglobal.catalogue import traffic
 from quasiglobal.engines.capture import Captured
-from quasiglobal.engines.simulator import Simulator
+from quasiglobal.engines.simulator import Simulator, warn_of_w
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
 from quasiglobal.flat import Layout
 from quasiglobal.measures import consensus_distance
-from quasiglobal.schedules import Schedule, scaled_lr
+from quasiglobal.schedules import Schedule
 from quasiglobal.tasks.batches import Epoch, Owner, Plan
 from quasiglobal.tasks.datasets import Dataset
 from quasiglobal.tasks.gradients import PRECISIONS, Buffers, Loss, StackedModel
@@ -46,9 +47,9 @@ class Task:
     data: Dataset
 
     def module(self, seed: int) -> nn.Module:
-        """The model at its start."""
+        """A new copy of the model at its start."""
         if isinstance(self.model, nn.Module):
-            return self.model
+            return copy.deepcopy(self.model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.model()
@@ -63,6 +64,7 @@ class Training:
         self.task, self.experiment, self.seeds, self.device = task, experiment, tuple(seeds), device
         self.algorithm = algorithms.algorithm(experiment.algorithm)
         self.graph = parse(experiment.topology)
+        warn_of_w(self.algorithm, self.graph)
         self.dtype = PRECISIONS[experiment.precision]
 
         modules = [task.module(seed).to(self.dtype) for seed in self.seeds]
@@ -77,26 +79,27 @@ class Training:
             )
             for seed in self.seeds
         }
+        if experiment.augment and task.data.augmentation == "resize-crop":
+            raise InputError(f"the random resized crops of {task.data.name} are not there yet; use --no-augment")
+        show = partial(
+            Images, scale=task.data.scale, mean=task.data.mean, std=task.data.std, device=device, dtype=self.dtype
+        )
+        augment = experiment.augment and task.data.augmentation != "none"
+        self.images, self.targets = show(train.x, augment=augment), train.y.to(device)
+        self.test_images, self.test_targets = show(task.data.test.x, augment=False), task.data.test.y.to(device)
+
         owners = [Owner(seed, i, part) for seed in self.seeds for i, part in enumerate(self.parts[seed])]
-        self.plan = Plan(owners, experiment.batch)
+        self.plan = Plan(owners, experiment.batch, self.images.augment)
         self.steps_per_epoch = len(self.plan.sizes)
         self.steps = self.steps_per_epoch * experiment.epochs
         self.schedule = Schedule(
-            peak=scaled_lr(experiment.batch, self.graph.n) if experiment.lr is None else experiment.lr,
+            peak=experiment.peak_lr,
             steps=self.steps,
             warmup_steps=round(experiment.warmup * self.steps_per_epoch),
             warmup_from=experiment.warmup_from,
             milestones=experiment.milestones,
             decay=experiment.decay,
         )
-        if experiment.augment and task.data.augmentation == "resize-crop":
-            raise InputError(f"the random resized crops of {task.data.name} are not there yet; use --no-augment")
-        augment = experiment.augment and task.data.augmentation != "none"
-        show = partial(
-            Images, scale=task.data.scale, mean=task.data.mean, std=task.data.std, device=device, dtype=self.dtype
-        )
-        self.images, self.targets = show(train.x, augment=augment), train.y.to(device)
-        self.test_images, self.test_targets = show(task.data.test.x, augment=False), task.data.test.y.to(device)
 
         rows = self.graph.n
         starts = [self.layout.row(dict(module.named_parameters())) for module in modules]
@@ -145,10 +148,9 @@ class Training:
         """Step t on the batch that the counter points at; everything happens on the device."""
         static = self._static
         at = static["counter"]
-        index, flip, shift = (
-            static[name].index_select(0, at)[0, :, :size] for name in ("index", "flip", "shift")
-        )
-        inputs = self.images.show(index, flip, shift) if self.images.augment else self.images.show(index)
+        names = ("index", "flip", "shift") if self.plan.augment else ("index",)
+        index, *moves = (static[name].index_select(0, at)[0, :, :size] for name in names)
+        inputs = self.images.show(index, *moves)
         losses, right, g, buffers = self.model.gradients(self.x, self.buffers, inputs, self.targets[index])
         lr = static["lr"].index_select(0, at)[0]
         x, state = self.engine.step(
@@ -181,7 +183,7 @@ class Training:
         """Put an epoch's draws where the steps find them."""
         first = self.epochs_done * self.steps_per_epoch
         rates = [self.schedule(first + step + 1) for step in range(self.steps_per_epoch)]
-        values = {
+        values: dict[str, Tensor | None] = {
             "index": epoch.index,
             "flip": epoch.flip,
             "shift": epoch.shift,
@@ -192,6 +194,8 @@ class Training:
             "right": torch.zeros(self.engine.rows, dtype=self.dtype, device=self.device),
         }
         for name, value in values.items():
+            if value is None:
+                continue
             if name in self._static:
                 self._static[name].copy_(value)
             else:
@@ -200,12 +204,17 @@ class Training:
     def _full_gradient(self, x: Tensor) -> Tensor:
         """The gradient over all of each node's own examples, as they are, weight decay included."""
         total = torch.zeros_like(x)
-        examples = np.stack([owner.examples for owner in self.plan.owners])
-        everything = torch.from_numpy(examples).to(self.device)
-        for index in torch.split(everything, 256, dim=1):
+        for index in torch.split(self._examples, 256, dim=1):
             _, _, g, _ = self.model.gradients(x, self.buffers, self.images.show(index), self.targets[index])
             total += g * index.shape[1]
-        return total / everything.shape[1] + self.experiment.weight_decay * x
+        return total / self._examples.shape[1] + self.experiment.weight_decay * x
+
+    @cached_property
+    def _examples(self) -> Tensor:
+        """[k, size], the positions of every row's own examples."""
+        if len({len(owner.examples) for owner in self.plan.owners}) > 1:
+            raise InputError(f"{self.experiment.algorithm} needs nodes of equal size; use another partition")
+        return torch.from_numpy(np.stack([owner.examples for owner in self.plan.owners])).to(self.device)
 
     # -------------------------------------------------------------------------------------------- measures
 
@@ -215,13 +224,11 @@ class Training:
         accuracy, loss = (values.view(runs, n) for values in self._score(self.x, self.buffers))
         by_run = self.x.view(runs, n, -1)
         mean_buffers = {
-            name: value.view(runs, n, *value.shape[1:]).double().mean(dim=1).to(value.dtype)
-            for name, value in self.buffers.items()
+            name: average(value.view(runs, n, *value.shape[1:]), dim=1) for name, value in self.buffers.items()
         }
-        averaged, _ = self._score(by_run.mean(dim=1), mean_buffers)
+        averaged, _ = self._score(average(by_run, dim=1), mean_buffers)
         norms = by_run.square().sum(dim=-1)
         distance = consensus_distance(by_run)
-        sent = self.graph.bytes_per_step(self.layout.shared) * float(traffic(self.algorithm).neighbours)
         lr = self.schedule(max(1, self.epochs_done * self.steps_per_epoch))
         return [
             {
@@ -234,10 +241,15 @@ class Training:
                 "consensus_distance": float(distance[r]),
                 "weight_norm": float(norms[r].sqrt().mean()),
                 "effective_step": float((lr / norms[r]).mean()),
-                "bytes_sent": sent * self.epochs_done * self.steps_per_epoch,
+                "bytes_sent": self._bytes_per_step * self.epochs_done * self.steps_per_epoch,
             }
             for r in range(runs)
         ]
+
+    @cached_property
+    def _bytes_per_step(self) -> float:
+        """What a node sends on average."""
+        return self.graph.bytes_per_step(self.layout.shared) * float(traffic(self.algorithm).neighbours)
 
     def _score(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor]:
         """Each row's accuracy and loss on the test data, in test order."""
@@ -300,6 +312,11 @@ def epochs(training: Training) -> Iterator[list[Record]]:
         if training.epochs_done % every == 0 or training.epochs_done == training.experiment.epochs:
             records = [record | test for record, test in zip(records, training.evaluate(), strict=True)]
         yield records
+
+
+def average(values: Tensor, dim: int) -> Tensor:
+    """The mean over nodes, in double precision; of counters too."""
+    return values.double().mean(dim=dim).to(values.dtype)
 
 
 def diverged(record: Record, bound: float = 1e4) -> bool:

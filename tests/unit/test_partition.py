@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
+import torch
 
 import quasiglobal as qg
+from quasiglobal.tasks.batches import Owner, Plan
 from quasiglobal.tasks.partition import class_counts, dirichlet, fingerprint, heterogeneity, split
-from quasiglobal.tasks.randomness import epoch_order, generator
+from quasiglobal.tasks.randomness import generator
 
 LABELS = np.random.default_rng(0).integers(0, 10, 5000)
 
@@ -76,5 +78,9 @@ def test_heterogeneity_orders_the_partitions():
 def test_randomness_depends_on_the_whole_key():
     draws = {tuple(generator(*key).integers(2**60, size=2)) for key in [(0, 0), (0, 1), (1, 0), (0, 0, 0)]}
     assert len(draws) == 4
-    assert sorted(epoch_order(0, 1, 2, 9)) == list(range(9))
-    assert epoch_order(0, 1, 2, 99).tolist() != epoch_order(0, 1, 3, 99).tolist()
+    def order(epoch, size):
+        plan = Plan([Owner(0, 1, np.arange(size))], batch=size, augment=False)
+        return plan.epoch(epoch, torch.device("cpu")).index.flatten().tolist()
+
+    assert sorted(order(2, 9)) == list(range(9))
+    assert order(2, 99) != order(3, 99)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.engines.node import StepNode, choose
 from quasiglobal.errors import InputError, whole
-from quasiglobal.topology import Topology
+from quasiglobal.topology import TOLERANCE, Topology
 
 
 class Simulator:
@@ -111,6 +112,26 @@ class Simulator:
             delta = self.topology.weights(t) - np.eye(self.topology.n)
             self._deltas[key] = torch.from_numpy(delta).to(like) if delta.any() else None
         return self._deltas[key]
+
+
+def warn_of_w(algorithm: Algorithm, topology: Topology) -> None:
+    """Say where W is not what the algorithm needs."""
+    needs = algorithm.needs
+    if needs.doubly_stochastic and not topology.is_doubly_stochastic:
+        effect = "has negative weights" if topology.keeps_mean else "makes the nodes' mean drift to a weighted one"
+        warnings.warn(
+            f"W of {topology} is not doubly stochastic: it {effect}; use Metropolis weights, as from_graph does",
+            stacklevel=3,
+        )
+    bound, lambda_min = needs.lambda_min_above, topology.lambda_min
+    if bound is not None and (lambda_min is None or lambda_min <= bound + TOLERANCE):
+        what = (
+            f"a fixed symmetric W, which {topology} is not: it may diverge; use a fixed undirected graph"
+            if lambda_min is None
+            else f"every eigenvalue of W above {bound:.4g}, but λ_min of {topology} is {lambda_min:.4g}: "
+            f"it may diverge; use (I + W)/2, the topology lazy/{topology}"
+        )
+        warnings.warn(f"{type(algorithm).__name__} needs {what}", stacklevel=3)
 
 
 def _addmm(rows: Tensor, delta: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -31,13 +32,14 @@ class Owner:
 class Epoch:
     """All that is random in an epoch, for all steps at once, on the device.
 
-    `index` [steps, k, batch] are positions in the data; `flip` and `shift` [steps, k, batch(, 2)] say how an
-    image is mirrored and moved. The last step may be shorter than the batch: see `Plan.sizes`.
+    `index` [steps, k, batch] are positions in the data; where images are augmented, `flip` and `shift`
+    [steps, k, batch(, 2)] say how each is mirrored and moved. The last step may be shorter than the batch: see
+    `Plan.sizes`.
     """
 
     index: Tensor
-    flip: Tensor
-    shift: Tensor
+    flip: Tensor | None
+    shift: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,9 @@ class Plan:
 
     owners: Sequence[Owner]
     batch: int
+    augment: bool = True
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """The batch size of each step of an epoch."""
         lengths = {len(owner.examples) for owner in self.owners}
@@ -63,21 +66,23 @@ class Plan:
 
     def epoch(self, number: int, device: torch.device) -> Epoch:
         """The draws of epoch 0, 1, …; what is beyond the last step's size is padding."""
-        steps = len(self.sizes)
-        need = sum(self.sizes)
-        index = np.zeros((len(self.owners), steps * self.batch), dtype=np.int64)
-        flip = np.zeros((len(self.owners), steps * self.batch), dtype=np.bool_)
-        shift = np.zeros((len(self.owners), steps * self.batch, 2), dtype=np.int64)
+        steps, need = len(self.sizes), sum(self.sizes)
+        shape = len(self.owners), steps * self.batch
+        index = np.zeros(shape, dtype=np.int64)
+        flip, shift = np.zeros(shape, dtype=np.bool_), np.zeros((*shape, 2), dtype=np.int64)
         for row, owner in enumerate(self.owners):
             rng = generator(owner.seed, owner.node, number)
             index[row, :need] = owner.examples[_stream(rng, len(owner.examples), need)]
-            flip[row] = rng.integers(2, size=flip.shape[1])
-            shift[row] = rng.integers(2 * PAD + 1, size=shift.shape[1:])
+            if self.augment:
+                flip[row] = rng.integers(2, size=shape[1])
+                shift[row] = rng.integers(2 * PAD + 1, size=(shape[1], 2))
 
         def steps_first(values: NDArray[np.generic]) -> Tensor:
             stacked = values.reshape(len(self.owners), steps, self.batch, *values.shape[2:])
             return torch.from_numpy(np.ascontiguousarray(stacked.swapaxes(0, 1))).to(device)
 
+        if not self.augment:
+            return Epoch(steps_first(index), None, None)
         return Epoch(steps_first(index), steps_first(flip), steps_first(shift))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 
 def generator(*key: int) -> np.random.Generator:
@@ -14,8 +13,3 @@ def generator(*key: int) -> np.random.Generator:
     """
     # The length is part of the key: NumPy pads with zeros, so that (7,) and (7, 0) would be one.
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((len(key), *key))))
-
-
-def epoch_order(seed: int, node: int, epoch: int, size: int) -> NDArray[np.int64]:
-    """The order in which a node goes through its own `size` examples in an epoch."""
-    return generator(seed, node, epoch).permutation(size)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from quasiglobal.tasks.batches import Owner, Plan
 from quasiglobal.tasks.partition import dirichlet
-from quasiglobal.tasks.randomness import epoch_order, generator
+from quasiglobal.tasks.randomness import generator
 
 
 def gradient_of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, int], Tensor]:
@@ -131,21 +131,20 @@ class DigitsRegression:
     def gradients(self) -> Callable[[Tensor, int], Tensor]:
         """Mini-batch gradients: each node goes through its own examples in a new order every epoch."""
         train, _, _ = self.split()
-        parts = np.stack(
-            [part for seed in self.seeds for part in dirichlet(train.y.numpy(), self.n, self.alpha, seed)]
-        )
-        size = parts.shape[1]
-        steps = math.ceil(size / self.batch)
-        owners = [(seed, node) for seed in self.seeds for node in range(self.n)]
+        owners = [
+            Owner(seed, node, part)
+            for seed in self.seeds
+            for node, part in enumerate(dirichlet(train.y.numpy(), self.n, self.alpha, seed))
+        ]
+        plan = Plan(owners, self.batch, augment=False)
 
         @lru_cache(maxsize=1)
-        def stream(epoch: int) -> Tensor:
-            orders = np.stack([epoch_order(seed, node, epoch, size) for seed, node in owners])
-            return torch.from_numpy(np.take_along_axis(parts, orders, axis=1))
+        def positions(epoch: int) -> Tensor:
+            return plan.epoch(epoch, train.x.device).index
 
         def gradient(x: Tensor, t: int) -> Tensor:
-            epoch, step = divmod(t - 1, steps)
-            batch = stream(epoch)[:, step * self.batch : (step + 1) * self.batch]
+            epoch, step = divmod(t - 1, len(plan.sizes))
+            batch = positions(epoch)[step, :, : plan.sizes[step]]
             return self._gradient(x, train.x[batch], train.y[batch])
 
         return gradient
