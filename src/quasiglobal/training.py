@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from quasiglobal import algorithms
 from quasiglobal.algorithms import State
@@ -221,12 +222,10 @@ class Training:
     def evaluate(self) -> list[Record]:
         """How good each run's models are on the test data, one by one and averaged."""
         n, runs = self.graph.n, len(self.seeds)
-        accuracy, loss = (values.view(runs, n) for values in self._score(self.x, self.buffers))
         by_run = self.x.view(runs, n, -1)
-        mean_buffers = {
-            name: average(value.view(runs, n, *value.shape[1:]), dim=1) for name, value in self.buffers.items()
-        }
-        averaged, _ = self._score(average(by_run, dim=1), mean_buffers)
+        everybody = self._score(self._with_averages(self.x), tree_map(self._with_averages, self.buffers))
+        accuracy, loss = (values[: runs * n].view(runs, n) for values in everybody)
+        averaged = everybody[0][runs * n :]
         norms = by_run.square().sum(dim=-1)
         distance = consensus_distance(by_run)
         lr = self.schedule(max(1, self.epochs_done * self.steps_per_epoch))
@@ -245,6 +244,11 @@ class Training:
             }
             for r in range(runs)
         ]
+
+    def _with_averages(self, values: Tensor) -> Tensor:
+        """Every row, and after them each run's mean."""
+        by_run = values.view(len(self.seeds), self.graph.n, *values.shape[1:])
+        return torch.cat([values, average(by_run, dim=1)])
 
     @cached_property
     def _bytes_per_step(self) -> float:

@@ -7,6 +7,7 @@ there everything is arithmetic-bound, grouped convolutions are slow, and one mod
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,6 +28,9 @@ Buffers = dict[str, Tensor]
 PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
 """The type of parameters, state and mixing. bf16 is autocast inside the model alone."""
 
+CALLS_BEFORE_COMPILING = 20
+"""Of one shape outside training: a test of a few batches is over before it would be compiled."""
+
 DEEP = 4
 """More convolutions than this, and a CPU is faster one model after the other (`benchmarks/simulator.py`)."""
 
@@ -42,6 +46,7 @@ class StackedModel:
         mixed = precision == "bf16" and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts)
         self.one_by_one_on_cpu = deep or mixed
         self._programs: dict[object, Callable[..., Any]] = {}
+        self._calls: Counter[object] = Counter()
 
     def gradients(
         self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
@@ -103,12 +108,15 @@ class StackedModel:
         if on_cpu and self.one_by_one_on_cpu:
             return partial(_one_by_one, function, in_dims)
         key = (function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments)))
+        self._calls[key] += 1
         if key not in self._programs:
             stacked = vmap(function, in_dims=in_dims)
             if on_cpu:
                 stacked = _traced(stacked, arguments)
-            elif self.module.training:      # a test is rare: compiling for it would take longer than it does
+            elif self.module.training or self._calls[key] > CALLS_BEFORE_COMPILING:
                 stacked = torch.compile(stacked, dynamic=False)
+            else:
+                return stacked
             self._programs[key] = stacked
         return self._programs[key]
 

@@ -1,0 +1,59 @@
+"""Training on a GPU: compiled, captured, and the same experiment as on the CPU. Skipped where there is none."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quasiglobal.experiment import Experiment
+from quasiglobal.runs import make_task
+from quasiglobal.tasks.datasets import load
+from quasiglobal.training import Training, epochs
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+SHORT = Experiment(
+    model="mlp", topology="ring:5", epochs=3, lr=0.05, partition="iid", batch=64, weight_decay=1e-3, precision="fp64"
+)
+
+
+def trained(experiment: Experiment, device: str, seeds: tuple[int, ...] = (0,)) -> Training:
+    training = Training(make_task(experiment, load("digits")), experiment, seeds, torch.device(device))
+    for _ in epochs(training):
+        pass
+    return training
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["qg-dsgdm-n", "qg-dsgdm-n:tau=2", "qg-dadam", "d2+", "dsgdm-n-gt", "slowmo", "mimelite", "sgdm-n", "dmsgd"],
+)
+def test_captured_steps_equal_the_cpu(algorithm):
+    experiment = replace(SHORT, algorithm=algorithm)
+    there, here = trained(experiment, "cuda"), trained(experiment, "cpu")
+    torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
+    for name, value in here.state.items():
+        torch.testing.assert_close(there.state[name].cpu(), value, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("topology", ["one-peer-exponential:4", "ring:5"])
+def test_each_phase_and_period_has_its_own_graph(topology):
+    there, here = (
+        trained(replace(SHORT, topology=topology, algorithm="slowmo:tau=3"), device, seeds=(0, 1))
+        for device in ("cuda", "cpu")
+    )
+    torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("norm", ["bn", "evonorm"])
+def test_a_resumed_run_goes_on_with_the_same_numbers(norm):
+    """Equal up to the kernels' determinism; in float64 that is rounding in the 16th digit."""
+    experiment = replace(SHORT, model="resnet8", norm=norm, data="digits", augment=False, epochs=2)
+    task = make_task(experiment, load("digits"))
+    whole = trained(experiment, "cuda")
+    first = Training(task, experiment, (0,), torch.device("cuda"))
+    first.train_epoch()
+    second = Training(task, experiment, (0,), torch.device("cuda"))
+    second.restore([first.rows_of(0)], 1)
+    second.train_epoch()
+    assert (second.x - whole.x).abs().max() <= 1e-9 * whole.x.abs().max()
