@@ -19,6 +19,7 @@ from quasiglobal import algorithms
 from quasiglobal.algorithms import State
 from quasiglobal.catalogue import traffic
 from quasiglobal.engines.capture import Captured
+from quasiglobal.engines.memory import keep_freed_memory
 from quasiglobal.engines.simulator import Simulator, warn_of_w
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
@@ -111,9 +112,11 @@ class Training:
             .to(device)
             for name, _ in modules[0].named_buffers()
         }
-        self.state: State = self.algorithm.init(self.x)
+        self.state: State = {name: value.clone() for name, value in self.algorithm.init(self.x).items()}
         self.epochs_done = 0
         self._static: dict[str, Tensor] = {}
+        if device.type == "cpu":
+            keep_freed_memory()
         self._captured = Captured(self._tensors) if device.type == "cuda" else None
 
     # -------------------------------------------------------------------------------------------- the loop
@@ -155,7 +158,7 @@ class Training:
         losses, right, g, buffers = self.model.gradients(self.x, self.buffers, inputs, self.targets[index])
         lr = static["lr"].index_select(0, at)[0]
         x, state = self.engine.step(
-            self.algorithm, self.x, g + self.experiment.weight_decay * self.x, self.state,
+            self.algorithm, self.x, torch.add(g, self.x, alpha=self.experiment.weight_decay), self.state,
             t=t, time=static["time"], lr=lr, full_gradient=self._full_gradient,
         )
         self._keep(x, state, buffers)

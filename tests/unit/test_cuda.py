@@ -10,7 +10,10 @@ from quasiglobal.runs import make_task
 from quasiglobal.tasks.datasets import load
 from quasiglobal.training import Training, epochs
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),       # torch.compile's own imports
+]
 
 SHORT = Experiment(
     model="mlp", topology="ring:5", epochs=3, lr=0.05, partition="iid", batch=64, weight_decay=1e-3, precision="fp64"

@@ -71,6 +71,19 @@ def test_seeds_as_rows_equal_seeds_alone():
         assert records[-1][k]["accuracy"] == alone_records[-1][0]["accuracy"]
 
 
+@pytest.mark.parametrize("algorithm", ["qg-dsgdm-n:tau=2", "slowmo:tau=3", "mimelite", "dmsgd", "d2+", "dsgdm-n-gt"])
+def test_steps_that_write_into_their_storage_are_the_same(algorithm):
+    """As captured steps do on a GPU."""
+    experiment = replace(SHORT, algorithm=algorithm, topology="ring:5", partition="iid", precision="fp64")
+    training = Training(make_task(experiment, load("digits")), experiment, (0,), CPU)
+    training._captured = lambda key, step: step()
+    storage = training.x.data_ptr()
+    for _ in epochs(training):
+        pass
+    assert training.x.data_ptr() == storage
+    assert training.x.equal(run_all(experiment)[0].x)
+
+
 def test_everybody_starts_from_the_same_weights_and_seeds_differ():
     training = Training(make_task(SHORT, load("digits")), SHORT, (0, 1), CPU)
     rows = training.x.view(2, 4, -1)
