@@ -3,8 +3,8 @@
     python benchmarks/simulator.py                     # on a GPU: ResNet-20, n = 16, batch 32, bf16
     python benchmarks/simulator.py --cpu               # on a CPU: the small models, and ResNet-20 at n = 4
 
-Evaluation is not counted. The plain loop does the same work: augmentation, forward, backward, torch.optim.SGD with
-Nesterov momentum for each model, then the average with the neighbours.
+Evaluation is not counted. The plain loop does the same work: augmentation, forward, backward, the sums of loss and
+right answers, torch.optim.SGD with Nesterov momentum for each model, then the average with the neighbours.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -34,18 +35,16 @@ def random_data(shape: tuple[int, int, int], examples: int, augmentation: str) -
     )
 
 
-def ours(task: Task, experiment: Experiment, seeds: int, device: torch.device, repeats: int) -> list[float]:
+Timed = Callable[[], float]
+"""Does some steps and says how many images a second they took."""
+
+
+def ours(task: Task, experiment: Experiment, seeds: int, device: torch.device) -> Timed:
     training = Training(task, experiment, range(seeds), device)
-    began = time.perf_counter()
-    training.train_epoch()
-    print(f"    first epoch, with compilation: {time.perf_counter() - began:.1f} s", flush=True)
-    rates = []
-    for _ in range(repeats):
-        rates.append(training.train_epoch()[0]["images_per_second"])
-    return rates
+    return lambda: training.train_epoch()[0]["images_per_second"]
 
 
-def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: int, repeats: int) -> list[float]:
+def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
     """What people write: a list of models, a list of optimizers."""
     training = Training(task, experiment, [0], device)      # for its data and weights alone
     n = training.graph.n
@@ -55,6 +54,7 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
     W = torch.tensor(training.graph.weights(), dtype=torch.float32, device=device)
     training._load(training.plan.epoch(0, device))
     static, bf16 = training._static, experiment.precision == "bf16"
+    total, right = (torch.zeros(n, device=device) for _ in range(2))
 
     def step(at: int) -> None:
         names = ("index", "flip", "shift") if training.plan.augment else ("index",)
@@ -64,8 +64,11 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 output = model(x)
-            nn.functional.cross_entropy(output.float(), training.targets[index[i]]).backward()
+            loss = nn.functional.cross_entropy(output.float(), training.targets[index[i]])
+            loss.backward()
             optimizer.step()
+            total[i] += loss.detach()
+            right[i] += (output.detach().argmax(dim=-1) == training.targets[index[i]]).sum()
         with torch.no_grad():
             for parameters in zip(*(model.parameters() for model in models), strict=True):
                 mixed = torch.einsum("ij,j...->i...", W, torch.stack(parameters))
@@ -82,8 +85,7 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
             torch.cuda.synchronize()
         return steps * n * experiment.batch / (time.perf_counter() - began)
 
-    timed()
-    return [timed() for _ in range(repeats)]
+    return timed
 
 
 def compare(name: str, norm: str | None, shape: tuple[int, int, int], nodes: int, args: argparse.Namespace) -> dict:
@@ -97,14 +99,24 @@ def compare(name: str, norm: str | None, shape: tuple[int, int, int], nodes: int
     task = Task(lambda: build(name, norm=norm, shape=shape), nn.functional.cross_entropy, data)
     print(f"{name} {norm or ''} {shape}, n = {nodes}", flush=True)
     result = {"model": name, "norm": norm, "nodes": nodes, "seeds": args.seeds}
-    rates = ours(task, experiment, args.seeds, device, args.repeats)
-    result["ours"] = statistics.median(rates)
-    print(f"    ours: {result['ours']:,.0f} images/s (from {min(rates):,.0f} to {max(rates):,.0f})", flush=True)
+    routes = {"ours": ours(task, experiment, args.seeds, device)}
     if not args.no_loop:
-        rates = plain_loop(task, experiment, device, max(1, args.steps // (1 if args.cpu else 8)), args.repeats)
-        result["plain_loop"] = statistics.median(rates)
-        result["ratio"] = result["ours"] / result["plain_loop"]
-        print(f"    plain loop: {result['plain_loop']:,.0f} images/s; ratio {result['ratio']:.1f}", flush=True)
+        steps = args.steps if args.cpu else max(1, args.steps // 8)
+        routes["plain_loop"] = plain_loop(task, experiment, device, steps)
+    for route, timed in routes.items():
+        began = time.perf_counter()
+        timed()
+        print(f"    {route}: first steps, with compilation, {time.perf_counter() - began:.1f} s", flush=True)
+    rates = {route: [] for route in routes}
+    for _ in range(args.repeats):                   # in turn, so that a busy machine slows all alike
+        for route, timed in routes.items():
+            rates[route].append(timed())
+    for route, values in rates.items():
+        result[route] = statistics.median(values)
+        print(f"    {route}: {result[route]:,.0f} images/s (from {min(values):,.0f} to {max(values):,.0f})", flush=True)
+    if not args.no_loop:
+        result["ratio"] = statistics.median(a / b for a, b in zip(*rates.values(), strict=True))
+        print(f"    ratio {result['ratio']:.2f}", flush=True)
     return result
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Algorithm, Node, State, zeros
+from quasiglobal.algorithms.base import Algorithm, Node, State, descend, zeros
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class DAdam(_Adam):
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         m, v = self._moments(state["m"], state["v"], g)
         direction = self._direction(*self._unbiased(m, v, node.time))
-        return node.mix(x - node.lr * direction), {"m": m, "v": v}
+        return node.mix(descend(x, node.lr, direction)), {"m": m, "v": v}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class QGDAdam(_Adam):
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         m, v = self._moments(state["m_hat"], state["v_hat"], g)                 # lines 4-5
         direction = self._direction(*(self._unbiased(m, v, node.time) if self.released else (m, v)))
-        x_new = node.mix(x - node.lr * direction)                               # lines 6-7
+        x_new = node.mix(descend(x, node.lr, direction))                        # lines 6-7
         d = x - x_new                                                           # line 8
         norm = d.norm(dim=-1, keepdim=True)
         d_hat = d / (norm + self.eps if self.released else norm.clamp_min(self.eps))    # line 9

@@ -215,8 +215,13 @@ def momentum(m: Tensor, g: Tensor, beta: float, nesterov: bool) -> tuple[Tensor,
     PyTorch's form of Nesterov momentum, at the gradient of x itself. The paper prints the look-ahead
     x + βm, which diverges as printed; the experiments behind its tables used this one.
     """
-    m = beta * m + g
-    return m, g + beta * m if nesterov else m
+    m = torch.add(g, m, alpha=beta)
+    return m, torch.add(g, m, alpha=beta) if nesterov else m
+
+
+def descend(x: Tensor, lr: Tensor, direction: Tensor) -> Tensor:
+    """x − lr · direction, in one pass over the memory."""
+    return torch.addcmul(x, direction, lr, value=-1)
 
 
 def zeros(x: Tensor, *names: str) -> State:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Algorithm, Node, State, momentum, zeros
+from quasiglobal.algorithms.base import Algorithm, Node, State, descend, momentum, zeros
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,4 +41,4 @@ class GradientTracking(Algorithm):
             m, direction = momentum(state["m"], y, self.beta, self.nesterov)
             memory = {"m": m}
         Wx, Wy = node.mix(x, y)
-        return Wx - node.lr * direction, {"Wy": Wy, "g_old": g} | memory
+        return descend(Wx, node.lr, direction), {"Wy": Wy, "g_old": g} | memory

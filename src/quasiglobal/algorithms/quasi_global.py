@@ -14,9 +14,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Algorithm, Node, State, momentum, zeros
+from quasiglobal.algorithms.base import Algorithm, Node, State, descend, momentum, zeros
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +51,15 @@ class QGDSGDm(Algorithm):
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         m_hat, mu = state["m_hat"], self._mu
         _, direction = momentum(m_hat, g, self.beta, self.nesterov)             # line 5
-        x_new = node.mix(x - node.lr * direction)                               # lines 6-7
+        x_new = node.mix(descend(x, node.lr, direction))                        # lines 6-7
         d = (x - x_new) / node.lr                                               # line 8
         if not self._sums:
-            return x_new, {"m_hat": mu * m_hat + (1 - mu) * d} if self.phase(node.t) else state  # line 9
+            m_hat = torch.lerp(d, m_hat, mu) if self.phase(node.t) else m_hat   # line 9: μ m̂ + (1 − μ) d
+            return x_new, {"m_hat": m_hat}
         total = state["total"] + d
         if not self.phase(node.t):
             return x_new, {"m_hat": m_hat, "total": total}
-        return x_new, {"m_hat": mu * m_hat + (1 - mu) * total / self.tau} | zeros(x, "total")
+        return x_new, {"m_hat": torch.lerp(total / self.tau, m_hat, mu)} | zeros(x, "total")
 
     def phase(self, t: int) -> Hashable:
         """Whether m̂ moves after step t."""
@@ -100,4 +102,4 @@ class QHM(Algorithm):
 
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         m = self.beta * state["m"] + g
-        return node.mix(x - node.lr * (m - self.mu * state["m"])), {"m": m}
+        return node.mix(descend(x, node.lr, m - self.mu * state["m"])), {"m": m}

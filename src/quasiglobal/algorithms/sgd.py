@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Algorithm, Node, State, momentum, zeros
+from quasiglobal.algorithms.base import Algorithm, Node, State, descend, momentum, zeros
 from quasiglobal.errors import InputError
 
 
@@ -30,7 +30,7 @@ class DSGD(Algorithm):
     citation: ClassVar[str] = "Lian et al. 2017"
 
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
-        return node.mix(x - node.lr * g), state
+        return node.mix(descend(x, node.lr, g)), state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,5 +67,5 @@ class DSGDm(Algorithm):
         if self.sync == "gradient":
             g = synchronize(g)
         m, direction = momentum(state["m"], g, self.beta, self.nesterov)        # line 4
-        x_new = node.mix(x - node.lr * direction)                               # lines 6-7
+        x_new = node.mix(descend(x, node.lr, direction))                        # lines 6-7
         return x_new, {"m": synchronize(m) if self.sync == "momentum" else m}

@@ -125,8 +125,21 @@ def _traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callabl
     """The function as a list of tensor operations, without vmap's overhead at each of them."""
     from torch.fx.experimental.proxy_tensor import make_fx  # seconds to import, and only needed here
 
-    program: Callable[..., Any] = make_fx(lambda *values: function(*values))(*arguments)
-    return program
+    program = make_fx(lambda *values: function(*values))(*arguments)
+    aten = torch.ops.aten
+    reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+    for node in program.graph.nodes:
+        if node.target in reshaping and _shape(node) == _shape(node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+    program.graph.eliminate_dead_code()
+    program.recompile()
+    result: Callable[..., Any] = program
+    return result
+
+
+def _shape(node: Any) -> object:
+    """Of a traced node's result, None for what is no tensor."""
+    return getattr(node.meta.get("tensor_meta") or node.meta.get("val"), "shape", node)
 
 
 def _one_by_one(function: Callable[..., Any], in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
