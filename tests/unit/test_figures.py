@@ -1,6 +1,7 @@
 """What the toy figures show, as statements."""
 
 import csv
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import quasiglobal as qg
 from quasiglobal import topology
 from quasiglobal.measures import path_length
 from quasiglobal.paper import figures
-from quasiglobal.paper.demo import Setting, compare, draw, numbers
+from quasiglobal.paper.demo import BASE, Setting, compare, draw, numbers
 from quasiglobal.tasks.toy import rosenbrock, winding_valley
 
 FAST = ["figure-2d", "figure-topology"]
@@ -152,10 +153,15 @@ def test_linear_speedup_at_full_size():
     assert steps["ring", 64] is None or steps["ring", 64] > 4 * steps["complete", 64]
 
 
-def test_the_demo_shows_what_it_says():
-    outcomes = compare(Setting(rates=(0.1, 0.2), seeds=(0,), steps=120, every=60))
+def test_the_demo_shows_what_it_says(tmp_path):
+    setting = Setting(alphas=(0.01,), rates=(0.1,), seeds=1, base=replace(BASE, epochs=20, eval_every=10))
+    heard = []
+    outcomes = compare(setting, tmp_path, heard.append)
+    assert len(heard) == setting.epochs
     rows = {row["algorithm"]: row for row in numbers(outcomes)}
     assert rows["qg-dsgdm-n"]["accuracy"] > rows["dsgdm-n"]["accuracy"] + 1
     assert rows["sgdm-n"]["accuracy"] > rows["qg-dsgdm-n"]["accuracy"]
     assert rows["qg-dsgdm-n"]["consensus_distance"] < rows["dsgdm-n"]["consensus_distance"]
-    assert len(draw(outcomes).axes) == 2
+    assert len(draw(setting, outcomes).axes) == 1
+    assert compare(setting, tmp_path, heard.append) == outcomes
+    assert len(heard) == setting.epochs                 # nothing was run again

@@ -2,9 +2,7 @@ import pytest
 import torch
 
 from quasiglobal.measures import consensus_distance
-from quasiglobal.tasks.partition import dirichlet
 from quasiglobal.tasks.toy import (
-    DigitsRegression,
     NoisyWell,
     gradient_of,
     pull_towards,
@@ -50,30 +48,6 @@ def test_the_noise_has_the_stated_variance():
     well = NoisyWell(n=1000, zeta=0.0)
     noise = well.gradients()(torch.zeros(1000, 10), 1)
     assert noise.square().sum(dim=1).mean().item() == pytest.approx(9, rel=0.1)
-
-
-def test_digits_regression_has_the_gradient_of_its_cross_entropy():
-    problem = DigitsRegression(n=4, alpha=1.0, seeds=(0,), batch=10_000)
-    x = 0.1 * torch.randn(4, problem.d, generator=torch.Generator().manual_seed(0))
-    gradient = problem.gradients()(x, 1)
-    train, _, _ = problem.split()
-    for i, part in enumerate(dirichlet(train.y.numpy(), 4, 1.0, 0)):
-        row = x[i].clone().requires_grad_()
-        weights = row.view(65, 10)
-        logits = train.x[part] @ weights[:64] + weights[64]
-        torch.nn.functional.cross_entropy(logits, train.y[part]).backward()
-        torch.testing.assert_close(gradient[i], row.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_digits_regression_visits_every_example_once_an_epoch():
-    problem = DigitsRegression(n=4, alpha=1.0, seeds=(0, 1), batch=100)
-    train, validation, test = problem.split()
-    assert (len(train.y), len(validation.y), len(test.y)) == (1152, 285, 360)
-    gradient, zero = problem.gradients(), torch.zeros(8, problem.d)
-    whole = DigitsRegression(n=4, alpha=1.0, seeds=(0, 1), batch=288).gradients()(zero, 1)
-    parts = [gradient(zero, t) for t in (1, 2, 3)]
-    torch.testing.assert_close((100 * parts[0] + 100 * parts[1] + 88 * parts[2]) / 288, whole)
-    assert not gradient(zero, 4).equal(parts[0])
 
 
 def test_consensus_distance_is_over_the_nodes():

@@ -1,150 +1,120 @@
-"""The paper's point in under a minute, on real data: `qg demo`.
+"""The paper's point in two minutes, on real data: `qg demo`.
 
-Softmax regression on handwritten digits, 16 nodes on a ring, Dirichlet α = 0.1. Every learning rate and seed
-is a row of one program; the rate is chosen on validation images, the accuracy is of test images.
+16 small convolutional networks on a ring learn to read handwritten digits from data that differ from node to node,
+each with one of four algorithms. A learning rate is chosen by a run of seed 0; what is reported are other seeds.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 
-from quasiglobal import topology
-from quasiglobal.engines.simulator import Simulator
-from quasiglobal.measures import consensus_distance
-from quasiglobal.minimize import Result, minimize
-from quasiglobal.report.plots import COLOURS, panels, style
-from quasiglobal.tasks.toy import DigitsRegression, Split
+from quasiglobal.experiment import Experiment
+from quasiglobal.report.plots import COLOURS, draw_curve, panels, style
+from quasiglobal.runs import Options, Run, last_and_best, train
+
+CENTRALIZED = "sgdm-n"
+"""The reference: data that are alike, and an exact mean each step."""
+
+BASE = Experiment(data="digits", model="cnn", topology="ring:16", epochs=30, eval_every=3)
 
 
 @dataclass(frozen=True)
 class Setting:
     """What is compared, and on what."""
 
-    methods: tuple[str, ...] = ("sgdm-n", "dsgd", "dsgdm-n", "qg-dsgdm-n")
-    rates: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
-    seeds: tuple[int, ...] = (0, 1, 2)
-    nodes: int = 16
-    alpha: float = 0.1
-    steps: int = 300
-    every: int = 10
+    algorithms: tuple[str, ...] = ("dsgd", "dsgdm-n", "qg-dsgdm-n")
+    alphas: tuple[float, ...] = (0.1, 0.01)
+    rates: tuple[float, ...] = (0.025, 0.05, 0.1, 0.2, 0.4)
+    seeds: int = 3
+    base: Experiment = BASE
 
     @property
-    def evaluations(self) -> list[int]:
-        """The steps after which the models are tested."""
-        return list(range(self.every, self.steps + 1, self.every))
+    def cells(self) -> list[Experiment]:
+        """Each algorithm on each α, the reference first."""
+        reference = replace(self.base, algorithm=CENTRALIZED, partition="iid", alpha=self.alphas[0])
+        return [reference] + [
+            replace(self.base, algorithm=name, alpha=alpha) for alpha in self.alphas for name in self.algorithms
+        ]
+
+    @property
+    def epochs(self) -> int:
+        """How many times `advance` hears of an epoch when nothing is done yet."""
+        return len(self.cells) * (len(self.rates) + 1) * self.base.epochs
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A method with its tuned learning rate; accuracies are shares of the images."""
+    """A cell with its learning rate, and its runs."""
 
-    algorithm: str
-    rates: Tensor
-    """[rates], the grid."""
-    by_rate: Tensor
-    """[rates], the last test accuracy with each of them, mean over nodes and seeds."""
-    best: int
-    """Which rate is best on the validation images."""
-    steps: list[int]
-    curve: Tensor
-    """[evaluations, seeds, nodes], test accuracy with the best rate."""
-    averaged: Tensor
-    """[seeds], test accuracy of the average of the nodes' models."""
-    consensus: Tensor
-    """[seeds], mean ‖x_i − x̄‖² at the end."""
+    experiment: Experiment
+    runs: list[Run]
 
     @property
-    def accuracy(self) -> Tensor:
-        """[seeds], the nodes' mean test accuracy at the end."""
-        return self.curve[-1].mean(dim=-1)
-
-    @property
-    def worst(self) -> float:
-        """The worst node of all seeds."""
-        return float(self.curve[-1].min())
+    def data(self) -> str:
+        """How a reader tells its partition from the others."""
+        return "iid" if self.experiment.partition == "iid" else f"α = {self.experiment.alpha:g}"
 
 
-def compare(setting: Setting, advance: Callable[[str], None] = lambda method: None) -> list[Outcome]:
-    """Every method with every learning rate and seed; `advance` hears of each evaluation."""
-    return [_tuned(method, setting, advance) for method in setting.methods]
+def compare(setting: Setting, root: Path, advance: Callable[[str], None] = lambda label: None) -> list[Outcome]:
+    """Tune and run every cell, its runs under `root`; what is there already is not run again."""
+    return [_tuned(cell, setting, root, advance) for cell in setting.cells]
 
 
-def _tuned(method: str, setting: Setting, advance: Callable[[str], None]) -> Outcome:
-    rates, seeds, nodes = setting.rates, setting.seeds, setting.nodes
-    graph = topology.ring(nodes)
-    rows = seeds * len(rates)
-    problem = DigitsRegression(n=nodes, alpha=setting.alpha, seeds=rows)
-    _, validation, test = problem.split()
-    gradient = problem.gradients()
-    grid = torch.tensor(rates)
-    lr = grid.repeat_interleave(len(seeds) * nodes)[:, None]
-    engine = Simulator(graph, seeds=rows)
+def _tuned(cell: Experiment, setting: Setting, root: Path, advance: Callable[[str], None]) -> Outcome:
+    def run(rate: float, seed: int, seeds: int) -> list[Run]:
+        experiment = replace(cell, lr=rate, seed=seed)
+        return train(experiment, Options(seeds=seeds, runs=root), lambda runs, records: advance(cell.algorithm))
 
-    def accuracy(x: Tensor, examples: Split) -> Tensor:
-        return problem.accuracy(x, examples).view(len(rates), len(seeds), -1)
+    def score(rate: float) -> float:
+        (tried,) = run(rate, 0, 1)
+        return _last(tried, "accuracy") if tried.status == "finished" else 0.0
 
-    result: Result | None = None
-    curves = []
-    for step in setting.evaluations:
-        result = minimize(
-            gradient, torch.zeros(problem.d), method, graph, lr, step,
-            weight_decay=1e-4, resume=result, keep_history=False, engine=engine,
-        )
-        curves.append(accuracy(result.x, test))
-        advance(method)
-    assert result is not None
-    best = int(accuracy(result.x, validation).mean(dim=(1, 2)).argmax())
-    models = result.x.view(len(rates), len(seeds), nodes, -1)[best]
-    return Outcome(
-        algorithm=method,
-        rates=grid,
-        by_rate=curves[-1].mean(dim=(1, 2)),
-        best=best,
-        steps=setting.evaluations,
-        curve=torch.stack(curves)[:, best],
-        averaged=problem.accuracy(models.mean(dim=1), test),
-        consensus=consensus_distance(models),
-    )
+    best = max(setting.rates, key=score)
+    return Outcome(replace(cell, lr=best), run(best, 1, setting.seeds))
 
 
-def draw(outcomes: Sequence[Outcome]) -> Figure:
-    """Accuracy over the steps, every node's within the band, and against the learning rate."""
+def _last(run: Run, measure: str) -> float:
+    last, _ = last_and_best(run.records)
+    return float(last[measure]) if last else 0.0
+
+
+def draw(setting: Setting, outcomes: Sequence[Outcome]) -> Figure:
+    """Accuracy over the epochs, a panel for each α: the nodes' mean, from the worst node to the best."""
     with style():
-        figure, (left, right) = panels(1, 2, 4.6, 3.2)
-        for outcome in outcomes:
-            colour = COLOURS[outcome.algorithm]
-            percent = 100 * outcome.curve.flatten(1)
-            left.plot(outcome.steps, percent.mean(dim=1), color=colour, label=outcome.algorithm)
-            left.fill_between(
-                outcome.steps, percent.amin(dim=1), percent.amax(dim=1), color=colour, alpha=0.12, linewidth=0
-            )
-            right.semilogx(outcome.rates, 100 * outcome.by_rate, "o-", color=colour, markersize=3.5)
-            chosen = outcome.rates[outcome.best], 100 * outcome.by_rate[outcome.best]
-            right.plot(*chosen, "o", color=colour, markersize=8, fillstyle="none")
-        left.set(xlabel="step", ylabel="test accuracy, %", ylim=(60, 100))
-        left.set_title("tuned: mean of the nodes; band: worst to best node")
-        left.legend(loc="lower right")
-        right.set(xlabel="learning rate", ylim=(60, 100))
-        right.set_title("after the last step, by learning rate; ring: chosen")
+        figure, axes = panels(1, len(setting.alphas), 4.6, 3.2)
+        for panel, alpha in zip(axes, setting.alphas, strict=True):
+            for outcome in outcomes:
+                name = outcome.experiment.algorithm
+                if name == CENTRALIZED or outcome.experiment.alpha == alpha:
+                    draw_curve(
+                        panel, [run.records for run in outcome.runs], "accuracy", factor=100, colour=COLOURS[name],
+                        label=f"{name} (centralized)" if name == CENTRALIZED else name,
+                        band=("accuracy_worst", "accuracy_best"),
+                    )
+            panel.set(xlabel="epoch", ylabel="test accuracy, %", ylim=(0, 100))
+            panel.set_title(f"α = {alpha:g}: mean of the nodes; band: worst to best node")
+        axes[0].legend(loc="lower right")
     return figure
 
 
 def numbers(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
-    """One row a method, in per cent."""
+    """One row a cell, in per cent."""
     return [
         {
-            "algorithm": outcome.algorithm,
-            "lr": round(float(outcome.rates[outcome.best]), 6),
-            "accuracy": 100 * float(outcome.accuracy.mean()),
-            "std": 100 * float(outcome.accuracy.std()) if len(outcome.accuracy) > 1 else 0.0,
-            "worst_node": 100 * outcome.worst,
-            "averaged_model": 100 * float(outcome.averaged.mean()),
-            "consensus_distance": float(outcome.consensus.mean()),
+            "algorithm": outcome.experiment.algorithm,
+            "data": outcome.data,
+            "lr": outcome.experiment.lr,
+            "accuracy": 100 * statistics.mean(accuracies),
+            "std": 100 * statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0,
+            "worst_node": 100 * min(_last(run, "accuracy_worst") for run in outcome.runs),
+            "averaged_model": 100 * statistics.mean(_last(run, "accuracy_averaged") for run in outcome.runs),
+            "consensus_distance": statistics.mean(_last(run, "consensus_distance") for run in outcome.runs),
         }
         for outcome in outcomes
+        for accuracies in [[_last(run, "accuracy") for run in outcome.runs]]
     ]

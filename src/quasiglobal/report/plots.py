@@ -85,24 +85,50 @@ def save_as(figure: Figure, path: Path) -> None:
         figure.savefig(temporary, metadata=metadata)
 
 
-def draw_curves(curves: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Figure:
+Records = Sequence[Mapping[str, Any]]
+"""What was measured in a run, an entry an epoch."""
+
+
+def draw_curves(curves: Mapping[str, Sequence[Records]]) -> Figure:
     """Test accuracy and training loss over the epochs; each label has the records of several seeds."""
     with style():
         figure, (left, right) = panels(1, 2, 4.6, 3.2)
         for k, (label, seeds) in enumerate(curves.items()):
             colour = COLOURS.get(label.partition(":")[0], CYCLE[k % len(CYCLE)])
-            for axes, measure, factor in ((left, "accuracy", 100), (right, "loss", 1)):
-                lines = [
-                    [(r["epoch"], factor * r[measure]) for r in records if r.get(measure) is not None]
-                    for records in seeds
-                ]
-                for i, line in enumerate(filter(None, lines)):
-                    epochs, values = zip(*line, strict=True)
-                    axes.plot(epochs, values, color=colour, linewidth=1.2, alpha=0.85, label=label if i == 0 else None)
+            draw_curve(left, seeds, "accuracy", colour=colour, label=label, factor=100)
+            draw_curve(right, seeds, "loss", colour=colour, label=label)
+        several = any(len(seeds) > 1 for seeds in curves.values())
         left.set(xlabel="epoch", ylabel="test accuracy, %, mean of the nodes")
         right.set(xlabel="epoch", ylabel="training loss", yscale="log")
-        left.legend(loc="lower right")
+        left.legend(loc="lower right", title="band: from seed to seed" if several else None)
     return figure
+
+
+def draw_curve(
+    axes: Axes,
+    seeds: Sequence[Records],
+    measure: str,
+    *,
+    colour: str,
+    label: str,
+    factor: float = 1,
+    band: tuple[str, str] | None = None,
+) -> None:
+    """The mean of a measure over the seeds, within a band from the lowest of one measure to the highest of another.
+
+    Without a `band` it is the measure's own range.
+    """
+    low, high = band or (measure, measure)
+    epochs: dict[int, Records] = {}
+    for records in seeds:
+        for record in records:
+            if record.get(measure) is not None:
+                epochs[record["epoch"]] = [*epochs.get(record["epoch"], []), record]
+    at = sorted(epochs)
+    mean = [factor * sum(r[measure] for r in epochs[e]) / len(epochs[e]) for e in at]
+    axes.plot(at, mean, color=colour, linewidth=1.4, label=label)
+    lowest, highest = ([factor * f(r[name] for r in epochs[e]) for e in at] for f, name in ((min, low), (max, high)))
+    axes.fill_between(at, lowest, highest, color=colour, alpha=0.15, linewidth=0)
 
 
 def draw_partitions(counts: Mapping[str, NDArray[np.int64]]) -> Figure:

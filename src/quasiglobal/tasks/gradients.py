@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -69,8 +68,12 @@ class StackedModel:
         The batches stay apart, for models that normalise by the batch they are given.
         """
         self.module.eval()
+        arguments, in_dims = (x, buffers, inputs), (0, 0, None)
         with torch.no_grad():
-            result: Tensor = self._program(self._outputs_of_one, (0, 0, None), (x, buffers, inputs))(x, buffers, inputs)
+            if x.device.type == "cpu":      # many examples at a time: nothing is gained by stacking
+                result: Tensor = _one_by_one(self._outputs_of_one, in_dims, *arguments)
+            else:
+                result = self._program(self._outputs_of_one, in_dims, arguments)(*arguments)
         return result
 
     def _gradient_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Any:
@@ -92,6 +95,8 @@ class StackedModel:
         return self.loss(output.to(row.dtype), targets), (right, buffers)
 
     def _outputs_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
+        if len(inputs) == 1:
+            return self._output_of_one(row, buffers, inputs[0])[None]
         outputs: Tensor = vmap(self._output_of_one, in_dims=(None, None, 0))(row, buffers, inputs)
         return outputs
 
@@ -105,8 +110,6 @@ class StackedModel:
     ) -> Callable[..., Any]:
         """`function` of one model for all rows, by the route that is fast here."""
         on_cpu = arguments[0].device.type == "cpu"
-        if on_cpu and self.one_by_one_on_cpu:
-            return partial(_one_by_one, function, in_dims)
         key = (function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments)))
         self._calls[key] += 1
         if key not in self._programs:

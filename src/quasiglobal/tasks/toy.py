@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from quasiglobal.tasks.batches import Owner, Plan
-from quasiglobal.tasks.partition import dirichlet
 from quasiglobal.tasks.randomness import generator
 
 
@@ -93,72 +90,3 @@ class NoisyWell:
             return self.mean_gradient(x) + tilts + self.sigma / math.sqrt(self.d) * xi
 
         return gradient
-
-
-@dataclass(frozen=True)
-class Split:
-    """Examples of one purpose: features [m, 64] in [0, 1] and labels [m]."""
-
-    x: Tensor
-    y: Tensor
-
-
-@dataclass(frozen=True)
-class DigitsRegression:
-    """Softmax regression on scikit-learn's 8 × 8 digits, Dirichlet(α) over n nodes, several runs as rows.
-
-    1,152 images train, 285 validate and 360 test, the same for every seed; a seed draws the partition and
-    the order of the batches.
-    """
-
-    n: int
-    alpha: float
-    seeds: tuple[int, ...]
-    batch: int = 32
-    d: int = 65 * 10
-
-    def split(self) -> tuple[Split, Split, Split]:
-        """Training, validation and test examples."""
-        from sklearn.datasets import load_digits  # a second to import, and only needed here
-
-        features, labels = load_digits(return_X_y=True)
-        x, y = torch.tensor(features / 16, dtype=torch.float32), torch.tensor(labels)
-        order = torch.from_numpy(generator(0).permutation(len(y)))
-        cuts = order[:1152], order[1152:1437], order[1437:]
-        train, validation, test = (Split(x[cut], y[cut]) for cut in cuts)
-        return train, validation, test
-
-    def gradients(self) -> Callable[[Tensor, int], Tensor]:
-        """Mini-batch gradients: each node goes through its own examples in a new order every epoch."""
-        train, _, _ = self.split()
-        owners = [
-            Owner(seed, node, part)
-            for seed in self.seeds
-            for node, part in enumerate(dirichlet(train.y.numpy(), self.n, self.alpha, seed))
-        ]
-        plan = Plan(owners, self.batch, augment=False)
-
-        @lru_cache(maxsize=1)
-        def positions(epoch: int) -> Tensor:
-            return plan.epoch(epoch, train.x.device).index
-
-        def gradient(x: Tensor, t: int) -> Tensor:
-            epoch, step = divmod(t - 1, len(plan.sizes))
-            batch = positions(epoch)[step, :, : plan.sizes[step]]
-            return self._gradient(x, train.x[batch], train.y[batch])
-
-        return gradient
-
-    def accuracy(self, x: Tensor, examples: Split) -> Tensor:
-        """The share of the examples that each row's model gets right."""
-        return (self._logits(x, examples.x).argmax(dim=-1) == examples.y).float().mean(dim=-1)
-
-    def _logits(self, x: Tensor, features: Tensor) -> Tensor:
-        weights = x.view(-1, 65, 10)
-        return features @ weights[:, :64] + weights[:, 64:]
-
-    def _gradient(self, x: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        error = self._logits(x, features).softmax(dim=-1) - torch.nn.functional.one_hot(labels, 10)
-        error = error / features.shape[-2]
-        weights = features.transpose(-1, -2) @ error
-        return torch.cat([weights, error.sum(dim=-2, keepdim=True)], dim=-2).flatten(-2)
