@@ -57,7 +57,7 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
     total, right = (torch.zeros(n, device=device) for _ in range(2))
 
     def step(at: int) -> None:
-        names = ("index", "flip", "shift") if training.plan.augment else ("index",)
+        names = ("index", "flip", "place") if training.images.moving else ("index",)
         index, *moves = (static[name][at % len(static["index"])] for name in names)
         for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             x = training.images.show(index[i], *(move[i] for move in moves))

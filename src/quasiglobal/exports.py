@@ -40,9 +40,7 @@ class Exported:
     def predict(self, data: Dataset, examples: Examples, batch: int = 500) -> Tensor:
         """The class that the model gives each example."""
         module = self.module(data)
-        images = Images(
-            examples.x, scale=data.scale, mean=data.mean, std=data.std, augment=False, device=torch.device("cpu")
-        )
+        images = Images.of(data, examples, device=torch.device("cpu"))
         with torch.no_grad():
             order = torch.split(torch.arange(len(examples.y)), batch)
             return torch.cat([module(images.show(index)).argmax(dim=-1) for index in order])

@@ -81,17 +81,12 @@ class Training:
             )
             for seed in self.seeds
         }
-        if experiment.augment and task.data.augmentation == "resize-crop":
-            raise InputError(f"the random resized crops of {task.data.name} are not there yet; use --no-augment")
-        show = partial(
-            Images, scale=task.data.scale, mean=task.data.mean, std=task.data.std, device=device, dtype=self.dtype
-        )
-        augment = experiment.augment and task.data.augmentation != "none"
-        self.images, self.targets = show(train.x, augment=augment), train.y.to(device)
-        self.test_images, self.test_targets = show(task.data.test.x, augment=False), task.data.test.y.to(device)
+        self.images = Images.of(task.data, train, device=device, dtype=self.dtype, moving=experiment.augment)
+        self.test_images = Images.of(task.data, task.data.test, device=device, dtype=self.dtype)
+        self.targets, self.test_targets = train.y.to(device), task.data.test.y.to(device)
 
         owners = [Owner(seed, i, part) for seed in self.seeds for i, part in enumerate(self.parts[seed])]
-        self.plan = Plan(owners, experiment.batch, self.images.augment)
+        self.plan = Plan(owners, experiment.batch, self.images.draw)
         self.steps_per_epoch = len(self.plan.sizes)
         self.steps = self.steps_per_epoch * experiment.epochs
         self.schedule = Schedule(
@@ -152,7 +147,7 @@ class Training:
         """Step t on the batch that the counter points at; everything happens on the device."""
         static = self._static
         at = static["counter"]
-        names = ("index", "flip", "shift") if self.plan.augment else ("index",)
+        names = ("index", "flip", "place") if self.images.moving else ("index",)
         index, *moves = (static[name].index_select(0, at)[0, :, :size] for name in names)
         inputs = self.images.show(index, *moves)
         losses, right, g, buffers = self.model.gradients(self.x, self.buffers, inputs, self.targets[index])
@@ -187,10 +182,8 @@ class Training:
         """Put an epoch's draws where the steps find them."""
         first = self.epochs_done * self.steps_per_epoch
         rates = [self.schedule(first + step + 1) for step in range(self.steps_per_epoch)]
-        values: dict[str, Tensor | None] = {
+        values = dict(zip(("flip", "place"), epoch.moves, strict=False)) | {
             "index": epoch.index,
-            "flip": epoch.flip,
-            "shift": epoch.shift,
             "lr": torch.tensor(rates, dtype=self.dtype, device=self.device),
             "counter": torch.zeros(1, dtype=torch.int64, device=self.device),
             "time": torch.tensor(first + 1, dtype=self.dtype, device=self.device),
@@ -198,8 +191,6 @@ class Training:
             "right": torch.zeros(self.engine.rows, dtype=self.dtype, device=self.device),
         }
         for name, value in values.items():
-            if value is None:
-                continue
             if name in self._static:
                 self._static[name].copy_(value)
             else:

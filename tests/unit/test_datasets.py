@@ -67,7 +67,7 @@ def write_fashion(folder, m=(7, 5), ending=""):
         y = RNG.integers(0, 10, size, dtype=np.uint8)
         for kind, array in (("images-idx3", x), ("labels-idx1", y)):
             content = idx_bytes(array)
-            content = gzip.compress(content) if ending else content
+            content = gzip.compress(content, mtime=0) if ending else content
             (folder / f"{split}-{kind}-ubyte{ending}").write_bytes(content)
         written[split] = x, y
     return written
@@ -218,7 +218,7 @@ def test_imagenet_pictures_become_squares(tmp_path):
     Image.fromarray(red_left).save(tmp_path / "imagenet" / "val" / "n02" / "a.png")
     Image.new("L", (40, 256), 77).save(tmp_path / "imagenet" / "val" / "n02" / "b.jpg")
     data = datasets.load("imagenet", tmp_path)
-    assert (data.shape, data.augmentation, data.classes) == ((3, 256, 256), "resize-crop", ("n01", "n02"))
+    assert (data.shape, data.augmentation, data.classes) == ((3, 224, 224), "resize-crop", ("n01", "n02"))
     assert data.test.y.tolist() == [0, 1, 1, 1]
     _, _, wide, gray = data.test.x
     assert wide[0, :, :126].min() == 255
@@ -411,7 +411,7 @@ def fake_hub(monkeypatch, load_dataset):
     [
         ("fashion-mnist", "zalando-datasets/fashion_mnist", "image", "test", (28, 28), (1, 28, 28)),
         ("cifar10", "uoft-cs/cifar10", "img", "test", (32, 32, 3), (3, 32, 32)),
-        ("imagenet", "ILSVRC/imagenet-1k", "image", "validation", (50, 70, 3), (3, 256, 256)),
+        ("imagenet", "ILSVRC/imagenet-1k", "image", "validation", (50, 70, 3), (3, 224, 224)),
     ],
 )
 def test_the_hub_helps_where_the_disk_has_nothing(monkeypatch, name, repository, image, test, size, shape):
@@ -548,7 +548,7 @@ def ubytes(*shape, value=0):
         (idx_bytes(ubytes(0, 28, 28)), idx_bytes(ubytes(0)), ["holds no examples"]),
         (idx_bytes(ubytes(4, 28, 28)), None, ["labels-idx1", "has 4 examples, but 5 labels"]),
         (None, idx_bytes(ubytes(5, value=10)), ["labels-idx1", "has the label 10; labels are 0 to 9"]),
-        (None, gzip.compress(idx_bytes(ubytes(5)))[:-9], ["labels-idx1", "cannot read"]),
+        (None, gzip.compress(idx_bytes(ubytes(5)), mtime=0)[:-9], ["labels-idx1", "cannot read"]),
         (struct.pack(">HBBIII", 0, 8, 3, 2**32 - 1, 28, 28), None, ["needs 3.37e+03 GB of memory"]),
     ],
 )

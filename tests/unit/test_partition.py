@@ -79,7 +79,7 @@ def test_randomness_depends_on_the_whole_key():
     draws = {tuple(generator(*key).integers(2**60, size=2)) for key in [(0, 0), (0, 1), (1, 0), (0, 0, 0)]}
     assert len(draws) == 4
     def order(epoch, size):
-        plan = Plan([Owner(0, 1, np.arange(size))], batch=size, augment=False)
+        plan = Plan([Owner(0, 1, np.arange(size))], batch=size)
         return plan.epoch(epoch, torch.device("cpu")).index.flatten().tolist()
 
     assert sorted(order(2, 9)) == list(range(9))

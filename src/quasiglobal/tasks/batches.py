@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,9 +14,6 @@ from torch import Tensor
 
 from quasiglobal.tasks.partition import Indices
 from quasiglobal.tasks.randomness import generator
-
-PAD = 4
-"""Pixels of black around an image that random crops are taken from."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +29,12 @@ class Owner:
 class Epoch:
     """All that is random in an epoch, for all steps at once, on the device.
 
-    `index` [steps, k, batch] are positions in the data; where images are augmented, `flip` and `shift`
-    [steps, k, batch(, 2)] say how each is mirrored and moved. The last step may be shorter than the batch: see
-    `Plan.sizes`.
+    `index` [steps, k, batch] are positions in the data; where images are augmented, `moves` [steps, k, batch, …]
+    say how each is mirrored and placed. The last step may be shorter than the batch: see `Plan.sizes`.
     """
 
     index: Tensor
-    flip: Tensor | None
-    shift: Tensor | None
+    moves: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,8 @@ class Plan:
 
     owners: Sequence[Owner]
     batch: int
-    augment: bool = True
+    draw: Callable[[np.random.Generator, int], tuple[NDArray[np.generic], ...]] = lambda rng, count: ()
+    """How that many examples move."""
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -67,23 +63,18 @@ class Plan:
     def epoch(self, number: int, device: torch.device) -> Epoch:
         """The draws of epoch 0, 1, …; what is beyond the last step's size is padding."""
         steps, need = len(self.sizes), sum(self.sizes)
-        shape = len(self.owners), steps * self.batch
-        index = np.zeros(shape, dtype=np.int64)
-        flip, shift = np.zeros(shape, dtype=np.bool_), np.zeros((*shape, 2), dtype=np.int64)
+        index = np.zeros((len(self.owners), steps * self.batch), dtype=np.int64)
+        moves = []
         for row, owner in enumerate(self.owners):
             rng = generator(owner.seed, owner.node, number)
             index[row, :need] = owner.examples[_stream(rng, len(owner.examples), need)]
-            if self.augment:
-                flip[row] = rng.integers(2, size=shape[1])
-                shift[row] = rng.integers(2 * PAD + 1, size=(shape[1], 2))
+            moves.append(self.draw(rng, index.shape[1]))
 
         def steps_first(values: NDArray[np.generic]) -> Tensor:
             stacked = values.reshape(len(self.owners), steps, self.batch, *values.shape[2:])
             return torch.from_numpy(np.ascontiguousarray(stacked.swapaxes(0, 1))).to(device)
 
-        if not self.augment:
-            return Epoch(steps_first(index), None, None)
-        return Epoch(steps_first(index), steps_first(flip), steps_first(shift))
+        return Epoch(steps_first(index), tuple(steps_first(np.stack(move)) for move in zip(*moves, strict=True)))
 
 
 def _stream(rng: np.random.Generator, size: int, need: int) -> Indices:

@@ -68,8 +68,14 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one example, (channels, height, width) for images."""
-        return tuple(self.train.x.shape[1:])
+        """The shape of what a model sees of one example, (channels, height, width) for images."""
+        stored = tuple(self.train.x.shape[1:])
+        return (stored[0], *map(side_shown, stored[1:])) if self.augmentation == "resize-crop" else stored
+
+
+def side_shown(side: int) -> int:
+    """How much of a stored picture's side a model sees under resize-crop: 224 of 256 pixels."""
+    return side * 7 // 8
 
 
 def labelled(x: NDArray[Any], y: NDArray[Any], classes: int, where: object, first: int = 0) -> Examples:
