@@ -12,6 +12,7 @@ from torch import Tensor
 from quasiglobal import algorithms, topology
 from quasiglobal.algorithms import ALGORITHMS, Algorithm, Wrapper
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Traffic:
         parts = [f"{self.neighbours}"] if self.neighbours or not self.everybody else []
         parts += [f"{self.everybody} to all"] if self.everybody else []
         return " + ".join(parts)
+
+    def bytes(self, graph: Topology, d: int) -> float:
+        """What a node sends a step on average for d numbers; an exact mean as a ring all-reduce sends it."""
+        all_reduce = 2 * (graph.n - 1) / graph.n * 4 * d
+        return float(self.neighbours) * graph.bytes_per_step(d) + float(self.everybody) * all_reduce
 
 
 def catalogue() -> list[Entry]:

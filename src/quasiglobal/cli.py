@@ -21,6 +21,7 @@ from tyro.conf import Positional, arg
 
 import quasiglobal as qg
 from quasiglobal.catalogue import Entry, catalogue, describe
+from quasiglobal.estimate import estimate
 from quasiglobal.experiment import Experiment, from_toml
 from quasiglobal.exports import export as export_model
 from quasiglobal.exports import read as read_model
@@ -30,7 +31,7 @@ from quasiglobal.paper import demo as demonstration
 from quasiglobal.paper.figures import FIGURES
 from quasiglobal.paper.figures import reproduce as make_figure
 from quasiglobal.report import plots
-from quasiglobal.runs import Options, Run, find, group_by_setting, last_and_best
+from quasiglobal.runs import Options, Run, find, group_by_setting, last_and_best, prepare
 from quasiglobal.runs import train as train_runs
 from quasiglobal.tasks.datasets import available, load
 from quasiglobal.tasks.partition import class_counts, fingerprint, heterogeneity, split
@@ -192,9 +193,12 @@ def _as_table(entries: list[Entry]) -> Table:
 
 
 def _as_markdown(entries: list[Entry]) -> str:
-    lines = [" | ".join(COLUMNS), " | ".join(["---"] * len(COLUMNS))]
-    lines += [" | ".join([f"`{entry.name}`", *entry.cells[1:]]) for entry in entries]
-    return "\n".join(f"| {line} |" for line in lines)
+    return _markdown(COLUMNS, [[f"`{entry.name}`", *entry.cells[1:]] for entry in entries])
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 @app.command
@@ -246,7 +250,7 @@ def train(
 
         def watch(runs: Sequence[Run], records: list[Record]) -> None:
             record = records[0]
-            text = f"loss {record['loss']:.3f}"
+            text = f"loss {sum(r['loss'] for r in records) / len(records):.3f}"
             if "accuracy" in record:
                 mean = sum(r["accuracy"] for r in records) / len(records)
                 text += f"  accuracy {100 * mean:.1f}%"
@@ -259,6 +263,59 @@ def train(
         console.print(f"{chosen.folder} is finished already")
     console.print(_comparison(runs))
     console.print("runs: " + ", ".join(str(run.folder) for run in runs))
+
+
+def check(
+    file: Annotated[Positional[Path | None], arg(metavar="FILE.toml")] = None,
+    experiment: Flat = NOTHING,
+    options: Around = HERE,
+) -> None:
+    """Say what `qg train` with the same words will take, and warn of what will not go well. Nothing is written.
+
+    Args:
+        file: A TOML file with any of the options below; flags win.
+    """
+    graph = qg.topology.parse(experiment.topology)
+    table = Table(show_header=False, box=None)
+    for name, value in list(_facts(graph, 1).items())[:-1]:
+        table.add_row(name, value)
+    with console.status("trying a few steps"):
+        taken = estimate(prepare(experiment, options), options.runs)
+    nodes = f"{graph.n} nodes" + (f" × {options.seeds} seeds" if options.seeds > 1 else "")
+    peak = f", {_bytes(taken.peak)} of the GPU at the peak" if taken.peak else ""
+    for name, value in {
+        "model": f"{experiment.model}, {taken.parameters:,} parameters, {nodes}",
+        "sent a step": f"{_bytes(taken.sent_a_step)} a node, {_bytes(taken.sent_a_step * taken.steps)} in all",
+        "memory": f"{_bytes(taken.rows)} for models and momentum, {_bytes(taken.data)} for the data{peak}",
+        "disk": f"{_bytes(taken.checkpoints)} for the checkpoints",
+        "time": f"about {_duration(taken.seconds)}: {taken.steps:,} steps of {1000 * taken.step_seconds:.3g} ms, "
+        f"and a test every {experiment.eval_every} epochs",
+    }.items():
+        table.add_row(name, value)
+    console.print(table)
+
+
+def _bytes(count: float) -> str:
+    """A size for people.
+
+    >>> _bytes(1_090_000), _bytes(999.6e6)
+    ('1.09 MB', '1 GB')
+    """
+    unit = 0
+    while count >= 999.5 and unit < 4:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[unit]}"
+
+
+def _duration(seconds: float) -> str:
+    """A time for people.
+
+    >>> _duration(42.4), _duration(90), _duration(7_000)
+    ('42 s', '2 min', '1.9 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 @app.command
@@ -277,13 +334,18 @@ def runs(runs: Folder = Path("runs")) -> None:
 
 
 @app.command
-def compare(folders: Folders = ()) -> None:
+def compare(folders: Folders = (), markdown: bool = False) -> None:
     """Print a table of runs, mean ± std over those that differ in their seed alone.
 
     Args:
         folders: Run folders; by default all of runs/.
+        markdown: Print it as a Markdown table.
     """
-    console.print(_comparison(_runs_at(folders)))
+    runs = _runs_at(folders)
+    if markdown:
+        print(_markdown(COMPARED, _scores(runs)))
+    else:
+        console.print(_comparison(runs))
 
 
 @app.command
@@ -415,18 +477,27 @@ def _runs_at(folders: Sequence[Path]) -> list[Run]:
     return found
 
 
+COMPARED = ("setting", "seeds", "accuracy, %", "best, %", "worst node", "averaged model", "status")
+
+
 def _comparison(runs: Sequence[Run]) -> Table:
+    table = Table(Column(COMPARED[0], overflow="fold"), *COMPARED[1:])
+    for row in _scores(runs):
+        table.add_row(*row)
+    return table
+
+
+def _scores(runs: Sequence[Run]) -> list[list[str]]:
     """Mean ± std over seeds of the last and of the best test."""
-    setting = Column("setting", overflow="fold")
-    table = Table(setting, "seeds", "accuracy, %", "best, %", "worst node", "averaged model", "status")
+    rows = []
     for label, group in group_by_setting(runs).items():
         lasts = [run.summary["last"] for run in group if run.summary and run.summary["last"]]
         bests = [run.summary["best"] for run in group if run.summary and run.summary["best"]]
         statuses = ", ".join(sorted({run.status for run in group}))
         columns = ((lasts, "accuracy"), (bests, "accuracy"), (lasts, "accuracy_worst"), (lasts, "accuracy_averaged"))
         cells = [_mean_std([100 * record[name] for record in records]) for records, name in columns]
-        table.add_row(label, str(len(group)), *cells, statuses)
-    return table
+        rows.append([label, str(len(group)), *cells, statuses])
+    return rows
 
 
 def _mean_std(values: Sequence[float]) -> str:
@@ -453,9 +524,10 @@ def main() -> None:
         print(f"qg {qg.__version__}")
         return
     try:
-        if sys.argv[1:2] == ["train"]:
-            train.__defaults__ = (None, _from_file(sys.argv[2:]), HERE)
-        app.command(train)
+        for command in (train, check):
+            if sys.argv[1:2] == [command.__name__]:
+                command.__defaults__ = (None, _from_file(sys.argv[2:]), HERE)
+            app.command(command)
         app.cli(prog="qg", description=qg.__doc__.splitlines()[0])
         sys.stdout.flush()
     except (qg.InputError, qg.CheckFailed, qg.Diverged) as error:

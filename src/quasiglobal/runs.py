@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from quasiglobal import checkpoints
+from quasiglobal.boards import Board
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment, from_mapping
 from quasiglobal.files import write_json
@@ -116,6 +117,8 @@ class Options:
     """auto, cpu or cuda."""
     checkpoint_seconds: float = 60.0
     """Save at the end of an epoch when the last checkpoint is this old."""
+    tensorboard: bool = False
+    """Write the measures for TensorBoard too, into each run's folder."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -134,6 +137,7 @@ def train(
     """Run what is not finished of an experiment's seeds, and return all its runs."""
     runs = [Run.of(experiment.with_seed(experiment.seed + k), options.runs) for k in range(options.seeds)]
     open_runs = [run for run in runs if run.summary is None]
+    board = Board() if options.tensorboard else None
     if open_runs:
         device = _device(options.device)
         task = task or make_task(experiment, load(experiment.data, options.data_dir))
@@ -145,8 +149,17 @@ def train(
                 training.restore([rows for rows, _ in filter(None, found)], done)
             for run, checkpoint in zip(together, found, strict=True):
                 run.begin(checkpoint and checkpoint[1])
-            _train_together(training, together, options, watch)
+            _train_together(training, together, options, watch, board)
+    if board:
+        board.close()
     return runs
+
+
+def prepare(experiment: Experiment, options: Options) -> Training:
+    """An experiment's training from its start, as `train` would begin it."""
+    task = make_task(experiment, load(experiment.data, options.data_dir))
+    seeds = range(experiment.seed, experiment.seed + options.seeds)
+    return Training(task, experiment, seeds, _device(options.device))
 
 
 def _by_epochs(saved: Mapping[Run, tuple[Any, checkpoints.Progress] | None]) -> dict[int, list[Run]]:
@@ -170,7 +183,9 @@ def make_task(experiment: Experiment, data: Dataset) -> Task:
     return Task(model, nn.functional.cross_entropy, data)
 
 
-def _train_together(training: Training, runs: Sequence[Run], options: Options, watch: Watcher) -> None:
+def _train_together(
+    training: Training, runs: Sequence[Run], options: Options, watch: Watcher, board: Board | None
+) -> None:
     """Train runs that are at the same epoch as rows of one program."""
     saved = time.monotonic()
     going = dict(enumerate(runs))
@@ -178,6 +193,8 @@ def _train_together(training: Training, runs: Sequence[Run], options: Options, w
         for records in every_epoch(training):
             for k, run in list(going.items()):
                 run.write(records[k])
+                if board:
+                    board.write(run.folder, records[k])
                 if diverged(records[k]):
                     run.finish("diverged", _facts(training, run))
                     del going[k]

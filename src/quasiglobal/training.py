@@ -119,17 +119,12 @@ class Training:
     def train_epoch(self) -> list[Record]:
         """One pass of every node through its data; the records of each run."""
         began = time.perf_counter()
-        self._load(self.plan.epoch(self.epochs_done, self.device))
-        for step, size in enumerate(self.plan.sizes):
-            t = self.epochs_done * self.steps_per_epoch + step + 1
-            if self._captured is None:
-                self._step(t, size)
-            else:
-                key = (self.algorithm.phase(t), (t - 1) % self.graph.period, size)
-                self._captured(key, partial(self._step, t, size))
+        self.begin_epoch()
+        for step in range(self.steps_per_epoch):
+            self.advance(step)
         self.epochs_done += 1
         examples = sum(self.plan.sizes)
-        loss, right = (self._static[name].view(len(self.seeds), -1).mean(dim=1).tolist() for name in ("loss", "right"))
+        loss, right = self.sums()
         seconds = time.perf_counter() - began
         return [
             {
@@ -142,6 +137,24 @@ class Training:
             }
             for r in range(len(self.seeds))
         ]
+
+    def begin_epoch(self) -> None:
+        """Draw the epoch's batches and put them where the steps find them."""
+        self._load(self.plan.epoch(self.epochs_done, self.device))
+
+    def advance(self, step: int) -> None:
+        """Step 0, 1, … of the epoch."""
+        t, size = self.epochs_done * self.steps_per_epoch + step + 1, self.plan.sizes[step]
+        if self._captured is None:
+            self._step(t, size)
+        else:
+            key = (self.algorithm.phase(t), (t - 1) % self.graph.period, size)
+            self._captured(key, partial(self._step, t, size))
+
+    def sums(self) -> tuple[list[float], list[float]]:
+        """Each run's loss and right answers so far in the epoch, summed over a node's examples, mean of the nodes."""
+        loss, right = (self._static[name].view(len(self.seeds), -1).mean(dim=1).tolist() for name in ("loss", "right"))
+        return loss, right
 
     def _step(self, t: int, size: int) -> None:
         """Step t on the batch that the counter points at; everything happens on the device."""
@@ -234,7 +247,7 @@ class Training:
                 "consensus_distance": float(distance[r]),
                 "weight_norm": float(norms[r].sqrt().mean()),
                 "effective_step": float((lr / norms[r]).mean()),
-                "bytes_sent": self._bytes_per_step * self.epochs_done * self.steps_per_epoch,
+                "bytes_sent": self.bytes_per_step * self.epochs_done * self.steps_per_epoch,
             }
             for r in range(runs)
         ]
@@ -245,9 +258,9 @@ class Training:
         return torch.cat([values, average(by_run, dim=1)])
 
     @cached_property
-    def _bytes_per_step(self) -> float:
+    def bytes_per_step(self) -> float:
         """What a node sends on average."""
-        return self.graph.bytes_per_step(self.layout.shared) * float(traffic(self.algorithm).neighbours)
+        return traffic(self.algorithm).bytes(self.graph, self.layout.shared)
 
     def _score(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor]:
         """Each row's accuracy and loss on the test data, in test order."""

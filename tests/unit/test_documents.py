@@ -34,7 +34,16 @@ def test_the_readmes_results_are_the_demos():
     with open(ROOT / "docs" / "figures" / "demo.csv") as file:
         for row in csv.DictReader(file):
             cells = f"{float(row['accuracy']):.1f} ± {float(row['std']):.1f} | {float(row['worst_node']):.1f}"
-            assert f"| `{row['algorithm']}` | {float(row['lr']):g} | {cells} |" in README
+            assert f"| `{row['algorithm']}` | {row['data']} | {float(row['lr']):g} | {cells} |" in README
+
+
+def test_the_results_are_what_their_records_say(capsys):
+    page = (ROOT / "docs" / "results" / "README.md").read_text()
+    places = re.findall(r"made by: qg compare --markdown (\S+)/\*", page)
+    assert places
+    for place in places:
+        cli.compare(tuple(sorted((ROOT / place).iterdir())), markdown=True)
+        assert capsys.readouterr().out in page
 
 
 def test_your_algorithm_in_15_lines_works(capsys):
@@ -50,7 +59,7 @@ def test_your_algorithm_in_15_lines_works(capsys):
     assert len(body) <= 15
 
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -15,8 +15,9 @@ from torch import nn
 
 import quasiglobal as qg
 from quasiglobal import checkpoints, exports
+from quasiglobal.estimate import estimate
 from quasiglobal.experiment import Experiment, from_mapping, from_toml
-from quasiglobal.runs import Options, Run, find, group_by_setting, make_task, model_state, train
+from quasiglobal.runs import Options, Run, find, group_by_setting, make_task, model_state, prepare, train
 from quasiglobal.tasks.batches import Owner, Plan
 from quasiglobal.tasks.datasets import Dataset, Examples, load
 from quasiglobal.tasks.images import PAD, Images, random_boxes
@@ -303,33 +304,39 @@ def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, algorithm):
     assert_same_run(whole, cut)
 
 
-def test_three_kills_change_nothing(tmp_path):
-    words = ["--model", "mlp", "--topology", "ring:4", "--epochs", "60", "--lr", "0.05", "--eval-every", "5"]
-    command = [sys.executable, "-m", "quasiglobal", "train", *words, "--checkpoint-seconds", "0", "--device", "cpu"]
-    random.seed(0)
-    killed = 0
-    for attempt in range(20):
-        process = subprocess.Popen([*command, "--runs", str(tmp_path / "cut")], stdout=subprocess.DEVNULL)
-        if killed < 3:
-            deadline = time.monotonic() + 60
-            seen = len(list((tmp_path / "cut").glob("*/checkpoint/*.json")))
-            while process.poll() is None and time.monotonic() < deadline:
-                marks = [p.name for p in (tmp_path / "cut").glob("*/checkpoint/*.json")]
-                if len(marks) > seen or (marks and attempt):
-                    break
-                time.sleep(0.01)
-            time.sleep(random.uniform(0, 0.2))
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-                killed += 1
-            process.wait()
-        else:
-            assert process.wait(timeout=120) == 0
-            break
-    assert killed == 3
-    subprocess.run([*command, "--runs", str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
-    (cut,), (whole,) = find(tmp_path / "cut"), find(tmp_path / "whole")
+def train_and_kill(folder, algorithm, kills, epochs):
+    """Start a training again and again, kill -9 it at random moments, then let it end; and once without."""
+    words = ["--model", "mlp", "--topology", "ring:5", "--partition", "iid", "--lr", "0.02", "--eval-every", "5"]
+    words += ["--epochs", str(epochs), "--algorithm", algorithm, "--checkpoint-seconds", "0", "--device", "cpu"]
+    command = [sys.executable, "-m", "quasiglobal", "train", *words]
+    moments = random.Random(0)
+    for kill in range(kills):
+        process = subprocess.Popen([*command, "--runs", str(folder / "cut")], stdout=subprocess.DEVNULL)
+        before = set((folder / "cut").glob("*/checkpoint/*.json"))
+        deadline = time.monotonic() + (moments.uniform(0, 4) if kill % 4 == 3 else 60)
+        while set((folder / "cut").glob("*/checkpoint/*.json")) == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, 0.2))
+        assert process.poll() is None, "it ended before it was killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    for place in ("cut", "whole"):
+        subprocess.run([*command, "--runs", str(folder / place)], check=True, stdout=subprocess.DEVNULL)
+    (cut,), (whole,) = find(folder / "cut"), find(folder / "whole")
     assert_same_run(whole, cut)
+
+
+def test_three_kills_change_nothing(tmp_path):
+    train_and_kill(tmp_path, "qg-dsgdm-n", kills=3, epochs=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "algorithm",
+    ["dsgdm-n", "qg-dsgdm-n:tau=3", "qg-dadam", "d2+", "dsgdm-n-gt", "dmsgd", "slowmo:tau=5", "mimelite", "sgdm-n"],
+)
+def test_twenty_kills_change_nothing(tmp_path, algorithm):
+    train_and_kill(tmp_path, algorithm, kills=20, epochs=800)
 
 
 def test_ctrl_c_saves_the_epoch_and_says_how_to_go_on(tmp_path):
@@ -412,6 +419,52 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
         run.checkpoint(before, 3)
     assert all(final(run)[name].equal(before[name]) for name in before)
     assert not list((run.folder / "checkpoint").glob(".*"))
+
+
+def test_tensorboard_sees_the_measures(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (run,) = train(SHORT, settled(tmp_path, tensorboard=True))
+    events = EventAccumulator(str(run.folder / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("accuracy")] == [1, 2, 3]
+    assert events.Scalars("loss")[-1].value == pytest.approx(run.records[-1]["loss"])
+
+
+def test_tensorboard_that_is_not_there_is_said_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(qg.InputError, match="pip install"):
+        train(SHORT, settled(tmp_path / "runs", tensorboard=True))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bytes_sent_count_neighbours_and_exact_means():
+    sent = {
+        name: run_all(replace(SHORT, algorithm=name, epochs=1))[1][-1][0]["bytes_sent"]
+        for name in ("dsgd", "dsgd-gt", "sgd")
+    }
+    steps, d = 6, 26_122
+    assert sent["dsgd"] == steps * 2 * 4 * d                  # two neighbours, float32
+    assert sent["dsgd-gt"] == 2 * sent["dsgd"]
+    assert sent["sgd"] == steps * 2 * 3 / 4 * 4 * d           # a ring all-reduce over four nodes
+
+
+def test_an_estimate_is_what_the_run_takes(tmp_path):
+    training = prepare(replace(SHORT, algorithm="dsgdm-n"), settled(tmp_path))
+    taken = estimate(training, tmp_path / "not" / "there")
+    d = training.layout.size
+    assert (taken.parameters, taken.steps, taken.sent_a_step) == (d, 18, 2 * 4 * d)
+    assert (taken.rows, taken.checkpoints) == (3 * 4 * 4 * d, 2 * 2 * 4 * 4 * d)
+    assert 0 < taken.step_seconds * 18 < taken.seconds < 60
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"batch": 512}, "fewer than its batch"), ({"algorithm": "sgdm-n"}, "iid"), ({"algorithm": "d2"}, "lazy/ring:4")],
+)
+def test_an_estimate_warns(tmp_path, change, says):
+    with pytest.warns(UserWarning, match=says):
+        estimate(prepare(replace(SHORT, **change), settled(tmp_path)), tmp_path)
 
 
 def test_runs_are_compared_by_what_sets_them_apart(tmp_path):

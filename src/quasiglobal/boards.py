@@ -1,0 +1,36 @@
+"""What was measured, for TensorBoard to show: `qg train --tensorboard`, then `tensorboard --logdir runs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from quasiglobal.errors import InputError
+
+
+class Board:
+    """Writes each run's records into its folder `tensorboard`, a scalar a measure over the epochs."""
+
+    def __init__(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # only with the extra
+        except ImportError:
+            raise InputError("TensorBoard is not installed: pip install 'quasiglobal[tensorboard]'") from None
+        self._make: Callable[..., Any] = SummaryWriter
+        self._writers: dict[Path, Any] = {}
+
+    def write(self, folder: Path, record: Mapping[str, Any]) -> None:
+        """Add an epoch's record; a resumed run's epochs take the place of those written before."""
+        epoch = record["epoch"]
+        if folder not in self._writers:
+            self._writers[folder] = self._make(str(folder / "tensorboard"), purge_step=epoch)
+        for name, value in record.items():
+            if name not in ("epoch", "step"):
+                self._writers[folder].add_scalar(name, value, epoch)
+        self._writers[folder].flush()
+
+    def close(self) -> None:
+        """Finish the files."""
+        for writer in self._writers.values():
+            writer.close()
