@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from quasiglobal.files import replacing, write_json
+from quasiglobal.files import write_json, write_tensors
 
 KEEP = 2
 """How many checkpoints a run keeps: the newest, and one to fall back on."""
@@ -29,8 +29,7 @@ class Progress:
 def save(folder: Path, rows: dict[str, Tensor], progress: Progress) -> None:
     """Write a checkpoint, then forget all but the last two."""
     data = folder / f"{progress.epochs:06d}.safetensors"
-    with replacing(data) as temporary:
-        save_file(rows, temporary)
+    write_tensors(data, rows)
     write_json(data.with_suffix(".json"), asdict(progress) | {"sha256": _checksum(data)})
     for old in sorted(folder.glob("*.json"))[:-KEEP]:
         old.unlink()

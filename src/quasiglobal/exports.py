@@ -8,13 +8,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quasiglobal import checkpoints
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment, from_mapping
-from quasiglobal.files import replacing
+from quasiglobal.files import write_tensors
 from quasiglobal.flat import Layout
 from quasiglobal.runs import Run, make_task, model_state
 from quasiglobal.tasks.datasets import Dataset, Examples
@@ -62,8 +61,7 @@ def export(run: Run, node: str, data: Dataset) -> Exported:
 
 def save(exported: Exported, path: Path) -> None:
     """A plain safetensors state_dict; the experiment is in the file's metadata."""
-    with replacing(path) as temporary:
-        save_file(exported.state, temporary, metadata={"experiment": json.dumps(asdict(exported.experiment))})
+    write_tensors(path, exported.state, {"experiment": json.dumps(asdict(exported.experiment))})
 
 
 def read(path: Path) -> Exported:

@@ -9,6 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
 from quasiglobal.errors import InputError
 
 
@@ -33,6 +37,18 @@ def write_json(path: Path, value: object) -> None:
     """A value as a JSON file."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Tensors by name as a safetensors file, readable by whom other files are."""
+    with replacing(path) as temporary:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        try:
+            save_file(tensors, temporary, metadata)
+        except SafetensorError as error:                # how it says that the disk is full
+            raise InputError(f"cannot write {path}: {error}") from None
+        temporary.chmod(mode)
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

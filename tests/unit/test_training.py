@@ -11,10 +11,11 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 import quasiglobal as qg
-from quasiglobal import checkpoints, exports
+from quasiglobal import checkpoints, exports, files
 from quasiglobal.estimate import estimate
 from quasiglobal.experiment import Experiment, from_mapping, from_toml
 from quasiglobal.runs import Options, Run, find, group_by_setting, make_task, model_state, prepare, train
@@ -410,15 +411,27 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     (run,) = train(replace(SHORT, epochs=2), settled(tmp_path))
     before = final(run)
 
-    def full(rows, path):
+    def full(tensors, path, metadata):
         path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(checkpoints, "save_file", full)
+    monkeypatch.setattr(files, "save_file", full)
     with pytest.raises(qg.InputError, match="No space left on device"):
         run.checkpoint(before, 3)
     assert all(final(run)[name].equal(before[name]) for name in before)
     assert not list((run.folder / "checkpoint").glob(".*"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on the size of files")
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):
+    words = f"train --model mlp --topology ring:4 --epochs 2 --device cpu --runs {tmp_path / 'runs'}"
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 400; exec {sys.executable} -m quasiglobal {words}"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("qg: cannot write ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".") or "safetensors" in path.name]
 
 
 def test_tensorboard_sees_the_measures(tmp_path):
