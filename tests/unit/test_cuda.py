@@ -39,6 +39,15 @@ def test_captured_steps_equal_the_cpu(algorithm):
         torch.testing.assert_close(there.state[name].cpu(), value, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("norm", ["bn", "gn", "evonorm"])
+def test_a_deep_network_learns_the_same_as_on_the_cpu(norm):
+    experiment = replace(SHORT, model="resnet8", norm=norm, algorithm="qg-dsgdm-n", epochs=1)
+    there, here = trained(experiment, "cuda"), trained(experiment, "cpu")
+    torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
+    for name, value in here.buffers.items():
+        torch.testing.assert_close(there.buffers[name].cpu(), value, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("topology", ["one-peer-exponential:4", "ring:5"])
 def test_each_phase_and_period_has_its_own_graph(topology):
     there, here = (

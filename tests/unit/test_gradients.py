@@ -7,27 +7,36 @@ import torch
 from torch import nn
 
 from quasiglobal.flat import Layout
-from quasiglobal.tasks.gradients import StackedModel
+from quasiglobal.tasks.gradients import PRECISIONS, StackedModel
 from quasiglobal.tasks.models import build
 
-CASES = [
-    ("mlp", None, (1, 8, 8)), ("cnn", "none", (1, 8, 8)), ("cnn", "bn", (1, 8, 8)), ("cnn", "gn", (1, 8, 8)),
-    ("cnn", "evonorm", (1, 8, 8)), ("cnn", "evonorm-released", (1, 8, 8)), ("resnet8", "bn", (3, 16, 16)),
-    ("resnet8", "evonorm-released", (3, 16, 16)),
-]
+NORMS = ("bn", "gn", "evonorm", "evonorm-released")
+SMALL = [("mlp", None, "cpu"), ("cnn", "none", "cpu"), *(("cnn", norm, "cpu") for norm in NORMS)]
+DEEP = [*(("resnet8", norm, "cpu") for norm in NORMS), ("vgg11", None, "cpu")]
+ON_A_GPU = [("resnet8", norm, "cuda") for norm in NORMS if torch.cuda.is_available()]
+SIZES = {
+    "mlp": ((1, 8, 8), 1.0), "cnn": ((1, 8, 8), 1.0), "resnet8": ((3, 16, 16), 1.0), "vgg11": ((3, 32, 32), 0.125),
+    "resnet18": ((3, 64, 64), 0.125),
+}
 K, BATCH = 3, 8
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")     # torch.compile's own imports
 
-def stacked(name, norm, shape, precision):
+
+def stacked(name, norm, device, precision, one_by_one=None):
+    """Models around one start; of deep ones a CPU computes one after the other unless told otherwise."""
     torch.manual_seed(0)
-    module = build(name, norm=norm, shape=shape).to(torch.float64 if precision == "fp64" else torch.float32)
+    shape, width = SIZES[name]
+    module = build(name, norm=norm, shape=shape, width=width).to(PRECISIONS[precision])
     layout = Layout.of(module)
-    model = StackedModel(module, nn.functional.cross_entropy, layout, precision)
     x = layout.row(dict(module.named_parameters())).repeat(K, 1)
     x = x + 0.01 * torch.randn(x.shape, dtype=x.dtype)
-    buffers = {name: torch.stack([value] * K) for name, value in module.named_buffers()}
+    buffers = {name: torch.stack([value] * K).to(device) for name, value in module.named_buffers()}
     inputs, targets = torch.randn(K, BATCH, *shape, dtype=x.dtype), torch.randint(0, 10, (K, BATCH))
-    return model, x, buffers, inputs, targets
+    model = StackedModel(module.to(device), nn.functional.cross_entropy, layout, precision)
+    if one_by_one is not None:
+        model.one_by_one_on_cpu = one_by_one
+    return model, x.to(device), buffers, inputs.to(device), targets.to(device)
 
 
 def one_by_one(model, x, buffers, inputs, targets, precision):
@@ -37,7 +46,7 @@ def one_by_one(model, x, buffers, inputs, targets, precision):
         values = model.layout.views(x[i]) | {name: value[i] for name, value in buffers.items()}
         module.load_state_dict(values)
         module.train()
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
             output = module(inputs[i])
         loss = nn.functional.cross_entropy(output.to(x.dtype), targets[i])
         loss.backward()
@@ -47,9 +56,12 @@ def one_by_one(model, x, buffers, inputs, targets, precision):
     return torch.stack(losses), torch.stack(gradients), after
 
 
-@pytest.mark.parametrize(("name", "norm", "shape"), CASES)
-def test_stacked_gradients_and_buffers_are_each_models_own(name, norm, shape):
-    model, x, buffers, inputs, targets = stacked(name, norm, shape, "fp64")
+@pytest.mark.parametrize("one_by_one_on_cpu", [False, True])
+@pytest.mark.parametrize(
+    ("name", "norm", "device"), [*SMALL, *DEEP, *(("resnet18", norm, "cpu") for norm in NORMS), *ON_A_GPU]
+)
+def test_gradients_and_buffers_are_each_models_own(name, norm, device, one_by_one_on_cpu):
+    model, x, buffers, inputs, targets = stacked(name, norm, device, "fp64", one_by_one_on_cpu)
     before = {name: value.clone() for name, value in buffers.items()}
     losses, right, g, after = model.gradients(x, buffers, inputs, targets)
     expected, gradients, expected_buffers = one_by_one(model, x, buffers, inputs, targets, "fp64")
@@ -72,20 +84,20 @@ def _train_output(model, row, buffers, i, inputs):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(("name", "norm", "shape"), CASES)
-def test_stacking_costs_no_precision(name, norm, shape, precision):
-    model, x, buffers, inputs, targets = stacked(name, norm, shape, precision)
+@pytest.mark.parametrize(("name", "norm", "device"), [*SMALL, *DEEP, *ON_A_GPU])
+def test_stacking_costs_no_precision(name, norm, device, precision):
+    model, x, buffers, inputs, targets = stacked(name, norm, device, precision)
     _, _, ours, _ = model.gradients(x, buffers, inputs, targets)
     _, plain, _ = one_by_one(model, x, buffers, inputs, targets, precision)
-    exact_model, *_ = stacked(name, norm, shape, "fp64")
+    exact_model, *_ = stacked(name, norm, device, "fp64")
     doubles = {key: value.double() if value.is_floating_point() else value for key, value in buffers.items()}
     _, exact, _ = one_by_one(exact_model, x.double(), doubles, inputs.double(), targets, "fp64")
     assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-12 * exact.norm()
 
 
-@pytest.mark.parametrize(("name", "norm", "shape"), CASES)
-def test_outputs_are_each_models_own(name, norm, shape):
-    model, x, buffers, inputs, _ = stacked(name, norm, shape, "fp64")
+@pytest.mark.parametrize(("name", "norm", "device"), [*SMALL, *DEEP, *ON_A_GPU])
+def test_outputs_are_each_models_own(name, norm, device):
+    model, x, buffers, inputs, _ = stacked(name, norm, device, "fp64")
     outputs = model.outputs(x, buffers, inputs)
     for i in range(K):
         module = copy.deepcopy(model.module)
