@@ -35,6 +35,9 @@ def random_data(shape: tuple[int, int, int], examples: int, augmentation: str) -
     )
 
 
+WARM_UP = 4.0
+"""Seconds before a route is timed: a training is long, and its first steps on a CPU still map memory."""
+
 Timed = Callable[[], float]
 """Does some steps and says how many images a second they took."""
 
@@ -107,6 +110,8 @@ def compare(name: str, norm: str | None, shape: tuple[int, int, int], nodes: int
         began = time.perf_counter()
         timed()
         print(f"    {route}: first steps, with compilation, {time.perf_counter() - began:.1f} s", flush=True)
+        while time.perf_counter() - began < WARM_UP:
+            timed()
     rates = {route: [] for route in routes}
     for _ in range(args.repeats):                   # in turn, so that a busy machine slows all alike
         for route, timed in routes.items():
