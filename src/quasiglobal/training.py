@@ -298,7 +298,7 @@ class Training:
         tensors = {"x": self.x}
         tensors |= {f"state.{name}": value for name, value in self.state.items()}
         tensors |= {f"buffer.{name}": value for name, value in self.buffers.items()}
-        return {name: value[rows].contiguous().cpu() for name, value in tensors.items()}
+        return {name: value[rows].clone().cpu() for name, value in tensors.items()}
 
     def restore(self, saved: Sequence[dict[str, Tensor]], epochs_done: int) -> None:
         """Go on from the rows of every run after this many epochs."""
