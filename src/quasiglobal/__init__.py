@@ -7,7 +7,7 @@
 <Topology ring:16: n = 16, period 1>
 """
 
-from quasiglobal import topology
+from quasiglobal import optim, topology
 from quasiglobal.algorithms import ALGORITHMS, Algorithm, Node, State, algorithm
 from quasiglobal.checks import CheckFailed, check_algorithm
 from quasiglobal.errors import InputError
@@ -30,6 +30,7 @@ __all__ = [
     "algorithm",
     "check_algorithm",
     "minimize",
+    "optim",
     "topology",
     "train",
 ]

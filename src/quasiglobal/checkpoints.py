@@ -50,6 +50,21 @@ def newest(folder: Path) -> tuple[dict[str, Tensor], Progress] | None:
     return None
 
 
+def epochs(folder: Path) -> list[int]:
+    """After which epochs there is a checkpoint."""
+    return sorted(int(note.stem) for note in folder.glob("*.json"))
+
+
+def at(folder: Path, epoch: int) -> dict[str, Tensor] | None:
+    """The rows after an epoch, if they are there and whole."""
+    data = folder / f"{epoch:06d}.safetensors"
+    try:
+        meta = json.loads(data.with_suffix(".json").read_text())
+        return load_file(data) if meta["sha256"] == _checksum(data) else None
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+        return None
+
+
 def _checksum(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,21 +21,24 @@ from tyro.conf import Positional, arg
 
 import quasiglobal as qg
 from quasiglobal.catalogue import Entry, catalogue, describe
+from quasiglobal.engines.joining import launched
 from quasiglobal.estimate import estimate
 from quasiglobal.experiment import Experiment, from_toml
 from quasiglobal.exports import export as export_model
 from quasiglobal.exports import read as read_model
 from quasiglobal.exports import save as save_model
 from quasiglobal.files import write_csv
+from quasiglobal.measures import Record
 from quasiglobal.paper import demo as demonstration
 from quasiglobal.paper.figures import FIGURES
 from quasiglobal.paper.figures import reproduce as make_figure
+from quasiglobal.processes import launch
+from quasiglobal.processes import train as train_part
 from quasiglobal.report import plots
 from quasiglobal.runs import Options, Run, find, group_by_setting, last_and_best, prepare
 from quasiglobal.runs import train as train_runs
 from quasiglobal.tasks.datasets import available, load
 from quasiglobal.tasks.partition import class_counts, fingerprint, heterogeneity, split
-from quasiglobal.training import Record
 
 Graph = Annotated[Positional[str], arg(metavar="GRAPH")]
 Name = Annotated[Positional[str | None], arg(metavar="NAME")]
@@ -236,6 +239,8 @@ def train(
     Args:
         file: A TOML file with any of the options below, as in `qg train --lr 0.2 mine.toml`; flags win.
     """
+    if options.engine == "distributed" and options.processes and not launched():
+        sys.exit(launch(sys.argv[1:], options.processes))
     chosen = Run.of(experiment, options.runs)
     finished = chosen.summary is not None
     peak = experiment.peak_lr
@@ -258,7 +263,7 @@ def train(
             if not console.is_terminal and ("accuracy" in record):
                 console.print(f"epoch {record['epoch']}: {text}, {record['images_per_second']:,.0f} images/s")
 
-        runs = train_runs(experiment, options, watch)
+        runs = (train_part if options.engine == "distributed" else train_runs)(experiment, options, watch)
     if finished:
         console.print(f"{chosen.folder} is finished already")
     console.print(_comparison(runs))

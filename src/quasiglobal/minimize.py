@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
+from quasiglobal.engines.host import Host
 from quasiglobal.engines.simulator import Simulator, warn_of_w
 from quasiglobal.errors import InputError, whole
 from quasiglobal.topology import Topology, parse
@@ -65,7 +66,7 @@ def minimize(
     seed: int = 0,
     resume: Result | None = None,
     keep_history: bool = True,
-    engine: Simulator | None = None,
+    engine: Host | None = None,
 ) -> Result:
     """Minimise the mean of n functions, one a node, each node talking to its neighbours alone.
 
@@ -122,20 +123,20 @@ def minimize(
     for t in range(result.steps + 1, steps + 1):
         g = gradient_at(result.x, t)
         if not g.isfinite().all():
-            raise Diverged("the gradient", t, *_first_bad(g, topology.n), result)
+            raise Diverged("the gradient", t, *_first_bad(g, engine), result)
         full = partial(full_gradient_at, t=t)
         x, state = engine.step(
             algorithm, result.x, g, result.state, t=t, lr=rates[t - 1], full_gradient=full
         )
         if not x.isfinite().all():
-            raise Diverged("x", t, *_first_bad(x, topology.n), result)
+            raise Diverged("x", t, *_first_bad(x, engine), result)
         if history is not None:
             history[t] = x
         result = Result(x, x[None] if history is None else history[: t + 1], state, t)
     return result
 
 
-def _start(x0: ArrayLike | Tensor, engine: Simulator) -> Tensor:
+def _start(x0: ArrayLike | Tensor, engine: Host) -> Tensor:
     """x0 as [rows, d], checked."""
     try:
         x = (x0 if isinstance(x0, Tensor) else torch.tensor(np.array(x0))).detach()
@@ -153,7 +154,7 @@ def _start(x0: ArrayLike | Tensor, engine: Simulator) -> Tensor:
             f"got {list(x.shape)}"
         )
     if not x.isfinite().all():
-        raise InputError(f"x0 is not finite at node {_first_bad(x, engine.topology.n)[1]}; start from numbers")
+        raise InputError(f"x0 is not finite at node {_first_bad(x, engine)[1]}; start from numbers")
     return x.clone()
 
 
@@ -216,6 +217,7 @@ def _as_gradient(g: Any, x: Tensor) -> Tensor:
     return values.detach().to(x, copy=True)
 
 
-def _first_bad(values: Tensor, n: int) -> tuple[int, int]:
+def _first_bad(values: Tensor, engine: Host) -> tuple[int, int]:
     """The run and the node of the first row that is not finite."""
-    return divmod(int((~values.isfinite()).any(dim=1).nonzero()[0]), n)
+    run, place = divmod(int((~values.isfinite()).any(dim=1).nonzero()[0]), len(engine.nodes))
+    return run, engine.nodes[place]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -27,9 +27,13 @@ from quasiglobal.experiment import Experiment, from_mapping
 from quasiglobal.files import write_json
 from quasiglobal.flat import Layout
 from quasiglobal.imports import imported, is_path
+from quasiglobal.measures import Record, combined
+from quasiglobal.parts import newest as newest_parts
+from quasiglobal.parts import parts_of, records_of
 from quasiglobal.tasks.datasets import Dataset, load
 from quasiglobal.tasks.models import build
-from quasiglobal.training import Record, Task, Training, average, diverged
+from quasiglobal.topology import parse
+from quasiglobal.training import Task, Training, average, diverged
 from quasiglobal.training import epochs as every_epoch
 
 
@@ -64,16 +68,38 @@ class Run:
     def records(self) -> list[Record]:
         """What was measured, an entry an epoch."""
         path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if path.exists():
+            return [json.loads(line) for line in path.read_text().splitlines()]
+        return records_of(parts_of(self.folder))
 
     @property
     def status(self) -> str:
         """finished, diverged or unfinished."""
         return self.summary["status"] if self.summary else "unfinished"
 
+    def describe(self) -> None:
+        """Make the folder, and say in it what is run."""
+        write_json(self.folder / "experiment.json", asdict(self.experiment))
+
+    def rewrite(self, records: Sequence[Record]) -> None:
+        """Start the records anew."""
+        (self.folder / "metrics.jsonl").write_text("")
+        for record in records:
+            self.write(record)
+
+    def newest(self) -> tuple[dict[str, torch.Tensor], checkpoints.Progress] | None:
+        """What to go on from: the newest checkpoint of the whole, or what processes have left if that is newer."""
+        whole = checkpoints.newest(self.folder / "checkpoint")
+        parts = newest_parts(self.folder, parse(self.experiment.topology).n)
+        if parts is None or (whole is not None and whole[1].epochs >= parts[1]):
+            return whole
+        rows, epoch = parts
+        self.rewrite([record for record in records_of(parts_of(self.folder)) if record["epoch"] <= epoch])
+        return rows, checkpoints.Progress(epoch, (self.folder / "metrics.jsonl").stat().st_size)
+
     def begin(self, progress: checkpoints.Progress | None) -> None:
         """Make the folder, or cut the metrics back to the checkpoint that the run goes on from."""
-        write_json(self.folder / "experiment.json", asdict(self.experiment))
+        self.describe()
         with open(self.folder / "metrics.jsonl", "ab") as metrics:
             metrics.truncate(progress.metrics if progress else 0)
 
@@ -119,6 +145,14 @@ class Options:
     """Save at the end of an epoch when the last checkpoint is this old."""
     tensorboard: bool = False
     """Write the measures for TensorBoard too, into each run's folder."""
+    engine: Literal["simulator", "distributed"] = "simulator"
+    """All nodes in this process, or spread over processes: those that torchrun started, or `--processes`."""
+    processes: int | None = None
+    """With --engine distributed and without torchrun: how many processes to start here."""
+    peer_timeout: float = 60.0
+    """Seconds after which a process goes on without a neighbour that does not answer."""
+    host: str = "127.0.0.1"
+    """The address of this machine that other processes reach it at."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -141,7 +175,7 @@ def train(
     if open_runs:
         device = _device(options.device)
         task = task or make_task(experiment, load(experiment.data, options.data_dir))
-        saved = {run: checkpoints.newest(run.folder / "checkpoint") for run in open_runs}
+        saved = {run: run.newest() for run in open_runs}
         for done, together in _by_epochs(saved).items():
             training = Training(task, experiment, [run.experiment.seed for run in together], device)
             found = [saved[run] for run in together]
@@ -190,13 +224,14 @@ def _train_together(
     saved = time.monotonic()
     going = dict(enumerate(runs))
     with _patient_interrupts() as interrupted:
-        for records in every_epoch(training):
+        for measures in every_epoch(training):
+            records = [combined([part]) for part in measures]
             for k, run in list(going.items()):
                 run.write(records[k])
                 if board:
                     board.write(run.folder, records[k])
                 if diverged(records[k]):
-                    run.finish("diverged", _facts(training, run))
+                    run.finish("diverged", facts(training, run))
                     del going[k]
             watch(runs, records)
             if not going:
@@ -209,7 +244,7 @@ def _train_together(
             if interrupted and not last:
                 raise KeyboardInterrupt
     for run in going.values():
-        run.finish("finished", _facts(training, run))
+        run.finish("finished", facts(training, run))
 
 
 @contextmanager
@@ -232,7 +267,8 @@ def _patient_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _facts(training: Training, run: Run) -> Record:
+def facts(training: Training, run: Run) -> Record:
+    """What a summary says besides the scores."""
     return {
         "parameters": training.layout.size,
         "partition": training.fingerprint(run.experiment.seed),
@@ -319,7 +355,8 @@ def train_task(
     experiment = from_mapping({"data": task.data.name, "model": "own"} | fields, "qg.train")
     training = Training(task, experiment, [experiment.seed], _device(device))
     records = []
-    for (record,) in every_epoch(training):
+    for (part,) in every_epoch(training):
+        record = combined([part])
         records.append(record)
         watch(record)
         if diverged(record):

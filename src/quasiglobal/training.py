@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +18,13 @@ from quasiglobal import algorithms
 from quasiglobal.algorithms import State
 from quasiglobal.catalogue import traffic
 from quasiglobal.engines.capture import Captured
+from quasiglobal.engines.host import Host
 from quasiglobal.engines.memory import keep_freed_memory
 from quasiglobal.engines.simulator import Simulator, warn_of_w
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
 from quasiglobal.flat import Layout
-from quasiglobal.measures import consensus_distance
+from quasiglobal.measures import Record, consensus_distance
 from quasiglobal.schedules import Schedule
 from quasiglobal.tasks.batches import Epoch, Owner, Plan
 from quasiglobal.tasks.datasets import Dataset
@@ -32,8 +32,6 @@ from quasiglobal.tasks.gradients import PRECISIONS, Buffers, Loss, StackedModel
 from quasiglobal.tasks.images import Images
 from quasiglobal.tasks.partition import fingerprint, split
 from quasiglobal.topology import parse
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -58,10 +56,15 @@ class Task:
 
 
 class Training:
-    """An experiment with several seeds, all of them rows of one program."""
+    """An experiment with several seeds, all of them rows of one program, of the nodes that an engine hosts."""
 
     def __init__(
-        self, task: Task, experiment: Experiment, seeds: Sequence[int], device: torch.device
+        self,
+        task: Task,
+        experiment: Experiment,
+        seeds: Sequence[int],
+        device: torch.device,
+        engine: Callable[..., Host] = Simulator,
     ) -> None:
         self.task, self.experiment, self.seeds, self.device = task, experiment, tuple(seeds), device
         self.algorithm = algorithms.algorithm(experiment.algorithm)
@@ -72,7 +75,7 @@ class Training:
         modules = [task.module(seed).to(self.dtype) for seed in self.seeds]
         self.layout = Layout.of_experiment(modules[0], experiment.bn)
         self.model = StackedModel(task.module(0).to(device, self.dtype), task.loss, self.layout, experiment.precision)
-        self.engine = Simulator(self.graph, seeds=self.seeds, shared=self.layout.shared)
+        self.engine = engine(self.graph, seeds=self.seeds, shared=self.layout.shared)
 
         train = task.data.train
         self.parts = {
@@ -85,8 +88,9 @@ class Training:
         self.test_images = Images.of(task.data, task.data.test, device=device, dtype=self.dtype)
         self.targets, self.test_targets = train.y.to(device), task.data.test.y.to(device)
 
-        owners = [Owner(seed, i, part) for seed in self.seeds for i, part in enumerate(self.parts[seed])]
-        self.plan = Plan(owners, experiment.batch, self.images.draw)
+        owners = [Owner(seed, i, self.parts[seed][i]) for seed in self.seeds for i in self.engine.nodes]
+        lengths = [len(part) for parts in self.parts.values() for part in parts]
+        self.plan = Plan(owners, experiment.batch, self.images.draw, lengths)
         self.steps_per_epoch = len(self.plan.sizes)
         self.steps = self.steps_per_epoch * experiment.epochs
         self.schedule = Schedule(
@@ -98,7 +102,7 @@ class Training:
             decay=experiment.decay,
         )
 
-        rows = self.graph.n
+        rows = len(self.engine.nodes)
         starts = [self.layout.row(dict(module.named_parameters())) for module in modules]
         self.x = torch.stack(starts).repeat_interleave(rows, dim=0).to(device)
         self.buffers: Buffers = {
@@ -107,32 +111,35 @@ class Training:
             .to(device)
             for name, _ in modules[0].named_buffers()
         }
-        self.state: State = {name: value.clone() for name, value in self.algorithm.init(self.x).items()}
+        self.state: State = {}
+        self.begin_at(self.x)
         self.epochs_done = 0
         self._static: dict[str, Tensor] = {}
         if device.type == "cpu":
             keep_freed_memory()
-        self._captured = Captured(self._tensors) if device.type == "cuda" else None
+        on_one_gpu = device.type == "cuda" and isinstance(self.engine, Simulator)
+        self._captured = Captured(self._tensors) if on_one_gpu else None
 
     # -------------------------------------------------------------------------------------------- the loop
 
     def train_epoch(self) -> list[Record]:
-        """One pass of every node through its data; the records of each run."""
+        """One pass of every node here through its data; each run's measures, lists have an entry a node."""
         began = time.perf_counter()
         self.begin_epoch()
         for step in range(self.steps_per_epoch):
             self.advance(step)
         self.epochs_done += 1
         examples = sum(self.plan.sizes)
-        loss, right = self.sums()
+        loss, right = ([[value / examples for value in run] for run in sums] for sums in self.sums())
         seconds = time.perf_counter() - began
         return [
             {
                 "epoch": self.epochs_done,
                 "step": self.epochs_done * self.steps_per_epoch,
                 "lr": self.schedule(self.epochs_done * self.steps_per_epoch),
-                "loss": loss[r] / examples,
-                "train_accuracy": right[r] / examples,
+                "nodes": list(self.engine.nodes),
+                "loss": loss[r],
+                "train_accuracy": right[r],
                 "images_per_second": examples * self.engine.rows / seconds,
             }
             for r in range(len(self.seeds))
@@ -151,9 +158,9 @@ class Training:
             key = (self.algorithm.phase(t), (t - 1) % self.graph.period, size)
             self._captured(key, partial(self._step, t, size))
 
-    def sums(self) -> tuple[list[float], list[float]]:
-        """Each run's loss and right answers so far in the epoch, summed over a node's examples, mean of the nodes."""
-        loss, right = (self._static[name].view(len(self.seeds), -1).mean(dim=1).tolist() for name in ("loss", "right"))
+    def sums(self) -> tuple[list[list[float]], list[list[float]]]:
+        """Each run's and node's loss and right answers so far in the epoch, summed over its examples."""
+        loss, right = (self._static[name].view(len(self.seeds), -1).tolist() for name in ("loss", "right"))
         return loss, right
 
     def _step(self, t: int, size: int) -> None:
@@ -227,34 +234,32 @@ class Training:
     # -------------------------------------------------------------------------------------------- measures
 
     def evaluate(self) -> list[Record]:
-        """How good each run's models are on the test data, one by one and averaged."""
-        n, runs = self.graph.n, len(self.seeds)
+        """How good each run's models are on the test data, one by one, and averaged where all are here."""
+        n, runs = len(self.engine.nodes), len(self.seeds)
         by_run = self.x.view(runs, n, -1)
         everybody = self._score(self._with_averages(self.x), tree_map(self._with_averages, self.buffers))
         accuracy, loss = (values[: runs * n].view(runs, n) for values in everybody)
         averaged = everybody[0][runs * n :]
-        norms = by_run.square().sum(dim=-1)
-        distance = consensus_distance(by_run)
-        lr = self.schedule(max(1, self.epochs_done * self.steps_per_epoch))
-        return [
+        norms = by_run.norm(dim=-1)
+        sent = self.bytes_per_step * self.epochs_done * self.steps_per_epoch
+        measures = [
             {
-                "accuracy": float(accuracy[r].mean()),
-                "accuracy_std": float(accuracy[r].std(correction=0)),
-                "accuracy_worst": float(accuracy[r].min()),
-                "accuracy_best": float(accuracy[r].max()),
-                "accuracy_averaged": float(averaged[r]),
-                "test_loss": float(loss[r].mean()),
-                "consensus_distance": float(distance[r]),
-                "weight_norm": float(norms[r].sqrt().mean()),
-                "effective_step": float((lr / norms[r]).mean()),
-                "bytes_sent": self.bytes_per_step * self.epochs_done * self.steps_per_epoch,
+                "accuracy": accuracy[r].tolist(),
+                "test_loss": loss[r].tolist(),
+                "weight_norm": norms[r].tolist(),
+                "bytes_sent": [sent] * n,
             }
             for r in range(runs)
         ]
+        if n == self.graph.n:
+            distance = consensus_distance(by_run)
+            for r, found in enumerate(measures):
+                found |= {"accuracy_averaged": float(averaged[r]), "consensus_distance": float(distance[r])}
+        return measures
 
     def _with_averages(self, values: Tensor) -> Tensor:
         """Every row, and after them each run's mean."""
-        by_run = values.view(len(self.seeds), self.graph.n, *values.shape[1:])
+        by_run = values.view(len(self.seeds), len(self.engine.nodes), *values.shape[1:])
         return torch.cat([values, average(by_run, dim=1)])
 
     @cached_property
@@ -294,11 +299,16 @@ class Training:
 
     def rows_of(self, run: int) -> dict[str, Tensor]:
         """All that a run needs to go on: its rows of x, state and buffers."""
-        rows = slice(run * self.graph.n, (run + 1) * self.graph.n)
+        rows = slice(run * len(self.engine.nodes), (run + 1) * len(self.engine.nodes))
         tensors = {"x": self.x}
         tensors |= {f"state.{name}": value for name, value in self.state.items()}
         tensors |= {f"buffer.{name}": value for name, value in self.buffers.items()}
         return {name: value[rows].clone().cpu() for name, value in tensors.items()}
+
+    def begin_at(self, x: Tensor) -> None:
+        """Start the algorithm at these models."""
+        self.x = x
+        self.state = {name: value.clone() for name, value in self.algorithm.init(x).items()}
 
     def restore(self, saved: Sequence[dict[str, Tensor]], epochs_done: int) -> None:
         """Go on from the rows of every run after this many epochs."""
@@ -316,7 +326,7 @@ class Training:
 
 
 def epochs(training: Training) -> Iterator[list[Record]]:
-    """Train to the end, yielding the records of each run after every epoch."""
+    """Train to the end, yielding the measures of each run after every epoch, lists with an entry a node."""
     every = training.experiment.eval_every
     while training.epochs_done < training.experiment.epochs:
         records = training.train_epoch()

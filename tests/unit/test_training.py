@@ -19,6 +19,7 @@ from quasiglobal import checkpoints, exports, files
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.estimate import estimate
 from quasiglobal.experiment import Experiment, from_mapping, from_toml
+from quasiglobal.measures import combined
 from quasiglobal.runs import Options, Run, find, group_by_setting, make_task, model_state, prepare, train
 from quasiglobal.tasks.batches import Owner, Plan
 from quasiglobal.tasks.datasets import Dataset, Examples, load
@@ -32,7 +33,7 @@ SHORT = Experiment(model="mlp", topology="ring:4", epochs=3, lr=0.05, alpha=1.0,
 
 def run_all(experiment, seeds=(0,), task=None):
     training = Training(task or make_task(experiment, load("digits")), experiment, seeds, CPU)
-    records = list(epochs(training))
+    records = [[combined([part]) for part in measures] for measures in epochs(training)]
     return training, records
 
 

@@ -49,15 +49,16 @@ class Plan:
     batch: int
     draw: Callable[[np.random.Generator, int], tuple[NDArray[np.generic], ...]] = lambda rng, count: ()
     """How that many examples move."""
+    lengths: Sequence[int] | None = None
+    """How many examples each node of the run has, where some are not here."""
 
     @cached_property
     def sizes(self) -> list[int]:
         """The batch size of each step of an epoch."""
-        lengths = {len(owner.examples) for owner in self.owners}
-        if len(lengths) > 1:
-            mean = sum(len(owner.examples) for owner in self.owners) / len(self.owners)
-            return [self.batch] * math.ceil(mean / self.batch)
-        full, rest = divmod(lengths.pop(), self.batch)
+        lengths = self.lengths or [len(owner.examples) for owner in self.owners]
+        if len(set(lengths)) > 1:
+            return [self.batch] * math.ceil(sum(lengths) / len(lengths) / self.batch)
+        full, rest = divmod(lengths[0], self.batch)
         return [self.batch] * full + ([rest] if rest else [])
 
     def epoch(self, number: int, device: torch.device) -> Epoch:

@@ -1,0 +1,287 @@
+"""Nodes spread over processes and machines: peer-to-peer messages along the edges of the graph."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from quasiglobal.engines.edges import Account, Edge, Lost, Moment, open_edge
+from quasiglobal.engines.gloo import Group, PrefixStore, Store, another, open_group
+from quasiglobal.engines.host import Host, full_precision
+from quasiglobal.errors import InputError
+from quasiglobal.topology import Topology
+
+log = logging.getLogger("quasiglobal")
+
+
+def spread(n: int, processes: int) -> list[tuple[int, ...]]:
+    """Which nodes each process hosts: neighbours in number stay together.
+
+    >>> spread(5, 2)
+    [(0, 1, 2), (3, 4)]
+    """
+    if not 1 <= processes <= n:
+        raise InputError(f"{n} nodes need 1 to {n} processes, got {processes}")
+    size, rest = divmod(n, processes)
+    starts = [rank * size + min(rank, rest) for rank in range(processes + 1)]
+    return [tuple(range(first, last)) for first, last in itertools.pairwise(starts)]
+
+
+LONG = 3600.0
+"""Seconds that an admitted neighbour may take to load its data and begin."""
+
+
+class Distributed(Host):
+    """The nodes of process `rank`; the others are reached through `store`, where they meet.
+
+    `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a message that never came returns to the receiver. Exact
+    means are an all-reduce over all processes and cannot do without anybody.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        store: Store,
+        rank: int,
+        hosted: Sequence[Sequence[int]],
+        *,
+        seeds: Sequence[int] = (0,),
+        shared: int | None = None,
+        timeout: float = 60.0,
+        host: str = "127.0.0.1",
+        experiment: str = "",
+        wants_model: bool = False,
+    ) -> None:
+        super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared)
+        self.store, self.rank, self.hosted, self.timeout, self.host = store, rank, hosted, timeout, host
+        self._home = {node: process for process, nodes in enumerate(hosted) for node in nodes}
+        self._exchange: Moment = (0, 0)
+        self._experiment, self._secret = experiment.encode(), os.environ.get("QG_SECRET", "").encode()
+        self.edges: dict[int, Edge] = {}
+        self.lost: dict[int, str] = {}
+        self._wants_model = wants_model
+        self.models: list[Tensor] = []
+        self._admitted: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._opened: queue.SimpleQueue[Edge] = queue.SimpleQueue()
+        self._ready, self._closing = threading.Event(), threading.Event()
+        self.step_of_others = 0
+        neighbours = {self._home[j] for i in self.nodes for j in topology.neighbours(i)}
+        neighbours |= {self._home[i] for i in range(topology.n) if set(topology.neighbours(i)) & set(self.nodes)}
+        self.neighbours = sorted(neighbours - {rank})
+        self._accounts = {there: Account() for there in self.neighbours}
+        for there in self.neighbours:
+            self._seek(there)
+        deadline, missing = time.monotonic() + timeout, set(self.neighbours)
+        while missing:
+            try:
+                missing.discard(self._admitted.get(timeout=max(deadline - time.monotonic(), 0.001)))
+            except queue.Empty:
+                self.close()
+                raise InputError(f"processes {sorted(missing)} did not come within {timeout:g} s") from None
+
+    def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Send, receive, and move towards what came; in full precision whatever is around."""
+        own = [self.by_run(v) for v in tensors]
+        received = self._exchanged(t, torch.stack(own))
+        nodes = [*self.nodes, *received]
+        delta = self._delta(t, nodes, own[0])
+        if not delta.any():
+            return tensors
+        with full_precision(tensors[0].device.type):
+            mixed = []
+            for k, (rows, v) in enumerate(zip(own, tensors, strict=True)):
+                everybody = torch.cat([rows, *(row[k][:, None] for row in received.values())], dim=1)
+                mixed.append(self.with_own(rows + delta @ (everybody - rows[:, :1]), v))
+        return tuple(mixed)
+
+    def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
+        """The exact mean, by an all-reduce over all processes."""
+        rows = self.by_run(tensor)
+        weights = torch.ones_like(rows[..., :1]) if among is None else among.view(*rows.shape[:2], 1)
+        total = torch.cat([(weights * rows).sum(dim=1), weights.sum(dim=1)], dim=-1).cpu().contiguous()
+        try:
+            self._world.allreduce([total]).wait(timedelta(seconds=self.timeout))
+        except RuntimeError:
+            raise InputError(
+                "an exact mean over all nodes lost a process and cannot go on; run the same command again to resume"
+            ) from None
+        total = total.to(rows)
+        return self.with_own((total[:, :-1] / total[:, -1:])[:, None], tensor)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        """The tensor of process `root`, everywhere."""
+        value = tensor.cpu().contiguous().clone()
+        try:
+            self._world.broadcast(value, root).wait(timedelta(seconds=self.timeout))
+        except RuntimeError:
+            raise InputError(f"not all processes were there to start from process {root}'s model") from None
+        return value.to(tensor)
+
+    def accounts(self) -> dict[str, dict[str, float]]:
+        """What each edge has carried, in bytes, and the seconds that it was waited for, by the other process."""
+        return {str(there): asdict(account) for there, account in sorted(self._accounts.items())}
+
+    def close(self) -> None:
+        """Leave."""
+        self._closing.set()
+        for edge in self.edges.values():
+            edge.close()
+        self.edges.clear()
+
+    def _exchanged(self, t: int, own: Tensor) -> dict[int, Tensor]:
+        """The rows [tensors, runs, columns] of every remote node that came in for this moment."""
+        last, exchange = self._exchange
+        self._exchange = moment = (t, exchange + 1 if last == t else 0)
+        if not self._ready.is_set():
+            self._start()
+        self._welcome()
+        place = {node: k for k, node in enumerate(self.nodes)}
+        links = self._links[(t - 1) % self.topology.period]
+        for there, edge in list(self.edges.items()):
+            sent = [place[j] for j in self.nodes if any(j in links[i] for i in self.hosted[there])]
+            if sent:
+                with self._watched(there):
+                    edge.send(moment, own[:, :, sent].cpu().contiguous())
+        received: dict[int, Tensor] = {}
+        for there, edge in list(self.edges.items()):
+            wanted = [j for j in self.hosted[there] if any(j in links[i] for i in self.nodes)]
+            if wanted:
+                like = own.new_empty(0).cpu().new_empty(len(own), len(self.seeds), len(wanted), own.shape[-1])
+                with self._watched(there):
+                    rows = edge.receive(moment, like, self.timeout)
+                    if rows is None:
+                        edge.account.missed += 1
+                    elif not rows.isfinite().all():
+                        edge.account.missed += 1
+                        log.warning("process %d sent numbers that are not finite at step %d: refused", there, t)
+                    else:
+                        rows = rows.view_as(like).to(own.device)
+                        received |= {j: rows[:, :, k] for k, j in enumerate(wanted)}
+        for there, edge in list(self.edges.items()):
+            with self._watched(there):
+                edge.finish(time.monotonic() + self.timeout)
+        return received
+
+    def _watched(self, there: int) -> _Watched:
+        return _Watched(self, there)
+
+    def lose(self, there: int, why: str) -> None:
+        """An edge is gone; the others go on."""
+        edge = self.edges.pop(there, None)
+        if edge is not None:
+            edge.close()
+            self.lost[there] = why
+            at = self._exchange[0]
+            log.warning("process %d goes on without process %d from step %d: %s", self.rank, there, at, why)
+            self._seek(there)
+
+    def _mean_here(self) -> Tensor | None:
+        """The mean of the models here, all runs in one row; None before the first step."""
+        latest = self.latest
+        if latest is None:
+            return None
+        return latest.view(len(self.seeds), len(self.nodes), -1).mean(dim=1).flatten().cpu()
+
+    def mean_of_neighbours(self, like: Tensor) -> Tensor | None:
+        """What those that were asked for a model gave, averaged, for every row here; None if nobody had any."""
+        fitting = [model for model in self.models if model.numel() * len(self.nodes) == like.numel()]
+        if not fitting:
+            return None
+        mean = torch.stack(fitting).mean(dim=0).to(like)
+        return mean.view(len(self.seeds), 1, -1).expand(-1, len(self.nodes), -1).reshape(like.shape).contiguous()
+
+    def _start(self) -> None:
+        """Tell the neighbours that the first step begins here, and wait until it does there."""
+        self._ready.set()
+        deadline = time.monotonic() + self.timeout
+        while len(self.edges) < len(self.neighbours) and time.monotonic() < deadline:
+            try:
+                edge = self._opened.get(timeout=max(deadline - time.monotonic(), 0.001))
+            except queue.Empty:
+                break
+            self.edges[edge.there] = edge
+        self.lost = dict.fromkeys(set(self.neighbours) - set(self.edges), "it did not begin in time")
+
+    def _welcome(self) -> None:
+        """Take in the edges that were opened again."""
+        while not self._opened.empty():
+            edge = self._opened.get()
+            self.edges[edge.there] = edge
+            self.lost.pop(edge.there, None)
+            at = self._exchange[0]
+            log.warning("process %d has process %d back from step %d", self.rank, edge.there, at)
+
+    def _seek(self, there: int) -> None:
+        """Try to open the edge in the background, as long as it takes."""
+        threading.Thread(target=self._open, args=(there,), daemon=True).start()
+
+    def _open(self, there: int) -> None:
+        store: Store | None = None
+        while not self._closing.is_set():
+            try:
+                store = store or another(self.store)
+                edge = open_edge(store, self.rank, there, self.host, min(self.timeout, 5.0))
+                edge.account = self._accounts[there]
+                edge.admit(self._experiment, self._secret, self._exchange[0], time.monotonic() + 5.0)
+                model = edge.share_model(self._mean_here(), self._wants_model, time.monotonic() + self.timeout)
+                if model is not None:
+                    self.models.append(model)
+                self.step_of_others = max(self.step_of_others, edge.step_there)
+                self._admitted.put(there)
+                self._ready.wait()                          # nobody waits for a process that is still loading
+                edge.greet(time.monotonic() + LONG)
+            except Lost as error:
+                if "another" in str(error):
+                    log.warning("process %d refused process %d: %s", self.rank, there, error)
+            except RuntimeError:                            # the store is gone: nobody can join, but training goes on
+                store = None
+            else:
+                self._opened.put(edge)
+                return
+            self._closing.wait(0.2)
+
+    def _delta(self, t: int, nodes: Sequence[int], like: Tensor) -> Tensor:
+        """[nodes here, nodes]: the weights of those that are there, and on the diagonal what is missing to 0."""
+        W = torch.from_numpy(self.topology.weights(t))[list(self.nodes)][:, list(nodes)]
+        k = len(self.nodes)
+        W[:, :k].fill_diagonal_(0)
+        W[:, :k] -= torch.diag(W.sum(dim=1))
+        return W.to(like)
+
+    @cached_property
+    def _links(self) -> list[list[set[int]]]:
+        """For each step of a period and each node: whom it receives from."""
+        n, period = self.topology.n, self.topology.period
+        return [[set(self.topology.neighbours(i, t)) for i in range(n)] for t in range(1, period + 1)]
+
+    @cached_property
+    def _world(self) -> Group:
+        """All processes, for exact means; made by the first algorithm that asks."""
+        return open_group(PrefixStore("world/0", self.store), self.rank, len(self.hosted), self.host, self.timeout)
+
+
+class _Watched:
+    """Turns a lost edge into a step without it."""
+
+    def __init__(self, engine: Distributed, there: int) -> None:
+        self.engine, self.there = engine, there
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Lost):
+            self.engine.lose(self.there, str(error))
+            return True
+        return False

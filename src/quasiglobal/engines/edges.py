@@ -1,0 +1,229 @@
+"""One link to a neighbouring process: a gloo group of two, that may be lost and opened again.
+
+Everything that travels is a header and a payload. The header names the step, so that two sides that are not at the
+same step (one was away) find together again: what is for an earlier step is thrown away, what is for a later one waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quasiglobal.engines.gloo import Group, PrefixStore, Store, open_group
+
+MAGIC = 0x71676D31
+"""The first number of every header: qgm1."""
+
+HEADER = 6
+"""Numbers in a header: magic, step, which exchange of the step, how many numbers follow, their bytes, generation."""
+
+LARGEST = 2**34
+"""Bytes that a message may have."""
+
+Moment = tuple[int, int]
+"""(step, which exchange of that step)."""
+
+
+@dataclass
+class Account:
+    """What an edge has carried."""
+
+    sent: int = 0
+    """Bytes of payload."""
+    received: int = 0
+    waited: float = 0.0
+    """Seconds spent waiting for the other side."""
+    missed: int = 0
+    """Exchanges that went without the other side."""
+
+
+class Lost(Exception):
+    """The other side is not there, or is not to be trusted; says why."""
+
+
+class Edge:
+    """The link between processes `here` and `there`, open as long as `group` is."""
+
+    def __init__(self, here: int, there: int, group: Group, generation: int) -> None:
+        self.here, self.there, self.group, self.generation = here, there, group, generation
+        self.account = Account()
+        self.step_there = 0
+        self._rank = 0 if here < there else 1
+        self._early: Tensor | None = None
+        self._under_way: list[tuple[Any, Tensor]] = []
+
+    def admit(self, experiment: bytes, secret: bytes, step: int, deadline: float) -> None:
+        """Let the other side in: both show that they know the secret and run the same experiment, and say their step.
+
+        Each proves it on a number that the other has just drawn, so that an answer cannot be used again.
+        """
+        number = secrets.token_bytes(32)
+        theirs = self._swap(number, deadline)
+
+        def proof(of: int, for_number: bytes) -> bytes:
+            words = (bytes([of]), for_number, experiment, self.generation.to_bytes(8))
+            return hmac.digest(secret or b"-", b"|".join(words), hashlib.sha256)
+
+        if not hmac.compare_digest(self._swap(proof(self._rank, theirs), deadline), proof(1 - self._rank, number)):
+            raise Lost("it runs another experiment, or has another secret")
+        self.step_there = int.from_bytes(self._swap(step.to_bytes(32), deadline))
+
+    def greet(self, deadline: float) -> None:
+        """Wait until both sides are about to step."""
+        self._swap(bytes(32), deadline)
+
+    def share_model(self, model: Tensor | None, wanted: bool, deadline: float) -> Tensor | None:
+        """Give the other side a model if it asks for one, and take its if `wanted`."""
+        count = 0 if model is None else model.numel()
+        offer = wanted.to_bytes(8) + count.to_bytes(16) + (0 if model is None else model.element_size()).to_bytes(8)
+        theirs = self._swap(offer, deadline)
+        asked, coming, size = (int.from_bytes(theirs[at]) for at in (slice(8), slice(8, 24), slice(24, 32)))
+        work = self._guarded(self.group.send, model) if asked and model is not None else None
+        taken = None
+        if wanted and coming and size in (4, 8) and coming * size <= LARGEST:
+            taken = torch.empty(coming, dtype=torch.float64 if size == 8 else torch.float32)
+            self._take(taken, deadline)
+        if work is not None:
+            self._wait(work, deadline)
+        return taken
+
+    def send(self, moment: Moment, payload: Tensor) -> None:
+        """Begin to send; `finish` waits for it."""
+        header = torch.tensor(
+            [MAGIC, *moment, payload.numel(), payload.element_size(), self.generation], dtype=torch.int64
+        )
+        for message in (header, payload):
+            self._under_way.append((self._guarded(self.group.send, message), message))
+        self.account.sent += payload.nbytes
+
+    def receive(self, moment: Moment, like: Tensor, seconds: float) -> Tensor | None:
+        """What the other side sent for this moment, or None if it has gone beyond it.
+
+        It may take `seconds` for each message: one that is behind but catching up is waited for.
+        """
+        began = time.monotonic()
+        try:
+            while True:
+                deadline = time.monotonic() + seconds
+                header = self._early if self._early is not None else self._header(deadline)
+                self._early = None
+                _, step, exchange, count, size, _ = header.tolist()
+                self.step_there = step
+                if (step, exchange) > moment:
+                    self._early = header
+                    return None
+                strange = count != like.numel() or size != like.element_size()
+                if strange and ((step, exchange) == moment or count * size > LARGEST):
+                    raise Lost(
+                        f"it sent {count} numbers of {size} bytes, not {like.numel()} of {like.element_size()}"
+                    )
+                payload = torch.empty(count, dtype=torch.float64 if size == 8 else torch.float32)
+                self._take(payload, deadline)
+                self.account.received += payload.nbytes
+                if (step, exchange) == moment:
+                    return payload
+        finally:
+            self.account.waited += time.monotonic() - began
+
+    def finish(self, deadline: float) -> None:
+        """Wait until everything sent has left."""
+        began = time.monotonic()
+        under_way, self._under_way = self._under_way, []
+        try:
+            for work, _ in under_way:
+                self._wait(work, deadline)
+        finally:
+            self.account.waited += time.monotonic() - began
+
+    def close(self) -> None:
+        """Forget the connection; the other side notices."""
+        self._under_way = []
+        self.group.abort()
+
+    def _swap(self, mine: bytes, deadline: float) -> bytes:
+        """Send 32 bytes and take the other side's."""
+        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        taken = torch.empty(32, dtype=torch.uint8)
+        work = self._guarded(self.group.send, sent)
+        self._take(taken, deadline)
+        self._wait(work, deadline)
+        return bytes(taken.tolist())
+
+    def _header(self, deadline: float) -> Tensor:
+        header = torch.empty(HEADER, dtype=torch.int64)
+        self._take(header, deadline)
+        magic, _, _, count, size, generation = header.tolist()
+        if magic != MAGIC or size not in (4, 8) or count < 0:
+            raise Lost("it does not speak this protocol")
+        if generation != self.generation:
+            raise Lost(f"it is of generation {generation}, not {self.generation}")
+        return header
+
+    def _take(self, buffer: Tensor, deadline: float) -> None:
+        self._wait(self._guarded(self.group.recv, buffer), deadline)
+
+    def _guarded(self, call: Callable[..., Any], message: Tensor) -> Any:
+        try:
+            return call([message], 1 - self._rank, 0)
+        except RuntimeError as error:
+            raise Lost(_reason(error)) from None
+
+    def _wait(self, work: Any, deadline: float) -> None:
+        left = max(deadline - time.monotonic(), 0.001)
+        try:
+            work.wait(timedelta(seconds=left))
+        except RuntimeError as error:
+            raise Lost(_reason(error)) from None
+
+
+def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:
+    """The link to a process that opens it at the same time; raises `Lost` where it does not within `seconds`.
+
+    The lower of the two offers a generation, the higher accepts it; what is left of earlier ones is never met.
+    """
+    low, high = sorted((here, there))
+    place = PrefixStore(f"edge/{low}-{high}", store)
+    deadline = time.monotonic() + seconds
+    try:
+        if here == low:
+            generation = place.add("generation", 1)
+            place.set("offer", str(generation))
+            _until(lambda: place.check([f"accepted/{generation}"]), deadline)
+        else:
+            def offered() -> bool:
+                return place.check(["offer"]) and not place.check([f"accepted/{place.get('offer').decode()}"])
+
+            _until(offered, deadline)
+            generation = int(place.get("offer"))
+            place.set(f"accepted/{generation}", "1")
+        left = max(deadline - time.monotonic(), 1.0)
+        group = open_group(PrefixStore(str(generation), place), int(here == high), 2, host, left)
+    except RuntimeError as error:
+        raise Lost(_reason(error)) from None
+    return Edge(here, there, group, generation)
+
+
+def _until(condition: Callable[[], bool], deadline: float) -> None:
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Lost("it did not come")
+        time.sleep(0.02)
+
+
+def _reason(error: RuntimeError) -> str:
+    """Gloo's words in few."""
+    text = str(error)
+    if "timed out" in text.lower() or "timeout" in text.lower():
+        return "it did not answer in time"
+    if "closed" in text.lower() or "reset" in text.lower() or "broken pipe" in text.lower():
+        return "it closed the connection"
+    return text.splitlines()[0][:120]

@@ -1,0 +1,112 @@
+"""What every engine is: it hosts some nodes of one or several runs, as rows of every tensor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from quasiglobal.algorithms import Algorithm, Node, State
+from quasiglobal.engines.node import StepNode, choose
+from quasiglobal.errors import InputError, whole
+from quasiglobal.topology import Topology
+
+
+class Host(ABC):
+    """Row r·k + i of every tensor is the i-th of the k nodes hosted here, of run r. `mix` and `mean` act within a run.
+
+    Only the first `shared` columns are communicated, all of them by default.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        nodes: Sequence[int] | None = None,
+        seeds: Sequence[int] = (0,),
+        shared: int | None = None,
+    ) -> None:
+        if not seeds or not all(whole(seed) is not None and 0 <= seed < 2**63 for seed in seeds):
+            raise InputError(f"an engine needs a seed for each run, whole numbers >= 0, got {list(seeds)}")
+        self.topology = topology
+        self.nodes = tuple(range(topology.n) if nodes is None else nodes)
+        self.seeds = tuple(seeds)
+        self.shared = shared
+        self._seeds = torch.tensor(self.seeds)
+        self.latest: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows x has here: hosted nodes × runs."""
+        return len(self.nodes) * len(self.seeds)
+
+    def step(
+        self,
+        algorithm: Algorithm,
+        x: Tensor,
+        g: Tensor,
+        state: State,
+        *,
+        t: int,
+        lr: Tensor,
+        full_gradient: Callable[[Tensor], Tensor],
+        time: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """One step of all nodes here: the new x and the new state. `time` is t as a tensor that lives on."""
+        if time is None:
+            time = torch.tensor(t, dtype=x.dtype, device=x.device)
+        x, state = self.advance(algorithm, x, g, dict(state), StepNode(t, time, lr, self, full_gradient))
+        self.latest = x
+        return x, state
+
+    def advance(
+        self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
+    ) -> tuple[Tensor, State]:
+        """How the algorithm is called; an engine that owns its storage does more."""
+        return algorithm.step(x, g, state, node)
+
+    @abstractmethod
+    def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Each tensor averaged with the neighbours' by W(t)."""
+
+    @abstractmethod
+    def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
+        """The exact mean over all nodes of each run, or over the masked ones, at each row here."""
+
+    def sample(self, fraction: float, draw: Tensor) -> Tensor:
+        """A mask of the rows here: at least one node of each run, drawn from (the run's seed, draw)."""
+        n = self.topology.n
+        if self._seeds.device != draw.device:
+            self._seeds = self._seeds.to(draw.device)
+        chosen = choose(self._seeds, draw, n, max(1, round(fraction * n)))
+        return chosen[:, list(self.nodes)].to(draw.dtype).view(self.rows, 1)
+
+    def by_run(self, v: Tensor) -> Tensor:
+        """The [runs, nodes here, columns] view of v's shared columns."""
+        columns = v.shape[1] if self.shared is None else self.shared
+        if columns > v.shape[1]:
+            raise InputError(f"{columns} columns are shared, but x has {v.shape[1]}; share fewer")
+        return v[:, :columns].reshape(len(self.seeds), len(self.nodes), columns)
+
+    def with_own(self, shared: Tensor, v: Tensor) -> Tensor:
+        """v with its shared columns replaced; the others stay."""
+        result = shared.expand(len(self.seeds), len(self.nodes), -1).reshape(self.rows, -1)
+        return result if result.shape[1] == v.shape[1] else torch.cat([result, v[:, result.shape[1] :]], dim=1)
+
+
+@contextmanager
+def full_precision(device: str) -> Iterator[None]:
+    """Matrix products in the precision of their operands: no autocast, no TF32, no bf16."""
+    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        with torch.autocast(device, enabled=False):
+            yield
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision

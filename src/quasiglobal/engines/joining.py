@@ -1,0 +1,34 @@
+"""How processes find each other: the variables that torchrun sets, and a store where they meet."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+from quasiglobal.engines.gloo import PrefixStore, Store, TCPStore
+from quasiglobal.errors import InputError
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def launched() -> bool:
+    """Whether this process was started as one of several, by torchrun or `qg train --processes`."""
+    return all(name in os.environ for name in VARIABLES)
+
+
+def join(timeout: float = 60.0) -> tuple[Store, int, int]:
+    """The store, this process's rank and how many there are."""
+    if not launched():
+        missing = ", ".join(name for name in VARIABLES if name not in os.environ)
+        raise InputError(f"this process was not started as one of several ({missing} not set); use torchrun")
+    rank, size, host, port = (os.environ[name] for name in VARIABLES)
+    hosted_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store = TCPStore(
+            host, int(port), int(size), is_master=rank == "0" and not hosted_elsewhere,
+            timeout=timedelta(seconds=timeout), wait_for_workers=False,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"cannot meet the others at {host}:{port}: {str(error).splitlines()[0][:120]}") from None
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"quasiglobal/{attempt}", store), int(rank), int(size)

@@ -1,0 +1,175 @@
+"""Any algorithm inside your own training loop: a `torch.optim.Optimizer` that gossips, under torchrun."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quasiglobal import algorithms
+from quasiglobal.algorithms import Algorithm, State
+from quasiglobal.engines.distributed import Distributed
+from quasiglobal.engines.gloo import PrefixStore, Store
+from quasiglobal.engines.joining import join
+from quasiglobal.engines.simulator import warn_of_w
+from quasiglobal.errors import InputError
+from quasiglobal.topology import Topology, parse
+
+
+class GossipOptimizer(torch.optim.Optimizer):
+    """One node of a decentralized run: `step` updates this process's model and averages it with its neighbours'.
+
+    Parameter groups may have their own lr and weight_decay; parameters that need no gradient are left alone. Every node
+    starts from node 0's parameters. Inside a loop of your own, under `torchrun --nproc-per-node 8 train.py`:
+
+        optimizer = qg.optim.GossipOptimizer(model.parameters(), "qg-dsgdm-n", "ring:8", lr=0.1)
+
+    Args:
+        params: parameters or groups, as every optimizer takes them.
+        algorithm: a name with options, as `qg algorithms` lists them, or an `Algorithm`.
+        topology: a name, as `qg topology` takes it, or a `Topology`, with as many nodes as there are processes.
+        lr: the learning rate of groups that have none; schedulers change it as usual.
+        weight_decay: L2, into the gradient, of groups that have none.
+        timeout: seconds to wait for a neighbour before going on without it.
+        host: the address of this machine that neighbours reach it at.
+        meeting: (store, rank, processes), where there is no torchrun.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        algorithm: str | Algorithm | type[Algorithm],
+        topology: str | Topology,
+        lr: float = 0.1,
+        weight_decay: float = 0.0,
+        *,
+        timeout: float = 60.0,
+        host: str = "127.0.0.1",
+        meeting: tuple[Store, int, int] | None = None,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self.algorithm, self.topology = algorithms.algorithm(algorithm), parse(topology)
+        warn_of_w(self.algorithm, self.topology)
+        self._trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        kinds = {(p.dtype, p.device) for p in self._trained}
+        if len(kinds) != 1 or next(iter(kinds))[0] not in (torch.float32, torch.float64):
+            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
+            raise InputError(f"parameters need one type, float32 or float64, and one device, got {found}")
+        store, rank, size = meeting or join(timeout)
+        if size != self.topology.n:
+            raise InputError(f"{self.topology} has {self.topology.n} nodes, but there are {size} processes")
+        self._check_alike(store, rank, size, timeout)
+        self.engine = Distributed(
+            self.topology, PrefixStore("optimizer", store), rank, [(node,) for node in range(size)],
+            timeout=timeout, host=host,
+        )
+        self.steps = 0
+        self._write(self.engine.broadcast(self._row()))
+        self._state: State = self.algorithm.init(self._row())
+
+    _step_supports_amp_scaling = True
+    """A gradient scaler leaves the unscaling, and what happens after an overflow, to `step`."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of this node. After a gradient scaler's overflow it still mixes, since neighbours wait for it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        x, g = self._row(), self._row(gradient=True)
+        scale, overflow = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if scale is not None:
+            g = g / scale
+        failed = overflow is not None and bool(overflow)
+        if failed:
+            g = torch.zeros_like(g)
+        g = torch.add(g, x * self._of_groups("weight_decay"))
+        self.steps += 1
+        x, state = self.engine.step(
+            self.algorithm, x, g, self._state, t=self.steps, lr=self._of_groups("lr"), full_gradient=_no_full_gradient
+        )
+        self._write(x)
+        if not failed:
+            self._state = {name: value.clone() for name, value in state.items()}
+        return loss
+
+    @torch.no_grad()
+    def average(self, rounds: int | None = None) -> None:
+        """Replace the model by the exact mean of all nodes', or by so many rounds of gossip."""
+        x = self._row()
+        if rounds is None:
+            x = self.engine.mean(x, None)
+        for _ in range(rounds or 0):
+            self.steps += 1
+            (x,) = self.engine.mix(self.steps, (x,))
+        self._write(x)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Before the first step only: the flat row that is gossiped has a fixed size."""
+        if hasattr(self, "_trained"):
+            raise InputError("parameters cannot be added later: neighbours expect messages of one size")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As every optimizer's, with the algorithm's state and the step."""
+        own = {"steps": self.steps, "state": {name: value.clone() for name, value in self._state.items()}}
+        return super().state_dict() | {"gossip": own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave."""
+        own = state_dict.get("gossip", {})
+        fits = {name: value.shape for name, value in own.get("state", {}).items()}
+        if fits != {name: value.shape for name, value in self._state.items()}:
+            raise InputError("the state is of another algorithm or model; load the one that this optimizer saved")
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != "gossip"})
+        self.steps = own["steps"]
+        self._state = {name: value.clone().to(self._state[name]) for name, value in own["state"].items()}
+
+    def _row(self, gradient: bool = False) -> Tensor:
+        """[1, d], all that is trained, or its gradient; none counts as 0."""
+        values = (
+            (p.grad if p.grad is not None else torch.zeros_like(p)) if gradient else p.detach() for p in self._trained
+        )
+        return torch.cat([value.reshape(-1).to(self._trained[0].dtype) for value in values])[None]
+
+    def _write(self, row: Tensor) -> None:
+        sizes = [p.numel() for p in self._trained]
+        for p, value in zip(self._trained, torch.split(row[0], sizes), strict=True):
+            p.detach().copy_(value.view_as(p))
+
+    def _of_groups(self, name: str) -> Tensor:
+        """A number where all groups agree, otherwise [1, d]."""
+        first = self._trained[0]
+        values = [
+            (float(group[name]), sum(p.numel() for p in group["params"] if p.requires_grad))
+            for group in self.param_groups
+        ]
+        if len({value for value, _ in values}) == 1:
+            return torch.tensor(values[0][0], dtype=first.dtype, device=first.device)
+        each = [value for value, count in values for _ in range(count)]
+        return torch.tensor([each], dtype=first.dtype, device=first.device)
+
+    def _check_alike(self, store: Store, rank: int, size: int, timeout: float) -> None:
+        """Whether every node holds the same architecture and runs the same algorithm on the same graph."""
+        shapes = [tuple(p.shape) for p in self._trained]
+        facts = f"{shapes} {self._trained[0].dtype} {self.algorithm!r} {self.topology}"
+        mine = hashlib.sha256(facts.encode()).hexdigest()
+        store.set(f"alike/{rank}", mine)
+        names = [f"alike/{node}" for node in range(size)]
+        try:
+            store.wait(names, timedelta(seconds=timeout))
+        except RuntimeError:
+            raise InputError(f"not all {size} processes came within {timeout:g} s") from None
+        strange = [node for node, name in enumerate(names) if store.get(name).decode() != mine]
+        if strange:
+            raise InputError(f"nodes {strange} hold another architecture, algorithm or topology than node {rank}")
+
+
+def _no_full_gradient(x: Tensor) -> Tensor:
+    raise InputError("this algorithm needs the gradient over all of a node's data, which an optimizer does not see; "
+                     "use `qg train`")

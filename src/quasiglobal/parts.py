@@ -1,0 +1,100 @@
+"""What each process of a distributed run leaves in the run's folder: parts/0/, parts/1/, …"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quasiglobal import checkpoints
+from quasiglobal.errors import InputError
+from quasiglobal.files import write_json
+from quasiglobal.measures import Record, combined
+
+
+class Part:
+    """A process's share of a run on disk."""
+
+    def __init__(self, run: Path, process: int, nodes: Sequence[int]) -> None:
+        self.nodes = list(nodes)
+        self.folder, self._whole = run / "parts" / str(process), run / "checkpoint"
+
+    def epochs(self) -> set[int]:
+        """After which epochs there is a state of all its nodes, its own or of the run as a whole."""
+        return {0, *checkpoints.epochs(self.folder / "checkpoint"), *checkpoints.epochs(self._whole)}
+
+    def load(self, epoch: int) -> dict[str, Tensor]:
+        """Its nodes' rows after an epoch."""
+        rows = checkpoints.at(self.folder / "checkpoint", epoch)
+        if rows is not None:
+            return rows
+        rows = checkpoints.at(self._whole, epoch)
+        if rows is None:
+            raise InputError(f"{self._whole} has no state after epoch {epoch} any more; start the run anew")
+        return {name: value[self.nodes].contiguous() for name, value in rows.items()}
+
+    def begin(self, epoch: int) -> None:
+        """Make the folder, and forget what was measured after the epoch that the run goes on from."""
+        write_json(self.folder / "part.json", {"nodes": self.nodes})
+        kept = [record for record in self.measures if record["epoch"] <= epoch]
+        text = "".join(json.dumps(record) + "\n" for record in kept)
+        (self.folder / "metrics.jsonl").write_text(text)
+        (self.folder / "summary.json").unlink(missing_ok=True)
+
+    @property
+    def measures(self) -> list[dict[str, Any]]:
+        """What was measured so far, an entry an epoch."""
+        path = self.folder / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def status(self) -> str | None:
+        """How it ended, once it has."""
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text())["status"] if path.exists() else None
+
+    def write(self, measures: Mapping[str, Any]) -> None:
+        """Add an epoch's measures."""
+        with open(self.folder / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(measures) + "\n")
+
+    def save(self, rows: dict[str, Tensor], epoch: int) -> None:
+        """Save its nodes' rows."""
+        checkpoints.save(self.folder / "checkpoint", rows, checkpoints.Progress(epoch, 0))
+
+    def finish(self, status: str, edges: Mapping[str, Any]) -> None:
+        """Say how it ended, and what each of its edges has carried."""
+        write_json(self.folder / "summary.json", {"status": status, "edges": edges})
+
+
+def parts_of(run: Path) -> list[Part]:
+    """All parts of a run, in the order of their nodes."""
+    found = [
+        Part(run, int(path.parent.name), json.loads(path.read_text())["nodes"])
+        for path in (run / "parts").glob("*/part.json")
+    ]
+    return sorted(found, key=lambda part: part.nodes)
+
+
+def records_of(parts: Sequence[Part]) -> list[Record]:
+    """The records of the epochs that everybody has passed, each of those who were there."""
+    measured = [{found["epoch"]: found for found in part.measures} for part in parts]
+    passed = min((max(epochs, default=0) for epochs in measured), default=0)
+    at = sorted({epoch for epochs in measured for epoch in epochs if epoch <= passed})
+    return [combined([epochs[epoch] for epochs in measured if epoch in epochs]) for epoch in at]
+
+
+def newest(run: Path, n: int) -> tuple[dict[str, Tensor], int] | None:
+    """All n rows after the last epoch that every part has saved, and that epoch."""
+    parts = parts_of(run)
+    if [node for part in parts for node in part.nodes] != list(range(n)):
+        return None
+    epoch = max(set.intersection(*(part.epochs() for part in parts)))
+    if epoch == 0:
+        return None
+    rows = [part.load(epoch) for part in parts]
+    return {name: torch.cat([part[name] for part in rows]) for name in rows[0]}, epoch

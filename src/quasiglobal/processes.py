@@ -1,0 +1,180 @@
+"""A run spread over processes, on one machine or several: who trains which nodes, and what they leave in its folder.
+
+Process p writes what it measures and saves into parts/p/ of the run's folder; when all are done, process 0 puts the
+parts together, and the run looks as if the simulator had made it. What either engine saved, the other goes on from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+
+from quasiglobal.engines.distributed import Distributed, spread
+from quasiglobal.engines.gloo import PrefixStore, Store, TCPStore
+from quasiglobal.engines.joining import join
+from quasiglobal.engines.simulator import Simulator
+from quasiglobal.errors import InputError
+from quasiglobal.experiment import Experiment
+from quasiglobal.measures import combined
+from quasiglobal.parts import Part, newest, records_of
+from quasiglobal.runs import Options, Run, Watcher, facts, make_task
+from quasiglobal.tasks.datasets import load
+from quasiglobal.topology import parse
+from quasiglobal.training import Training, diverged
+from quasiglobal.training import epochs as every_epoch
+
+
+def launch(words: Sequence[str], processes: int) -> int:
+    """Run `qg` with these words in so many processes here; the exit status of the first that fails."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+    def start(rank: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "quasiglobal", *words], env=os.environ | shared | {"RANK": str(rank)},
+            stdout=None if rank == 0 else subprocess.DEVNULL,
+        )
+
+    running = {rank: start(rank) for rank in range(processes)}
+    restarts, failed = 3, 0
+    try:
+        while running:
+            for rank, process in list(running.items()):
+                code = process.poll()
+                if code is None:
+                    continue
+                if code < 0 and restarts and len(running) > 1:  # killed: the others go on, and it comes back to them
+                    restarts -= 1
+                    print(f"qg: process {rank} was killed (signal {-code}); starting it again", file=sys.stderr)
+                    running[rank] = start(rank)
+                    continue
+                del running[rank]
+                failed = failed or code
+            time.sleep(0.05)
+    except KeyboardInterrupt:                                   # they heard it too
+        failed = 130
+        for process in running.values():
+            process.wait()
+    return failed
+
+
+def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs, records: None) -> list[Run]:
+    """This process's share of what is not finished of an experiment's seeds; all its runs."""
+    store, rank, size = join(options.peer_timeout)
+    runs = [Run.of(experiment.with_seed(experiment.seed + k), options.runs) for k in range(options.seeds)]
+    going = [run for run in runs if run.summary is None]
+    if not going:
+        return runs
+    hosted = spread(parse(experiment.topology).n, size)
+    task = make_task(experiment, load(experiment.data, options.data_dir))
+    seeds = [run.experiment.seed for run in going]
+
+    def training_on(engine: Callable[..., Any]) -> Training:
+        return Training(task, experiment, seeds, torch.device("cpu"), engine)
+
+    parts = [Part(run.folder, rank, hosted[rank]) for run in going]
+    saved = set.intersection(*(part.epochs() for part in parts))
+    training = training_on(
+        partial(
+            Distributed, store=PrefixStore(experiment.hash, store), rank=rank, hosted=hosted,
+            timeout=options.peer_timeout, host=options.host, experiment=experiment.hash, wants_model=True,
+        )
+    )
+    engine = training.engine
+    assert isinstance(engine, Distributed)
+    if engine.step_of_others:
+        epoch = _rejoin(training, engine, parts, max(saved))
+    else:
+        epoch = _agreed(store, rank, size, saved, options.peer_timeout)
+        if epoch:
+            training.restore([part.load(epoch) for part in parts], epoch)
+    for run, part in zip(going, parts, strict=True):
+        run.describe()
+        part.begin(epoch)
+    failed = False
+    if epoch == experiment.epochs:
+        for k, part in enumerate(parts):
+            part.save(training.rows_of(k), epoch)
+    for measures in every_epoch(training):
+        records = [combined([found]) for found in measures]
+        for k, part in enumerate(parts):
+            part.write(measures[k])
+            part.save(training.rows_of(k), training.epochs_done)
+        watch(going, records)
+        failed = any(diverged(record) for record in records)
+        if failed:
+            break
+    engine.close()
+    for part in parts:
+        part.finish("diverged" if failed else "finished", engine.accounts())
+    if rank == 0:
+        everybody = [[Part(run.folder, p, nodes) for p, nodes in enumerate(hosted)] for run in going]
+        _wait_for(everybody, options.peer_timeout)
+        _put_together(going, everybody, training_on(Simulator))
+    return runs
+
+
+PATIENCE = 5
+"""Epochs that a returning node's own model may be behind; an older one gives way to its neighbours' mean."""
+
+
+def _rejoin(training: Training, engine: Distributed, parts: Sequence[Part], saved: int) -> int:
+    """Go on with the others, from the epoch after theirs: with the models left here, or with the neighbours' mean."""
+    epoch = min(engine.step_of_others // training.steps_per_epoch + 1, training.experiment.epochs)
+    if saved:
+        training.restore([part.load(saved) for part in parts], epoch)
+    model = engine.mean_of_neighbours(training.x)
+    if model is not None and epoch - saved > PATIENCE:
+        training.begin_at(model)
+    training.epochs_done = epoch
+    return epoch
+
+
+def _agreed(store: Store, rank: int, size: int, epochs: set[int], timeout: float) -> int:
+    """The latest epoch that every process can go on from, in all runs."""
+    store.set(f"epochs/{rank}", json.dumps(sorted(epochs)))
+    names = [f"epochs/{process}" for process in range(size)]
+    try:
+        store.wait(names, timedelta(seconds=timeout))
+    except RuntimeError:
+        raise InputError(f"not all {size} processes came within {timeout:g} s") from None
+    common: set[int] = set.intersection(*(set(json.loads(store.get(name))) for name in names))
+    return max(common)
+
+
+def _wait_for(everybody: Sequence[Sequence[Part]], timeout: float) -> None:
+    """Until all parts are done; they end within a step of each other."""
+    deadline = time.monotonic() + timeout
+    while missing := [part for parts in everybody for part in parts if part.status is None]:
+        if time.monotonic() > deadline:
+            folders = ", ".join(str(part.folder) for part in missing)
+            raise InputError(f"no end of {folders} within {timeout:g} s; run the same command again to go on")
+        time.sleep(0.05)
+
+
+def _put_together(runs: Sequence[Run], everybody: Sequence[Sequence[Part]], training: Training) -> None:
+    """The runs as a whole: records, the last checkpoint, and what only all models together tell."""
+    found = [newest(run.folder, training.graph.n) for run in runs]
+    whole = [rows for rows, _ in filter(None, found)]
+    epoch = everybody[0][0].measures[-1]["epoch"]
+    training.restore(whole, epoch)
+    measured = training.evaluate()
+    for k, (run, parts) in enumerate(zip(runs, everybody, strict=True)):
+        records = records_of(parts)
+        records[-1] |= {name: measured[k][name] for name in ("accuracy_averaged", "consensus_distance")}
+        run.rewrite(records)
+        run.checkpoint(whole[k], epoch)
+        ended = {part.status for part in parts}
+        run.finish("diverged" if "diverged" in ended else "finished", facts(training, run))

@@ -1,0 +1,55 @@
+"""The same run on either engine; processes import it from here."""
+
+import torch
+from torch.distributed import PrefixStore
+
+import quasiglobal as qg
+from quasiglobal.engines.distributed import Distributed, spread
+
+D, SEEDS = 7, (3, 5)
+
+
+def settings(name, topology):
+    """Steps, a start and gradients that are each node's own; D² gets a W that it can do with."""
+    graph = qg.topology.parse(f"lazy/{topology}" if name.startswith("d2") else topology)
+    generator = torch.Generator().manual_seed(0)
+    rows = len(SEEDS) * graph.n
+    x0 = torch.randn(rows, D, dtype=torch.float64, generator=generator)
+    targets = torch.randn(rows, D, dtype=torch.float64, generator=generator)
+    noise = torch.randn(60, rows, D, dtype=torch.float64, generator=generator)
+    return graph, x0, targets, noise
+
+
+def run(name, topology, engine_of, rows_of):
+    graph, x0, targets, noise = settings(name, topology)
+    engine = engine_of(graph)
+    rows = rows_of(engine, graph)
+
+    def gradient(x, t):
+        return x - targets[rows] + 0.1 * noise[t - 1][rows]
+
+    return qg.minimize(
+        None if "gossip" in name else gradient, x0[rows], name, graph, lambda t: 0.05 if t < 40 else 0.005, 60, 1e-3,
+        engine=engine, keep_history=False,
+    )
+
+
+def hosted_rows(engine, graph):
+    return torch.tensor([r * graph.n + i for r in range(len(SEEDS)) for i in engine.nodes])
+
+
+def in_a_process(rank, store, processes, cases):
+    results = []
+    for k, (name, topology) in enumerate(cases):
+        def engine_of(graph, k=k):
+            hosted = spread(graph.n, processes)
+            return Distributed(graph, PrefixStore(f"case/{k}", store), rank, hosted, seeds=SEEDS, shared=5, timeout=60)
+
+        result = run(name, topology, engine_of, hosted_rows)
+        results.append((hosted_rows_of(rank, processes, topology), result.x, result.state))
+    return results
+
+
+def hosted_rows_of(rank, processes, topology):
+    n = qg.topology.parse(topology).n
+    return [r * n + i for r in range(len(SEEDS)) for i in spread(n, processes)[rank]]

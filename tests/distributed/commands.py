@@ -1,0 +1,41 @@
+"""`qg train --engine distributed` as a user starts it, and its processes by their rank."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+WORDS = ["--model", "mlp", "--lr", "0.05", "--alpha", "1", "--eval-every", "10", "--device", "cpu"]
+
+
+def train(folder, *words, **options):
+    command = [sys.executable, "-m", "quasiglobal", "train", *WORDS, "--runs", str(folder), *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
+def ended(process, seconds=120):
+    """All that a command said, once it is over."""
+    said, _ = process.communicate(timeout=seconds)
+    assert process.returncode == 0, said
+    return said
+
+
+def rank(process, wanted):
+    """The child of a launcher with this rank."""
+    for child in psutil.Process(process.pid).children():
+        if child.environ().get("RANK") == str(wanted):
+            return child
+    raise AssertionError(f"no process of rank {wanted}")
+
+
+def wait_for_epoch(folder, process, epoch, seconds=60):
+    """Until a part has measured this many epochs."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for path in Path(folder).glob(f"*/parts/{process}/metrics.jsonl"):
+            if len(path.read_text().splitlines()) >= epoch:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"process {process} did not reach epoch {epoch}")

@@ -1,0 +1,124 @@
+"""Training loops that the tests of the optimizer run in processes."""
+
+import math
+
+import torch
+from torch import nn
+
+import quasiglobal as qg
+
+
+def model(seed=0, width=6):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2)).double()
+
+
+def batches(rank, steps=30):
+    generator = torch.Generator().manual_seed(100 + rank)
+    return torch.randn(steps, 8, 4, dtype=torch.float64, generator=generator) + rank
+
+
+def loss_of(net, batch):
+    return (net(batch) - batch[:, :2].sin()).square().mean()
+
+
+def optimizer_for(net, rank, store, size, algorithm="qg-dsgdm-n", groups=False, **options):
+    params = list(net.parameters())
+    chosen = [{"params": params[:2], "lr": 0.02, "weight_decay": 0.1}, {"params": params[2:]}] if groups else params
+    return qg.optim.GossipOptimizer(
+        chosen, algorithm, f"complete:{size}" if size < 3 else f"ring:{size}", lr=0.05, weight_decay=0.01,
+        meeting=(store, rank, size), **{"timeout": 30.0} | options,
+    )
+
+
+def row(net):
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def train(rank, store, size, algorithm, groups):
+    net = model(seed=rank)                                  # the optimizer starts everybody from node 0's
+    optimizer = optimizer_for(net, rank, store, size, algorithm, groups)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[20])
+    for batch in batches(rank):
+        optimizer.zero_grad(set_to_none=True)
+        loss_of(net, batch).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return row(net)
+
+
+def interrupted(rank, store, size):
+    """Save after ten steps, go on in a new optimizer."""
+    from torch.distributed import PrefixStore
+
+    def go(net, optimizer, steps):
+        for batch in steps:
+            optimizer.zero_grad()
+            loss_of(net, batch).backward()
+            optimizer.step()
+
+    data = batches(rank, 20)
+    net = model()
+    optimizer = optimizer_for(net, rank, PrefixStore("first", store), size)
+    go(net, optimizer, data[:10])
+    saved, weights = optimizer.state_dict(), {k: v.clone() for k, v in net.state_dict().items()}
+    go(net, optimizer, data[10:])
+    again = model()
+    resumed = optimizer_for(again, rank, PrefixStore("second", store), size)
+    again.load_state_dict(weights)
+    resumed.load_state_dict(saved)
+    go(again, resumed, data[10:])
+    return row(net), row(again)
+
+
+def scaled(rank, store, size):
+    """A gradient scaler whose third step overflows on node 0."""
+    net = model()
+    net[0].weight.requires_grad_(False)
+    frozen = net[0].weight.clone()
+    optimizer = optimizer_for(net, rank, store, size)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    states = []
+    for step, batch in enumerate(batches(rank, 6)):
+        optimizer.zero_grad()
+        loss = loss_of(net, batch) * (math.inf if step == 2 and rank == 0 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        states.append(optimizer.state_dict()["gossip"]["state"]["m_hat"].clone())
+    kept = states[2].equal(states[1])
+    return kept, net[0].weight.equal(frozen), bool(row(net).isfinite().all()), optimizer.steps
+
+
+def different(rank, store, size):
+    try:
+        optimizer_for(model(width=6 + rank), rank, store, size)
+    except qg.InputError as error:
+        return str(error)
+
+
+def uneven(rank, store, size):
+    """Node 0 has fewer batches than the others."""
+    net = model()
+    optimizer = optimizer_for(net, rank, store, size, timeout=3.0)
+    for batch in batches(rank, 3 if rank == 0 else 6):
+        optimizer.zero_grad()
+        loss_of(net, batch).backward()
+        optimizer.step()
+    if rank == 0:
+        import time
+        time.sleep(8)
+    return dict(optimizer.engine.lost), bool(row(net).isfinite().all())
+
+
+def averaged(rank, store, size):
+    net = model()
+    optimizer = optimizer_for(net, rank, store, size, algorithm="dsgd")
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(rank)
+    optimizer.average(rounds=60)
+    gossiped = row(net)
+    optimizer.average()
+    return gossiped, row(net), row(model()) + (size - 1) / 2

@@ -1,0 +1,96 @@
+"""Runs over processes: the simulator's numbers, its folder, and its way of surviving."""
+
+import json
+import signal
+import time
+
+import pytest
+import torch
+from commands import ended, rank, train, wait_for_epoch
+
+from quasiglobal import checkpoints
+from quasiglobal.runs import find
+
+EXACT = ["--topology", "ring:8", "--precision", "fp64", "--epochs", "6"]
+
+
+def rows(folder):
+    (run,) = find(folder)
+    found = checkpoints.newest(run.folder / "checkpoint")
+    assert found is not None
+    return found[0]
+
+
+def same(one, other, tolerance):
+    return all((one[name] - other[name]).norm() <= tolerance * (1 + other[name].norm()) for name in other)
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("simulated")
+    ended(train(folder, *EXACT))
+    return folder
+
+
+def test_a_run_is_the_simulators(tmp_path, simulated):
+    said = ended(train(tmp_path, *EXACT, "--engine", "distributed", "--processes", "3"))
+    assert "finished" in said
+    assert same(rows(tmp_path), rows(simulated), 1e-11)
+    (run,), (whole,) = find(tmp_path), find(simulated)
+    assert run.folder.name == whole.folder.name
+    assert len(run.records) == len(whole.records)
+    for name, value in whole.records[-1].items():
+        if name != "images_per_second":
+            assert run.records[-1][name] == pytest.approx(value, rel=1e-6), name
+    sent = [json.loads(path.read_text())["edges"] for path in run.folder.glob("parts/*/summary.json")]
+    d = rows(tmp_path)["x"].shape[1]
+    assert {edge["sent"] for edges in sent for edge in edges.values()} == {36 * d * 8}   # one row each way, float64
+
+
+def test_a_simulators_run_goes_on_over_processes_and_back(tmp_path, simulated):
+    for engine in (["--engine", "distributed", "--processes", "2"], []):
+        process = train(tmp_path, *EXACT, "--checkpoint-seconds", "0", *engine)
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if list(tmp_path.glob("*/parts/1/checkpoint/000002.json" if engine else "*/checkpoint/000004.json")):
+                break
+            time.sleep(0.005)
+        if process.poll() is None:
+            for child in [rank(process, k) for k in range(2)] if engine else []:
+                child.kill()
+            process.kill()
+        process.communicate()
+    ended(train(tmp_path, *EXACT))
+    assert same(rows(tmp_path), rows(simulated), 1e-11)
+
+
+LONG = ["--topology", "ring:6", "--epochs", "60", "--engine", "distributed", "--processes", "6", "--peer-timeout", "4"]
+
+
+def test_a_killed_process_is_missed_and_comes_back(tmp_path):
+    process = train(tmp_path, *LONG)
+    wait_for_epoch(tmp_path, 3, 4)
+    rank(process, 3).send_signal(signal.SIGKILL)
+    said = ended(process)
+    assert "goes on without process 3" in said
+    assert "starting it again" in said
+    (run,) = find(tmp_path)
+    assert run.status == "finished"
+    assert torch.isfinite(rows(tmp_path)["x"]).all()
+    assert run.records[-1]["accuracy_worst"] > 0.8
+    assert run.records[-1]["consensus_distance"] < 0.1
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_missed_and_comes_back(tmp_path):
+    process = train(tmp_path, *LONG)
+    wait_for_epoch(tmp_path, 2, 4)
+    victim = rank(process, 2)
+    victim.suspend()
+    time.sleep(10)
+    victim.resume()
+    said = ended(process)
+    assert "goes on without process 2" in said
+    (run,) = find(tmp_path)
+    assert run.status == "finished"
+    assert run.records[-1]["accuracy_worst"] > 0.8
