@@ -188,23 +188,31 @@ class Edge:
 def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:
     """The link to a process that opens it at the same time; raises `Lost` where it does not within `seconds`.
 
-    The lower of the two offers a generation, the higher accepts it; what is left of earlier ones is never met.
+    The lower of the two offers a generation, the higher accepts it; what is left of earlier ones is never met. An offer
+    is taken once: by the side that accepts it, or by the one that withdraws it, so that nobody accepts a stale one.
     """
     low, high = sorted((here, there))
     place = PrefixStore(f"edge/{low}-{high}", store)
     deadline = time.monotonic() + seconds
+
+    def takes(offer: int) -> bool:
+        return place.add(f"taken/{offer}", 1) == 1
+
     try:
         if here == low:
             generation = place.add("generation", 1)
             place.set("offer", str(generation))
-            _until(lambda: place.check([f"accepted/{generation}"]), deadline)
+            try:
+                _until(lambda: place.check([f"taken/{generation}"]), deadline)
+            except Lost:
+                if takes(generation):
+                    raise
         else:
-            def offered() -> bool:
-                return place.check(["offer"]) and not place.check([f"accepted/{place.get('offer').decode()}"])
+            def accepted() -> int:
+                offer = int(place.get("offer")) if place.check(["offer"]) else 0
+                return offer if offer and takes(offer) else 0
 
-            _until(offered, deadline)
-            generation = int(place.get("offer"))
-            place.set(f"accepted/{generation}", "1")
+            generation = _until(accepted, deadline)
         left = max(deadline - time.monotonic(), 1.0)
         group = open_group(PrefixStore(str(generation), place), int(here == high), 2, host, left)
     except RuntimeError as error:
@@ -212,11 +220,13 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
     return Edge(here, there, group, generation)
 
 
-def _until(condition: Callable[[], bool], deadline: float) -> None:
-    while not condition():
+def _until(condition: Callable[[], int], deadline: float) -> int:
+    """What it says as soon as that is not 0."""
+    while not (value := condition()):
         if time.monotonic() > deadline:
             raise Lost("it did not come")
         time.sleep(0.02)
+    return value
 
 
 def _reason(error: RuntimeError) -> str:
