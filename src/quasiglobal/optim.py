@@ -88,7 +88,8 @@ class GossipOptimizer(torch.optim.Optimizer):
         failed = overflow is not None and bool(overflow)
         if failed:
             g = torch.zeros_like(g)
-        g = torch.add(g, x * self._of_groups("weight_decay"))
+        if any(group["weight_decay"] for group in self.param_groups):
+            g = torch.add(g, x * self._of_groups("weight_decay"))
         self.steps += 1
         x, state = self.engine.step(
             self.algorithm, x, g, self._state, t=self.steps, lr=self._of_groups("lr"), full_gradient=_no_full_gradient

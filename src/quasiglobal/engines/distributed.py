@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from functools import cached_property
@@ -67,6 +67,7 @@ class Distributed(Host):
         self.store, self.rank, self.hosted, self.timeout, self.host = store, rank, hosted, timeout, host
         self._home = {node: process for process, nodes in enumerate(hosted) for node in nodes}
         self._exchange: Moment = (0, 0)
+        self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self._experiment, self._secret = experiment.encode(), os.environ.get("QG_SECRET", "").encode()
         self.edges: dict[int, Edge] = {}
         self.lost: dict[int, str] = {}
@@ -93,16 +94,18 @@ class Distributed(Host):
     def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Send, receive, and move towards what came; in full precision whatever is around."""
         own = [self.by_run(v) for v in tensors]
-        received = self._exchanged(t, torch.stack(own))
-        nodes = [*self.nodes, *received]
-        delta = self._delta(t, nodes, own[0])
-        if not delta.any():
+        received = self._exchanged(t, torch.stack(own) if len(own) > 1 else own[0][None])
+        here, remote = self._delta(t, tuple(received), own[0])
+        if not received and not here.any():
             return tensors
         with full_precision(tensors[0].device.type):
             mixed = []
             for k, (rows, v) in enumerate(zip(own, tensors, strict=True)):
-                everybody = torch.cat([rows, *(row[k][:, None] for row in received.values())], dim=1)
-                mixed.append(self.with_own(rows + delta @ (everybody - rows[:, :1]), v))
+                first = rows[:, :1]
+                moved = rows + here @ (rows - first) if len(self.nodes) > 1 else rows   # of one row it is 0
+                for weights, row in zip(remote, received.values(), strict=True):
+                    moved = torch.addcmul(moved, weights, row[k][:, None] - first)
+                mixed.append(self.with_own(moved, v))
         return tuple(mixed)
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
@@ -151,8 +154,9 @@ class Distributed(Host):
         for there, edge in list(self.edges.items()):
             sent = [place[j] for j in self.nodes if any(j in links[i] for i in self.hosted[there])]
             if sent:
+                chosen = own if len(sent) == len(self.nodes) else own[:, :, sent]
                 with self._watched(there):
-                    edge.send(moment, own[:, :, sent].cpu().contiguous())
+                    edge.send(moment, chosen.cpu().contiguous())
         received: dict[int, Tensor] = {}
         for there, edge in list(self.edges.items()):
             wanted = [j for j in self.hosted[there] if any(j in links[i] for i in self.nodes)]
@@ -162,7 +166,7 @@ class Distributed(Host):
                     rows = edge.receive(moment, like, self.timeout)
                     if rows is None:
                         edge.account.missed += 1
-                    elif not rows.isfinite().all():
+                    elif not _finite(rows):
                         edge.account.missed += 1
                         log.warning("process %d sent numbers that are not finite at step %d: refused", there, t)
                     else:
@@ -251,13 +255,17 @@ class Distributed(Host):
                 return
             self._closing.wait(0.2)
 
-    def _delta(self, t: int, nodes: Sequence[int], like: Tensor) -> Tensor:
-        """[nodes here, nodes]: the weights of those that are there, and on the diagonal what is missing to 0."""
-        W = torch.from_numpy(self.topology.weights(t))[list(self.nodes)][:, list(nodes)]
-        k = len(self.nodes)
-        W[:, :k].fill_diagonal_(0)
-        W[:, :k] -= torch.diag(W.sum(dim=1))
-        return W.to(like)
+    def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """W(t) − I: [nodes here, nodes here], and a column for each remote node that came; rows sum to 0."""
+        key = ((t - 1) % self.topology.period, came, like.dtype, like.device)
+        if key not in self._deltas:
+            k = len(self.nodes)
+            W = torch.from_numpy(self.topology.weights(t))[list(self.nodes)][:, [*self.nodes, *came]]
+            W[:, :k].fill_diagonal_(0)
+            W[:, :k] -= torch.diag(W.sum(dim=1))
+            W = W.to(like)
+            self._deltas[key] = W[:, :k], W[:, k:, None].unbind(dim=1)
+        return self._deltas[key]
 
     @cached_property
     def _links(self) -> list[list[set[int]]]:
@@ -269,6 +277,11 @@ class Distributed(Host):
     def _world(self) -> Group:
         """All processes, for exact means; made by the first algorithm that asks."""
         return open_group(PrefixStore("world/0", self.store), self.rank, len(self.hosted), self.host, self.timeout)
+
+
+def _finite(rows: Tensor) -> bool:
+    """Whether all numbers are; their sum tells much faster, unless it overflows by itself."""
+    return bool(rows.sum().isfinite()) or bool(rows.isfinite().all())
 
 
 class _Watched:

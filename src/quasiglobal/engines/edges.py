@@ -59,6 +59,7 @@ class Edge:
         self.step_there = 0
         self._rank = 0 if here < there else 1
         self._early: Tensor | None = None
+        self._coming: tuple[Any, Tensor] | None = None
         self._under_way: list[tuple[Any, Tensor]] = []
 
     def admit(self, experiment: bytes, secret: bytes, step: int, deadline: float) -> None:
@@ -128,6 +129,7 @@ class Edge:
                     )
                 payload = torch.empty(count, dtype=torch.float64 if size == 8 else torch.float32)
                 self._take(payload, deadline)
+                self._expect_header()
                 self.account.received += payload.nbytes
                 if (step, exchange) == moment:
                     return payload
@@ -158,9 +160,17 @@ class Edge:
         self._wait(work, deadline)
         return bytes(taken.tolist())
 
+    def _expect_header(self) -> tuple[Any, Tensor]:
+        """Let the next header come in as soon as it is sent: gloo sends only what the other side has asked for."""
+        if self._coming is None:
+            header = torch.empty(HEADER, dtype=torch.int64)
+            self._coming = (self._guarded(self.group.recv, header), header)
+        return self._coming
+
     def _header(self, deadline: float) -> Tensor:
-        header = torch.empty(HEADER, dtype=torch.int64)
-        self._take(header, deadline)
+        work, header = self._expect_header()
+        self._wait(work, deadline)
+        self._coming = None
         magic, _, _, count, size, generation = header.tolist()
         if magic != MAGIC or size not in (4, 8) or count < 0:
             raise Lost("it does not speak this protocol")
