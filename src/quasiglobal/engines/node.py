@@ -57,8 +57,15 @@ def choose(seeds: Tensor, draw: Tensor, n: int, count: int) -> Tensor:
     [2, 2]
     """
     nodes = torch.arange(n, device=seeds.device)
-    key = _scramble(_scramble(_scramble(seeds[:, None]) + draw.to(torch.int64)) + nodes)
+    key = hashed(seeds[:, None], draw.to(torch.int64), nodes)
     return key <= key.sort(dim=1).values[:, count - 1 : count]
+
+
+def hashed(key: Tensor, *numbers: Tensor | int) -> Tensor:
+    """64 bits that are a function of whole numbers, which broadcast (splitmix64, one round a number)."""
+    for number in numbers:
+        key = _scramble(key) + number
+    return _scramble(key)
 
 
 def _scramble(key: Tensor) -> Tensor:

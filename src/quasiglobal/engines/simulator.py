@@ -9,13 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms import Algorithm
+from quasiglobal.algorithms import Algorithm, Node, State
+from quasiglobal.engines.faults import Faults
 from quasiglobal.engines.host import Host, full_precision
+from quasiglobal.errors import InputError
 from quasiglobal.topology import TOLERANCE, Topology
 
 
 class Simulator(Host):
-    """Row r·n + i of every tensor is node i of run r.
+    """Row r·n + i of every tensor is node i of run r. `drop` and `churn` are the probabilities of `Faults`.
 
     >>> from quasiglobal import topology
     >>> engine = Simulator(topology.complete(2), seeds=(0, 1), shared=1)
@@ -24,9 +26,29 @@ class Simulator(Host):
     [[1.0, 5.0], [1.0, 6.0], [20.0, 7.0], [20.0, 8.0]]
     """
 
-    def __init__(self, topology: Topology, *, seeds: Sequence[int] = (0,), shared: int | None = None) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        seeds: Sequence[int] = (0,),
+        shared: int | None = None,
+        drop: float = 0.0,
+        churn: float = 0.0,
+    ) -> None:
         super().__init__(topology, seeds=seeds, shared=shared)
+        self.faults = Faults(drop, churn)
         self._deltas: dict[tuple[int, torch.dtype, torch.device], Tensor | None] = {}
+        self._time: Tensor | None = None
+
+    def advance(
+        self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
+    ) -> tuple[Tensor, State]:
+        """The step as a tensor is kept for `mix`: a captured graph's t stands still."""
+        self._time = node.time
+        try:
+            return super().advance(algorithm, x, g, state, node)
+        finally:
+            self._time = None
 
     def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """v + (W − I)(v − v₀) of each tensor, v₀ the run's first row, in full precision whatever is around.
@@ -35,28 +57,52 @@ class Simulator(Host):
         rounding of TF32 or bf16 here exceeds the gradient after two decays. Since (W − I)1 = 0, taking v₀ off
         changes nothing but the rounding, which is then that of the nodes' differences; nodes that agree
         stay bit for bit where they are.
+
+        The weight of a message that is lost returns to the receiver, v_i + Σ_j w_ij (v_j − v_i) over those that
+        came, as in the distributed engine: W's rows still sum to 1, its columns need not, and the mean moves.
         """
-        delta = self._delta(t, tensors[0])
+        like = tensors[0]
+        delta = self._delta(t, torch.float64 if self.faults else like.dtype, like.device)
         if delta is None:
             return tensors
-        with full_precision(tensors[0].device.type):
+        if self.faults:
+            delta = self._arriving(t, delta).to(like.dtype)
+        with full_precision(like.device.type):
             return tuple(self.with_own(_addmm(self.by_run(v), delta), v) for v in tensors)
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
         """The mean of each run's rows, at each of its rows."""
+        if self.faults:
+            raise InputError(NO_MEAN)
         rows = self.by_run(tensor)
         if among is None:
             return self.with_own(rows.mean(dim=1, keepdim=True), tensor)
         weights = among.view(len(self.seeds), self.topology.n, 1)
         return self.with_own((weights * rows).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True), tensor)
 
-    def _delta(self, t: int, like: Tensor) -> Tensor | None:
+    def _delta(self, t: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """W(t) − I as a tensor, or None for a step without gossip."""
-        key = ((t - 1) % self.topology.period, like.dtype, like.device)
+        key = ((t - 1) % self.topology.period, dtype, device)
         if key not in self._deltas:
             delta = self.topology.weights(t) - np.eye(self.topology.n)
-            self._deltas[key] = torch.from_numpy(delta).to(like) if delta.any() else None
+            self._deltas[key] = torch.from_numpy(delta).to(device, dtype) if delta.any() else None
         return self._deltas[key]
+
+
+    def _arriving(self, t: int, delta: Tensor) -> Tensor:
+        """[runs, n, n]: W − I with the weights of lost messages on the diagonal."""
+        time = torch.tensor(t, device=delta.device) if self._time is None else self._time
+        if self._seeds.device != delta.device:
+            self._seeds = self._seeds.to(delta.device)
+        weights = delta - torch.diag(delta.diagonal())
+        weights = weights * self.faults.arrived(self._seeds, time, self.topology.n)
+        return weights - torch.diag_embed(weights.sum(dim=2))
+
+
+NO_MEAN = (
+    "an exact mean over all nodes cannot do without anybody: with drop or churn, "
+    "use an algorithm that talks to its neighbours alone (see `qg algorithms`)"
+)
 
 
 def warn_of_w(algorithm: Algorithm, topology: Topology) -> None:
@@ -80,8 +126,8 @@ def warn_of_w(algorithm: Algorithm, topology: Topology) -> None:
 
 
 def _addmm(rows: Tensor, delta: Tensor) -> Tensor:
-    """rows + delta @ (rows − their first) for each run of a [runs, n, columns] tensor."""
+    """rows + delta @ (rows − their first) for each run of a [runs, n, columns] tensor; delta [n, n] or one a run."""
     apart = rows - rows[:, :1]
     if len(rows) == 1:
-        return torch.addmm(rows[0], delta, apart[0])[None]
-    return torch.baddbmm(rows, delta.expand(len(rows), *delta.shape), apart)
+        return torch.addmm(rows[0], delta.view(delta.shape[-2:]), apart[0])[None]
+    return torch.baddbmm(rows, delta.expand(len(rows), *delta.shape[-2:]), apart)

@@ -1,0 +1,62 @@
+"""Messages that are lost and nodes that are away, drawn from the run's seed: a deployment's faults, before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quasiglobal.engines.node import hashed
+from quasiglobal.errors import InputError
+
+WINDOW = 20
+"""Steps that a node stays away, or stays, before it is drawn anew."""
+
+DROP, CHURN = 1, 2
+"""They tell the draws of messages and those of nodes apart."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Each link j → i is lost for a step with probability `drop`, each node away for a window with `churn`.
+
+    The two directions of an edge are drawn apart. A node that is away neither sends nor receives; it goes on with
+    its own data alone.
+    """
+
+    drop: float = 0.0
+    churn: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("drop", "churn"):
+            check_probability(name, getattr(self, name))
+
+    def __bool__(self) -> bool:
+        return self.drop > 0 or self.churn > 0
+
+    def arrived(self, seeds: Tensor, time: Tensor, n: int) -> Tensor:
+        """A [runs, n, n] mask: at [r, i, j] whether what j sends to i arrives in run r at step `time` = 1, 2, …
+
+        A function of (seed, step, receiver, sender) and (seed, window, node), in integer arithmetic on the device:
+        CPU and GPU agree, and a captured graph draws anew each time it is replayed.
+
+        >>> Faults(drop=0.5).arrived(torch.tensor([0]), torch.tensor(1.0), n=3)[0].tolist()
+        [[False, False, True], [False, False, False], [True, True, True]]
+        """
+        step, node = time.to(torch.int64), torch.arange(n, device=seeds.device)
+        window = (step - 1) // WINDOW
+        here = ~_happens(self.churn, hashed(seeds[:, None], CHURN, window, node))
+        lost = _happens(self.drop, hashed(seeds[:, None, None], DROP, step, node[:, None], node))
+        return ~lost & here[:, :, None] & here[:, None, :]
+
+
+def check_probability(name: str, value: float) -> None:
+    """Whether a fault may be that likely."""
+    if not 0 <= value < 1:
+        raise InputError(f"{name} must be a probability in [0, 1), got {value}")
+
+
+def _happens(probability: float, key: Tensor) -> Tensor:
+    """Where the first 53 bits of a hash, as a fraction, are below the probability."""
+    return (key >> 11 & (1 << 53) - 1) < round(probability * 2**53)
