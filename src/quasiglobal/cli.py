@@ -32,7 +32,7 @@ from quasiglobal.measures import Record
 from quasiglobal.paper import demo as demonstration
 from quasiglobal.paper.figures import FIGURES
 from quasiglobal.paper.figures import reproduce as make_figure
-from quasiglobal.processes import launch
+from quasiglobal.processes import launch, refuse_faults
 from quasiglobal.processes import train as train_part
 from quasiglobal.report import plots
 from quasiglobal.runs import Options, Run, find, group_by_setting, last_and_best, prepare
@@ -240,6 +240,7 @@ def train(
         file: A TOML file with any of the options below, as in `qg train --lr 0.2 mine.toml`; flags win.
     """
     if options.engine == "distributed" and options.processes and not launched():
+        refuse_faults(experiment)
         sys.exit(launch(sys.argv[1:], options.processes))
     chosen = Run.of(experiment, options.runs)
     finished = chosen.summary is not None

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from quasiglobal.algorithms import algorithm
 from quasiglobal.algorithms.base import checked
+from quasiglobal.engines.faults import check_probability
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.schedules import scaled_lr
 from quasiglobal.topology import parse
@@ -63,7 +64,11 @@ class Experiment:
     eval_every: int = 1
     """Epochs between tests; the last epoch is always tested. The best score depends on it."""
     seed: int = 0
-    """Draws the partition, the start and the order of the data."""
+    """Draws the partition, the start, the order of the data and the faults."""
+    drop: float = 0.0
+    """The probability that a message to a neighbour is lost; its weight returns to the receiver. Simulator only."""
+    churn: float = 0.0
+    """The probability that a node is away for a window of 20 steps, with its own data alone. Simulator only."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "eval_every"):
@@ -72,12 +77,15 @@ class Experiment:
         for name in ("warmup", "warmup_from", "weight_decay", "seed"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
+        for name in ("drop", "churn"):
+            check_probability(name, getattr(self, name))
         algorithm(self.algorithm)
 
     @property
     def hash(self) -> str:
         """Eight digits that stand for all fields."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        values = {name: value for name, value in asdict(self).items() if value or name not in YOUNGER}
+        text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     @property
@@ -100,6 +108,9 @@ class Experiment:
         """The same with another seed."""
         return replace(self, seed=seed)
 
+
+YOUNGER = ("drop", "churn")
+"""Fields that came after the first runs: hashed unless 0, so that those runs keep their names."""
 
 RECIPES: dict[str, dict[str, Any]] = {
     "cifar10": {

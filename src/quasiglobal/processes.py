@@ -70,8 +70,17 @@ def launch(words: Sequence[str], processes: int) -> int:
     return failed
 
 
+def refuse_faults(experiment: Experiment) -> None:
+    """Faults between processes are real ones."""
+    if experiment.drop or experiment.churn:
+        raise InputError(
+            "drop and churn are simulated, but processes lose what they lose; use --engine simulator or leave both at 0"
+        )
+
+
 def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs, records: None) -> list[Run]:
     """This process's share of what is not finished of an experiment's seeds; all its runs."""
+    refuse_faults(experiment)
     store, rank, size = join(options.peer_timeout)
     runs = [Run.of(experiment.with_seed(experiment.seed + k), options.runs) for k in range(options.seeds)]
     going = [run for run in runs if run.summary is None]

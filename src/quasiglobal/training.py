@@ -20,7 +20,7 @@ from quasiglobal.catalogue import traffic
 from quasiglobal.engines.capture import Captured
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.memory import keep_freed_memory
-from quasiglobal.engines.simulator import Simulator, warn_of_w
+from quasiglobal.engines.simulator import NO_MEAN, Simulator, warn_of_w
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
 from quasiglobal.flat import Layout
@@ -70,12 +70,15 @@ class Training:
         self.algorithm = algorithms.algorithm(experiment.algorithm)
         self.graph = parse(experiment.topology)
         warn_of_w(self.algorithm, self.graph)
+        faults = {name: p for name in ("drop", "churn") if (p := getattr(experiment, name))}
+        if faults and traffic(self.algorithm).everybody:            # now, and not at the first mean of a long run
+            raise InputError(NO_MEAN)
         self.dtype = PRECISIONS[experiment.precision]
 
         modules = [task.module(seed).to(self.dtype) for seed in self.seeds]
         self.layout = Layout.of_experiment(modules[0], experiment.bn)
         self.model = StackedModel(task.module(0).to(device, self.dtype), task.loss, self.layout, experiment.precision)
-        self.engine = engine(self.graph, seeds=self.seeds, shared=self.layout.shared)
+        self.engine = engine(self.graph, seeds=self.seeds, shared=self.layout.shared, **faults)
 
         train = task.data.train
         self.parts = {
