@@ -57,6 +57,13 @@ def test_each_phase_and_period_has_its_own_graph(topology):
     torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("faults", [{"drop": 0.3}, {"churn": 0.4}], ids=str)
+def test_a_captured_step_loses_the_messages_that_the_cpu_loses(faults):
+    experiment = replace(SHORT, epochs=4, **faults)
+    there, here = (trained(experiment, device, seeds=(0, 1)) for device in ("cuda", "cpu"))
+    torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("norm", ["bn", "evonorm"])
 def test_a_resumed_run_goes_on_with_the_same_numbers(norm):
     """Equal up to the kernels' determinism; in float64 that is rounding in the 16th digit."""
