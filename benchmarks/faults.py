@@ -1,0 +1,124 @@
+"""What lost messages do to each algorithm that talks to its neighbours alone: 16 nodes on a ring, quadratics.
+
+    python benchmarks/faults.py                        # a few minutes on two cores; prints Markdown
+
+Node i has f_i(x) = ½ (x − b_i)ᵀ A_i (x − b_i), A_i diagonal in [0.5, 1.5], and sees its gradient with noise. The error
+is the nodes' root mean square distance to the minimiser of Σ f_i, over the last 200 steps and all seeds, relative to
+the start's. The drift is how far the mean moves in 500 steps without gradients, relative to the nodes' first
+disagreement. The growth is the error at the end over that at half time: 1 where it has settled, √2 where it walks at
+random. A run diverges where it ends further away than it began. D² runs on lazy/ring:16, as it needs λ_min > −1/3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+
+import torch
+from torch import Tensor
+
+import quasiglobal as qg
+from quasiglobal.algorithms import ALGORITHMS, Algorithm
+from quasiglobal.catalogue import traffic
+from quasiglobal.cli import _markdown
+from quasiglobal.engines.simulator import Simulator
+
+N, D, NOISE, TAIL = 16, 10, 0.1, 200
+DROPS = (0.0, 0.1, 0.3)
+CHURN = 0.1
+LR = 0.05
+"""Of plain SGD; a tenth of it with momentum 0.9, whose steps add up to ten times a gradient, and with Adam."""
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class Quadratics:
+    """The nodes' functions, the same for all runs, with noise that differs from run to run."""
+
+    def __init__(self, runs: int) -> None:
+        self.runs, self.b = runs, draw(1, N, D)
+        self.A = 0.5 + torch.rand(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        self.minimiser = (self.A * self.b).sum(dim=0) / self.A.sum(dim=0)
+
+    def gradient(self, x: Tensor, t: int) -> Tensor:
+        slopes = (self.A * (x.view(self.runs, N, D) - self.b)).view_as(x)
+        return slopes + NOISE * draw(1000 + t, *x.shape)
+
+    def error(self, x: Tensor) -> Tensor:
+        return (x - self.minimiser).square().sum(dim=1).mean().sqrt()
+
+
+def error(name: str, topology: str, lr: float, steps: int, runs: int, **faults: float) -> tuple[float, float]:
+    """The error at the end, relative to the start's and to that at half time."""
+    problem = Quadratics(runs)
+    x0 = draw(3, N, D).repeat(runs, 1) + 3.0
+    half, end = [], []
+
+    def gradient(x: Tensor, t: int) -> Tensor:
+        for errors, last in ((half, steps // 2), (end, steps)):
+            if last - TAIL < t <= last:
+                errors.append(problem.error(x))
+        return problem.gradient(x, t)
+
+    engine = Simulator(qg.topology.parse(topology), seeds=range(runs), **faults)
+    try:
+        qg.minimize(gradient, x0, name, topology, lr, steps, engine=engine, keep_history=False)
+    except qg.Diverged:
+        return float("inf"), float("inf")
+    final, before = (float(torch.stack(errors).square().mean().sqrt()) for errors in (end, half))
+    return final / float(problem.error(x0)), final / before
+
+
+def drift(name: str, topology: str, lr: float, runs: int, drop: float) -> float:
+    """How far the mean moves without gradients, relative to how far the nodes were apart."""
+    x0 = draw(4, runs * N, D)
+    engine = Simulator(qg.topology.parse(topology), seeds=range(runs), drop=drop)
+    try:
+        x = qg.minimize(None, x0, name, topology, lr, 500, engine=engine, keep_history=False).x
+    except qg.Diverged:
+        return float("inf")
+    start, end = (rows.view(runs, N, D) for rows in (x0, x))
+    moved = (end.mean(dim=1) - start.mean(dim=1)).square().sum(dim=1).mean()
+    apart = (start - start.mean(dim=1, keepdim=True)).square().sum(dim=2).mean()
+    return float((moved / apart).sqrt())
+
+
+def learning_rate(name: str, algorithm: Algorithm) -> float:
+    return LR / 10 if "adam" in name or getattr(algorithm, "beta", 0.0) else LR
+
+
+def row(name: str, steps: int, runs: int) -> list[str]:
+    algorithm = ALGORITHMS[name]
+    bound = algorithm.needs.lambda_min_above
+    topology = f"ring:{N}" if bound is None else f"lazy/ring:{N}"
+    lr = learning_rate(name, algorithm)
+    drifts = [f"{drift(name, topology, lr, runs, drop):.2g}" for drop in DROPS]
+    label = f"`{name}`" + ("" if bound is None else " on `lazy/`")
+    if "gossip" in name:
+        return [label, "", *drifts, *[""] * 7]
+    settings = [{"drop": drop} for drop in DROPS] + [{"churn": CHURN}]
+    found = [error(name, topology, lr, steps, runs, **faults) for faults in settings]
+    base = found[0][0]
+    worse = [f"× {value / base:.3g}" for value, _ in found[1:]]
+    growth = [f"{found[k][1]:.2f}" for k in (0, len(DROPS) - 1)]
+    return [label, f"{lr:g}", *drifts, f"{base:.3g}", *worse, *growth, "yes" if max(found)[0] > 1 else "no"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--runs", type=int, default=16, help="seeds, as rows of one program")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    names = [name for name, algorithm in ALGORITHMS.items() if not traffic(algorithm).everybody]
+    columns = ["algorithm", "lr", *(f"drift, drop {drop:g}" for drop in DROPS), "error, no faults"]
+    columns += [*(f"drop {drop:g}" for drop in DROPS[1:]), f"churn {CHURN:g}"]
+    columns += ["growth, no faults", f"growth, drop {DROPS[-1]:g}", "diverges"]
+    print(_markdown(columns, [row(name, args.steps, args.runs) for name in names]))
+
+
+if __name__ == "__main__":
+    main()
