@@ -8,6 +8,7 @@ import math
 import os
 import statistics
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from tyro.conf import Positional, arg
 
 import quasiglobal as qg
 from quasiglobal.catalogue import Entry, catalogue, describe
-from quasiglobal.engines.joining import launched
+from quasiglobal.engines.joining import launched, serve
 from quasiglobal.estimate import estimate
 from quasiglobal.experiment import Experiment, from_toml
 from quasiglobal.exports import export as export_model
@@ -32,6 +33,7 @@ from quasiglobal.measures import Record
 from quasiglobal.paper import demo as demonstration
 from quasiglobal.paper.figures import FIGURES
 from quasiglobal.paper.figures import reproduce as make_figure
+from quasiglobal.parts import parts_of
 from quasiglobal.processes import launch, refuse_faults
 from quasiglobal.processes import train as train_part
 from quasiglobal.report import plots
@@ -337,6 +339,48 @@ def runs(runs: Folder = Path("runs")) -> None:
         scores = [f"{100 * test['accuracy']:.2f}" if test else "" for test in last_and_best(records)]
         table.add_row(run.folder.name, run.status, f"{len(records)}/{run.experiment.epochs}", *scores)
     console.print(table)
+
+
+@app.command
+def status(folder: Annotated[Positional[Path], arg(metavar="RUN")]) -> None:
+    """Show how far each process of a distributed run is, and which edges it has lost.
+
+    Args:
+        folder: A run's folder.
+    """
+    parts = parts_of(Run.at(folder).folder)
+    if not parts:
+        raise qg.InputError(f"{folder} has no parts: it was not trained over processes")
+    newest = [part.measures[-1] if part.measures else None for part in parts]
+    furthest = max((last["step"] for last in newest if last), default=0)
+    table = Table("process", "nodes", "epoch", "step", "behind", "loss", "heard of", "lost edges", "status")
+    for part, last in zip(parts, newest, strict=True):
+        nodes = f"{part.nodes[0]}-{part.nodes[-1]}" if len(part.nodes) > 1 else str(part.nodes[0])
+        cells = ["-"] * 6
+        if last:
+            lost = ", ".join(f"{there}: {why}" for there, why in last["lost"].items()) or "none"
+            cells = [
+                str(last["epoch"]), str(last["step"]), str(furthest - last["step"]),
+                f"{statistics.fmean(last['loss']):.3f}", f"{_duration(time.time() - last['written'])} ago", lost,
+            ]
+        table.add_row(part.folder.name, nodes, *cells, part.status or "training")
+    console.print(table)
+
+
+@app.command
+def rendezvous(port: int, host: str = "127.0.0.1") -> None:
+    """Be the place where processes meet, until stopped: what MASTER_ADDR and MASTER_PORT name for torchrun's variables.
+
+    Training that has begun does not need it; joining does.
+
+    Args:
+        port: The port to listen at.
+        host: The address of this machine to listen at; by default it can be reached from here alone.
+    """
+    server = serve(host, port)
+    console.print(f"listening at {host}:{server.port}; stop with Ctrl-C")
+    while True:
+        time.sleep(3600)
 
 
 @app.command

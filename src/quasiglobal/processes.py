@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from quasiglobal.engines.distributed import Distributed, spread
-from quasiglobal.engines.gloo import PrefixStore, Store, TCPStore
-from quasiglobal.engines.joining import join
+from quasiglobal.engines.gloo import PrefixStore, Store
+from quasiglobal.engines.joining import join, serve
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
@@ -35,7 +35,7 @@ from quasiglobal.training import epochs as every_epoch
 
 def launch(words: Sequence[str], processes: int) -> int:
     """Run `qg` with these words in so many processes here; the exit status of the first that fails."""
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    server = serve("127.0.0.1", 0)
     shared = {
         "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -119,7 +119,7 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     for measures in every_epoch(training):
         records = [combined([found]) for found in measures]
         for k, part in enumerate(parts):
-            part.write(measures[k])
+            part.write(measures[k] | {"lost": engine.lost, "written": time.time()})
             part.save(training.rows_of(k), training.epochs_done)
         watch(going, records)
         failed = any(diverged(record) for record in records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from datetime import timedelta
 
 from quasiglobal.engines.gloo import PrefixStore, Store, TCPStore
@@ -16,6 +17,17 @@ def launched() -> bool:
     return all(name in os.environ for name in VARIABLES)
 
 
+def serve(host: str, port: int) -> TCPStore:
+    """A store for others to meet at, at this address alone; it lives as long as what is returned."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"cannot listen at {host}:{port}: {error}") from None
+    chosen = listener.getsockname()[1]
+    return TCPStore(host, chosen, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
 def join(timeout: float = 60.0) -> tuple[Store, int, int]:
     """The store, this process's rank and how many there are."""
     if not launched():
@@ -24,10 +36,10 @@ def join(timeout: float = 60.0) -> tuple[Store, int, int]:
     rank, size, host, port = (os.environ[name] for name in VARIABLES)
     hosted_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        store = TCPStore(
-            host, int(port), int(size), is_master=rank == "0" and not hosted_elsewhere,
-            timeout=timedelta(seconds=timeout), wait_for_workers=False,
-        )
+        if rank == "0" and not hosted_elsewhere:
+            store = serve(host, int(port))
+        else:
+            store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as error:
         raise InputError(f"cannot meet the others at {host}:{port}: {str(error).splitlines()[0][:120]}") from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -1,0 +1,93 @@
+"""Who does not belong gets nowhere, is named, and disturbs nobody."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+
+import meetings
+import psutil
+import pytest
+import torch
+from commands import WORDS, ended, train, wait_for_epoch
+from processes import together
+
+from quasiglobal.runs import find
+
+
+def test_neighbours_with_one_secret_and_experiment_tell_their_step():
+    assert together(2, meetings.admission, ("e", "e"), ("s", "s")) == [8, 7]
+    assert together(2, meetings.admission, ("e", "e"), ("", "")) == [8, 7]
+
+
+@pytest.mark.parametrize(
+    ("experiments", "secrets"), [(("e", "e"), ("s", "")), (("e", "e"), ("s", "t")), (("e", "f"), ("s", "s"))]
+)
+def test_others_are_refused_by_both_sides(experiments, secrets):
+    answers = together(2, meetings.admission, experiments, secrets)
+    assert answers == ["it runs another experiment, or has another secret"] * 2
+
+
+def test_numbers_that_are_not_finite_are_refused():
+    answers = together(3, meetings.mixing, "nan")
+    for mixed, missed, lost in answers[:2]:
+        torch.testing.assert_close(mixed, torch.full((1, 4), answers[0][0].mean()), rtol=0, atol=0.4)
+        assert mixed.isfinite().all()
+        assert missed["2"] == 1
+        assert not lost
+
+
+def test_another_models_shape_is_refused():
+    for mixed, _, lost in together(3, meetings.mixing, "shape")[:2]:
+        assert mixed.isfinite().all()
+        assert 2 in lost                                    # whoever of the two reads first says why
+
+
+@pytest.mark.slow
+def test_garbage_on_the_ports_disturbs_nobody(tmp_path):
+    words = ["--topology", "ring:3", "--epochs", "40", "--engine", "distributed", "--processes", "3"]
+    process = train(tmp_path, *words, env=os.environ | {"QG_SECRET": "right"})
+    wait_for_epoch(tmp_path, 1, 2)
+    launcher = psutil.Process(process.pid)
+    listening = [c.laddr for p in (launcher, *launcher.children()) for c in p.net_connections() if c.status == "LISTEN"]
+    assert {address.ip for address in listening} == {"127.0.0.1"}       # loopback unless told otherwise
+    held = []
+    for address in listening:
+        for garbage in (b"GET / HTTP/1.0\r\n\r\n", random.Random(0).randbytes(10_000), bytes(2_000_000)):
+            try:
+                held.append(socket.create_connection(address, timeout=0.5))
+                held[-1].settimeout(0.2)
+                held[-1].sendall(garbage)
+            except OSError:
+                pass
+    said = ended(process)
+    for connection in held:
+        connection.close()
+    assert "goes on without" not in said
+    (run,) = find(tmp_path)
+    assert run.status == "finished"
+
+
+@pytest.mark.slow
+def test_training_goes_on_without_the_place_where_it_met(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "quasiglobal", "rendezvous", "--port", "0"], stdout=subprocess.PIPE, text=True
+    ) as place:
+        port = place.stdout.readline().split(":")[1].split(";")[0]
+        shared = os.environ | {
+            "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1",
+        }
+        words = ["--topology", "ring:3", "--epochs", "40", "--engine", "distributed"]
+        command = [sys.executable, "-m", "quasiglobal", "train", *WORDS, "--runs", str(tmp_path), *words]
+        started = [
+            subprocess.Popen(command, env=shared | {"RANK": str(rank)}, stdout=subprocess.DEVNULL) for rank in range(3)
+        ]
+        wait_for_epoch(tmp_path, 1, 2)
+        place.send_signal(signal.SIGKILL)
+        assert [process.wait(timeout=90) for process in started] == [0, 0, 0]
+    (run,) = find(tmp_path)
+    assert run.status == "finished"
+    assert run.records[-1]["epoch"] == 40
