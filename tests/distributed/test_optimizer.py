@@ -1,5 +1,6 @@
 """The optimizer in somebody else's loop: the same numbers as the simulator, and never a hang."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,10 +79,10 @@ def test_the_example_runs_under_torchrun():
         capture_output=True, text=True, timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    scores = [float(line.split()[-4].rstrip("%")) for line in done.stdout.splitlines() if line.startswith("node ")]
+    scores = re.findall(r"reads ([\d.]+)%", done.stdout)         # two processes may write into one line
     assert len(scores) == 4
     assert len(set(scores)) == 1
-    assert scores[0] > 85
+    assert float(scores[0]) > 85
 
 
 def test_without_torchrun_it_says_so():
