@@ -125,15 +125,21 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
         failed = any(diverged(record) for record in records)
         if failed:
             break
-    engine.close()
     for part in parts:
         part.finish("diverged" if failed else "finished", engine.accounts())
+    everybody = [[Part(run.folder, p, nodes) for p, nodes in enumerate(hosted)] for run in going]
+    missing = _missing(everybody, max(options.peer_timeout, GRACE))     # one that was away may still come back to us
+    engine.close()
     if rank == 0:
-        everybody = [[Part(run.folder, p, nodes) for p, nodes in enumerate(hosted)] for run in going]
-        _wait_for(everybody, options.peer_timeout)
+        if missing:
+            folders = ", ".join(str(part.folder) for part in missing)
+            raise InputError(f"there is no end of {folders}; run the same command again to go on")
         _put_together(going, everybody, training_on(Simulator))
     return runs
 
+
+GRACE = 60.0
+"""Seconds that those who are done wait at least for the others."""
 
 PATIENCE = 5
 """Epochs that a returning node's own model may be behind; an older one gives way to its neighbours' mean."""
@@ -163,14 +169,14 @@ def _agreed(store: Store, rank: int, size: int, epochs: set[int], timeout: float
     return max(common)
 
 
-def _wait_for(everybody: Sequence[Sequence[Part]], timeout: float) -> None:
-    """Until all parts are done; they end within a step of each other."""
+def _missing(everybody: Sequence[Sequence[Part]], timeout: float) -> list[Part]:
+    """Those that have not ended after so many seconds."""
     deadline = time.monotonic() + timeout
     while missing := [part for parts in everybody for part in parts if part.status is None]:
         if time.monotonic() > deadline:
-            folders = ", ".join(str(part.folder) for part in missing)
-            raise InputError(f"no end of {folders} within {timeout:g} s; run the same command again to go on")
+            break
         time.sleep(0.05)
+    return missing
 
 
 def _put_together(runs: Sequence[Run], everybody: Sequence[Sequence[Part]], training: Training) -> None:

@@ -38,6 +38,9 @@ def spread(n: int, processes: int) -> list[tuple[int, ...]]:
     return [tuple(range(first, last)) for first, last in itertools.pairwise(starts)]
 
 
+ATTEMPT = 5.0
+"""Seconds that one attempt to open an edge takes."""
+
 LONG = 3600.0
 """Seconds that an admitted neighbour may take to load its data and begin."""
 
@@ -73,6 +76,8 @@ class Distributed(Host):
         self.lost: dict[int, str] = {}
         self._wants_model = wants_model
         self.models: list[Tensor] = []
+        self._threads: list[threading.Thread] = []
+        self._opening: dict[int, Edge] = {}
         self._admitted: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[Edge] = queue.SimpleQueue()
         self._ready, self._closing = threading.Event(), threading.Event()
@@ -136,8 +141,13 @@ class Distributed(Host):
         return {str(there): asdict(account) for there, account in sorted(self._accounts.items())}
 
     def close(self) -> None:
-        """Leave."""
+        """Leave, and let nothing go on in the background."""
         self._closing.set()
+        self._ready.set()
+        for edge in list(self._opening.values()):
+            edge.close()
+        for thread in self._threads:
+            thread.join(timeout=2 * ATTEMPT)
         for edge in self.edges.values():
             edge.close()
         self.edges.clear()
@@ -228,16 +238,19 @@ class Distributed(Host):
 
     def _seek(self, there: int) -> None:
         """Try to open the edge in the background, as long as it takes."""
-        threading.Thread(target=self._open, args=(there,), daemon=True).start()
+        thread = threading.Thread(target=self._open, args=(there,), daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _open(self, there: int) -> None:
         store: Store | None = None
         while not self._closing.is_set():
             try:
                 store = store or another(self.store)
-                edge = open_edge(store, self.rank, there, self.host, min(self.timeout, 5.0))
+                edge = open_edge(store, self.rank, there, self.host, min(self.timeout, ATTEMPT))
+                self._opening[there] = edge
                 edge.account = self._accounts[there]
-                edge.admit(self._experiment, self._secret, self._exchange[0], time.monotonic() + 5.0)
+                edge.admit(self._experiment, self._secret, self._exchange[0], time.monotonic() + ATTEMPT)
                 model = edge.share_model(self._mean_here(), self._wants_model, time.monotonic() + self.timeout)
                 if model is not None:
                     self.models.append(model)
@@ -251,6 +264,7 @@ class Distributed(Host):
             except RuntimeError:                            # the store is gone: nobody can join, but training goes on
                 store = None
             else:
+                del self._opening[there]
                 self._opened.put(edge)
                 return
             self._closing.wait(0.2)
