@@ -41,11 +41,8 @@ def newest(folder: Path) -> tuple[dict[str, Tensor], Progress] | None:
     for note in sorted(folder.glob("*.json"), reverse=True):
         data = note.with_suffix(".safetensors")
         try:
-            meta = json.loads(note.read_text())
-            if meta.pop("sha256") != _checksum(data):
-                raise ValueError("its checksum is wrong")
-            return load_file(data), Progress(**meta)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            return _checked(note)
+        except DAMAGE as error:
             warnings.warn(f"checkpoint {data} is damaged ({error}); going back to the one before it", stacklevel=2)
     return None
 
@@ -57,12 +54,24 @@ def epochs(folder: Path) -> list[int]:
 
 def at(folder: Path, epoch: int) -> dict[str, Tensor] | None:
     """The rows after an epoch, if they are there and whole."""
-    data = folder / f"{epoch:06d}.safetensors"
     try:
-        meta = json.loads(data.with_suffix(".json").read_text())
-        return load_file(data) if meta["sha256"] == _checksum(data) else None
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+        rows, _ = _checked(folder / f"{epoch:06d}.json")
+    except DAMAGE:
         return None
+    return rows
+
+
+DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
+"""What a damaged checkpoint may raise."""
+
+
+def _checked(note: Path) -> tuple[dict[str, Tensor], Progress]:
+    """The checkpoint that a note describes, if it is as it was written."""
+    data = note.with_suffix(".safetensors")
+    meta = json.loads(note.read_text())
+    if meta.pop("sha256") != _checksum(data):
+        raise ValueError("its checksum is wrong")
+    return load_file(data), Progress(**meta)
 
 
 def _checksum(path: Path) -> str:

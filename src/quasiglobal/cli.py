@@ -47,6 +47,7 @@ Name = Annotated[Positional[str | None], arg(metavar="NAME")]
 Folder = Annotated[Path, arg(metavar="FOLDER")]
 Folders = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")]
 File = Annotated[Path, arg(metavar="FILE")]
+Toml = Annotated[Positional[Path | None], arg(metavar="FILE.toml")]
 
 app = tyro.extras.SubcommandApp()
 console = Console(highlight=False, markup=False)
@@ -106,7 +107,8 @@ def topology(graph: Graph, plot: File | None = None, parameters: int = 272_474) 
         raise qg.InputError(f"parameters must be >= 1, got {parameters}")
     chosen = qg.topology.parse(graph)
     table = Table(show_header=False, box=None)
-    for name, value in _facts(chosen, parameters).items():
+    sent = f"{chosen.bytes_per_step(parameters) / 1e6:.3f} MB a node on average, for {parameters:,} float32 parameters"
+    for name, value in (_facts(chosen) | {"sent a step": sent}).items():
         table.add_row(name, value)
     console.print(table)
     if plot is not None:
@@ -118,13 +120,12 @@ def topology(graph: Graph, plot: File | None = None, parameters: int = 272_474) 
         _say_written([plot])
 
 
-def _facts(graph: qg.Topology, parameters: int) -> dict[str, str]:
+def _facts(graph: qg.Topology) -> dict[str, str]:
     def number(value: float | None, otherwise: str) -> str:
         return otherwise if value is None else f"{value:.6g}"
 
     beta = number(graph.largest_beta, "unknown")
     degrees = [len(graph.neighbours(i)) for i in range(graph.n)]
-    size = graph.bytes_per_step(parameters)
     symmetric = "only for a fixed symmetric W"
     return {
         "topology": str(graph),
@@ -138,7 +139,6 @@ def _facts(graph: qg.Topology, parameters: int) -> dict[str, str]:
         "λ_min": number(graph.lambda_min, symmetric),
         "ρ": number(graph.rho, "only for a doubly stochastic W"),
         "largest β in theory": f"{beta}  (β/(1 − β) ≤ ρ/21; practice uses 0.9)",
-        "sent a step": f"{size / 1e6:.3f} MB a node on average, for {parameters:,} float32 parameters",
     }
 
 
@@ -232,7 +232,7 @@ NOTHING, HERE = Experiment(), Options()
 
 
 def train(
-    file: Annotated[Positional[Path | None], arg(metavar="FILE.toml")] = None,
+    file: Toml = None,
     experiment: Flat = NOTHING,
     options: Around = HERE,
 ) -> None:
@@ -274,7 +274,7 @@ def train(
 
 
 def check(
-    file: Annotated[Positional[Path | None], arg(metavar="FILE.toml")] = None,
+    file: Toml = None,
     experiment: Flat = NOTHING,
     options: Around = HERE,
 ) -> None:
@@ -285,7 +285,7 @@ def check(
     """
     graph = qg.topology.parse(experiment.topology)
     table = Table(show_header=False, box=None)
-    for name, value in list(_facts(graph, 1).items())[:-1]:
+    for name, value in _facts(graph).items():
         table.add_row(name, value)
     with console.status("trying a few steps"):
         taken = estimate(prepare(experiment, options), options.runs)

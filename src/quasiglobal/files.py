@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -37,6 +39,32 @@ def write_json(path: Path, value: object) -> None:
     """A value as a JSON file."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def write_lines(path: Path, records: Sequence[Mapping[str, object]]) -> None:
+    """Records as JSON, a line each."""
+    with replacing(path) as temporary:
+        temporary.write_text("".join(map(_line, records)))
+
+
+def append_line(path: Path, record: Mapping[str, object]) -> None:
+    """One record more."""
+    with open(path, "a") as file:
+        file.write(_line(record))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of such a file, none if it is not there."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _line(record: Mapping[str, object]) -> str:
+    """JSON has no numbers that are not finite: null stands for them."""
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in record.items()
+    }
+    return json.dumps(finite) + "\n"
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

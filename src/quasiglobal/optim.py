@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.gloo import PrefixStore, Store
-from quasiglobal.engines.joining import join
+from quasiglobal.engines.joining import join, told
 from quasiglobal.engines.simulator import warn_of_w
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology, parse
@@ -160,13 +159,8 @@ class GossipOptimizer(torch.optim.Optimizer):
         shapes = [tuple(p.shape) for p in self._trained]
         facts = f"{shapes} {self._trained[0].dtype} {self.algorithm!r} {self.topology}"
         mine = hashlib.sha256(facts.encode()).hexdigest()
-        store.set(f"alike/{rank}", mine)
-        names = [f"alike/{node}" for node in range(size)]
-        try:
-            store.wait(names, timedelta(seconds=timeout))
-        except RuntimeError:
-            raise InputError(f"not all {size} processes came within {timeout:g} s") from None
-        strange = [node for node, name in enumerate(names) if store.get(name).decode() != mine]
+        theirs = told(store, "alike", mine, rank, size, timeout)
+        strange = [node for node, digest in enumerate(theirs) if digest != mine]
         if strange:
             raise InputError(f"nodes {strange} hold another architecture, algorithm or topology than node {rank}")
 

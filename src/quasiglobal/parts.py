@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from quasiglobal import checkpoints
 from quasiglobal.errors import InputError
-from quasiglobal.files import write_json
+from quasiglobal.files import append_line, read_lines, write_json, write_lines
 from quasiglobal.measures import Record, combined
 
 
@@ -22,6 +23,7 @@ class Part:
     def __init__(self, run: Path, process: int, nodes: Sequence[int]) -> None:
         self.nodes = list(nodes)
         self.folder, self._whole = run / "parts" / str(process), run / "checkpoint"
+        self._metrics = self.folder / "metrics.jsonl"
 
     def epochs(self) -> set[int]:
         """After which epochs there is a state of all its nodes, its own or of the run as a whole."""
@@ -40,16 +42,13 @@ class Part:
     def begin(self, epoch: int) -> None:
         """Make the folder, and forget what was measured after the epoch that the run goes on from."""
         write_json(self.folder / "part.json", {"nodes": self.nodes})
-        kept = [record for record in self.measures if record["epoch"] <= epoch]
-        text = "".join(json.dumps(record) + "\n" for record in kept)
-        (self.folder / "metrics.jsonl").write_text(text)
+        write_lines(self._metrics, [found for found in self.measures if found["epoch"] <= epoch])
         (self.folder / "summary.json").unlink(missing_ok=True)
 
     @property
     def measures(self) -> list[dict[str, Any]]:
         """What was measured so far, an entry an epoch."""
-        path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return read_lines(self._metrics)
 
     @property
     def status(self) -> str | None:
@@ -59,8 +58,7 @@ class Part:
 
     def write(self, measures: Mapping[str, Any]) -> None:
         """Add an epoch's measures."""
-        with open(self.folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(measures) + "\n")
+        append_line(self._metrics, measures)
 
     def save(self, rows: dict[str, Tensor], epoch: int) -> None:
         """Save its nodes' rows."""
@@ -83,7 +81,10 @@ def parts_of(run: Path) -> list[Part]:
 def records_of(parts: Sequence[Part]) -> list[Record]:
     """The records of the epochs that everybody has passed, each of those who were there."""
     measured = [{found["epoch"]: found for found in part.measures} for part in parts]
-    passed = min((max(epochs, default=0) for epochs in measured), default=0)
+    passed = min(
+        (math.inf if part.status else max(epochs, default=0) for part, epochs in zip(parts, measured, strict=True)),
+        default=0,
+    )
     at = sorted({epoch for epochs in measured for epoch in epochs if epoch <= passed})
     return [combined([epochs[epoch] for epochs in measured if epoch in epochs]) for epoch in at]
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -20,13 +19,13 @@ import torch
 
 from quasiglobal.engines.distributed import Distributed, spread
 from quasiglobal.engines.gloo import PrefixStore, Store
-from quasiglobal.engines.joining import join, serve
+from quasiglobal.engines.joining import join, serve, told
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
 from quasiglobal.measures import combined
 from quasiglobal.parts import Part, newest, records_of
-from quasiglobal.runs import Options, Run, Watcher, facts, make_task
+from quasiglobal.runs import Options, Run, Watcher, facts, make_task, runs_of
 from quasiglobal.tasks.datasets import load
 from quasiglobal.topology import parse
 from quasiglobal.training import Training, diverged
@@ -82,7 +81,7 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     """This process's share of what is not finished of an experiment's seeds; all its runs."""
     refuse_faults(experiment)
     store, rank, size = join(options.peer_timeout)
-    runs = [Run.of(experiment.with_seed(experiment.seed + k), options.runs) for k in range(options.seeds)]
+    runs = runs_of(experiment, options)
     going = [run for run in runs if run.summary is None]
     if not going:
         return runs
@@ -98,7 +97,7 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     training = training_on(
         partial(
             Distributed, store=PrefixStore(experiment.hash, store), rank=rank, hosted=hosted,
-            timeout=options.peer_timeout, host=options.host, experiment=experiment.hash, wants_model=True,
+            timeout=options.peer_timeout, host=options.host, experiment=experiment.hash,
         )
     )
     engine = training.engine
@@ -159,13 +158,8 @@ def _rejoin(training: Training, engine: Distributed, parts: Sequence[Part], save
 
 def _agreed(store: Store, rank: int, size: int, epochs: set[int], timeout: float) -> int:
     """The latest epoch that every process can go on from, in all runs."""
-    store.set(f"epochs/{rank}", json.dumps(sorted(epochs)))
-    names = [f"epochs/{process}" for process in range(size)]
-    try:
-        store.wait(names, timedelta(seconds=timeout))
-    except RuntimeError:
-        raise InputError(f"not all {size} processes came within {timeout:g} s") from None
-    common: set[int] = set.intersection(*(set(json.loads(store.get(name))) for name in names))
+    theirs = told(store, "epochs", json.dumps(sorted(epochs)), rank, size, timeout)
+    common: set[int] = set.intersection(*(set(json.loads(found)) for found in theirs))
     return max(common)
 
 
@@ -182,8 +176,8 @@ def _missing(everybody: Sequence[Sequence[Part]], timeout: float) -> list[Part]:
 def _put_together(runs: Sequence[Run], everybody: Sequence[Sequence[Part]], training: Training) -> None:
     """The runs as a whole: records, the last checkpoint, and what only all models together tell."""
     found = [newest(run.folder, training.graph.n) for run in runs]
-    whole = [rows for rows, _ in filter(None, found)]
-    epoch = everybody[0][0].measures[-1]["epoch"]
+    whole, epochs = zip(*filter(None, found), strict=True)
+    epoch = epochs[0]
     training.restore(whole, epoch)
     measured = training.evaluate()
     for k, (run, parts) in enumerate(zip(runs, everybody, strict=True)):

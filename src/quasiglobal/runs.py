@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import signal
 import threading
 import time
@@ -24,7 +23,7 @@ from quasiglobal import checkpoints
 from quasiglobal.boards import Board
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment, from_mapping
-from quasiglobal.files import write_json
+from quasiglobal.files import append_line, read_lines, write_json, write_lines
 from quasiglobal.flat import Layout
 from quasiglobal.imports import imported, is_path
 from quasiglobal.measures import Record, combined
@@ -68,9 +67,7 @@ class Run:
     def records(self) -> list[Record]:
         """What was measured, an entry an epoch."""
         path = self.folder / "metrics.jsonl"
-        if path.exists():
-            return [json.loads(line) for line in path.read_text().splitlines()]
-        return records_of(parts_of(self.folder))
+        return read_lines(path) if path.exists() else records_of(parts_of(self.folder))
 
     @property
     def status(self) -> str:
@@ -83,9 +80,7 @@ class Run:
 
     def rewrite(self, records: Sequence[Record]) -> None:
         """Start the records anew."""
-        (self.folder / "metrics.jsonl").write_text("")
-        for record in records:
-            self.write(record)
+        write_lines(self.folder / "metrics.jsonl", records)
 
     def newest(self) -> tuple[dict[str, torch.Tensor], checkpoints.Progress] | None:
         """What to go on from: the newest checkpoint of the whole, or what processes have left if that is newer."""
@@ -105,12 +100,7 @@ class Run:
 
     def write(self, record: Record) -> None:
         """Add an epoch's record."""
-        finite = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in record.items()
-        }
-        with open(self.folder / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(finite) + "\n")
+        append_line(self.folder / "metrics.jsonl", record)
 
     def checkpoint(self, rows: dict[str, torch.Tensor], epochs_done: int) -> None:
         """Save all that the run needs to go on."""
@@ -169,7 +159,7 @@ def train(
     task: Task | None = None,
 ) -> list[Run]:
     """Run what is not finished of an experiment's seeds, and return all its runs."""
-    runs = [Run.of(experiment.with_seed(experiment.seed + k), options.runs) for k in range(options.seeds)]
+    runs = runs_of(experiment, options)
     open_runs = [run for run in runs if run.summary is None]
     board = Board() if options.tensorboard else None
     if open_runs:
@@ -187,6 +177,11 @@ def train(
     if board:
         board.close()
     return runs
+
+
+def runs_of(experiment: Experiment, options: Options) -> list[Run]:
+    """The run of each seed, begun or not."""
+    return [Run.of(experiment.with_seed(experiment.seed + k), options.runs) for k in range(options.seeds)]
 
 
 def prepare(experiment: Experiment, options: Options) -> Training:

@@ -41,11 +41,17 @@ def hosted_rows(engine, graph):
 def in_a_process(rank, store, processes, cases):
     results = []
     for k, (name, topology) in enumerate(cases):
-        def engine_of(graph, k=k):
+        place, engines = PrefixStore(f"case/{k}", store), []
+
+        def engine_of(graph, place=place, engines=engines):
             hosted = spread(graph.n, processes)
-            return Distributed(graph, PrefixStore(f"case/{k}", store), rank, hosted, seeds=SEEDS, shared=5, timeout=60)
+            engines.append(Distributed(graph, place, rank, hosted, seeds=SEEDS, shared=5, timeout=60))
+            return engines[0]
 
         result = run(name, topology, engine_of, hosted_rows)
+        place.set(f"done/{rank}", "1")
+        place.wait([f"done/{process}" for process in range(processes)])     # nobody leaves before all have received
+        engines[0].close()
         results.append((hosted_rows_of(rank, processes, topology), result.x, result.state))
     return results
 

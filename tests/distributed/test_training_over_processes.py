@@ -9,6 +9,7 @@ import torch
 from commands import ended, rank, train, wait_for_epoch
 
 from quasiglobal import checkpoints
+from quasiglobal.parts import Part, records_of
 from quasiglobal.runs import find
 
 EXACT = ["--topology", "ring:8", "--precision", "fp64", "--epochs", "6"]
@@ -62,6 +63,18 @@ def test_a_simulators_run_goes_on_over_processes_and_back(tmp_path, simulated):
         process.communicate()
     ended(train(tmp_path, *EXACT))
     assert same(rows(tmp_path), rows(simulated), 1e-11)
+
+
+def test_who_comes_back_at_the_end_does_not_cut_the_records_short(tmp_path):
+    there, away = Part(tmp_path, 0, [0]), Part(tmp_path, 1, [1])
+    for part in (there, away):
+        part.begin(0)
+    for epoch in (1, 2, 3):
+        measured = {"epoch": epoch, "step": epoch, "lr": 0.1, "loss": [1.0], "train_accuracy": [0.5]}
+        there.write(measured | {"images_per_second": 1.0})
+    assert records_of([there, away]) == []                  # it may still measure them
+    away.finish("finished", {})
+    assert [record["epoch"] for record in records_of([there, away])] == [1, 2, 3]
 
 
 LONG = ["--topology", "ring:6", "--epochs", "60", "--engine", "distributed", "--processes", "6", "--peer-timeout", "4"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import queue
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from functools import cached_property
@@ -16,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quasiglobal.engines.edges import Account, Edge, Lost, Moment, open_edge
+from quasiglobal.engines.edges import Account, Edge, Lost, Moment, Refused, open_edge
 from quasiglobal.engines.gloo import Group, PrefixStore, Store, another, open_group
 from quasiglobal.engines.host import Host, full_precision
 from quasiglobal.errors import InputError
@@ -38,8 +40,8 @@ def spread(n: int, processes: int) -> list[tuple[int, ...]]:
     return [tuple(range(first, last)) for first, last in itertools.pairwise(starts)]
 
 
-ATTEMPT = 5.0
-"""Seconds that one attempt to open an edge takes."""
+ATTEMPT = 10.0
+"""Seconds that one attempt to open an edge takes. A connection to the store may take 5 where names are slow to resolve."""
 
 LONG = 3600.0
 """Seconds that an admitted neighbour may take to load its data and begin."""
@@ -64,7 +66,6 @@ class Distributed(Host):
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         experiment: str = "",
-        wants_model: bool = False,
     ) -> None:
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared)
         self.store, self.rank, self.hosted, self.timeout, self.host = store, rank, hosted, timeout, host
@@ -74,7 +75,6 @@ class Distributed(Host):
         self._experiment, self._secret = experiment.encode(), os.environ.get("QG_SECRET", "").encode()
         self.edges: dict[int, Edge] = {}
         self.lost: dict[int, str] = {}
-        self._wants_model = wants_model
         self.models: list[Tensor] = []
         self._threads: list[threading.Thread] = []
         self._opening: dict[int, Edge] = {}
@@ -159,36 +159,40 @@ class Distributed(Host):
         if not self._ready.is_set():
             self._start()
         self._welcome()
-        place = {node: k for k, node in enumerate(self.nodes)}
-        links = self._links[(t - 1) % self.topology.period]
+        messages = self._messages[(t - 1) % self.topology.period]
         for there, edge in list(self.edges.items()):
-            sent = [place[j] for j in self.nodes if any(j in links[i] for i in self.hosted[there])]
+            sent, _ = messages[there]
             if sent:
                 chosen = own if len(sent) == len(self.nodes) else own[:, :, sent]
                 with self._watched(there):
                     edge.send(moment, chosen.cpu().contiguous())
         received: dict[int, Tensor] = {}
         for there, edge in list(self.edges.items()):
-            wanted = [j for j in self.hosted[there] if any(j in links[i] for i in self.nodes)]
+            _, wanted = messages[there]
             if wanted:
-                like = own.new_empty(0).cpu().new_empty(len(own), len(self.seeds), len(wanted), own.shape[-1])
+                shape = len(own), len(self.seeds), len(wanted), own.shape[-1]
                 with self._watched(there):
-                    rows = edge.receive(moment, like, self.timeout)
+                    rows = edge.receive(moment, math.prod(shape), own.dtype, self.timeout)
                     if rows is None:
                         edge.account.missed += 1
                     elif not _finite(rows):
                         edge.account.missed += 1
                         log.warning("process %d sent numbers that are not finite at step %d: refused", there, t)
                     else:
-                        rows = rows.view_as(like).to(own.device)
+                        rows = rows.view(shape).to(own.device)
                         received |= {j: rows[:, :, k] for k, j in enumerate(wanted)}
         for there, edge in list(self.edges.items()):
             with self._watched(there):
                 edge.finish(time.monotonic() + self.timeout)
         return received
 
-    def _watched(self, there: int) -> _Watched:
-        return _Watched(self, there)
+    @contextmanager
+    def _watched(self, there: int) -> Iterator[None]:
+        """Turns a lost edge into a step without it."""
+        try:
+            yield
+        except Lost as error:
+            self.lose(there, str(error))
 
     def lose(self, there: int, why: str) -> None:
         """An edge is gone; the others go on."""
@@ -251,16 +255,18 @@ class Distributed(Host):
                 self._opening[there] = edge
                 edge.account = self._accounts[there]
                 edge.admit(self._experiment, self._secret, self._exchange[0], time.monotonic() + ATTEMPT)
-                model = edge.share_model(self._mean_here(), self._wants_model, time.monotonic() + self.timeout)
+                beginning = not self._ready.is_set()        # and if the others have begun, their model may be asked for
+                model = edge.share_model(self._mean_here(), beginning, time.monotonic() + self.timeout)
                 if model is not None:
                     self.models.append(model)
                 self.step_of_others = max(self.step_of_others, edge.step_there)
                 self._admitted.put(there)
                 self._ready.wait()                          # nobody waits for a process that is still loading
                 edge.greet(time.monotonic() + LONG)
-            except Lost as error:
-                if "another" in str(error):
-                    log.warning("process %d refused process %d: %s", self.rank, there, error)
+            except Refused as error:
+                log.warning("process %d refused process %d: %s", self.rank, there, error)
+            except Lost:
+                pass                                        # it will come, or it will not
             except RuntimeError:                            # the store is gone: nobody can join, but training goes on
                 store = None
             else:
@@ -282,10 +288,23 @@ class Distributed(Host):
         return self._deltas[key]
 
     @cached_property
-    def _links(self) -> list[list[set[int]]]:
-        """For each step of a period and each node: whom it receives from."""
-        n, period = self.topology.n, self.topology.period
-        return [[set(self.topology.neighbours(i, t)) for i in range(n)] for t in range(1, period + 1)]
+    def _messages(self) -> list[dict[int, tuple[list[int], list[int]]]]:
+        """For each step of a period and each neighbour: the places here of the nodes it gets, the nodes it sends."""
+        periods = []
+        for t in range(1, self.topology.period + 1):
+            from_whom = [set(self.topology.neighbours(i, t)) for i in range(self.topology.n)]
+
+            def needed(nodes: Sequence[int], by: Sequence[int], links: list[set[int]] = from_whom) -> list[int]:
+                return [j for j in nodes if any(j in links[i] for i in by)]
+
+            periods.append({
+                there: (
+                    [self.nodes.index(j) for j in needed(self.nodes, self.hosted[there])],
+                    needed(self.hosted[there], self.nodes),
+                )
+                for there in self.neighbours
+            })
+        return periods
 
     @cached_property
     def _world(self) -> Group:
@@ -297,18 +316,3 @@ def _finite(rows: Tensor) -> bool:
     """Whether all numbers are; their sum tells much faster, unless it overflows by itself."""
     return bool(rows.sum().isfinite()) or bool(rows.isfinite().all())
 
-
-class _Watched:
-    """Turns a lost edge into a step without it."""
-
-    def __init__(self, engine: Distributed, there: int) -> None:
-        self.engine, self.there = engine, there
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, Lost):
-            self.engine.lose(self.there, str(error))
-            return True
-        return False

@@ -51,6 +51,10 @@ class Lost(Exception):
     """The other side is not there, or is not to be trusted; says why."""
 
 
+class Refused(Lost):
+    """The other side does not belong here."""
+
+
 class Edge:
     """The link between processes `here` and `there`, open as long as `group` is."""
 
@@ -76,7 +80,7 @@ class Edge:
             return hmac.digest(secret or b"-", b"|".join(words), hashlib.sha256)
 
         if not hmac.compare_digest(self._swap(proof(self._rank, theirs), deadline), proof(1 - self._rank, number)):
-            raise Lost("it runs another experiment, or has another secret")
+            raise Refused("it runs another experiment, or has another secret")
         self.step_there = int.from_bytes(self._swap(step.to_bytes(32), deadline))
 
     def greet(self, deadline: float) -> None:
@@ -92,7 +96,7 @@ class Edge:
         work = self._guarded(self.group.send, model) if asked and model is not None else None
         taken = None
         if wanted and coming and size in (4, 8) and coming * size <= LARGEST:
-            taken = torch.empty(coming, dtype=torch.float64 if size == 8 else torch.float32)
+            taken = _room(coming, size)
             self._take(taken, deadline)
         if work is not None:
             self._wait(work, deadline)
@@ -107,8 +111,8 @@ class Edge:
             self._under_way.append((self._guarded(self.group.send, message), message))
         self.account.sent += payload.nbytes
 
-    def receive(self, moment: Moment, like: Tensor, seconds: float) -> Tensor | None:
-        """What the other side sent for this moment, or None if it has gone beyond it.
+    def receive(self, moment: Moment, expected: int, dtype: torch.dtype, seconds: float) -> Tensor | None:
+        """The numbers that the other side sent for this moment, or None if it has gone beyond it.
 
         It may take `seconds` for each message: one that is behind but catching up is waited for.
         """
@@ -119,16 +123,13 @@ class Edge:
                 header = self._early if self._early is not None else self._header(deadline)
                 self._early = None
                 _, step, exchange, count, size, _ = header.tolist()
-                self.step_there = step
                 if (step, exchange) > moment:
                     self._early = header
                     return None
-                strange = count != like.numel() or size != like.element_size()
+                strange = (count, size) != (expected, dtype.itemsize)
                 if strange and ((step, exchange) == moment or count * size > LARGEST):
-                    raise Lost(
-                        f"it sent {count} numbers of {size} bytes, not {like.numel()} of {like.element_size()}"
-                    )
-                payload = torch.empty(count, dtype=torch.float64 if size == 8 else torch.float32)
+                    raise Lost(f"it sent {count} numbers of {size} bytes, not {expected} of {dtype.itemsize}")
+                payload = _room(count, size)
                 self._take(payload, deadline)
                 with suppress(Lost):                # one that has left meanwhile has still sent this
                     self._expect_header()
@@ -195,6 +196,11 @@ class Edge:
             work.wait(timedelta(seconds=left))
         except RuntimeError as error:
             raise Lost(_reason(error)) from None
+
+
+def _room(count: int, size: int) -> Tensor:
+    """For so many numbers of so many bytes."""
+    return torch.empty(count, dtype=torch.float64 if size == 8 else torch.float32)
 
 
 def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:

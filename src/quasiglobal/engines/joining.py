@@ -28,6 +28,17 @@ def serve(host: str, port: int) -> TCPStore:
     return TCPStore(host, chosen, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
+def told(store: Store, about: str, mine: str, rank: int, size: int, timeout: float) -> list[str]:
+    """What every process says about something, once all have."""
+    store.set(f"{about}/{rank}", mine)
+    names = [f"{about}/{process}" for process in range(size)]
+    try:
+        store.wait(names, timedelta(seconds=timeout))
+    except RuntimeError:
+        raise InputError(f"not all {size} processes came within {timeout:g} s") from None
+    return [store.get(name).decode() for name in names]
+
+
 def join(timeout: float = 60.0) -> tuple[Store, int, int]:
     """The store, this process's rank and how many there are."""
     if not launched():
