@@ -12,7 +12,7 @@ from torch import Tensor
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.distributed import Distributed
-from quasiglobal.engines.gloo import PrefixStore, Store
+from quasiglobal.engines.gloo import Meeting, Store
 from quasiglobal.engines.joining import join, told
 from quasiglobal.engines.simulator import warn_of_w
 from quasiglobal.errors import InputError
@@ -63,7 +63,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             raise InputError(f"{self.topology} has {self.topology.n} nodes, but there are {size} processes")
         self._check_alike(store, rank, size, timeout)
         self.engine = Distributed(
-            self.topology, PrefixStore("optimizer", store), rank, [(node,) for node in range(size)],
+            self.topology, Meeting(store, "optimizer"), rank, [(node,) for node in range(size)],
             timeout=timeout, host=host,
         )
         self.steps = 0

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from quasiglobal.engines.distributed import Distributed, spread
-from quasiglobal.engines.gloo import PrefixStore, Store
+from quasiglobal.engines.gloo import Meeting, Store
 from quasiglobal.engines.joining import join, serve, told
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.errors import InputError
@@ -96,7 +96,7 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     saved = set.intersection(*(part.epochs() for part in parts))
     training = training_on(
         partial(
-            Distributed, store=PrefixStore(experiment.hash, store), rank=rank, hosted=hosted,
+            Distributed, store=Meeting(store, experiment.hash), rank=rank, hosted=hosted,
             timeout=options.peer_timeout, host=options.host, experiment=experiment.hash,
         )
     )

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from functools import cached_property
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from quasiglobal.engines.edges import Account, Edge, Lost, Moment, Refused, open_edge
-from quasiglobal.engines.gloo import Group, PrefixStore, Store, another, open_group
+from quasiglobal.engines.gloo import Group, Meeting, Store, open_group
 from quasiglobal.engines.host import Host, full_precision
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology
@@ -41,7 +41,7 @@ def spread(n: int, processes: int) -> list[tuple[int, ...]]:
 
 
 ATTEMPT = 10.0
-"""Seconds that one attempt to open an edge takes. A connection to the store may take 5 where names are slow to resolve."""
+"""Seconds that one attempt to open an edge takes."""
 
 LONG = 3600.0
 """Seconds that an admitted neighbour may take to load its data and begin."""
@@ -68,7 +68,8 @@ class Distributed(Host):
         experiment: str = "",
     ) -> None:
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared)
-        self.store, self.rank, self.hosted, self.timeout, self.host = store, rank, hosted, timeout, host
+        self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
+        self._store = Meeting(store)
         self._home = {node: process for process, nodes in enumerate(hosted) for node in nodes}
         self._exchange: Moment = (0, 0)
         self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
@@ -247,11 +248,9 @@ class Distributed(Host):
         thread.start()
 
     def _open(self, there: int) -> None:
-        store: Store | None = None
         while not self._closing.is_set():
             try:
-                store = store or another(self.store)
-                edge = open_edge(store, self.rank, there, self.host, min(self.timeout, ATTEMPT))
+                edge = open_edge(self._store, self.rank, there, self.host, min(self.timeout, ATTEMPT))
                 self._opening[there] = edge
                 edge.account = self._accounts[there]
                 edge.admit(self._experiment, self._secret, self._exchange[0], time.monotonic() + ATTEMPT)
@@ -268,7 +267,8 @@ class Distributed(Host):
             except Lost:
                 pass                                        # it will come, or it will not
             except RuntimeError:                            # the store is gone: nobody can join, but training goes on
-                store = None
+                with suppress(RuntimeError):
+                    self._store.reconnect()
             else:
                 del self._opening[there]
                 self._opened.put(edge)
@@ -309,7 +309,7 @@ class Distributed(Host):
     @cached_property
     def _world(self) -> Group:
         """All processes, for exact means; made by the first algorithm that asks."""
-        return open_group(PrefixStore("world/0", self.store), self.rank, len(self.hosted), self.host, self.timeout)
+        return open_group(Meeting(self._store, "world/0"), self.rank, len(self.hosted), self.host, self.timeout)
 
 
 def _finite(rows: Tensor) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quasiglobal.engines.gloo import Group, PrefixStore, Store, open_group
+from quasiglobal.engines.gloo import Group, Meeting, Store, open_group, until
 
 MAGIC = 0x71676D31
 """The first number of every header: qgm1."""
@@ -210,7 +210,7 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
     is taken once: by the side that accepts it, or by the one that withdraws it, so that nobody accepts a stale one.
     """
     low, high = sorted((here, there))
-    place = PrefixStore(f"edge/{low}-{high}", store)
+    place = Meeting(store, f"edge/{low}-{high}")
     deadline = time.monotonic() + seconds
 
     def takes(offer: int) -> bool:
@@ -221,8 +221,8 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
             generation = place.add("generation", 1)
             place.set("offer", str(generation))
             try:
-                _until(lambda: place.check([f"taken/{generation}"]), deadline)
-            except Lost:
+                until(lambda: place.check([f"taken/{generation}"]), seconds)
+            except TimeoutError:
                 if takes(generation):
                     raise
         else:
@@ -230,24 +230,18 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
                 offer = int(place.get("offer")) if place.check(["offer"]) else 0
                 return offer if offer and takes(offer) else 0
 
-            generation = _until(accepted, deadline)
+            generation = until(accepted, seconds)
+    except TimeoutError:
+        raise Lost("it did not come") from None
+    try:
         left = max(deadline - time.monotonic(), 1.0)
-        group = open_group(PrefixStore(str(generation), place), int(here == high), 2, host, left)
-    except RuntimeError as error:
+        group = open_group(Meeting(place, str(generation)), int(here == high), 2, host, left)
+    except (RuntimeError, TimeoutError) as error:
         raise Lost(_reason(error)) from None
     return Edge(here, there, group, generation)
 
 
-def _until(condition: Callable[[], int], deadline: float) -> int:
-    """What it says as soon as that is not 0."""
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise Lost("it did not come")
-        time.sleep(0.02)
-    return value
-
-
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """Gloo's words in few."""
     text = str(error)
     if "timed out" in text.lower() or "timeout" in text.lower():

@@ -2,22 +2,73 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch._C._distributed_c10d import ProcessGroupGloo, Store, TCPStore
 
-__all__ = ["Group", "PrefixStore", "Store", "TCPStore", "another", "open_group"]
+__all__ = ["Group", "Meeting", "Store", "TCPStore", "open_group", "until"]
 
 Group = Any
 """A ProcessGroupGloo."""
 
 
-def another(store: Store) -> Store:
-    """A connection of its own to the same store: waiting on one blocks it."""
-    client: Any = store
-    connected: Store = client.clone()
-    return connected
+Value = TypeVar("Value")
+
+
+def until(condition: Callable[[], Value], seconds: float) -> Value:
+    """What it says as soon as that is true; asked less and less often."""
+    began, pause = time.monotonic(), 0.002
+    while not (value := condition()):
+        if time.monotonic() - began > seconds:
+            raise TimeoutError(f"nothing came within {seconds:g} s")
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.1)
+    return value
+
+
+class Meeting(Store):
+    """A store, or what is under a prefix of it, whose one connection many threads share: it waits by asking again.
+
+    A store's own way of waiting blocks its connection, and a connection for each edge takes long where names do: in
+    c10d every one looks up the name of the other side.
+    """
+
+    def __init__(self, store: Store, prefix: str = "") -> None:
+        super().__init__()
+        outer = store if isinstance(store, Meeting) else None
+        self._connection: list[Any] = outer._connection if outer else [store]
+        self._prefix: str = (outer._prefix if outer else "") + (f"{prefix}/" if prefix else "")
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a value."""
+        self._connection[0].set(self._prefix + key, value)
+
+    def get(self, key: str) -> bytes:
+        """Read a value, once it is there."""
+        self.wait([key])
+        value: bytes = self._connection[0].get(self._prefix + key)
+        return value
+
+    def add(self, key: str, amount: int) -> int:
+        """Count up; the sum."""
+        total: int = self._connection[0].add(self._prefix + key, amount)
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are there."""
+        found: bool = self._connection[0].check([self._prefix + key for key in keys])
+        return found
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=60)) -> None:
+        """Until all are there."""
+        until(lambda: self.check(keys), timeout.total_seconds())
+
+    def reconnect(self) -> None:
+        """Once the other side is back."""
+        self._connection[0] = self._connection[0].clone()
 
 
 def open_group(store: Store, rank: int, size: int, host: str, seconds: float) -> Group:

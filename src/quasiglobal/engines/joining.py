@@ -6,7 +6,7 @@ import os
 import socket
 from datetime import timedelta
 
-from quasiglobal.engines.gloo import PrefixStore, Store, TCPStore
+from quasiglobal.engines.gloo import Meeting, Store, TCPStore
 from quasiglobal.errors import InputError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -34,7 +34,7 @@ def told(store: Store, about: str, mine: str, rank: int, size: int, timeout: flo
     names = [f"{about}/{process}" for process in range(size)]
     try:
         store.wait(names, timedelta(seconds=timeout))
-    except RuntimeError:
+    except (RuntimeError, TimeoutError):
         raise InputError(f"not all {size} processes came within {timeout:g} s") from None
     return [store.get(name).decode() for name in names]
 
@@ -54,4 +54,4 @@ def join(timeout: float = 60.0) -> tuple[Store, int, int]:
     except (RuntimeError, ValueError) as error:
         raise InputError(f"cannot meet the others at {host}:{port}: {str(error).splitlines()[0][:120]}") from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"quasiglobal/{attempt}", store), int(rank), int(size)
+    return Meeting(store, f"quasiglobal/{attempt}"), int(rank), int(size)
