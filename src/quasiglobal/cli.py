@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
+import logging
 import math
 import os
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -28,16 +31,17 @@ from quasiglobal.experiment import Experiment, from_toml
 from quasiglobal.exports import export as export_model
 from quasiglobal.exports import read as read_model
 from quasiglobal.exports import save as save_model
-from quasiglobal.files import write_csv
+from quasiglobal.files import as_line, write_csv
 from quasiglobal.measures import Record
 from quasiglobal.paper import demo as demonstration
 from quasiglobal.paper.figures import FIGURES
 from quasiglobal.paper.figures import reproduce as make_figure
 from quasiglobal.parts import parts_of
+from quasiglobal.peers import train as train_node
 from quasiglobal.processes import launch, refuse_faults
 from quasiglobal.processes import train as train_part
 from quasiglobal.report import plots
-from quasiglobal.runs import Options, Run, find, group_by_setting, last_and_best, prepare
+from quasiglobal.runs import Options, Run, Watcher, data_of, find, group_by_setting, last_and_best, prepare
 from quasiglobal.runs import train as train_runs
 from quasiglobal.tasks.datasets import available, load
 from quasiglobal.tasks.partition import class_counts, fingerprint, heterogeneity, split
@@ -253,6 +257,23 @@ def train(
     if not finished:
         decay = f", × {experiment.decay:g} after {decays} of the run" if decays else ""
         console.print(f"learning rate {peak:g}{warm}{decay}")
+    with _watcher(experiment, options.log) as watch:
+        runs = (train_part if options.engine == "distributed" else train_runs)(experiment, options, watch)
+    if finished:
+        console.print(f"{chosen.folder} is finished already")
+    console.print(_comparison(runs))
+    console.print("runs: " + ", ".join(str(run.folder) for run in runs))
+
+
+@contextmanager
+def _watcher(experiment: Experiment, log: str) -> Iterator[Watcher]:
+    """A progress bar on a terminal and a line for each test elsewhere, or a JSON object for each epoch on stderr."""
+    to = logging.getLogger("quasiglobal")
+    if log == "json":
+        handler = logging.StreamHandler()
+        handler.setFormatter(_JsonLines())
+        to.addHandler(handler)
+        to.setLevel(logging.INFO)
     with _progress() as progress:
         bar = progress.add_task(experiment.algorithm, total=experiment.epochs)
 
@@ -263,14 +284,62 @@ def train(
                 mean = sum(r["accuracy"] for r in records) / len(records)
                 text += f"  accuracy {100 * mean:.1f}%"
             progress.update(bar, completed=record["epoch"], description=f"{experiment.algorithm}  {text}")
-            if not console.is_terminal and ("accuracy" in record):
+            if log == "json":
+                for run, measured in zip(runs, records, strict=True):
+                    to.info("epoch %d", measured["epoch"], extra={"facts": {"run": run.folder.name} | measured})
+            elif not console.is_terminal and ("accuracy" in record):
                 console.print(f"epoch {record['epoch']}: {text}, {record['images_per_second']:,.0f} images/s")
 
-        runs = (train_part if options.engine == "distributed" else train_runs)(experiment, options, watch)
-    if finished:
-        console.print(f"{chosen.folder} is finished already")
-    console.print(_comparison(runs))
-    console.print("runs: " + ", ".join(str(run.folder) for run in runs))
+        yield watch
+
+
+class _JsonLines(logging.Formatter):
+    """A JSON object a line: time, level, message, and what else is known."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        facts = {"time": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
+        if "RANK" in os.environ:
+            facts["process"] = int(os.environ["RANK"])
+        return as_line(facts | getattr(record, "facts", {}))
+
+
+@app.command
+def node(
+    file: Annotated[Positional[Path], arg(metavar="FILE.toml")],
+    node: int,
+    data: Annotated[Path, arg(metavar="PATH")],
+    rendezvous: Annotated[str, arg(metavar="HOST:PORT")],
+    host: str = "127.0.0.1",
+    runs: Folder = Path("runs"),
+    device: str = "auto",
+    peer_timeout: float = 60.0,
+    patience: float = 3600.0,
+    log: Literal["plain", "json"] = "plain",
+) -> None:
+    """Be one node of an experiment, with data of your own that nobody else sees.
+
+    Every node is started by its owner, with the same experiment, on any machine that reaches its neighbours. The
+    experiment says what all agree on: classes, shape, mean, std and steps. Started again, a node rejoins the others.
+
+    Args:
+        file: The experiment, the same file at every node.
+        node: Which node of the topology this is, from 0.
+        data: Your data: class folders of images or an .npz archive.
+        rendezvous: Where the nodes meet: somebody's `qg rendezvous`.
+        host: The address of this machine that neighbours reach it at.
+        runs: The folder for this node's records and checkpoints.
+        device: auto, cpu or cuda.
+        peer_timeout: Seconds after which the node goes on without a neighbour that does not answer.
+        patience: Seconds to wait for the neighbours at the start.
+        log: Sentences, or a JSON object a line.
+    """
+    experiment = from_toml(file)
+    options = Options(runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log)
+    with _watcher(experiment, log) as watch:
+        run = train_node(experiment, node, data, rendezvous, options, patience, watch)
+    console.print(_comparison([run]))
+    console.print(f"run: {run.folder}")
 
 
 def check(
@@ -412,12 +481,19 @@ def plot(folders: Folders = (), out: File = Path("out/curves.png")) -> None:
 
 
 @app.command
-def data(data_dir: Folder | None = None) -> None:
-    """List the data sets: what is found where, and how to get the rest.
+def data(name: Name = None, data_dir: Folder | None = None) -> None:
+    """List the data sets: what is found where, and how to get the rest. With a name, describe one.
 
     Args:
+        name: A data set, such as folder:PATH; what several owners have to agree on is printed as an experiment has it.
         data_dir: Where to look; by default $QG_DATA or ./data.
     """
+    if name is not None:
+        one = load(name, data_dir)
+        print(f"# {one.name}: {len(one.train):,} training examples and {len(one.test):,} to test")
+        for key in ("classes", "shape", "mean", "std"):
+            print(f"{key} = {json.dumps(getattr(one, key))}")
+        return
     for found in available(data_dir):
         if found.where is None:
             console.print(f"{found.name}: not found. {found.steps}", soft_wrap=True)
@@ -481,7 +557,7 @@ def export(
         data_dir: Where the data sets lie.
     """
     run = Run.at(folder)
-    save_model(export_model(run, node, load(run.experiment.data, data_dir)), out)
+    save_model(export_model(run, node, data_dir), out)
     _say_written([out])
 
 
@@ -497,7 +573,7 @@ def evaluate(
         data_dir: Where the data sets lie.
     """
     model = read_model(file)
-    dataset = load(data or model.experiment.data, data_dir)
+    dataset = data_of(model.experiment, data_dir, data)
     right = model.predict(dataset, dataset.test) == dataset.test.y
     console.print(f"{100 * right.double().mean():.2f}% of {len(right)} test examples of {dataset.name}")
 
@@ -515,8 +591,9 @@ def predict(
         data: A data set, such as folder:PATH.
         data_dir: Where the data sets lie.
     """
-    dataset = load(data, data_dir)
-    for label in read_model(file).predict(dataset, dataset.test).tolist():
+    model = read_model(file)
+    dataset = data_of(model.experiment, data_dir, data)
+    for label in model.predict(dataset, dataset.test).tolist():
         print(dataset.classes[label])
 
 
@@ -545,7 +622,7 @@ def _scores(runs: Sequence[Run]) -> list[list[str]]:
         bests = [run.summary["best"] for run in group if run.summary and run.summary["best"]]
         statuses = ", ".join(sorted({run.status for run in group}))
         columns = ((lasts, "accuracy"), (bests, "accuracy"), (lasts, "accuracy_worst"), (lasts, "accuracy_averaged"))
-        cells = [_mean_std([100 * record[name] for record in records]) for records, name in columns]
+        cells = [_mean_std([100 * record[name] for record in records if name in record]) for records, name in columns]
         rows.append([label, str(len(group)), *cells, statuses])
     return rows
 

@@ -24,7 +24,7 @@ class Experiment:
     """Everything that changes the result. Where it runs, and on how many rows at once, does not."""
 
     data: str = "digits"
-    """digits, fashion-mnist, cifar10, imagenet32, imagenet, or folder:PATH."""
+    """digits, fashion-mnist, cifar10, imagenet32, imagenet, or folder:PATH; own where every node brings its own."""
     model: str = "cnn"
     """cnn, mlp, resnet20 (any depth 6k + 2), resnet18, vgg11, or your own as package.module:Name."""
     norm: str | None = None
@@ -38,13 +38,15 @@ class Experiment:
     topology: str = "ring:16"
     """Who talks to whom; `qg topology ring:16` explains one."""
     partition: str = "dirichlet"
-    """dirichlet, dirichlet-plain, iid, shards:K or by:COLUMN."""
+    """dirichlet, dirichlet-plain, iid, shards:K, by:COLUMN, or whole: every node has all the data there is."""
     alpha: float = 0.1
     """Dirichlet's concentration: 10 is nearly uniform, 0.1 very heterogeneous."""
     epochs: int = 30
     """Passes of each node through its own data."""
     batch: int = 32
     """Examples a node takes a step."""
+    steps: int = 0
+    """Steps an epoch; 0 is once through a node's data, on average over the nodes."""
     lr: float | None = None
     """The peak learning rate; by default 0.1 for each 64 examples of the global batch."""
     warmup: float = 5.0
@@ -69,6 +71,14 @@ class Experiment:
     """The probability that a message to a neighbour is lost; its weight returns to the receiver. Simulator only."""
     churn: float = 0.0
     """The probability that a node is away for a window of 20 steps, with its own data alone. Simulator only."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes, in order, where several owners have to agree on them; by default the data's."""
+    shape: tuple[int, ...] = ()
+    """What the model sees of one example, as channels, height, width; by default the data's."""
+    mean: tuple[float, ...] = ()
+    """Subtracted from each channel, once it is between 0 and 1; by default measured on the training data."""
+    std: tuple[float, ...] = ()
+    """What each channel is then divided by."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "eval_every"):
@@ -77,6 +87,8 @@ class Experiment:
         for name in ("warmup", "warmup_from", "weight_decay", "seed"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
+        if self.steps < 0:
+            raise InputError(f"steps must be a whole number >= 0, got {self.steps}")
         for name in ("drop", "churn"):
             check_probability(name, getattr(self, name))
         algorithm(self.algorithm)
@@ -109,8 +121,8 @@ class Experiment:
         return replace(self, seed=seed)
 
 
-YOUNGER = ("drop", "churn")
-"""Fields that came after the first runs: hashed unless 0, so that those runs keep their names."""
+YOUNGER = ("drop", "churn", "steps", "classes", "shape", "mean", "std")
+"""Fields that came after the first runs: hashed unless 0 or empty, so that those runs keep their names."""
 
 RECIPES: dict[str, dict[str, Any]] = {
     "cifar10": {
@@ -157,8 +169,8 @@ def _typed(hint: Any, value: Any, what: str) -> Any:
         raise InputError(f"{what} must be a text, got {value!r}")
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise InputError(f"{what} must be a list of numbers, got {value!r}")
-        return tuple(_typed(float, entry, what) for entry in value)
+            raise InputError(f"{what} must be a list, got {value!r}")
+        return tuple(_typed(typing.get_args(hint)[0], entry, what) for entry in value)
     if NoneType in typing.get_args(hint):
         return None if value is None else _typed(typing.get_args(hint)[0], value, what)
     value = checked(hint, value, what)

@@ -15,7 +15,8 @@ from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment, from_mapping
 from quasiglobal.files import write_tensors
 from quasiglobal.flat import Layout
-from quasiglobal.runs import Run, make_task, model_state
+from quasiglobal.parts import newest
+from quasiglobal.runs import Run, data_of, model_of, model_state
 from quasiglobal.tasks.datasets import Dataset, Examples
 from quasiglobal.tasks.images import Images
 
@@ -29,7 +30,7 @@ class Exported:
 
     def module(self, data: Dataset) -> nn.Module:
         """The model, ready to use on inputs like the data's."""
-        module = make_task(self.experiment, data).module(self.experiment.seed)
+        module = model_of(self.experiment, len(data.classes), data.shape)
         try:
             module.load_state_dict(self.state)
         except RuntimeError:
@@ -45,18 +46,24 @@ class Exported:
             return torch.cat([module(images.show(index)).argmax(dim=-1) for index in order])
 
 
-def export(run: Run, node: str, data: Dataset) -> Exported:
-    """A node's model, or everybody's average, from the run's newest checkpoint."""
+def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
+    """A node's model, or the average of those that are here, from the run's newest checkpoint."""
     found = checkpoints.newest(run.folder / "checkpoint")
-    if found is None:
-        raise InputError(f"{run.folder} has no checkpoint yet; train it first")
-    rows, _ = found
-    n = len(rows["x"])
-    if node != "average" and not (node.isdigit() and int(node) < n):
-        raise InputError(f"node must be average or a number from 0 to {n - 1}, got {node!r}")
-    module = make_task(run.experiment, data).module(run.experiment.seed)
-    layout = Layout.of_experiment(module, run.experiment.bn)
-    return Exported(run.experiment, model_state(rows, layout, None if node == "average" else int(node)))
+    if found is not None:
+        rows, nodes = found[0], list(range(len(found[0]["x"])))
+    else:
+        rows, epoch, nodes = newest(run.folder)
+        if not epoch:
+            raise InputError(f"{run.folder} has no checkpoint yet; train it first")
+    if node != "average" and not (node.isdigit() and int(node) in nodes):
+        raise InputError(f"node must be average or one of {nodes[0]} to {nodes[-1]}, got {node!r}")
+    experiment = run.experiment
+    classes, shape = len(experiment.classes), experiment.shape
+    if not classes or not shape:
+        data = data_of(experiment, data_dir)
+        classes, shape = len(data.classes), data.shape
+    layout = Layout.of_experiment(model_of(experiment, classes, shape), experiment.bn)
+    return Exported(experiment, model_state(rows, layout, None if node == "average" else nodes.index(int(node))))
 
 
 def save(exported: Exported, path: Path) -> None:

@@ -44,27 +44,28 @@ def write_json(path: Path, value: object) -> None:
 def write_lines(path: Path, records: Sequence[Mapping[str, object]]) -> None:
     """Records as JSON, a line each."""
     with replacing(path) as temporary:
-        temporary.write_text("".join(map(_line, records)))
+        temporary.write_text("".join(as_line(record) + "\n" for record in records))
 
 
 def append_line(path: Path, record: Mapping[str, object]) -> None:
     """One record more."""
     with open(path, "a") as file:
-        file.write(_line(record))
+        file.write(as_line(record) + "\n")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of such a file, none if it is not there."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The records of such a file, none if it is not there; a last line that was cut off does not count."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def _line(record: Mapping[str, object]) -> str:
-    """JSON has no numbers that are not finite: null stands for them."""
+def as_line(record: Mapping[str, object]) -> str:
+    """A record as JSON. JSON has no numbers that are not finite: null stands for them."""
     finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in record.items()
     }
-    return json.dumps(finite) + "\n"
+    return json.dumps(finite)
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

@@ -89,13 +89,10 @@ def records_of(parts: Sequence[Part]) -> list[Record]:
     return [combined([epochs[epoch] for epochs in measured if epoch in epochs]) for epoch in at]
 
 
-def newest(run: Path, n: int) -> tuple[dict[str, Tensor], int] | None:
-    """All n rows after the last epoch that every part has saved, and that epoch."""
+def newest(run: Path) -> tuple[dict[str, Tensor], int, list[int]]:
+    """The rows after the last epoch that all parts here have saved, that epoch (0: none), and whose rows they are."""
     parts = parts_of(run)
-    if [node for part in parts for node in part.nodes] != list(range(n)):
-        return None
-    epoch = max(set.intersection(*(part.epochs() for part in parts)))
-    if epoch == 0:
-        return None
-    rows = [part.load(epoch) for part in parts]
-    return {name: torch.cat([part[name] for part in rows]) for name in rows[0]}, epoch
+    epoch = max(set.intersection(*(part.epochs() for part in parts))) if parts else 0
+    rows = [part.load(epoch) for part in parts] if epoch else []
+    nodes = [node for part in parts for node in part.nodes]
+    return {name: torch.cat([part[name] for part in rows]) for name in (rows[0] if rows else ())}, epoch, nodes

@@ -7,6 +7,7 @@ parts together, and the run looks as if the simulator had made it. What either e
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -25,8 +26,7 @@ from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
 from quasiglobal.measures import combined
 from quasiglobal.parts import Part, newest, records_of
-from quasiglobal.runs import Options, Run, Watcher, facts, make_task, runs_of
-from quasiglobal.tasks.datasets import load
+from quasiglobal.runs import Options, Run, Watcher, data_of, facts, make_task, runs_of
 from quasiglobal.topology import parse
 from quasiglobal.training import Training, diverged
 from quasiglobal.training import epochs as every_epoch
@@ -86,7 +86,7 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     if not going:
         return runs
     hosted = spread(parse(experiment.topology).n, size)
-    task = make_task(experiment, load(experiment.data, options.data_dir))
+    task = make_task(experiment, data_of(experiment, options.data_dir))
     seeds = [run.experiment.seed for run in going]
 
     def training_on(engine: Callable[..., Any]) -> Training:
@@ -103,29 +103,12 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     engine = training.engine
     assert isinstance(engine, Distributed)
     if engine.step_of_others:
-        epoch = _rejoin(training, engine, parts, max(saved))
+        epoch = rejoin(training, engine, parts, max(saved))
     else:
         epoch = _agreed(store, rank, size, saved, options.peer_timeout)
         if epoch:
             training.restore([part.load(epoch) for part in parts], epoch)
-    for run, part in zip(going, parts, strict=True):
-        run.describe()
-        part.begin(epoch)
-    failed = False
-    if epoch == experiment.epochs:
-        for k, part in enumerate(parts):
-            part.save(training.rows_of(k), epoch)
-    for measures in every_epoch(training):
-        records = [combined([found]) for found in measures]
-        for k, part in enumerate(parts):
-            part.write(measures[k] | {"lost": engine.lost, "written": time.time()})
-            part.save(training.rows_of(k), training.epochs_done)
-        watch(going, records)
-        failed = any(diverged(record) for record in records)
-        if failed:
-            break
-    for part in parts:
-        part.finish("diverged" if failed else "finished", engine.accounts())
+    take_part(training, engine, going, parts, watch)
     everybody = [[Part(run.folder, p, nodes) for p, nodes in enumerate(hosted)] for run in going]
     missing = _missing(everybody, max(options.peer_timeout, GRACE))     # one that was away may still come back to us
     engine.close()
@@ -137,6 +120,30 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     return runs
 
 
+def take_part(
+    training: Training, engine: Distributed, runs: Sequence[Run], parts: Sequence[Part], watch: Watcher
+) -> None:
+    """Train the nodes here to the end, with the others; what is measured and saved goes into the parts."""
+    for run, part in zip(runs, parts, strict=True):
+        run.describe()
+        part.begin(training.epochs_done)
+    failed = False
+    if training.epochs_done == training.experiment.epochs:
+        for k, part in enumerate(parts):
+            part.save(training.rows_of(k), training.epochs_done)
+    for measures in every_epoch(training):
+        records = [combined([found]) for found in measures]
+        for k, part in enumerate(parts):
+            part.write(measures[k] | {"lost": engine.lost, "written": time.time()})
+            part.save(training.rows_of(k), training.epochs_done)
+        watch(runs, records)
+        failed = any(diverged(record) for record in records)
+        if failed:
+            break
+    for part in parts:
+        part.finish("diverged" if failed else "finished", engine.accounts())
+
+
 GRACE = 60.0
 """Seconds that those who are done wait at least for the others."""
 
@@ -144,9 +151,10 @@ PATIENCE = 5
 """Epochs that a returning node's own model may be behind; an older one gives way to its neighbours' mean."""
 
 
-def _rejoin(training: Training, engine: Distributed, parts: Sequence[Part], saved: int) -> int:
-    """Go on with the others, from the epoch after theirs: with the models left here, or with the neighbours' mean."""
-    epoch = min(engine.step_of_others // training.steps_per_epoch + 1, training.experiment.epochs)
+def rejoin(training: Training, engine: Distributed, parts: Sequence[Part], saved: int) -> int:
+    """Go on with the others, from their next epoch: with the models left here, or with the neighbours' mean."""
+    theirs = math.ceil(engine.step_of_others / training.steps_per_epoch)
+    epoch = max(saved, min(theirs, training.experiment.epochs))
     if saved:
         training.restore([part.load(saved) for part in parts], epoch)
     model = engine.mean_of_neighbours(training.x)
@@ -175,8 +183,7 @@ def _missing(everybody: Sequence[Sequence[Part]], timeout: float) -> list[Part]:
 
 def _put_together(runs: Sequence[Run], everybody: Sequence[Sequence[Part]], training: Training) -> None:
     """The runs as a whole: records, the last checkpoint, and what only all models together tell."""
-    found = [newest(run.folder, training.graph.n) for run in runs]
-    whole, epochs = zip(*filter(None, found), strict=True)
+    whole, epochs, _ = zip(*(newest(run.folder) for run in runs), strict=True)
     epoch = epochs[0]
     training.restore(whole, epoch)
     measured = training.evaluate()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from quasiglobal.imports import imported, is_path
 from quasiglobal.measures import Record, combined
 from quasiglobal.parts import newest as newest_parts
 from quasiglobal.parts import parts_of, records_of
-from quasiglobal.tasks.datasets import Dataset, load
+from quasiglobal.tasks.datasets import Dataset, agreed, load
 from quasiglobal.tasks.models import build
 from quasiglobal.topology import parse
 from quasiglobal.training import Task, Training, average, diverged
@@ -85,10 +86,10 @@ class Run:
     def newest(self) -> tuple[dict[str, torch.Tensor], checkpoints.Progress] | None:
         """What to go on from: the newest checkpoint of the whole, or what processes have left if that is newer."""
         whole = checkpoints.newest(self.folder / "checkpoint")
-        parts = newest_parts(self.folder, parse(self.experiment.topology).n)
-        if parts is None or (whole is not None and whole[1].epochs >= parts[1]):
+        rows, epoch, nodes = newest_parts(self.folder)
+        older = whole is not None and whole[1].epochs >= epoch
+        if older or epoch == 0 or nodes != list(range(parse(self.experiment.topology).n)):
             return whole
-        rows, epoch = parts
         self.rewrite([record for record in records_of(parts_of(self.folder)) if record["epoch"] <= epoch])
         return rows, checkpoints.Progress(epoch, (self.folder / "metrics.jsonl").stat().st_size)
 
@@ -143,6 +144,8 @@ class Options:
     """Seconds after which a process goes on without a neighbour that does not answer."""
     host: str = "127.0.0.1"
     """The address of this machine that other processes reach it at."""
+    log: Literal["plain", "json"] = "plain"
+    """What is said to a log rather than a terminal: sentences, or a JSON object a line."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -163,8 +166,8 @@ def train(
     open_runs = [run for run in runs if run.summary is None]
     board = Board() if options.tensorboard else None
     if open_runs:
-        device = _device(options.device)
-        task = task or make_task(experiment, load(experiment.data, options.data_dir))
+        device = choose_device(options.device)
+        task = task or make_task(experiment, data_of(experiment, options.data_dir))
         saved = {run: run.newest() for run in open_runs}
         for done, together in _by_epochs(saved).items():
             training = Training(task, experiment, [run.experiment.seed for run in together], device)
@@ -186,9 +189,9 @@ def runs_of(experiment: Experiment, options: Options) -> list[Run]:
 
 def prepare(experiment: Experiment, options: Options) -> Training:
     """An experiment's training from its start, as `train` would begin it."""
-    task = make_task(experiment, load(experiment.data, options.data_dir))
+    task = make_task(experiment, data_of(experiment, options.data_dir))
     seeds = range(experiment.seed, experiment.seed + options.seeds)
-    return Training(task, experiment, seeds, _device(options.device))
+    return Training(task, experiment, seeds, choose_device(options.device))
 
 
 def _by_epochs(saved: Mapping[Run, tuple[Any, checkpoints.Progress] | None]) -> dict[int, list[Run]]:
@@ -199,17 +202,25 @@ def _by_epochs(saved: Mapping[Run, tuple[Any, checkpoints.Progress] | None]) -> 
     return groups
 
 
+def data_of(experiment: Experiment, data_dir: Path | None, name: str | None = None) -> Dataset:
+    """The experiment's data, or other data in its terms."""
+    data = load(name or experiment.data, data_dir)
+    return agreed(data, experiment.classes, experiment.shape, experiment.mean, experiment.std)
+
+
+def model_of(experiment: Experiment, classes: int, shape: Sequence[int]) -> nn.Module:
+    """A new model, for so many classes and inputs of this shape."""
+    if is_path(experiment.model):
+        own = imported(experiment.model, "model")
+        return own if isinstance(own, nn.Module) else own()
+    return build(experiment.model, norm=experiment.norm, width=experiment.width, classes=classes, shape=tuple(shape))
+
+
 def make_task(experiment: Experiment, data: Dataset) -> Task:
     """The experiment's model, with cross-entropy, on the data."""
-    def model() -> nn.Module:
-        if is_path(experiment.model):
-            own = imported(experiment.model, "model")
-            return own if isinstance(own, nn.Module) else own()
-        return build(
-            experiment.model, norm=experiment.norm, width=experiment.width, classes=len(data.classes), shape=data.shape
-        )
-
-    return Task(model, nn.functional.cross_entropy, data)
+    return Task(
+        partial(model_of, experiment, len(data.classes), data.shape), nn.functional.cross_entropy, data
+    )
 
 
 def _train_together(
@@ -272,7 +283,8 @@ def facts(training: Training, run: Run) -> Record:
     }
 
 
-def _device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
+    """auto, cpu or cuda, where that is."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
@@ -348,7 +360,7 @@ def train_task(
     """
     fields = {"algorithm": algorithm, "topology": topology, "epochs": epochs} | settings
     experiment = from_mapping({"data": task.data.name, "model": "own"} | fields, "qg.train")
-    training = Training(task, experiment, [experiment.seed], _device(device))
+    training = Training(task, experiment, [experiment.seed], choose_device(device))
     records = []
     for (part,) in every_epoch(training):
         record = combined([part])

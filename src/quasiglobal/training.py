@@ -93,7 +93,7 @@ class Training:
 
         owners = [Owner(seed, i, self.parts[seed][i]) for seed in self.seeds for i in self.engine.nodes]
         lengths = [len(part) for parts in self.parts.values() for part in parts]
-        self.plan = Plan(owners, experiment.batch, self.images.draw, lengths)
+        self.plan = Plan(owners, experiment.batch, self.images.draw, lengths, experiment.steps)
         self.steps_per_epoch = len(self.plan.sizes)
         self.steps = self.steps_per_epoch * experiment.epochs
         self.schedule = Schedule(

@@ -847,3 +847,17 @@ def test_real_fashion_mnist(monkeypatch):
     assert (len(data.train), len(data.test)) == (60_000, 10_000)
     assert torch.bincount(data.train.y).tolist() == [6000] * 10
     np.testing.assert_allclose(moments(data.train.x, 255), (data.mean, data.std), atol=5e-5)
+
+
+def test_owners_who_lack_classes_share_one_list(tmp_path):
+    for name in ("cat", "owl"):
+        (tmp_path / name).mkdir()
+        for k in range(5):
+            Image.new("L", (4, 4), k).save(tmp_path / name / f"{k}.png")
+    own = datasets.load(f"folder:{tmp_path}")
+    data = datasets.agreed(own, ("ant", "owl", "cat"), (1, 4, 4), (0.5,), (0.25,))
+    assert data.classes == ("ant", "owl", "cat")
+    assert torch.equal(data.train.y, torch.tensor([2, 1])[own.train.y])
+    assert (data.mean, data.std) == ((0.5,), (0.25,))
+    with pytest.raises(qg.InputError, match="has the class 'cat', but dog, owl are agreed"):
+        datasets.agreed(own, ("dog", "owl"), (), (), ())

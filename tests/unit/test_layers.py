@@ -12,6 +12,7 @@ LAYERS = [
     ["cli"],
     ["paper"],
     ["report"],
+    ["peers"],
     ["processes", "exports", "estimate"],
     ["runs"],
     ["parts", "training"],

@@ -51,7 +51,8 @@ class Distributed(Host):
     """The nodes of process `rank`; the others are reached through `store`, where they meet.
 
     `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a message that never came returns to the receiver. Exact
-    means are an all-reduce over all processes and cannot do without anybody.
+    means are an all-reduce over all processes and cannot do without anybody. `step` is the last one that was done
+    before; `patience` are the seconds in which the neighbours have to come, by default the timeout of a step.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Distributed(Host):
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         experiment: str = "",
+        step: int = 0,
+        patience: float | None = None,
     ) -> None:
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
         self._store = Meeting(store)
         self._home = {node: process for process, nodes in enumerate(hosted) for node in nodes}
-        self._exchange: Moment = (0, 0)
+        self._exchange: Moment = (step, 0)
         self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self._experiment, self._secret = experiment.encode(), os.environ.get("QG_SECRET", "").encode()
         self.edges: dict[int, Edge] = {}
@@ -89,13 +92,14 @@ class Distributed(Host):
         self._accounts = {there: Account() for there in self.neighbours}
         for there in self.neighbours:
             self._seek(there)
-        deadline, missing = time.monotonic() + timeout, set(self.neighbours)
+        patience = patience or timeout
+        deadline, missing = time.monotonic() + patience, set(self.neighbours)
         while missing:
             try:
                 missing.discard(self._admitted.get(timeout=max(deadline - time.monotonic(), 0.001)))
             except queue.Empty:
                 self.close()
-                raise InputError(f"processes {sorted(missing)} did not come within {timeout:g} s") from None
+                raise InputError(f"processes {sorted(missing)} did not come within {patience:g} s") from None
 
     def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Send, receive, and move towards what came; in full precision whatever is around."""
@@ -267,13 +271,19 @@ class Distributed(Host):
             except Lost:
                 pass                                        # it will come, or it will not
             except RuntimeError:                            # the store is gone: nobody can join, but training goes on
-                with suppress(RuntimeError):
-                    self._store.reconnect()
+                self._find_store()
             else:
                 del self._opening[there]
                 self._opened.put(edge)
                 return
             self._closing.wait(0.2)
+
+    def _find_store(self) -> None:
+        """Wait until the store is back."""
+        while not self._closing.wait(1.0):
+            with suppress(RuntimeError, OSError):
+                self._store.reconnect()
+                return
 
     def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """W(t) − I: [nodes here, nodes here], and a column for each remote node that came; rows sum to 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -67,8 +68,10 @@ class Meeting(Store):
         until(lambda: self.check(keys), timeout.total_seconds())
 
     def reconnect(self) -> None:
-        """Once the other side is back."""
-        self._connection[0] = self._connection[0].clone()
+        """If the other side is back; raises OSError if it is not."""
+        client = self._connection[0]
+        socket.create_connection((client.host, client.port), timeout=1.0).close()   # c10d itself would wait, and block
+        self._connection[0] = client.clone()
 
 
 def open_group(store: Store, rank: int, size: int, host: str, seconds: float) -> Group:

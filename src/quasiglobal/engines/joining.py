@@ -28,6 +28,15 @@ def serve(host: str, port: int) -> TCPStore:
     return TCPStore(host, chosen, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
+def meet(host: str, port: str, timeout: float) -> TCPStore:
+    """The store that somebody serves at this address."""
+    try:
+        return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise InputError(f"cannot meet the others at {host}:{port} ({reason}); is `qg rendezvous` there?") from None
+
+
 def told(store: Store, about: str, mine: str, rank: int, size: int, timeout: float) -> list[str]:
     """What every process says about something, once all have."""
     store.set(f"{about}/{rank}", mine)
@@ -46,12 +55,9 @@ def join(timeout: float = 60.0) -> tuple[Store, int, int]:
         raise InputError(f"this process was not started as one of several ({missing} not set); use torchrun")
     rank, size, host, port = (os.environ[name] for name in VARIABLES)
     hosted_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    try:
-        if rank == "0" and not hosted_elsewhere:
-            store = serve(host, int(port))
-        else:
-            store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
-    except (RuntimeError, ValueError) as error:
-        raise InputError(f"cannot meet the others at {host}:{port}: {str(error).splitlines()[0][:120]}") from None
+    if rank == "0" and not hosted_elsewhere and port.isdigit():
+        store = serve(host, int(port))
+    else:
+        store = meet(host, port, timeout)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Meeting(store, f"quasiglobal/{attempt}"), int(rank), int(size)

@@ -42,7 +42,7 @@ class Plan:
     """Every node goes through its own examples in a new order each epoch.
 
     Nodes of equal size keep the last, shorter batch. Where sizes differ, an epoch is ⌈mean size / batch⌉ steps
-    of full batches, and each node cycles through its own shuffled stream.
+    of full batches, and each node cycles through its own shuffled stream; likewise where the steps are given.
     """
 
     owners: Sequence[Owner]
@@ -51,10 +51,14 @@ class Plan:
     """How that many examples move."""
     lengths: Sequence[int] | None = None
     """How many examples each node of the run has, where some are not here."""
+    steps: int = 0
+    """Of full batches in an epoch; 0 leaves it to the sizes."""
 
     @cached_property
     def sizes(self) -> list[int]:
         """The batch size of each step of an epoch."""
+        if self.steps:
+            return [self.batch] * self.steps
         lengths = self.lengths or [len(owner.examples) for owner in self.owners]
         if len(set(lengths)) > 1:
             return [self.batch] * math.ceil(sum(lengths) / len(lengths) / self.batch)

@@ -1,4 +1,4 @@
-"""Who holds which examples: disjoint, fixed for the whole run, a function of (labels, n, α, seed).
+"""Who holds which examples: fixed for the whole run, a function of (labels, n, α, seed); disjoint, but for `whole`.
 
 M. Yurochkin et al.: Bayesian nonparametric federated learning of neural networks. ICML 2019.
 T.-M. H. Hsu, H. Qi, M. Brown: Measuring the effects of non-identical data distribution. 2019.
@@ -39,10 +39,13 @@ def split(
     iid              a random split; equal sizes
     shards:K         sorted by class, cut into K pieces a node, dealt at random; equal sizes
     by:COLUMN        natural clients: a node for each value of the column, n of them
+    whole            every node has all examples, as where each is given its own data
 
     >>> [len(part) for part in split("shards:2", np.repeat([0, 1], 50), n=4)]
     [24, 24, 24, 24]
     """
+    if kind == "whole":
+        return [np.arange(len(labels))] * n
     if not 1 <= n <= len(labels):
         raise InputError(f"{len(labels)} examples cannot be split among {n} nodes; take fewer nodes")
     name, _, argument = kind.partition(":")
@@ -56,7 +59,7 @@ def split(
         if not 0 < alpha < float("inf"):
             raise InputError(f"alpha must be > 0, got {alpha}; 0.1 is very heterogeneous, 10 nearly uniform")
         return DIRICHLET[kind](labels, n, alpha, seed)
-    raise unknown("partition", name, [*DIRICHLET, "iid", "shards", "by"])
+    raise unknown("partition", name, [*DIRICHLET, "iid", "shards", "by", "whole"])
 
 
 def dirichlet(labels: Indices, n: int, alpha: float, seed: int) -> list[Indices]:

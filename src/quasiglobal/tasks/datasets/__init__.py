@@ -17,10 +17,10 @@ import torch
 
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.tasks.datasets import cifar, digits, folders, hub, idx
-from quasiglobal.tasks.datasets.base import Dataset, Examples, Splits, locate, moments
+from quasiglobal.tasks.datasets.base import Dataset, Examples, Splits, agreed, locate, moments
 from quasiglobal.tasks.datasets.hub import Hub
 
-__all__ = ["SOURCES", "Dataset", "Examples", "Found", "Source", "available", "load"]
+__all__ = ["SOURCES", "Dataset", "Examples", "Found", "Source", "agreed", "available", "load"]
 
 MEMORY_LIMIT = 64e9
 """Bytes: the most that `load` decodes unless told otherwise."""
@@ -88,6 +88,8 @@ def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float =
     kind, _, path = name.partition(":")
     if kind == "folder":
         return _own(name, folders.read(Path(os.path.expanduser(path)), memory_limit))
+    if name == "own":
+        raise InputError("every node of this run has its own data; name yours, as folder:PATH")
     if name not in SOURCES:
         raise unknown("data set", name, [*SOURCES, "folder:PATH"])
     source = SOURCES[name]

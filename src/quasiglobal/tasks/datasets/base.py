@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +71,36 @@ class Dataset:
         """The shape of what a model sees of one example, (channels, height, width) for images."""
         stored = tuple(self.train.x.shape[1:])
         return (stored[0], *map(side_shown, stored[1:])) if self.augmentation == "resize-crop" else stored
+
+
+def agreed(
+    data: Dataset, classes: Sequence[str], shape: Sequence[int], mean: Sequence[float], std: Sequence[float]
+) -> Dataset:
+    """The data in terms that several owners have agreed on; an empty one stays as the data has it.
+
+    An owner may lack some of the classes; its labels become places in the list that all share. Where it has numbers
+    for names, as an .npz archive does, they are these places already.
+    """
+    if shape and tuple(shape) != data.shape:
+        raise InputError(f"{data.name} has examples of shape {list(data.shape)}, but {list(shape)} is agreed")
+    for name, values in (("mean", mean), ("std", std)):
+        if values and len(values) != data.shape[0]:
+            raise InputError(f"{data.name} has {data.shape[0]} channels, but {name} has {len(values)} numbers")
+    if not all(value > 0 for value in std):
+        raise InputError(f"std must be > 0, got {list(std)}")
+    train, test = data.train, data.test
+    if classes:
+        numbered = data.classes == tuple(map(str, range(len(data.classes))))
+        known = [str(place) for place in range(len(classes))] if numbered else list(classes)
+        for name in data.classes:
+            if name not in known:
+                raise InputError(f"{data.name} has the class {name!r}, but {', '.join(classes)} are agreed")
+        places = torch.tensor([known.index(name) for name in data.classes])
+        train, test = (replace(split, y=places[split.y]) for split in (train, test))
+    return replace(
+        data, train=train, test=test, classes=tuple(classes) or data.classes,
+        mean=tuple(mean) or data.mean, std=tuple(std) or data.std,
+    )
 
 
 def side_shown(side: int) -> int:
