@@ -43,10 +43,11 @@ class Traffic:
         parts += [f"{self.everybody} to all"] if self.everybody else []
         return " + ".join(parts)
 
-    def bytes(self, graph: Topology, d: int) -> float:
+    def bytes(self, graph: Topology, d: int, rounded: bool = False) -> float:
         """What a node sends a step on average for d numbers; an exact mean as a ring all-reduce sends it."""
         all_reduce = 2 * (graph.n - 1) / graph.n * 4 * d
-        return float(self.neighbours) * graph.bytes_per_step(d) + float(self.everybody) * all_reduce
+        to_neighbours = graph.bytes_per_step(d) / (2 if rounded else 1)
+        return float(self.neighbours) * to_neighbours + float(self.everybody) * all_reduce
 
 
 def catalogue() -> list[Entry]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import tomllib
 import typing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
@@ -71,6 +71,8 @@ class Experiment:
     """The probability that a message to a neighbour is lost; its weight returns to the receiver. Simulator only."""
     churn: float = 0.0
     """The probability that a node is away for a window of 20 steps, with its own data alone. Simulator only."""
+    wire: Literal["full", "bf16"] = "full"
+    """How models travel: as they are, or rounded to 16 bits, which quasi-global methods do not stand."""
     classes: tuple[str, ...] = ()
     """The names of the classes, in order, where several owners have to agree on them; by default the data's."""
     shape: tuple[int, ...] = ()
@@ -96,7 +98,8 @@ class Experiment:
     @property
     def hash(self) -> str:
         """Eight digits that stand for all fields."""
-        values = {name: value for name, value in asdict(self).items() if value or name not in YOUNGER}
+        defaults = {field.name: field.default for field in fields(self) if field.name in YOUNGER}
+        values = {name: value for name, value in asdict(self).items() if value != defaults.get(name, MISSING)}
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -121,8 +124,8 @@ class Experiment:
         return replace(self, seed=seed)
 
 
-YOUNGER = ("drop", "churn", "steps", "classes", "shape", "mean", "std")
-"""Fields that came after the first runs: hashed unless 0 or empty, so that those runs keep their names."""
+YOUNGER = ("drop", "churn", "steps", "wire", "classes", "shape", "mean", "std")
+"""Fields that came after the first runs: hashed where they are set, so that those runs keep their names."""
 
 RECIPES: dict[str, dict[str, Any]] = {
     "cifar10": {

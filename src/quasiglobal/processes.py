@@ -16,8 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
 from quasiglobal.engines.distributed import Distributed, spread
 from quasiglobal.engines.gloo import Meeting, Store
 from quasiglobal.engines.joining import join, serve, told
@@ -26,7 +24,7 @@ from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
 from quasiglobal.measures import combined
 from quasiglobal.parts import Part, newest, records_of
-from quasiglobal.runs import Options, Run, Watcher, data_of, facts, make_task, runs_of
+from quasiglobal.runs import Options, Run, Watcher, choose_device, data_of, facts, make_task, runs_of
 from quasiglobal.topology import parse
 from quasiglobal.training import Training, diverged
 from quasiglobal.training import epochs as every_epoch
@@ -41,8 +39,9 @@ def launch(words: Sequence[str], processes: int) -> int:
     }
 
     def start(rank: int) -> subprocess.Popen[bytes]:
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         return subprocess.Popen(
-            [sys.executable, "-m", "quasiglobal", *words], env=os.environ | shared | {"RANK": str(rank)},
+            [sys.executable, "-m", "quasiglobal", *words], env=os.environ | shared | own,
             stdout=None if rank == 0 else subprocess.DEVNULL,
         )
 
@@ -87,10 +86,10 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
         return runs
     hosted = spread(parse(experiment.topology).n, size)
     task = make_task(experiment, data_of(experiment, options.data_dir))
-    seeds = [run.experiment.seed for run in going]
+    seeds, device = [run.experiment.seed for run in going], choose_device(options.device)
 
     def training_on(engine: Callable[..., Any]) -> Training:
-        return Training(task, experiment, seeds, torch.device("cpu"), engine)
+        return Training(task, experiment, seeds, device, engine)
 
     parts = [Part(run.folder, rank, hosted[rank]) for run in going]
     saved = set.intersection(*(part.epochs() for part in parts))

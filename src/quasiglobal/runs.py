@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import signal
 import threading
 import time
@@ -284,14 +285,16 @@ def facts(training: Training, run: Run) -> Record:
 
 
 def choose_device(name: str) -> torch.device:
-    """auto, cpu or cuda, where that is."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
+    """auto, cpu or cuda, where that is; processes of one machine take its GPUs in turn."""
+    if name not in ("auto", "cpu", "cuda"):
         raise InputError(f"device must be auto, cpu or cuda, got {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
+    there = torch.cuda.is_available()
+    if name == "cuda" and not there:
         raise InputError("there is no CUDA device here; use --device cpu")
-    return torch.device(name)
+    if name == "cpu" or not there:
+        return torch.device("cpu")
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cuda")
 
 
 def find(root: Path) -> Iterator[Run]:

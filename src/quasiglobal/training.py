@@ -73,12 +73,18 @@ class Training:
         faults = {name: p for name in ("drop", "churn") if (p := getattr(experiment, name))}
         if faults and traffic(self.algorithm).everybody:            # now, and not at the first mean of a long run
             raise InputError(NO_MEAN)
+        rounded = experiment.wire == "bf16"
+        if rounded and self.algorithm.needs_full_precision:
+            raise InputError(
+                f"{experiment.algorithm} takes its momentum from the difference of two mixed models over the learning "
+                "rate, where 16 bits leave nothing but noise; use --wire full"
+            )
         self.dtype = PRECISIONS[experiment.precision]
 
         modules = [task.module(seed).to(self.dtype) for seed in self.seeds]
         self.layout = Layout.of_experiment(modules[0], experiment.bn)
         self.model = StackedModel(task.module(0).to(device, self.dtype), task.loss, self.layout, experiment.precision)
-        self.engine = engine(self.graph, seeds=self.seeds, shared=self.layout.shared, **faults)
+        self.engine = engine(self.graph, seeds=self.seeds, shared=self.layout.shared, rounded=rounded, **faults)
 
         train = task.data.train
         self.parts = {
@@ -268,7 +274,7 @@ class Training:
     @cached_property
     def bytes_per_step(self) -> float:
         """What a node sends on average."""
-        return traffic(self.algorithm).bytes(self.graph, self.layout.shared)
+        return traffic(self.algorithm).bytes(self.graph, self.layout.shared, self.engine.rounded)
 
     def _score(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor]:
         """Each row's accuracy and loss on the test data, in test order."""

@@ -38,14 +38,14 @@ def hosted_rows(engine, graph):
     return torch.tensor([r * graph.n + i for r in range(len(SEEDS)) for i in engine.nodes])
 
 
-def in_a_process(rank, store, processes, cases):
+def in_a_process(rank, store, processes, cases, rounded=False):
     results = []
     for k, (name, topology) in enumerate(cases):
         place, engines = PrefixStore(f"case/{k}", store), []
 
         def engine_of(graph, place=place, engines=engines):
             hosted = spread(graph.n, processes)
-            engines.append(Distributed(graph, place, rank, hosted, seeds=SEEDS, shared=5, timeout=60))
+            engines.append(Distributed(graph, place, rank, hosted, seeds=SEEDS, shared=5, rounded=rounded, timeout=60))
             return engines[0]
 
         result = run(name, topology, engine_of, hosted_rows)

@@ -8,10 +8,10 @@ from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.engines.simulator import Simulator
 
 
-def compare(processes, cases):
-    everywhere = together(processes, in_a_process, processes, cases)
+def compare(processes, cases, rounded=False):
+    everywhere = together(processes, in_a_process, processes, cases, rounded)
     for k, (name, topology) in enumerate(cases):
-        whole = run(name, topology, lambda graph: Simulator(graph, seeds=SEEDS, shared=5), hosted_rows)
+        whole = run(name, topology, lambda graph: Simulator(graph, seeds=SEEDS, shared=5, rounded=rounded), hosted_rows)
         for answers in everywhere:
             rows, x, state = answers[k]
             scale = whole.x.norm(dim=1).max()
@@ -30,6 +30,10 @@ def test_every_algorithm_is_the_same_over_processes():
 def test_time_varying_and_directed_graphs_are_too():
     names = ("dsgd", "qg-dsgdm-n", "dsgdm-n-gt", "slowmo", "mimelite")
     compare(4, [(name, "one-peer-exponential:8") for name in names])
+
+
+def test_models_that_travel_in_16_bits_are_too():
+    compare(2, [(name, "ring:8") for name in ("gossip", "dsgdm-n", "dsgdm-n-gt")], rounded=True)
 
 
 @pytest.mark.slow

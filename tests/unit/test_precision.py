@@ -1,11 +1,15 @@
 """Mixing is full precision whatever the surroundings allow: quasi-global momentum depends on it."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
 import quasiglobal as qg
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.experiment import Experiment
+from quasiglobal.runs import Options, prepare
 
 N, D, STEPS = 16, 200, 240
 
@@ -108,3 +112,25 @@ def test_a_step_without_gossip_returns_what_it_was_given():
     engine = Simulator(qg.topology.parse("every:2/ring:4"))
     v = torch.randn(4, 3)
     assert engine.mix(1, (v,))[0] is v
+
+
+def test_models_that_travel_in_16_bits_keep_the_mean():
+    graph = qg.topology.ring(8)
+    x = torch.randn(8, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    (mixed,) = Simulator(graph, rounded=True).mix(1, (x,))
+    delta = torch.from_numpy(graph.weights()) - torch.eye(8)
+    assert torch.allclose(mixed, x + delta @ x.bfloat16().double(), rtol=0, atol=1e-14)
+    assert torch.allclose(mixed.mean(dim=0), x.mean(dim=0), rtol=0, atol=1e-14)
+    assert not torch.allclose(mixed, x + delta @ x, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "qg-dadam", "d2+"])
+def test_what_differences_mixed_models_is_not_sent_in_16_bits(algorithm):
+    with pytest.raises(qg.InputError, match=f"{re.escape(algorithm)} takes its momentum .* use --wire full"):
+        training_on_digits(algorithm)
+    training_on_digits("dsgdm-n")
+
+
+def training_on_digits(algorithm):
+    experiment = Experiment(model="mlp", topology="lazy/ring:4", algorithm=algorithm, wire="bf16")
+    return prepare(experiment, Options(device="cpu"))

@@ -91,6 +91,10 @@ class QGDAdam(_Adam):
         return x_new, {"m_hat": m if self.released else m_hat, "v_hat": v_hat}
 
     @property
+    def needs_full_precision(self) -> bool:
+        return True
+
+    @property
     def keeps_mean(self) -> bool:
         return self.released
 

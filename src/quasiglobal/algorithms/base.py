@@ -138,6 +138,11 @@ class Algorithm:
         return False
 
     @property
+    def needs_full_precision(self) -> bool:
+        """Whether `step` builds on small differences of mixed models, which rounding on the way would drown."""
+        return self.divides_by_lr
+
+    @property
     def keeps_mean(self) -> bool:
         """Whether the nodes' mean stays where it is while g = 0 and W is doubly stochastic."""
         return True
@@ -163,6 +168,10 @@ class Wrapper(Algorithm):
     @property
     def divides_by_lr(self) -> bool:
         return self.base.divides_by_lr
+
+    @property
+    def needs_full_precision(self) -> bool:
+        return self.base.needs_full_precision
 
     @property
     def keeps_mean(self) -> bool:

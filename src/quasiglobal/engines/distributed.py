@@ -64,13 +64,14 @@ class Distributed(Host):
         *,
         seeds: Sequence[int] = (0,),
         shared: int | None = None,
+        rounded: bool = False,
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         experiment: str = "",
         step: int = 0,
         patience: float | None = None,
     ) -> None:
-        super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared)
+        super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
         self._store = Meeting(store)
         self._home = {node: process for process, nodes in enumerate(hosted) for node in nodes}
@@ -104,15 +105,16 @@ class Distributed(Host):
     def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Send, receive, and move towards what came; in full precision whatever is around."""
         own = [self.by_run(v) for v in tensors]
-        received = self._exchanged(t, torch.stack(own) if len(own) > 1 else own[0][None])
+        told = [self.told(rows) for rows in own]
+        received = self._exchanged(t, torch.stack(told) if len(told) > 1 else told[0][None])
         here, remote = self._delta(t, tuple(received), own[0])
         if not received and not here.any():
             return tensors
         with full_precision(tensors[0].device.type):
             mixed = []
             for k, (rows, v) in enumerate(zip(own, tensors, strict=True)):
-                first = rows[:, :1]
-                moved = rows + here @ (rows - first) if len(self.nodes) > 1 else rows   # of one row it is 0
+                first = told[k][:, :1]
+                moved = rows + here @ (told[k] - first) if len(self.nodes) > 1 else rows   # of one row it is 0
                 for weights, row in zip(remote, received.values(), strict=True):
                     moved = torch.addcmul(moved, weights, row[k][:, None] - first)
                 mixed.append(self.with_own(moved, v))
@@ -165,26 +167,27 @@ class Distributed(Host):
             self._start()
         self._welcome()
         messages = self._messages[(t - 1) % self.topology.period]
+        wire = torch.bfloat16 if self.rounded else own.dtype
         for there, edge in list(self.edges.items()):
             sent, _ = messages[there]
             if sent:
                 chosen = own if len(sent) == len(self.nodes) else own[:, :, sent]
                 with self._watched(there):
-                    edge.send(moment, chosen.cpu().contiguous())
+                    edge.send(moment, chosen.to(wire).cpu().contiguous())
         received: dict[int, Tensor] = {}
         for there, edge in list(self.edges.items()):
             _, wanted = messages[there]
             if wanted:
                 shape = len(own), len(self.seeds), len(wanted), own.shape[-1]
                 with self._watched(there):
-                    rows = edge.receive(moment, math.prod(shape), own.dtype, self.timeout)
+                    rows = edge.receive(moment, math.prod(shape), wire, self.timeout)
                     if rows is None:
                         edge.account.missed += 1
                     elif not _finite(rows):
                         edge.account.missed += 1
                         log.warning("process %d sent numbers that are not finite at step %d: refused", there, t)
                     else:
-                        rows = rows.view(shape).to(own.device)
+                        rows = rows.view(shape).to(own)
                         received |= {j: rows[:, :, k] for k, j in enumerate(wanted)}
         for there, edge in list(self.edges.items()):
             with self._watched(there):

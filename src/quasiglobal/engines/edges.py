@@ -95,7 +95,7 @@ class Edge:
         asked, coming, size = (int.from_bytes(theirs[at]) for at in (slice(8), slice(8, 24), slice(24, 32)))
         work = self._guarded(self.group.send, model) if asked and model is not None else None
         taken = None
-        if wanted and coming and size in (4, 8) and coming * size <= LARGEST:
+        if wanted and coming and size in KINDS and coming * size <= LARGEST:
             taken = _room(coming, size)
             self._take(taken, deadline)
         if work is not None:
@@ -175,7 +175,7 @@ class Edge:
         self._wait(work, deadline)
         self._coming = None
         magic, _, _, count, size, generation = header.tolist()
-        if magic != MAGIC or size not in (4, 8) or count < 0:
+        if magic != MAGIC or size not in KINDS or count < 0:
             raise Lost("it does not speak this protocol")
         if generation != self.generation:
             raise Lost(f"it is of generation {generation}, not {self.generation}")
@@ -198,9 +198,13 @@ class Edge:
             raise Lost(_reason(error)) from None
 
 
+KINDS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+"""What a message may hold, by the bytes of a number."""
+
+
 def _room(count: int, size: int) -> Tensor:
     """For so many numbers of so many bytes."""
-    return torch.empty(count, dtype=torch.float64 if size == 8 else torch.float32)
+    return torch.empty(count, dtype=KINDS[size])
 
 
 def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:

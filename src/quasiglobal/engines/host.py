@@ -18,7 +18,8 @@ from quasiglobal.topology import Topology
 class Host(ABC):
     """Row r·k + i of every tensor is the i-th of the k nodes hosted here, of run r. `mix` and `mean` act within a run.
 
-    Only the first `shared` columns are communicated, all of them by default.
+    Only the first `shared` columns are communicated, all of them by default; `rounded` to 16 bits, if that is wished:
+    mixing is then v + (W − I) r(v), which keeps the mean and leaves nodes that agree where they are.
     """
 
     def __init__(
@@ -28,13 +29,14 @@ class Host(ABC):
         nodes: Sequence[int] | None = None,
         seeds: Sequence[int] = (0,),
         shared: int | None = None,
+        rounded: bool = False,
     ) -> None:
         if not seeds or not all(whole(seed) is not None and 0 <= seed < 2**63 for seed in seeds):
             raise InputError(f"an engine needs a seed for each run, whole numbers >= 0, got {list(seeds)}")
         self.topology = topology
         self.nodes = tuple(range(topology.n) if nodes is None else nodes)
         self.seeds = tuple(seeds)
-        self.shared = shared
+        self.shared, self.rounded = shared, rounded
         self._seeds = torch.tensor(self.seeds)
         self.latest: Tensor | None = None
 
@@ -90,6 +92,10 @@ class Host(ABC):
         if columns > v.shape[1]:
             raise InputError(f"{columns} columns are shared, but x has {v.shape[1]}; share fewer")
         return v[:, :columns].reshape(len(self.seeds), len(self.nodes), columns)
+
+    def told(self, rows: Tensor) -> Tensor:
+        """What neighbours learn of these rows."""
+        return rows.bfloat16().to(rows.dtype) if self.rounded else rows
 
     def with_own(self, shared: Tensor, v: Tensor) -> Tensor:
         """v with its shared columns replaced; the others stay."""

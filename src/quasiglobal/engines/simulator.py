@@ -32,10 +32,11 @@ class Simulator(Host):
         *,
         seeds: Sequence[int] = (0,),
         shared: int | None = None,
+        rounded: bool = False,
         drop: float = 0.0,
         churn: float = 0.0,
     ) -> None:
-        super().__init__(topology, seeds=seeds, shared=shared)
+        super().__init__(topology, seeds=seeds, shared=shared, rounded=rounded)
         self.faults = Faults(drop, churn)
         self._deltas: dict[tuple[int, torch.dtype, torch.device], Tensor | None] = {}
         self._time: Tensor | None = None
@@ -68,7 +69,7 @@ class Simulator(Host):
         if self.faults:
             delta = self._arriving(t, delta).to(like.dtype)
         with full_precision(like.device.type):
-            return tuple(self.with_own(_addmm(self.by_run(v), delta), v) for v in tensors)
+            return tuple(self.with_own(self._addmm(self.by_run(v), delta), v) for v in tensors)
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
         """The mean of each run's rows, at each of its rows."""
@@ -88,6 +89,13 @@ class Simulator(Host):
             self._deltas[key] = torch.from_numpy(delta).to(device, dtype) if delta.any() else None
         return self._deltas[key]
 
+    def _addmm(self, rows: Tensor, delta: Tensor) -> Tensor:
+        """rows + delta @ (rows − their first) for each run of [runs, n, columns]; delta [n, n] or one a run."""
+        told = self.told(rows)
+        apart = told - told[:, :1]
+        if len(rows) == 1:
+            return torch.addmm(rows[0], delta.view(delta.shape[-2:]), apart[0])[None]
+        return torch.baddbmm(rows, delta.expand(len(rows), *delta.shape[-2:]), apart)
 
     def _arriving(self, t: int, delta: Tensor) -> Tensor:
         """[runs, n, n]: W − I with the weights of lost messages on the diagonal."""
@@ -123,11 +131,3 @@ def warn_of_w(algorithm: Algorithm, topology: Topology) -> None:
             f"it may diverge; use (I + W)/2, the topology lazy/{topology}"
         )
         warnings.warn(f"{type(algorithm).__name__} needs {what}", stacklevel=3)
-
-
-def _addmm(rows: Tensor, delta: Tensor) -> Tensor:
-    """rows + delta @ (rows − their first) for each run of a [runs, n, columns] tensor; delta [n, n] or one a run."""
-    apart = rows - rows[:, :1]
-    if len(rows) == 1:
-        return torch.addmm(rows[0], delta.view(delta.shape[-2:]), apart[0])[None]
-    return torch.baddbmm(rows, delta.expand(len(rows), *delta.shape[-2:]), apart)
