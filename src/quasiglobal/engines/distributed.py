@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quasiglobal.engines.edges import Account, Edge, Lost, Moment, Refused, open_edge
+from quasiglobal.engines.edges import SIGNS, Account, Edge, Lost, Moment, Refused, open_edge
 from quasiglobal.engines.gloo import Group, Meeting, Store, open_group
 from quasiglobal.engines.host import Host, full_precision
 from quasiglobal.errors import InputError
@@ -86,6 +86,7 @@ class Distributed(Host):
         self._admitted: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[Edge] = queue.SimpleQueue()
         self._ready, self._closing = threading.Event(), threading.Event()
+        self._sending, self._waiting_since = threading.Lock(), math.inf
         self.step_of_others = 0
         neighbours = {self._home[j] for i in self.nodes for j in topology.neighbours(i)}
         neighbours |= {self._home[i] for i in range(topology.n) if set(topology.neighbours(i)) & set(self.nodes)}
@@ -168,12 +169,14 @@ class Distributed(Host):
         self._welcome()
         messages = self._messages[(t - 1) % self.topology.period]
         wire = torch.bfloat16 if self.rounded else own.dtype
-        for there, edge in list(self.edges.items()):
-            sent, _ = messages[there]
-            if sent:
-                chosen = own if len(sent) == len(self.nodes) else own[:, :, sent]
-                with self._watched(there):
-                    edge.send(moment, chosen.to(wire).cpu().contiguous())
+        with self._sending:
+            for there, edge in list(self.edges.items()):
+                sent, _ = messages[there]
+                if sent:
+                    chosen = own if len(sent) == len(self.nodes) else own[:, :, sent]
+                    with self._watched(there):
+                        edge.send(moment, chosen.to(wire).cpu().contiguous())
+            self._waiting_since = time.monotonic()
         received: dict[int, Tensor] = {}
         for there, edge in list(self.edges.items()):
             _, wanted = messages[there]
@@ -191,8 +194,18 @@ class Distributed(Host):
                         received |= {j: rows[:, :, k] for k, j in enumerate(wanted)}
         for there, edge in list(self.edges.items()):
             with self._watched(there):
-                edge.finish(time.monotonic() + self.timeout)
+                edge.finish(time.monotonic() + SIGNS * self.timeout)        # it may be held up by others
+        self._waiting_since = math.inf
         return received
+
+    def _give_signs(self) -> None:
+        """While this process waits for a neighbour, others may wait for it: it tells them that it is there."""
+        while not self._closing.wait(self.timeout / 4):
+            with self._sending:
+                if time.monotonic() - self._waiting_since > self.timeout / 8:
+                    for edge in list(self.edges.values()):
+                        with suppress(Lost):
+                            edge.sign(self._exchange[0])
 
     @contextmanager
     def _watched(self, there: int) -> Iterator[None]:
@@ -230,6 +243,7 @@ class Distributed(Host):
     def _start(self) -> None:
         """Tell the neighbours that the first step begins here, and wait until it does there."""
         self._ready.set()
+        self._in_background(self._give_signs)
         deadline = time.monotonic() + self.timeout
         while len(self.edges) < len(self.neighbours) and time.monotonic() < deadline:
             try:
@@ -250,7 +264,10 @@ class Distributed(Host):
 
     def _seek(self, there: int) -> None:
         """Try to open the edge in the background, as long as it takes."""
-        thread = threading.Thread(target=self._open, args=(there,), daemon=True)
+        self._in_background(self._open, there)
+
+    def _in_background(self, work: Callable[..., None], *arguments: int) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
 

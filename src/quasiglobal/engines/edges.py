@@ -33,6 +33,12 @@ LARGEST = 2**34
 Moment = tuple[int, int]
 """(step, which exchange of that step)."""
 
+SIGN = -1
+"""In place of an exchange: nothing follows, but the sender is there, and waits for somebody itself."""
+
+SIGNS = 10
+"""Times the usual patience that a process is waited for which gives signs of life alone."""
+
 
 @dataclass
 class Account:
@@ -66,6 +72,7 @@ class Edge:
         self._early: Tensor | None = None
         self._coming: tuple[Any, Tensor] | None = None
         self._under_way: list[tuple[Any, Tensor]] = []
+        self._signs: list[tuple[Any, Tensor]] = []
 
     def admit(self, experiment: bytes, secret: bytes, step: int, deadline: float) -> None:
         """Let the other side in: both show that they know the secret and run the same experiment, and say their step.
@@ -104,25 +111,33 @@ class Edge:
 
     def send(self, moment: Moment, payload: Tensor) -> None:
         """Begin to send; `finish` waits for it."""
-        header = torch.tensor(
-            [MAGIC, *moment, payload.numel(), payload.element_size(), self.generation], dtype=torch.int64
-        )
-        for message in (header, payload):
+        for message in (self._head(moment, payload.numel(), payload.element_size()), payload):
             self._under_way.append((self._guarded(self.group.send, message), message))
         self.account.sent += payload.nbytes
+
+    def sign(self, step: int) -> None:
+        """Say that this process is there; nobody waits until that has left."""
+        message = self._head((step, SIGN), 0, 4)
+        self._signs.append((self._guarded(self.group.send, message), message))
+
+    def _head(self, moment: Moment, count: int, size: int) -> Tensor:
+        return torch.tensor([MAGIC, *moment, count, size, self.generation], dtype=torch.int64)
 
     def receive(self, moment: Moment, expected: int, dtype: torch.dtype, seconds: float) -> Tensor | None:
         """The numbers that the other side sent for this moment, or None if it has gone beyond it.
 
-        It may take `seconds` for each message: one that is behind but catching up is waited for.
+        It may take `seconds` for each message: one that is behind but catching up is waited for, and for some time
+        one that is held up itself.
         """
-        began = time.monotonic()
+        began = heard = time.monotonic()
         try:
             while True:
-                deadline = time.monotonic() + seconds
+                deadline = min(time.monotonic() + seconds, heard + SIGNS * seconds)
                 header = self._early if self._early is not None else self._header(deadline)
                 self._early = None
                 _, step, exchange, count, size, _ = header.tolist()
+                if exchange == SIGN:
+                    continue
                 if (step, exchange) > moment:
                     self._early = header
                     return None
@@ -134,6 +149,7 @@ class Edge:
                 with suppress(Lost):                # one that has left meanwhile has still sent this
                     self._expect_header()
                 self.account.received += payload.nbytes
+                heard = time.monotonic()
                 if (step, exchange) == moment:
                     return payload
         finally:
@@ -151,7 +167,7 @@ class Edge:
 
     def close(self) -> None:
         """Forget the connection; the other side notices."""
-        self._under_way = []
+        self._under_way, self._signs = [], []
         self.group.abort()
 
     def _swap(self, mine: bytes, deadline: float) -> bytes:

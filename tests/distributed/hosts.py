@@ -1,0 +1,135 @@
+"""Several hosts on one machine: network namespaces, joined by a bridge or by a switch with bad weather."""
+
+import fcntl
+import itertools
+import os
+import random
+import select
+import shutil
+import struct
+import subprocess
+import threading
+import time
+from collections import deque
+from contextlib import ExitStack, contextmanager
+
+TAP, NO_HEADER, SET_INTERFACE = 0x0002, 0x1000, 0x400454CA
+
+LETTERS = itertools.cycle("abcdefghijklmnopqrstuvwxyz")
+"""The kernel takes its time to forget a name."""
+
+
+def why_not():
+    """Why there can be no hosts here, if so."""
+    if os.geteuid():
+        return "only root may make network namespaces"
+    if not shutil.which("ip"):
+        return "the command ip (iproute2) is not here"
+    return None
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+class Hosts:
+    """`inside(k)` are the words that run a command on host k; `address(k)` is where the others reach it."""
+
+    def __init__(self, count):
+        self.mark, self.count = f"qg{os.getpid() % 100_000}{next(LETTERS)}", count
+
+    def name(self, k):
+        return f"{self.mark}-{k}"
+
+    def outer(self, k):
+        return f"{self.mark}o{k}"
+
+    def address(self, k):
+        return f"10.77.0.{k + 1}"
+
+    def inside(self, k):
+        return ["ip", "netns", "exec", self.name(k)]
+
+    def take_in(self, interface, k):
+        """The interface becomes host k's, with its address."""
+        ip("link", "set", "dev", interface, "netns", self.name(k))
+        ip("-n", self.name(k), "addr", "add", f"{self.address(k)}/24", "dev", interface)
+        for device in (interface, "lo"):
+            ip("-n", self.name(k), "link", "set", "dev", device, "up")
+
+
+@contextmanager
+def on_a_bridge(count):
+    """Hosts on one bridge, by veth pairs; the bridge's end of host k's is `outer(k)`."""
+    hosts = Hosts(count)
+    bridge = f"{hosts.mark}b"
+    with ExitStack() as undo:
+        ip("link", "add", "name", bridge, "type", "bridge")
+        undo.callback(ip, "link", "del", "dev", bridge)
+        ip("link", "set", "dev", bridge, "up")
+        for k in range(count):
+            ip("netns", "add", hosts.name(k))
+            undo.callback(ip, "netns", "del", hosts.name(k))
+            inner = f"{hosts.mark}i{k}"
+            ip("link", "add", "name", hosts.outer(k), "type", "veth", "peer", "name", inner)
+            ip("link", "set", "dev", hosts.outer(k), "master", bridge)
+            ip("link", "set", "dev", hosts.outer(k), "up")
+            hosts.take_in(inner, k)
+        yield hosts
+
+
+@contextmanager
+def in_bad_weather(count, delay, loss):
+    """Hosts on a switch of our own, which holds every frame for `delay` seconds and loses a share of them.
+
+    What `tc netem` does, for kernels without it.
+    """
+    hosts = Hosts(count)
+    with ExitStack() as undo:
+        ports = []
+        for k in range(count):
+            ip("netns", "add", hosts.name(k))
+            undo.callback(ip, "netns", "del", hosts.name(k))
+            port = os.open("/dev/net/tun", os.O_RDWR)
+            undo.callback(os.close, port)
+            interface = f"{hosts.mark}t{k}"
+            fcntl.ioctl(port, SET_INTERFACE, struct.pack("16sH", interface.encode(), TAP | NO_HEADER))
+            os.set_blocking(port, False)
+            hosts.take_in(interface, k)
+            ports.append(port)
+        switch = Switch(ports, delay, loss)
+        switch.start()
+        undo.callback(switch.stop)
+        hosts.switch = switch
+        yield hosts
+
+
+class Switch(threading.Thread):
+    """Frames from each port to all others, later, but for those that are lost."""
+
+    def __init__(self, ports, delay, loss):
+        super().__init__(daemon=True)
+        self.ports, self.delay, self.loss = ports, delay, loss
+        self.passed = self.lost = 0
+        self._stopping = threading.Event()
+
+    def run(self):
+        draw, held = random.Random(0), deque()
+        while not self._stopping.is_set():
+            wait = max(held[0][0] - time.monotonic(), 0) if held else 0.1
+            for port in select.select(self.ports, [], [], min(wait, 0.1))[0]:
+                frame = os.read(port, 65536)
+                if draw.random() < self.loss:
+                    self.lost += 1
+                else:
+                    held.append((time.monotonic() + self.delay, port, frame))
+            while held and held[0][0] <= time.monotonic():
+                _, source, frame = held.popleft()
+                self.passed += 1
+                for port in self.ports:
+                    if port != source:
+                        os.write(port, frame)
+
+    def stop(self):
+        self._stopping.set()
+        self.join()

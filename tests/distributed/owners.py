@@ -1,0 +1,72 @@
+"""Four owners of digits, each with its own file, and how each starts its node."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+EXPERIMENT = """
+model = "mlp"
+topology = "ring:4"
+precision = "fp64"
+epochs = {epochs}
+steps = 5
+eval_every = 50
+lr = 0.05
+classes = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
+shape = [1, 8, 8]
+mean = [0.3]
+std = [0.4]
+"""
+
+
+def write_data(folder):
+    """Owners of different sizes who lack different digits, and a file with the data of all."""
+    x, y = load_digits(return_X_y=True)
+    x = (x.reshape(-1, 1, 8, 8) / 16).astype(np.float32)
+    test, train = slice(0, 200), slice(200, None)
+    owner = np.array([min(digit // 2, 3) for digit in y[train]])
+    order = np.argsort(owner, kind="stable")
+    pooled = {"x": x[train][order], "y": y[train][order], "owner": owner[order]}
+    for k in range(4):
+        mine = pooled["owner"] == k
+        seen = np.isin(y[test], np.unique(pooled["y"][mine]))
+        tests = {"x_test": x[test][seen], "y_test": y[test][seen]}
+        np.savez(folder / f"{k}.npz", x=pooled["x"][mine], y=pooled["y"][mine], **tests)
+    np.savez(folder / "all.npz", **pooled, x_test=x[test], y_test=y[test], owner_test=np.zeros(200))
+
+
+class Owners:
+    """Nodes that are started one by one in a folder; `close` ends what still runs."""
+
+    def __init__(self, folder, epochs):
+        self.folder, self.started = folder, []
+        write_data(folder)
+        (folder / "experiment.toml").write_text(EXPERIMENT.format(epochs=epochs))
+
+    def start(self, number, rendezvous, *words, before=()):
+        """`qg node`; what it says on stderr goes into a file, since a pipe would fill up."""
+        command = [*before, sys.executable, "-m", "quasiglobal", "node", "experiment.toml", "--node", str(number)]
+        command += ["--data", f"{number}.npz", "--rendezvous", rendezvous, "--runs", f"runs{number}", *words]
+        with open(self.log(number), "a") as said:
+            one_core = os.environ | {"OMP_NUM_THREADS": "1"}
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=one_core, stdout=subprocess.DEVNULL, stderr=said
+            )
+        self.started.append(process)
+        return process
+
+    def log(self, number):
+        return self.folder / f"{number}.log"
+
+    def said(self, process, number, status=0):
+        """What a node said, once it is over."""
+        assert process.wait(timeout=120) == status, self.log(number).read_text()
+        return self.log(number).read_text()
+
+    def close(self):
+        for process in self.started:
+            process.kill()
+            process.wait()
