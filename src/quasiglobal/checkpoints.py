@@ -31,14 +31,16 @@ def save(folder: Path, rows: dict[str, Tensor], progress: Progress) -> None:
     data = folder / f"{progress.epochs:06d}.safetensors"
     write_tensors(data, rows)
     write_json(data.with_suffix(".json"), asdict(progress) | {"sha256": _checksum(data)})
-    for old in sorted(folder.glob("*.json"))[:-KEEP]:
+    for old in _notes(folder)[:-KEEP]:
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)
+    for unfinished in folder.glob(".*"):            # of a process that was killed while it wrote
+        unfinished.unlink(missing_ok=True)
 
 
 def newest(folder: Path) -> tuple[dict[str, Tensor], Progress] | None:
     """The newest checkpoint that is whole; a damaged one is named and passed over."""
-    for note in sorted(folder.glob("*.json"), reverse=True):
+    for note in reversed(_notes(folder)):
         data = note.with_suffix(".safetensors")
         try:
             return _checked(note)
@@ -49,7 +51,7 @@ def newest(folder: Path) -> tuple[dict[str, Tensor], Progress] | None:
 
 def epochs(folder: Path) -> list[int]:
     """After which epochs there is a checkpoint."""
-    return sorted(int(note.stem) for note in folder.glob("*.json"))
+    return [int(note.stem) for note in _notes(folder)]
 
 
 def at(folder: Path, epoch: int) -> dict[str, Tensor] | None:
@@ -59,6 +61,11 @@ def at(folder: Path, epoch: int) -> dict[str, Tensor] | None:
     except DAMAGE:
         return None
     return rows
+
+
+def _notes(folder: Path) -> list[Path]:
+    """What describes each checkpoint, oldest first."""
+    return sorted(note for note in folder.glob("*.json") if note.stem.isdigit())
 
 
 DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)

@@ -79,7 +79,8 @@ def refuse_faults(experiment: Experiment) -> None:
 def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs, records: None) -> list[Run]:
     """This process's share of what is not finished of an experiment's seeds; all its runs."""
     refuse_faults(experiment)
-    store, rank, size = join(options.peer_timeout)
+    patience = max(options.peer_timeout, GRACE)
+    store, rank, size = join(patience)
     runs = runs_of(experiment, options)
     going = [run for run in runs if run.summary is None]
     if not going:
@@ -96,7 +97,7 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     training = training_on(
         partial(
             Distributed, store=Meeting(store, experiment.hash), rank=rank, hosted=hosted,
-            timeout=options.peer_timeout, host=options.host, experiment=experiment.hash,
+            timeout=options.peer_timeout, host=options.host, experiment=experiment.hash, patience=patience,
         )
     )
     engine = training.engine
@@ -104,12 +105,12 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     if engine.step_of_others:
         epoch = rejoin(training, engine, parts, max(saved))
     else:
-        epoch = _agreed(store, rank, size, saved, options.peer_timeout)
+        epoch = _agreed(store, rank, size, saved, patience)
         if epoch:
             training.restore([part.load(epoch) for part in parts], epoch)
     take_part(training, engine, going, parts, watch)
     everybody = [[Part(run.folder, p, nodes) for p, nodes in enumerate(hosted)] for run in going]
-    missing = _missing(everybody, max(options.peer_timeout, GRACE))     # one that was away may still come back to us
+    missing = _missing(everybody, patience)                     # one that was away may still come back to us
     engine.close()
     if rank == 0:
         if missing:
@@ -144,7 +145,7 @@ def take_part(
 
 
 GRACE = 60.0
-"""Seconds that those who are done wait at least for the others."""
+"""Seconds, at least, that processes wait for the others at the start and at the end."""
 
 PATIENCE = 5
 """Epochs that a returning node's own model may be behind; an older one gives way to its neighbours' mean."""

@@ -581,3 +581,16 @@ def test_models_by_their_path(tmp_path, monkeypatch):
     experiment = replace(SHORT, model="mynets:Small")
     assert make_task(experiment, load("digits")).module(0)[1].out_features == 10
     assert build("mlp", shape=(1, 8, 8)) is not None
+
+
+def test_what_a_killed_process_left_half_written_is_passed_over(tmp_path):
+    rows = {"x": torch.zeros(2, 3)}
+    checkpoints.save(tmp_path, rows, checkpoints.Progress(1, 0))
+    for name in (".000002.17.json", ".000002.17.safetensors"):
+        (tmp_path / name).write_bytes(b"half")
+    assert checkpoints.epochs(tmp_path) == [1]
+    found = checkpoints.newest(tmp_path)
+    assert found is not None
+    assert found[1].epochs == 1
+    checkpoints.save(tmp_path, rows, checkpoints.Progress(2, 0))
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["000001", "000001", "000002", "000002"]

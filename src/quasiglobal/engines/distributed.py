@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import math
@@ -18,7 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quasiglobal.engines.edges import SIGNS, Account, Edge, Lost, Moment, Refused, open_edge
+from quasiglobal.engines.edges import Account, Edge, Lost, Moment, Refused, open_edge
 from quasiglobal.engines.gloo import Group, Meeting, Store, open_group
 from quasiglobal.engines.host import Host, full_precision
 from quasiglobal.errors import InputError
@@ -42,6 +43,9 @@ def spread(n: int, processes: int) -> list[tuple[int, ...]]:
 
 ATTEMPT = 10.0
 """Seconds that one attempt to open an edge takes."""
+
+MARGIN = 8
+"""Times the first message's bytes that a later one may have."""
 
 LONG = 3600.0
 """Seconds that an admitted neighbour may take to load its data and begin."""
@@ -86,12 +90,13 @@ class Distributed(Host):
         self._admitted: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[Edge] = queue.SimpleQueue()
         self._ready, self._closing = threading.Event(), threading.Event()
-        self._sending, self._waiting_since = threading.Lock(), math.inf
+        self._waiting_since, self._largest = math.inf, 0
         self.step_of_others = 0
         neighbours = {self._home[j] for i in self.nodes for j in topology.neighbours(i)}
         neighbours |= {self._home[i] for i in range(topology.n) if set(topology.neighbours(i)) & set(self.nodes)}
         self.neighbours = sorted(neighbours - {rank})
         self._accounts = {there: Account() for there in self.neighbours}
+        atexit.register(self.close)                 # a thread that reads does not survive the interpreter
         for there in self.neighbours:
             self._seek(there)
         patience = patience or timeout
@@ -150,6 +155,7 @@ class Distributed(Host):
 
     def close(self) -> None:
         """Leave, and let nothing go on in the background."""
+        atexit.unregister(self.close)
         self._closing.set()
         self._ready.set()
         for edge in list(self._opening.values()):
@@ -157,6 +163,8 @@ class Distributed(Host):
         for thread in self._threads:
             thread.join(timeout=2 * ATTEMPT)
         for edge in self.edges.values():
+            with suppress(Lost):
+                edge.finish(self.timeout)
             edge.close()
         self.edges.clear()
 
@@ -165,18 +173,22 @@ class Distributed(Host):
         last, exchange = self._exchange
         self._exchange = moment = (t, exchange + 1 if last == t else 0)
         if not self._ready.is_set():
+            per_node = own.nbytes // len(self.nodes)
+            self._largest = MARGIN * per_node * max(map(len, self.hosted))
             self._start()
         self._welcome()
         messages = self._messages[(t - 1) % self.topology.period]
         wire = torch.bfloat16 if self.rounded else own.dtype
-        with self._sending:
-            for there, edge in list(self.edges.items()):
-                sent, _ = messages[there]
-                if sent:
+        self._waiting_since = time.monotonic()
+        copies: dict[tuple[int, ...], Tensor] = {}      # what travels, while the algorithm goes on with its own
+        for there, edge in list(self.edges.items()):
+            sent = tuple(messages[there][0])
+            if sent:
+                if sent not in copies:
                     chosen = own if len(sent) == len(self.nodes) else own[:, :, sent]
-                    with self._watched(there):
-                        edge.send(moment, chosen.to(wire).cpu().contiguous())
-            self._waiting_since = time.monotonic()
+                    copies[sent] = torch.empty(chosen.shape, dtype=wire).copy_(chosen)
+                with self._watched(there):
+                    edge.send(moment, copies[sent], self.timeout)
         received: dict[int, Tensor] = {}
         for there, edge in list(self.edges.items()):
             _, wanted = messages[there]
@@ -192,20 +204,16 @@ class Distributed(Host):
                     else:
                         rows = rows.view(shape).to(own)
                         received |= {j: rows[:, :, k] for k, j in enumerate(wanted)}
-        for there, edge in list(self.edges.items()):
-            with self._watched(there):
-                edge.finish(time.monotonic() + SIGNS * self.timeout)        # it may be held up by others
         self._waiting_since = math.inf
         return received
 
     def _give_signs(self) -> None:
         """While this process waits for a neighbour, others may wait for it: it tells them that it is there."""
         while not self._closing.wait(self.timeout / 4):
-            with self._sending:
-                if time.monotonic() - self._waiting_since > self.timeout / 8:
-                    for edge in list(self.edges.values()):
-                        with suppress(Lost):
-                            edge.sign(self._exchange[0])
+            if time.monotonic() - self._waiting_since > self.timeout / 8:
+                for edge in list(self.edges.values()):
+                    with suppress(Lost):
+                        edge.sign(self._exchange[0])
 
     @contextmanager
     def _watched(self, there: int) -> Iterator[None]:
@@ -286,6 +294,7 @@ class Distributed(Host):
                 self._admitted.put(there)
                 self._ready.wait()                          # nobody waits for a process that is still loading
                 edge.greet(time.monotonic() + LONG)
+                edge.listen(self._largest)
             except Refused as error:
                 log.warning("process %d refused process %d: %s", self.rank, there, error)
             except Lost:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,8 +29,17 @@ MAGIC = 0x71676D31
 HEADER = 6
 """Numbers in a header: magic, step, which exchange of the step, how many numbers follow, their bytes, generation."""
 
+KINDS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+"""What a message may hold, by the bytes of a number."""
+
 LARGEST = 2**34
-"""Bytes that a message may have."""
+"""Bytes that a model may have."""
+
+AHEAD = 3
+"""Messages that one side may be ahead of the other before it has to wait."""
+
+FOREVER = 1e7
+"""Seconds that a reader waits for the next message; whoever needs it sooner closes the edge."""
 
 Moment = tuple[int, int]
 """(step, which exchange of that step)."""
@@ -69,10 +80,15 @@ class Edge:
         self.account = Account()
         self.step_there = 0
         self._rank = 0 if here < there else 1
-        self._early: Tensor | None = None
-        self._coming: tuple[Any, Tensor] | None = None
-        self._under_way: list[tuple[Any, Tensor]] = []
+        self._under_way: deque[tuple[Any, Tensor]] = deque()
         self._signs: list[tuple[Any, Tensor]] = []
+        self._reader: threading.Thread | None = None
+        self._line = threading.Lock()
+        self._news = threading.Condition()
+        self._inbox: deque[tuple[Moment, Tensor]] = deque()
+        self._now: Moment = (0, 0)
+        self._heard = self._heard_numbers = 0.0
+        self._gone: Lost | None = None
 
     def admit(self, experiment: bytes, secret: bytes, step: int, deadline: float) -> None:
         """Let the other side in: both show that they know the secret and run the same experiment, and say their step.
@@ -103,25 +119,34 @@ class Edge:
         work = self._guarded(self.group.send, model) if asked and model is not None else None
         taken = None
         if wanted and coming and size in KINDS and coming * size <= LARGEST:
-            taken = _room(coming, size)
+            taken = torch.empty(coming, dtype=KINDS[size])
             self._take(taken, deadline)
         if work is not None:
             self._wait(work, deadline)
         return taken
 
-    def send(self, moment: Moment, payload: Tensor) -> None:
-        """Begin to send; `finish` waits for it."""
-        for message in (self._head(moment, payload.numel(), payload.element_size()), payload):
-            self._under_way.append((self._guarded(self.group.send, message), message))
+    def listen(self, largest: int) -> None:
+        """From now on take in whatever comes, in a thread of its own: the other side never waits for this one to read.
+
+        A message has at most `largest` bytes.
+        """
+        reader = threading.Thread(target=self._read, args=(largest,), daemon=True)
+        reader.start()
+        self._reader = reader
+
+    def send(self, moment: Moment, payload: Tensor, seconds: float) -> None:
+        """Begin to send what nobody changes any more; wait only where the other side has fallen far behind."""
+        self._settle(2 * AHEAD, seconds)
+        with self._line:
+            for message in (self._head(moment, payload.numel(), payload.element_size()), payload):
+                self._under_way.append((self._guarded(self.group.send, message), message))
         self.account.sent += payload.nbytes
 
     def sign(self, step: int) -> None:
         """Say that this process is there; nobody waits until that has left."""
         message = self._head((step, SIGN), 0, 4)
-        self._signs.append((self._guarded(self.group.send, message), message))
-
-    def _head(self, moment: Moment, count: int, size: int) -> Tensor:
-        return torch.tensor([MAGIC, *moment, count, size, self.generation], dtype=torch.int64)
+        with self._line:
+            self._signs.append((self._guarded(self.group.send, message), message))
 
     def receive(self, moment: Moment, expected: int, dtype: torch.dtype, seconds: float) -> Tensor | None:
         """The numbers that the other side sent for this moment, or None if it has gone beyond it.
@@ -129,46 +154,94 @@ class Edge:
         It may take `seconds` for each message: one that is behind but catching up is waited for, and for some time
         one that is held up itself.
         """
-        began = heard = time.monotonic()
-        try:
-            while True:
-                deadline = min(time.monotonic() + seconds, heard + SIGNS * seconds)
-                header = self._early if self._early is not None else self._header(deadline)
-                self._early = None
-                _, step, exchange, count, size, _ = header.tolist()
-                if exchange == SIGN:
-                    continue
-                if (step, exchange) > moment:
-                    self._early = header
-                    return None
-                strange = (count, size) != (expected, dtype.itemsize)
-                if strange and ((step, exchange) == moment or count * size > LARGEST):
-                    raise Lost(f"it sent {count} numbers of {size} bytes, not {expected} of {dtype.itemsize}")
-                payload = _room(count, size)
-                self._take(payload, deadline)
-                with suppress(Lost):                # one that has left meanwhile has still sent this
-                    self._expect_header()
-                self.account.received += payload.nbytes
-                heard = time.monotonic()
-                if (step, exchange) == moment:
-                    return payload
-        finally:
-            self.account.waited += time.monotonic() - began
-
-    def finish(self, deadline: float) -> None:
-        """Wait until everything sent has left."""
         began = time.monotonic()
-        under_way, self._under_way = self._under_way, []
-        try:
-            for work, _ in under_way:
-                self._wait(work, deadline)
-        finally:
-            self.account.waited += time.monotonic() - began
+        with self._news:
+            self._now = moment
+            try:
+                while True:
+                    while self._inbox and self._inbox[0][0] < moment:
+                        self._inbox.popleft()
+                    self._news.notify_all()
+                    if self._inbox:
+                        break
+                    if self._gone is not None:
+                        raise self._gone
+                    heard, numbers = max(self._heard, began), max(self._heard_numbers, began)
+                    left = min(heard + seconds, numbers + SIGNS * seconds) - time.monotonic()
+                    if left <= 0:
+                        raise Lost("it did not answer in time")
+                    self._news.wait(left)
+            finally:
+                self.account.waited += time.monotonic() - began
+            if self._inbox[0][0] > moment:
+                return None
+            _, payload = self._inbox.popleft()
+            self._news.notify_all()
+        if (payload.numel(), payload.dtype) != (expected, dtype):
+            found = f"{payload.numel()} numbers of {payload.element_size()} bytes"
+            raise Lost(f"it sent {found}, not {expected} of {dtype.itemsize}")
+        self.account.received += payload.nbytes
+        return payload
+
+    def finish(self, seconds: float) -> None:
+        """Wait until everything sent has left."""
+        self._settle(0, seconds)
 
     def close(self) -> None:
         """Forget the connection; the other side notices."""
-        self._under_way, self._signs = [], []
-        self.group.abort()
+        with self._news:
+            self._gone = self._gone or Lost("it was closed here")
+            self._news.notify_all()
+        with suppress(RuntimeError):        # gloo closes a connection when a wait for it runs out; its abort() does not
+            self.group.recv([torch.empty(1)], 1 - self._rank, 1).wait(timedelta(milliseconds=1))
+        if self._reader is not None:
+            self._reader.join(timeout=5.0)
+
+    def _read(self, largest: int) -> None:
+        """Put what comes into the inbox; what is for the past is thrown away, of the future only so much is taken."""
+        try:
+            while True:
+                moment, count, size = self._header()
+                if moment[1] == SIGN:
+                    with self._news:
+                        self._heard = time.monotonic()
+                        self._news.notify_all()
+                    continue
+                if count * size > largest:
+                    raise Lost(f"it sent {count} numbers of {size} bytes, more than any message here has")
+                payload = torch.empty(count, dtype=KINDS[size])
+                self._take(payload, time.monotonic() + FOREVER)
+                with self._news:
+                    self._heard = self._heard_numbers = time.monotonic()
+                    if moment >= self._now:
+                        self._inbox.append((moment, payload))
+                    self._news.notify_all()
+                    self._news.wait_for(lambda: len(self._inbox) < AHEAD or self._gone is not None)
+        except Lost as error:
+            with self._news:
+                self._gone = self._gone or error
+                self._news.notify_all()
+
+    def _settle(self, most: int, seconds: float) -> None:
+        """Wait until no more than so many messages are under way."""
+        began = time.monotonic()
+        while len(self._under_way) > most:
+            self._wait(self._under_way.popleft()[0], began + seconds)
+        self.account.waited += time.monotonic() - began
+
+    def _head(self, moment: Moment, count: int, size: int) -> Tensor:
+        return torch.tensor([MAGIC, *moment, count, size, self.generation], dtype=torch.int64)
+
+    def _header(self) -> tuple[Moment, int, int]:
+        """The next message's moment, and how many numbers of how many bytes follow."""
+        header = torch.empty(HEADER, dtype=torch.int64)
+        self._take(header, time.monotonic() + FOREVER)
+        magic, step, exchange, count, size, generation = header.tolist()
+        if magic != MAGIC or size not in KINDS or count < 0:
+            raise Lost("it does not speak this protocol")
+        if generation != self.generation:
+            raise Lost(f"it is of generation {generation}, not {self.generation}")
+        return (step, exchange), count, size
 
     def _swap(self, mine: bytes, deadline: float) -> bytes:
         """Send 32 bytes and take the other side's."""
@@ -178,24 +251,6 @@ class Edge:
         self._take(taken, deadline)
         self._wait(work, deadline)
         return bytes(taken.tolist())
-
-    def _expect_header(self) -> tuple[Any, Tensor]:
-        """Let the next header come in as soon as it is sent: gloo sends only what the other side has asked for."""
-        if self._coming is None:
-            header = torch.empty(HEADER, dtype=torch.int64)
-            self._coming = (self._guarded(self.group.recv, header), header)
-        return self._coming
-
-    def _header(self, deadline: float) -> Tensor:
-        work, header = self._expect_header()
-        self._wait(work, deadline)
-        self._coming = None
-        magic, _, _, count, size, generation = header.tolist()
-        if magic != MAGIC or size not in KINDS or count < 0:
-            raise Lost("it does not speak this protocol")
-        if generation != self.generation:
-            raise Lost(f"it is of generation {generation}, not {self.generation}")
-        return header
 
     def _take(self, buffer: Tensor, deadline: float) -> None:
         self._wait(self._guarded(self.group.recv, buffer), deadline)
@@ -212,15 +267,6 @@ class Edge:
             work.wait(timedelta(seconds=left))
         except RuntimeError as error:
             raise Lost(_reason(error)) from None
-
-
-KINDS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-"""What a message may hold, by the bytes of a number."""
-
-
-def _room(count: int, size: int) -> Tensor:
-    """For so many numbers of so many bytes."""
-    return torch.empty(count, dtype=KINDS[size])
 
 
 def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:

@@ -1,0 +1,107 @@
+"""A run over processes under random faults: who is killed or stopped, and when; the same for the same seed."""
+
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass
+
+from quasiglobal.engines.joining import serve
+from quasiglobal.experiment import Experiment
+from quasiglobal.runs import Options, Run
+
+PROCESSES, EPOCHS, TIMEOUT = 4, 120, 2.0
+GRAPHS = ("ring:4", "complete:4", "one-peer-exponential:4", "star:4", "ring:8", "torus:9")
+METHODS = ("dsgd", "dsgdm-n", "qg-dsgdm-n", "qg-dsgdm-n:tau=2", "dsgdm-n-gt", "dadam", "qg-dadam")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """At `epoch`, `victim` is killed and started again, or held for `seconds`."""
+
+    epoch: int
+    victim: int
+    kills: bool
+    seconds: float
+
+
+def schedule(seed):
+    """An experiment, and one to four faults."""
+    draw = random.Random(seed)
+    experiment = Experiment(
+        model="mlp", topology=draw.choice(GRAPHS), algorithm=draw.choice(METHODS), lr=0.02, alpha=1.0, warmup=0.0,
+        epochs=EPOCHS, steps=5, eval_every=EPOCHS, seed=seed,
+    )
+    faults = [
+        Fault(draw.randrange(EPOCHS), draw.randrange(PROCESSES), draw.random() < 0.6, draw.uniform(0.1, 2.5 * TIMEOUT))
+        for _ in range(draw.randint(1, 4))
+    ]
+    return experiment, sorted(faults, key=lambda fault: fault.epoch)
+
+
+def take_part(rank, port, experiment, folder):
+    """One process of the run, as `qg train --engine distributed` is under torchrun."""
+    import torch
+
+    from quasiglobal.processes import train
+
+    torch.set_num_threads(1)
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    train(experiment, Options(runs=folder, device="cpu", engine="distributed", peer_timeout=TIMEOUT))
+
+
+def survive(experiment, faults, folder, seconds=120):
+    """Run it with these faults; the run, once all processes have ended well. No process outlives the call."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["quasiglobal.processes"])
+    server = serve("127.0.0.1", 0)
+    run = Run.of(experiment, folder)
+
+    def start(rank):
+        process = context.Process(target=take_part, args=(rank, server.port, experiment, folder), daemon=True)
+        process.start()
+        return process
+
+    deadline, running = time.monotonic() + seconds, [start(rank) for rank in range(PROCESSES)]
+    held = {}
+    waiting = list(faults)
+    try:
+        while any(process.is_alive() for process in running):
+            assert time.monotonic() < deadline, f"processes {[p.is_alive() for p in running]} hang"
+            now = time.monotonic()
+            for rank, until in list(held.items()):
+                if now >= until:
+                    os.kill(running[rank].pid, signal.SIGCONT)
+                    del held[rank]
+            while waiting and epochs_done(run) >= waiting[0].epoch:
+                fault = waiting.pop(0)
+                victim = running[fault.victim]
+                if not victim.is_alive():
+                    continue
+                if fault.kills:
+                    held.pop(fault.victim, None)
+                    victim.kill()
+                    victim.join()
+                    running[fault.victim] = start(fault.victim)
+                else:
+                    os.kill(victim.pid, signal.SIGSTOP)
+                    held[fault.victim] = now + fault.seconds
+            time.sleep(0.01)
+        assert [process.exitcode for process in running] == [0] * PROCESSES
+    finally:
+        for process in running:
+            process.kill()
+            process.join()
+    return run
+
+
+def epochs_done(run):
+    """How far the furthest process is."""
+    files = run.folder.glob("parts/*/metrics.jsonl")
+    return max((len(path.read_text().splitlines()) for path in files), default=0)
