@@ -65,7 +65,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.engine = Distributed(
             self.topology, Meeting(store, "optimizer"), rank, [(node,) for node in range(size)],
             timeout=timeout, host=host,
-        )
+        ).connect()
         self.steps = 0
         self._write(self.engine.broadcast(self._row()))
         self._state: State = self.algorithm.init(self._row())

@@ -66,11 +66,12 @@ def train(
         partial(
             Distributed, store=Meeting(meet(host, port, patience), experiment.hash), rank=node, hosted=spread(n, n),
             timeout=options.peer_timeout, host=options.host, experiment=experiment.hash,
-            step=saved * experiment.steps, patience=patience,
         ),
     )
+    training.warm_up()
     engine = training.engine
     assert isinstance(engine, Distributed)
+    engine.connect(saved * experiment.steps, patience)
     if saved or engine.step_of_others:
         rejoin(training, engine, [part], saved)
     take_part(training, engine, [run], [part], watch)

@@ -97,17 +97,18 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     training = training_on(
         partial(
             Distributed, store=Meeting(store, experiment.hash), rank=rank, hosted=hosted,
-            timeout=options.peer_timeout, host=options.host, experiment=experiment.hash, patience=patience,
+            timeout=options.peer_timeout, host=options.host, experiment=experiment.hash,
         )
     )
+    training.warm_up()
     engine = training.engine
     assert isinstance(engine, Distributed)
-    if engine.step_of_others:
-        epoch = rejoin(training, engine, parts, max(saved))
-    else:
-        epoch = _agreed(store, rank, size, saved, patience)
-        if epoch:
-            training.restore([part.load(epoch) for part in parts], epoch)
+    came_back = store.add(f"starts/{rank}", 1) > 1
+    engine.connect(patience=patience)
+    if came_back or engine.step_of_others:
+        rejoin(training, engine, parts, max(saved))
+    elif epoch := _agreed(store, rank, size, saved, patience):
+        training.restore([part.load(epoch) for part in parts], epoch)
     take_part(training, engine, going, parts, watch)
     everybody = [[Part(run.folder, p, nodes) for p, nodes in enumerate(hosted)] for run in going]
     missing = _missing(everybody, patience)                     # one that was away may still come back to us
@@ -151,7 +152,7 @@ PATIENCE = 5
 """Epochs that a returning node's own model may be behind; an older one gives way to its neighbours' mean."""
 
 
-def rejoin(training: Training, engine: Distributed, parts: Sequence[Part], saved: int) -> int:
+def rejoin(training: Training, engine: Distributed, parts: Sequence[Part], saved: int) -> None:
     """Go on with the others, from their next epoch: with the models left here, or with the neighbours' mean."""
     theirs = math.ceil(engine.step_of_others / training.steps_per_epoch)
     epoch = max(saved, min(theirs, training.experiment.epochs))
@@ -161,7 +162,6 @@ def rejoin(training: Training, engine: Distributed, parts: Sequence[Part], saved
     if model is not None and epoch - saved > PATIENCE:
         training.begin_at(model)
     training.epochs_done = epoch
-    return epoch
 
 
 def _agreed(store: Store, rank: int, size: int, epochs: set[int], timeout: float) -> int:
@@ -184,13 +184,16 @@ def _missing(everybody: Sequence[Sequence[Part]], timeout: float) -> list[Part]:
 def _put_together(runs: Sequence[Run], everybody: Sequence[Sequence[Part]], training: Training) -> None:
     """The runs as a whole: records, the last checkpoint, and what only all models together tell."""
     whole, epochs, _ = zip(*(newest(run.folder) for run in runs), strict=True)
-    epoch = epochs[0]
-    training.restore(whole, epoch)
-    measured = training.evaluate()
+    epoch = min(epochs)                             # 0 where some stopped early, because they diverged
+    if epoch:
+        training.restore(whole, epoch)
+        measured = training.evaluate()
     for k, (run, parts) in enumerate(zip(runs, everybody, strict=True)):
         records = records_of(parts)
-        records[-1] |= {name: measured[k][name] for name in ("accuracy_averaged", "consensus_distance")}
+        if epoch:
+            records[-1] |= {name: measured[k][name] for name in ("accuracy_averaged", "consensus_distance")}
         run.rewrite(records)
-        run.checkpoint(whole[k], epoch)
+        if epoch:
+            run.checkpoint(whole[k], epoch)
         ended = {part.status for part in parts}
         run.finish("diverged" if "diverged" in ended else "finished", facts(training, run))

@@ -176,10 +176,7 @@ class Training:
         """Step t on the batch that the counter points at; everything happens on the device."""
         static = self._static
         at = static["counter"]
-        names = ("index", "flip", "place") if self.images.moving else ("index",)
-        index, *moves = (static[name].index_select(0, at)[0, :, :size] for name in names)
-        inputs = self.images.show(index, *moves)
-        losses, right, g, buffers = self.model.gradients(self.x, self.buffers, inputs, self.targets[index])
+        losses, right, g, buffers = self.model.gradients(self.x, self.buffers, *self._batch(size))
         lr = static["lr"].index_select(0, at)[0]
         x, state = self.engine.step(
             self.algorithm, self.x, torch.add(g, self.x, alpha=self.experiment.weight_decay), self.state,
@@ -190,6 +187,18 @@ class Training:
         static["right"].add_(right * size)
         at.add_(1)
         static["time"].add_(1)
+
+    def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+        """The inputs and targets that the counter points at, of every row here."""
+        names = ("index", "flip", "place") if self.images.moving else ("index",)
+        at = self._static["counter"]
+        index, *moves = (self._static[name].index_select(0, at)[0, :, :size] for name in names)
+        return self.images.show(index, *moves), self.targets[index]
+
+    def warm_up(self) -> None:
+        """Compute a gradient and forget it: the first takes long, which nobody else should wait for."""
+        self.begin_epoch()
+        self.model.gradients(self.x, self.buffers, *self._batch(self.plan.sizes[0]))
 
     def _keep(self, x: Tensor, state: State, buffers: Buffers) -> None:
         """Take over the step's results; in place where a captured graph holds on to the storage."""

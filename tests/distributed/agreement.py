@@ -46,7 +46,7 @@ def in_a_process(rank, store, processes, cases, rounded=False):
         def engine_of(graph, place=place, engines=engines):
             hosted = spread(graph.n, processes)
             engines.append(Distributed(graph, place, rank, hosted, seeds=SEEDS, shared=5, rounded=rounded, timeout=60))
-            return engines[0]
+            return engines[0].connect()
 
         result = run(name, topology, engine_of, hosted_rows)
         place.set(f"done/{rank}", "1")

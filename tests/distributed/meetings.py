@@ -22,7 +22,7 @@ def admission(rank, store, experiments, secrets):
 
 def mixing(rank, store, bad):
     """Two rounds of gossip in which process 2 sends something bad; what is mixed, and who was missed."""
-    engine = Distributed(topology.complete(3), store, rank, [(0,), (1,), (2,)], timeout=3.0)
+    engine = Distributed(topology.complete(3), store, rank, [(0,), (1,), (2,)], timeout=3.0).connect()
     x = torch.full((1, 4), float(rank))
     if rank == 2:
         x = {"nan": torch.full((1, 4), math.nan), "shape": torch.zeros(1, 5)}[bad]

@@ -12,7 +12,7 @@ from quasiglobal.engines.joining import serve
 from quasiglobal.experiment import Experiment
 from quasiglobal.runs import Options, Run
 
-PROCESSES, EPOCHS, TIMEOUT = 4, 120, 2.0
+PROCESSES, EPOCHS, TIMEOUT = 4, 300, 2.0
 GRAPHS = ("ring:4", "complete:4", "one-peer-exponential:4", "star:4", "ring:8", "torus:9")
 METHODS = ("dsgd", "dsgdm-n", "qg-dsgdm-n", "qg-dsgdm-n:tau=2", "dsgdm-n-gt", "dadam", "qg-dadam")
 
@@ -28,14 +28,14 @@ class Fault:
 
 
 def schedule(seed):
-    """An experiment, and one to four faults."""
+    """An experiment, and one to four faults in its first half: there is time to come back."""
     draw = random.Random(seed)
     experiment = Experiment(
         model="mlp", topology=draw.choice(GRAPHS), algorithm=draw.choice(METHODS), lr=0.02, alpha=1.0, warmup=0.0,
         epochs=EPOCHS, steps=5, eval_every=EPOCHS, seed=seed,
     )
     faults = [
-        Fault(draw.randrange(EPOCHS), draw.randrange(PROCESSES), draw.random() < 0.6, draw.uniform(0.1, 2.5 * TIMEOUT))
+        Fault(draw.randrange(EPOCHS // 2), draw.randrange(PROCESSES), draw.random() < 0.6, draw.uniform(0.1, 2.5 * TIMEOUT))
         for _ in range(draw.randint(1, 4))
     ]
     return experiment, sorted(faults, key=lambda fault: fault.epoch)

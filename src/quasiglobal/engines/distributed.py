@@ -55,8 +55,7 @@ class Distributed(Host):
     """The nodes of process `rank`; the others are reached through `store`, where they meet.
 
     `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a message that never came returns to the receiver. Exact
-    means are an all-reduce over all processes and cannot do without anybody. `step` is the last one that was done
-    before; `patience` are the seconds in which the neighbours have to come, by default the timeout of a step.
+    means are an all-reduce over all processes and cannot do without anybody. Nothing happens before `connect`.
     """
 
     def __init__(
@@ -72,14 +71,12 @@ class Distributed(Host):
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         experiment: str = "",
-        step: int = 0,
-        patience: float | None = None,
     ) -> None:
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
         self._store = Meeting(store)
         self._home = {node: process for process, nodes in enumerate(hosted) for node in nodes}
-        self._exchange: Moment = (step, 0)
+        self._exchange: Moment = (0, 0)
         self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self._experiment, self._secret = experiment.encode(), os.environ.get("QG_SECRET", "").encode()
         self.edges: dict[int, Edge] = {}
@@ -96,17 +93,29 @@ class Distributed(Host):
         neighbours |= {self._home[i] for i in range(topology.n) if set(topology.neighbours(i)) & set(self.nodes)}
         self.neighbours = sorted(neighbours - {rank})
         self._accounts = {there: Account() for there in self.neighbours}
+
+    def connect(self, step: int = 0, patience: float | None = None) -> Distributed:
+        """Find the neighbours, all of them within `patience` seconds, by default the timeout of a step.
+
+        `step` is the last one that was done here. Where neighbours are at work already, the others may stay away.
+        """
         atexit.register(self.close)                 # a thread that reads does not survive the interpreter
+        self._exchange = (step, 0)
         for there in self.neighbours:
             self._seek(there)
-        patience = patience or timeout
+        patience = patience or self.timeout
         deadline, missing = time.monotonic() + patience, set(self.neighbours)
         while missing:
             try:
                 missing.discard(self._admitted.get(timeout=max(deadline - time.monotonic(), 0.001)))
             except queue.Empty:
+                if self.step_of_others:
+                    break
                 self.close()
                 raise InputError(f"processes {sorted(missing)} did not come within {patience:g} s") from None
+            if self.step_of_others:
+                deadline = min(deadline, time.monotonic() + self.timeout)
+        return self
 
     def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Send, receive, and move towards what came; in full precision whatever is around."""
