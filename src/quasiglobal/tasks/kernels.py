@@ -1,0 +1,470 @@
+"""Convolution and normalisation of n models at once, as Triton kernels.
+
+Every image tensor is [n, batch, height, width, channels], contiguous: each model's images lie channels-last, one
+model after the other. A convolution is a matrix product over the places of all images of a model, its left side
+never stored; a normalisation reads an image once forward and once backward, with the sum and the activation after it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# ------------------------------------------------------------------------------------------------ convolution
+
+
+@triton.jit
+def _taps(first, C: tl.constexpr, S: tl.constexpr, BK: tl.constexpr):
+    """Of the columns first, first + 1, … of the left side: the kernel's row and column, and the channel."""
+    k = first + tl.arange(0, BK)
+    tap = first // C if C % BK == 0 else k // C
+    return tap // S, tap % S, k - tap * C
+
+
+@triton.jit
+def _add_taps(
+    total, first, x, w, place, out, image, i, j, places,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OC: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    DOWN: tl.constexpr, BACK: tl.constexpr, TF32: tl.constexpr, BK: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    r, s, c = _taps(first, C, S, BK)
+    if C % BK == 0:
+        row, column = (i + r)[:, None], (j + s)[:, None]
+    else:
+        row, column = i[:, None] + r[None, :], j[:, None] + s[None, :]
+    there = (place < places)[:, None] & (row >= 0) & (column >= 0)
+    if DOWN > 1:
+        there &= (row % DOWN == 0) & (column % DOWN == 0)
+        row, column = row // DOWN, column // DOWN
+    there &= (row < H) & (column < W)
+    k = first + tl.arange(0, BK)
+    if R * S * C % BK != 0:
+        there &= (k < R * S * C)[None, :]
+    left = tl.load(x + ((image[:, None] * H + row) * W + column) * C + c[None, :], mask=there, other=0.0)
+    if BACK:
+        at = ((R * S - 1 - k // C) * OC)[:, None] * C + out[None, :] * C + (k % C)[:, None]
+    else:
+        at = k[:, None] * OC + out[None, :]
+    right = tl.load(w + at, mask=(k < R * S * C)[:, None] & (out < OC)[None, :], other=0.0)
+    return tl.dot(left, right, total, input_precision=TF32, out_dtype=ACC)
+
+
+@triton.jit
+def _convolution(
+    x, w, y, places,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr, PAD: tl.constexpr, BACK: tl.constexpr,
+    TF32: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Place (i, j) of y sums w's tap (r, s) times x's place (i · UP − PAD + r, j · UP − PAD + s) / DOWN.
+
+    w is [R, S, channels in, channels out]; BACK reads it turned round and transposed.
+    """
+    node = tl.program_id(2).to(tl.int64)
+    x += node * (places // (OH * OW)) * (H * W * C)
+    w += node * (R * S * C * OC)
+    y += node * places * OC
+    place = tl.program_id(0) * BM + tl.arange(0, BM)
+    out = tl.program_id(1) * BN + tl.arange(0, BN)
+    image = place // (OH * OW)
+    i = (place // OW % OH) * UP - PAD
+    j = (place % OW) * UP - PAD
+    total = tl.zeros([BM, BN], dtype=ACC)
+    if UNROLL:
+        for first in tl.static_range(0, R * S * C, BK):
+            total = _add_taps(total, first, x, w, place, out, image, i, j, places, H, W, C, OC, R, S, DOWN, BACK, TF32, BK, ACC)
+    else:
+        for first in range(0, R * S * C, BK):
+            total = _add_taps(total, first, x, w, place, out, image, i, j, places, H, W, C, OC, R, S, DOWN, BACK, TF32, BK, ACC)
+    where = place[:, None] * OC + out[None, :]
+    tl.store(y + where, total.to(y.dtype.element_ty), mask=(place < places)[:, None] & (out < OC)[None, :])
+
+
+@triton.jit
+def _weight_gradient(
+    x, dy, dw, places, SHARE: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+    TF32: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """dw[tap and channel in, channel out], summed over one share of the places of a model's images."""
+    node = tl.program_id(2).to(tl.int64)
+    x += node * (places // (OH * OW)) * (H * W * C)
+    dy += node * places * OC
+    dw += (node * tl.num_programs(1) + tl.program_id(1)) * (R * S * C * OC)
+    blocks: tl.constexpr = (R * S * C + BK - 1) // BK
+    first = tl.program_id(0) % blocks * BK
+    out = tl.program_id(0) // blocks * BN + tl.arange(0, BN)
+    k = first + tl.arange(0, BK)
+    r, s, c = _taps(first, C, S, BK)
+    total = tl.zeros([BK, BN], dtype=ACC)
+    for p in range(0, SHARE, BP):
+        place = tl.program_id(1) * SHARE + p + tl.arange(0, BP)
+        i = (place // OW % OH) * STRIDE - PAD
+        j = (place % OW) * STRIDE - PAD
+        if C % BK == 0:
+            row, column = (i + r)[None, :], (j + s)[None, :]
+        else:
+            row, column = i[None, :] + r[:, None], j[None, :] + s[:, None]
+        inside = (place < places)[None, :]
+        there = inside & (row >= 0) & (column >= 0) & (row < H) & (column < W) & (k < R * S * C)[:, None]
+        image = (place // (OH * OW))[None, :]
+        left = tl.load(x + ((image * H + row) * W + column) * C + c[:, None], mask=there, other=0.0)
+        at = place[:, None] * OC + out[None, :]
+        right = tl.load(dy + at, mask=(place < places)[:, None] & (out < OC)[None, :], other=0.0)
+        total = tl.dot(left, right, total, input_precision=TF32, out_dtype=ACC)
+    where = k[:, None] * OC + out[None, :]
+    tl.store(dw + where, total, mask=(k < R * S * C)[:, None] & (out < OC)[None, :])
+
+
+def convolve(x: Tensor, w: Tensor, stride: int, padding: int, **tuned: int) -> Tensor:
+    """x [n, b, h, w, c] with each model's own kernels w [n, r, s, c, out]."""
+    n, batch, height, width, _ = x.shape
+    _, r, s, _, channels = w.shape
+    side = [(size + 2 * padding - k) // stride + 1 for size, k in ((height, r), (width, s))]
+    y = x.new_empty(n, batch, *side, channels)
+    return _launch(x, w, y, up=stride, down=1, padding=padding, back=False, **tuned)
+
+
+def convolve_back(dy: Tensor, w: Tensor, size: torch.Size, stride: int, padding: int, **tuned: int) -> Tensor:
+    """The gradient of a convolution's input of that size."""
+    dx = dy.new_empty(size)
+    return _launch(dy, w, dx, up=1, down=stride, padding=w.shape[1] - 1 - padding, back=True, **tuned)
+
+
+def _launch(
+    x: Tensor, w: Tensor, y: Tensor, *, up: int, down: int, padding: int, back: bool,
+    bm: int = 128, bk: int = 0, bn: int = 64, warps: int = 4, stages: int = 3, unroll: bool = True,
+) -> Tensor:  # fmt: skip
+    n, _, *source = x.shape
+    _, batch, height, width, channels = y.shape
+    r, s = w.shape[1:3]
+    places = batch * height * width
+    bn = min(bn, max(16, triton.next_power_of_2(channels)))
+    bk = bk or _columns(r * s, source[2])
+    grid = (triton.cdiv(places, bm), triton.cdiv(channels, bn), n)
+    _convolution[grid](
+        x, w, y, places, *source, height, width, channels, r, s, up, down, padding, back,
+        _precision(x), bm, bk, bn, _accumulator(x), unroll, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return y
+
+
+def weight_gradient(
+    x: Tensor, dy: Tensor, kernel: tuple[int, int], stride: int, padding: int,
+    bp: int = 64, bk: int = 64, bn: int = 64, warps: int = 4, stages: int = 3, programs: int = 1024,
+) -> Tensor:  # fmt: skip
+    """The gradient of the kernels, [n, shares, r, s, c, out]: still to be summed over the shares."""
+    n, batch, height, width, channels = x.shape
+    _, _, *side, out = dy.shape
+    places = batch * side[0] * side[1]
+    bn = min(bn, max(16, triton.next_power_of_2(out)))
+    bk = min(bk, max(16, triton.next_power_of_2(kernel[0] * kernel[1] * channels)))
+    blocks = triton.cdiv(kernel[0] * kernel[1] * channels, bk) * triton.cdiv(out, bn)
+    shares = max(1, min(programs // (blocks * n), places // (4 * bp)))
+    share = triton.cdiv(triton.cdiv(places, shares), bp) * bp
+    shares = triton.cdiv(places, share)
+    dw = torch.empty(n, shares, *kernel, channels, out, device=x.device, dtype=_wide(x))
+    _weight_gradient[(blocks, shares, n)](
+        x, dy, dw, places, share, height, width, channels, *side, out, *kernel, stride, padding,
+        _precision(x), bp, bk, bn, _accumulator(x), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return dw
+
+
+def _columns(taps: int, channels: int) -> int:
+    """How many columns of the left side at a time: of one tap where its channels allow."""
+    if channels % 16 == 0:
+        return min(64, channels & -channels)
+    return min(64, max(16, triton.next_power_of_2(taps * channels)))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _accumulator(x: Tensor) -> tl.dtype:
+    return tl.float64 if x.dtype == torch.float64 else tl.float32
+
+
+def _precision(x: Tensor) -> str:
+    """Of products in float32: what PyTorch's own convolutions have."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 and x.dtype == torch.float32 else "ieee"
+
+
+# ---------------------------------------------------------------------------------------------- normalisation
+
+
+@triton.jit
+def _load(x, base, p, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr):
+    """Places p, p + 1, … of an image, [BP, channels]; 0 beyond its end."""
+    place = p + tl.arange(0, BP)
+    return tl.load(x + base + place[:, None] * C + c[None, :], mask=_inside(p, c, HW, C, BP), other=0.0).to(ACC)
+
+
+@triton.jit
+def _inside(p, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr):
+    return (p + tl.arange(0, BP) < HW)[:, None] & (c < C)[None, :]
+
+
+@triton.jit
+def _store(x, base, p, c, value, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr):
+    where = base + (p + tl.arange(0, BP))[:, None] * C + c[None, :]
+    tl.store(x + where, value.to(x.dtype.element_ty), mask=_inside(p, c, HW, C, BP))
+
+
+@triton.jit
+def _in_groups(v, BC: tl.constexpr, GROUP: tl.constexpr):
+    """Each channel's sum over its group of channels."""
+    if GROUP == 1:
+        return v
+    sums = tl.sum(tl.reshape(v, [BC // GROUP, GROUP]), axis=1)
+    return tl.reshape(tl.broadcast_to(sums[:, None], [BC // GROUP, GROUP]), [BC])
+
+
+@triton.jit
+def _own_moments(
+    x, base, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, GROUP: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    """An image's mean and sum of squared deviations, of each channel's group."""
+    total = tl.zeros([BC], dtype=ACC)
+    for p in range(0, HW, BP):
+        total += tl.sum(_load(x, base, p, c, HW, C, BP, ACC), axis=0)
+    mean = _in_groups(total, BC, GROUP) / (HW * GROUP)
+    square = tl.zeros([BC], dtype=ACC)
+    for p in range(0, HW, BP):
+        apart = _load(x, base, p, c, HW, C, BP, ACC) - mean[None, :]
+        square += tl.sum(tl.where(_inside(p, c, HW, C, BP), apart * apart, 0.0), axis=0)
+    return mean, _in_groups(square, BC, GROUP)
+
+
+@triton.jit
+def _rows(sums, node, c, which, images, C: tl.constexpr, BB: tl.constexpr):
+    """[BB, channels]: row `which` of every image of a model, in [images, 2, C] of small sums."""
+    image = tl.arange(0, BB)
+    at = ((node * images + image[:, None]) * 2 + which) * C + c[None, :]
+    return tl.load(sums + at, mask=(image < images)[:, None] & (c < C)[None, :], other=0.0)
+
+
+@triton.jit
+def _moments(
+    x, own, base, node, images, c, HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """The mean and variance by which a channel is normalised; `own` holds those of each image, for the batch's."""
+    if KIND == "batch":
+        means = _rows(own, node, c, 0, images, C, BB)
+        mean = tl.sum(means, axis=0) / images
+        apart = tl.where((tl.arange(0, BB) < images)[:, None], means - mean[None, :], 0.0)
+        square = tl.sum(_rows(own, node, c, 1, images, C, BB), axis=0) + HW * tl.sum(apart * apart, axis=0)
+        return mean, square / (images * HW)
+    mean, square = _own_moments(x, base, c, HW, C, BP, BC, GROUP, ACC)
+    return mean, square / (HW * GROUP - (1 if KIND == "evonorm" else 0))
+
+
+@triton.jit
+def _image_moments(
+    x, own, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr
+):
+    image = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mean, square = _own_moments(x, image * HW * C, c, HW, C, BP, BC, 1, ACC)
+    tl.store(own + image * 2 * C + c, mean, mask=c < C)
+    tl.store(own + image * 2 * C + C + c, square, mask=c < C)
+
+
+@triton.jit
+def _follow(old, new, value, at, mask, momentum):
+    """Running statistics move towards this batch's."""
+    before = tl.load(old + at, mask=mask, other=0.0)
+    tl.store(new + at, before + momentum * (value - before), mask=mask)
+
+
+@triton.jit
+def _normalise(
+    x, weight, bias, rest, own, y, running_mean, running_var, new_mean, new_var, images, stride, eps, momentum,
+    HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
+    TRACKED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """One image: normalised, scaled and shifted, then `rest` added and ReLU applied where asked."""
+    image = tl.program_id(0).to(tl.int64)
+    node = image // images
+    base = image * HW * C
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    beta = tl.load(bias + node * stride + c, mask=c < C, other=0.0)[None, :].to(ACC)
+    if KIND != "shift":
+        mean, variance = _moments(x, own, base, node, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
+        scale = 1 / tl.sqrt(variance + eps) * tl.load(weight + node * stride + c, mask=c < C, other=0.0).to(ACC)
+        if TRACKED and image == node * images:
+            unbiased = variance * (images * HW) / (images * HW - 1)
+            _follow(running_mean, new_mean, mean, node * C + c, c < C, momentum)
+            _follow(running_var, new_var, unbiased, node * C + c, c < C, momentum)
+    for p in range(0, HW, BP):
+        value = _load(x, base, p, c, HW, C, BP, ACC)
+        if KIND == "evonorm":
+            value = value * tl.sigmoid(value) * scale[None, :]
+        elif KIND != "shift":
+            value = (value - mean[None, :]) * scale[None, :]
+        value += beta
+        if SUM:
+            value += _load(rest, base, p, c, HW, C, BP, ACC)
+        if RELU:
+            value = tl.maximum(value, 0.0)
+        _store(y, base, p, c, value, HW, C, BP)
+
+
+@triton.jit
+def _arriving(dy, y, base, p, c, HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr):
+    """The gradient that comes through the activation."""
+    value = _load(dy, base, p, c, HW, C, BP, ACC)
+    if RELU:
+        value = tl.where(_load(y, base, p, c, HW, C, BP, ACC) > 0, value, 0.0)
+    return value
+
+
+@triton.jit
+def _own_sums(
+    x, y, dy, own, images, eps,
+    HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, RELU: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """By which an image's channels are normalised, and its share of the gradients of weight and bias."""
+    image = tl.program_id(0).to(tl.int64)
+    base = image * HW * C
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mean = tl.zeros([BC], dtype=ACC)
+    scale = tl.zeros([BC], dtype=ACC)
+    if KIND != "shift":
+        mean, variance = _moments(x, own, base, image // images, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
+        scale = 1 / tl.sqrt(variance + eps)
+    along = tl.zeros([BC], dtype=ACC)
+    total = tl.zeros([BC], dtype=ACC)
+    for p in range(0, HW, BP):
+        g = _arriving(dy, y, base, p, c, HW, C, RELU, BP, ACC)
+        total += tl.sum(g, axis=0)
+        if KIND != "shift":
+            value = _load(x, base, p, c, HW, C, BP, ACC)
+            unit = value * tl.sigmoid(value) if KIND == "evonorm" else value - mean[None, :]
+            along += tl.sum(g * unit, axis=0) * scale
+    return mean, scale, along, total
+
+
+@triton.jit
+def _store_sums(sums, image, c, along, total, C: tl.constexpr):
+    tl.store(sums + image * 2 * C + c, along, mask=c < C)
+    tl.store(sums + image * 2 * C + C + c, total, mask=c < C)
+
+
+@triton.jit
+def _batch_sums(
+    x, y, dy, own, sums, images, eps,
+    HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    _, _, along, total = _own_sums(x, y, dy, own, images, eps, HW, C, 1, "batch", RELU, BP, BC, BB, ACC)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    _store_sums(sums, tl.program_id(0).to(tl.int64), c, along, total, C)
+
+
+@triton.jit
+def _normalise_back(
+    x, weight, y, dy, own, sums, dx, drest, images, stride, eps,
+    HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """The gradients of one image of x and of `rest`, and its share of those of weight and bias."""
+    image = tl.program_id(0).to(tl.int64)
+    node = image // images
+    base = image * HW * C
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    if KIND == "batch":
+        mean, variance = _moments(x, own, base, node, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
+        scale = 1 / tl.sqrt(variance + eps)
+        along = tl.sum(_rows(sums, node, c, 0, images, C, BB), axis=0)
+        total = tl.sum(_rows(sums, node, c, 1, images, C, BB), axis=0)
+        count = images * HW
+    else:
+        mean, scale, own_along, own_total = _own_sums(
+            x, y, dy, own, images, eps, HW, C, GROUP, KIND, RELU, BP, BC, BB, ACC
+        )
+        along, total = own_along, own_total
+        count = HW * GROUP
+    if KIND != "shift":
+        gamma = tl.load(weight + node * stride + c, mask=c < C, other=0.0).to(ACC)
+        along = _in_groups(along * gamma, BC, GROUP)
+        total = _in_groups(total * gamma, BC, GROUP)
+    for p in range(0, HW, BP):
+        g = _arriving(dy, y, base, p, c, HW, C, RELU, BP, ACC)
+        value = _load(x, base, p, c, HW, C, BP, ACC)
+        if SUM and RELU:                                    # without ReLU it is dy itself
+            _store(drest, base, p, c, g, HW, C, BP)
+        if KIND != "shift":
+            unit = (value - mean[None, :]) * scale[None, :]
+            g *= gamma[None, :]
+            if KIND == "evonorm":
+                s = tl.sigmoid(value)
+                g = g * s * (1 + value * (1 - s)) - unit * (along / (count - 1))[None, :]
+            else:
+                g -= (total / count)[None, :] + unit * (along / count)[None, :]
+            g *= scale[None, :]
+        _store(dx, base, p, c, g, HW, C, BP)
+    if KIND != "batch":
+        _store_sums(sums, image, c, own_along, own_total, C)
+
+
+def normalise(
+    x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, mean: Tensor | None, variance: Tensor | None,
+    kind: str, groups: int, eps: float, momentum: float, relu: bool,
+) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+    """y, each image's own moments (for kind batch), and the new running statistics."""
+    n, batch, height, width, channels = x.shape
+    y = torch.empty_like(x)
+    own = x.new_empty((n, batch, 2, channels) if kind == "batch" else 0, dtype=_wide(x))
+    tracked = mean is not None and variance is not None
+    running = [value.contiguous() if value is not None else x.new_empty(0) for value in (mean, variance)]
+    after = [torch.empty_like(value) for value in running]
+    grid, blocks = _blocks(x, groups)
+    if kind == "batch":
+        _image_moments[grid](x, own, height * width, channels, blocks[0], blocks[1], blocks[3], num_warps=_warps(x))
+    _normalise[grid](
+        x, weight, bias, x if rest is None else rest, own, y, *running, *after, batch, bias.stride(0), eps, momentum,
+        height * width, channels, channels // groups, kind, rest is not None, relu, tracked, *blocks,
+        num_warps=_warps(x),
+    )  # fmt: skip
+    return y, own, after
+
+
+def normalise_back(
+    x: Tensor, weight: Tensor, y: Tensor | None, dy: Tensor, own: Tensor, kind: str, groups: int, eps: float,
+    relu: bool, summed: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of x, of what was added, and of weight and bias [n, b, 2, c], to be summed over the images."""
+    n, batch, height, width, channels = x.shape
+    dx = torch.empty_like(x)
+    drest = torch.empty_like(x) if summed and relu else dy
+    sums = x.new_empty(n, batch, 2, channels, dtype=_wide(x))
+    grid, blocks = _blocks(x, groups)
+    if kind == "batch":
+        _batch_sums[grid](
+            x, x if y is None else y, dy, own, sums, batch, eps, height * width, channels, relu, *blocks, num_warps=_warps(x)
+        )
+    _normalise_back[grid](
+        x, weight, x if y is None else y, dy, own, sums, dx, drest, batch, weight.stride(0), eps,
+        height * width, channels, channels // groups, kind, summed, relu, *blocks, num_warps=_warps(x),
+    )  # fmt: skip
+    return dx, drest, sums
+
+
+def _blocks(x: Tensor, groups: int) -> tuple[tuple[int, int], tuple[int, int, int, tl.dtype]]:
+    """The grid, an image and some channels each, and the sizes of the blocks."""
+    n, batch, height, width, channels = x.shape
+    bc = min(triton.next_power_of_2(channels), max(64, triton.next_power_of_2(channels // groups)))
+    bp = min(triton.next_power_of_2(height * width), max(1, 16384 // bc))
+    return (n * batch, triton.cdiv(channels, bc)), (bp, bc, triton.next_power_of_2(batch), _accumulator(x))
+
+
+def _warps(x: Tensor) -> int:
+    return 8 if x.shape[2] * x.shape[3] * min(x.shape[4], 64) >= 8192 else 4
