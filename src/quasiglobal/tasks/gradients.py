@@ -116,21 +116,18 @@ class StackedModel:
     def _gradients_stacked(
         self, program: Stacked, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
     ) -> Any:
-        leaves = {name: value.detach().requires_grad_() for name, value in self.layout.views(x).items()}
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            outputs, after = program(leaves, buffers, inputs)
+            outputs, after, gradient = program(x, buffers, inputs)
         losses, right = vmap(self._score_of_one)(outputs.to(x.dtype), targets)
-        pieces = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-        g = torch.cat([piece.reshape(len(x), -1) for piece in pieces], dim=1)
-        return g, (losses.detach(), (right, after))
+        return gradient(losses.sum()), (losses.detach(), (right, after))
 
     def _stacked_program(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Stacked | None:
         """The program of a convolutional network on a GPU, None for anything else."""
         if x.device.type != "cuda" or x.dtype != torch.float32 or inputs.ndim != 5:
             return None
-        key = (inputs.shape[1:], inputs.dtype)
+        key = (inputs.shape, inputs.dtype)
         if key not in self._stacked:
-            program = Stacked(self.module, self.layout.views(x), buffers, inputs)
+            program = Stacked(self.module, self.layout, x, buffers, inputs)
             self._stacked[key] = program if program.gains else None
         return self._stacked[key]
 

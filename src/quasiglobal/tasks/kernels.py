@@ -24,67 +24,66 @@ def _taps(first, C: tl.constexpr, S: tl.constexpr, BK: tl.constexpr):
 
 
 @triton.jit
-def _add_taps(
-    total, first, x, w, place, out, image, i, j, places,
-    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OC: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
-    DOWN: tl.constexpr, BACK: tl.constexpr, TF32: tl.constexpr, BK: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    r, s, c = _taps(first, C, S, BK)
-    if C % BK == 0:
-        row, column = (i + r)[:, None], (j + s)[:, None]
-    else:
-        row, column = i[:, None] + r[None, :], j[:, None] + s[None, :]
-    there = (place < places)[:, None] & (row >= 0) & (column >= 0)
-    if DOWN > 1:
-        there &= (row % DOWN == 0) & (column % DOWN == 0)
-        row, column = row // DOWN, column // DOWN
-    there &= (row < H) & (column < W)
-    k = first + tl.arange(0, BK)
-    if R * S * C % BK != 0:
-        there &= (k < R * S * C)[None, :]
-    left = tl.load(x + ((image[:, None] * H + row) * W + column) * C + c[None, :], mask=there, other=0.0)
-    if BACK:
-        at = ((R * S - 1 - k // C) * OC)[:, None] * C + out[None, :] * C + (k % C)[:, None]
-    else:
-        at = k[:, None] * OC + out[None, :]
-    right = tl.load(w + at, mask=(k < R * S * C)[:, None] & (out < OC)[None, :], other=0.0)
-    return tl.dot(left, right, total, input_precision=TF32, out_dtype=ACC)
-
-
-@triton.jit
 def _convolution(
-    x, w, y, places,
+    x, w, later, y, batch, stride,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
-    R: tl.constexpr, S: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr, PAD: tl.constexpr, BACK: tl.constexpr,
-    TF32: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, UNROLL: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, BACK: tl.constexpr, TF32: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, LATER: tl.constexpr,
 ):  # fmt: skip
-    """Place (i, j) of y sums w's tap (r, s) times x's place (i · UP − PAD + r, j · UP − PAD + s) / DOWN.
+    """Place (i, j) of y sums w's tap (r, s) times x's place ((i · UP − TOP + r) / DOWN, (j · UP − LEFT + s) / DOWN).
 
-    w is [R, S, channels in, channels out]; BACK reads it turned round and transposed.
+    w is [R, S, channels in, channels out]; BACK reads it turned round and transposed. `later` is added. Of the taps
+    only those whose place is a whole one count: a block's i are equal modulo DOWN, its j too, and so are its taps.
     """
+    RU: tl.constexpr = (R + DOWN - 1) // DOWN
+    SU: tl.constexpr = (S + DOWN - 1) // DOWN
+    HU: tl.constexpr = (OH + DOWN - 1) // DOWN
+    WU: tl.constexpr = (OW + DOWN - 1) // DOWN
     node = tl.program_id(2).to(tl.int64)
-    x += node * (places // (OH * OW)) * (H * W * C)
-    w += node * (R * S * C * OC)
-    y += node * places * OC
+    x += node * batch * (H * W * C)
+    w += node * stride
     place = tl.program_id(0) * BM + tl.arange(0, BM)
-    out = tl.program_id(1) * BN + tl.arange(0, BN)
-    image = place // (OH * OW)
-    i = (place // OW % OH) * UP - PAD
-    j = (place % OW) * UP - PAD
+    kind = tl.program_id(1) % (DOWN * DOWN)
+    out = tl.program_id(1) // (DOWN * DOWN) * BN + tl.arange(0, BN)
+    image = place // (HU * WU)
+    i = (place // WU % HU) * DOWN + kind // DOWN
+    j = (place % WU) * DOWN + kind % DOWN
+    known = (image < batch) & (i < OH) & (j < OW)
+    where = node * batch * (OH * OW * OC) + ((image * OH + i) * OW + j)[:, None] * OC + out[None, :]
+    inside = known[:, None] & (out < OC)[None, :]
+    i = i * UP - TOP
+    j = j * UP - LEFT
+    r0 = ((TOP - kind // DOWN) % DOWN + DOWN) % DOWN
+    s0 = ((LEFT - kind % DOWN) % DOWN + DOWN) % DOWN
     total = tl.zeros([BM, BN], dtype=ACC)
-    if UNROLL:
-        for first in tl.static_range(0, R * S * C, BK):
-            total = _add_taps(total, first, x, w, place, out, image, i, j, places, H, W, C, OC, R, S, DOWN, BACK, TF32, BK, ACC)
-    else:
-        for first in range(0, R * S * C, BK):
-            total = _add_taps(total, first, x, w, place, out, image, i, j, places, H, W, C, OC, R, S, DOWN, BACK, TF32, BK, ACC)
-    where = place[:, None] * OC + out[None, :]
-    tl.store(y + where, total.to(y.dtype.element_ty), mask=(place < places)[:, None] & (out < OC)[None, :])
+    if LATER:
+        total += tl.load(later + where, mask=inside, other=0.0).to(ACC)
+    for first in range(0, RU * SU * C, BK):
+        u, v, c = _taps(first, C, SU, BK)
+        r = r0 + u * DOWN
+        s = s0 + v * DOWN
+        if C % BK == 0:
+            row, column = ((i + r) // DOWN)[:, None], ((j + s) // DOWN)[:, None]
+            real = (r < R) & (s < S) & (c < C)
+        else:
+            row, column = (i[:, None] + r[None, :]) // DOWN, (j[:, None] + s[None, :]) // DOWN
+            real = (r < R) & (s < S) & (u < RU)
+        there = known[:, None] & real[None, :] & (row >= 0) & (column >= 0) & (row < H) & (column < W)
+        left = tl.load(x + ((image[:, None] * H + row) * W + column) * C + c[None, :], mask=there, other=0.0)
+        tap = r * S + s
+        if BACK:
+            at = ((R * S - 1 - tap) * OC * C + c)[:, None] + out[None, :] * C
+        else:
+            at = (tap * C + c)[:, None] * OC + out[None, :]
+        right = tl.load(w + at, mask=real[:, None] & (out < OC)[None, :], other=0.0)
+        total = tl.dot(left, right, total, input_precision=TF32, out_dtype=ACC)
+    tl.store(y + where, total.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _weight_gradient(
-    x, dy, dw, places, SHARE: tl.constexpr,
+    x, dy, dw, places, of_share, of_node, SHARE: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
     TF32: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
@@ -93,7 +92,7 @@ def _weight_gradient(
     node = tl.program_id(2).to(tl.int64)
     x += node * (places // (OH * OW)) * (H * W * C)
     dy += node * places * OC
-    dw += (node * tl.num_programs(1) + tl.program_id(1)) * (R * S * C * OC)
+    dw += tl.program_id(1).to(tl.int64) * of_share + node * of_node
     blocks: tl.constexpr = (R * S * C + BK - 1) // BK
     first = tl.program_id(0) % blocks * BK
     out = tl.program_id(0) // blocks * BN + tl.arange(0, BN)
@@ -125,53 +124,67 @@ def convolve(x: Tensor, w: Tensor, stride: int, padding: int, **tuned: int) -> T
     _, r, s, _, channels = w.shape
     side = [(size + 2 * padding - k) // stride + 1 for size, k in ((height, r), (width, s))]
     y = x.new_empty(n, batch, *side, channels)
-    return _launch(x, w, y, up=stride, down=1, padding=padding, back=False, **tuned)
+    return _launch(x, w, None, y, up=stride, down=1, padding=(padding, padding), **tuned)
 
 
-def convolve_back(dy: Tensor, w: Tensor, size: torch.Size, stride: int, padding: int, **tuned: int) -> Tensor:
-    """The gradient of a convolution's input of that size."""
-    dx = dy.new_empty(size)
-    return _launch(dy, w, dx, up=1, down=stride, padding=w.shape[1] - 1 - padding, back=True, **tuned)
+def convolve_back(
+    dy: Tensor, w: Tensor, later: Tensor | None, size: torch.Size, stride: int, padding: int, **tuned: int
+) -> Tensor:
+    """The gradient of a convolution's input of that size, added to `later`, that of its other uses."""
+    around = w.shape[1] - 1 - padding, w.shape[2] - 1 - padding
+    return _launch(dy, w, later, dy.new_empty(size), up=1, down=stride, padding=around, back=True, **tuned)
 
 
 def _launch(
-    x: Tensor, w: Tensor, y: Tensor, *, up: int, down: int, padding: int, back: bool,
-    bm: int = 128, bk: int = 0, bn: int = 64, warps: int = 4, stages: int = 3, unroll: bool = True,
+    x: Tensor, w: Tensor, later: Tensor | None, y: Tensor, *, up: int, down: int, padding: tuple[int, int],
+    back: bool = False, bm: int = 0, warps: int = 4, stages: int = 0,
 ) -> Tensor:  # fmt: skip
     n, _, *source = x.shape
     _, batch, height, width, channels = y.shape
     r, s = w.shape[1:3]
-    places = batch * height * width
-    bn = min(bn, max(16, triton.next_power_of_2(channels)))
-    bk = bk or _columns(r * s, source[2])
-    grid = (triton.cdiv(places, bm), triton.cdiv(channels, bn), n)
+    bn = min(64, max(16, triton.next_power_of_2(channels)))
+    bk = _columns(r * s, source[2])
+    bm = bm or (256 if bn < 64 else 128)
+    stages = stages or (2 if bn < 64 else 4)
+    places = batch * triton.cdiv(height, down) * triton.cdiv(width, down)
+    grid = (triton.cdiv(places, bm), triton.cdiv(channels, bn) * down**2, n)
     _convolution[grid](
-        x, w, y, places, *source, height, width, channels, r, s, up, down, padding, back,
-        _precision(x), bm, bk, bn, _accumulator(x), unroll, num_warps=warps, num_stages=stages,
+        x, w, x if later is None else later, y, batch, w.stride(0), *source, height, width, channels, r, s,
+        up, down, *padding, back, _precision(x), bm, bk, bn, _accumulator(x), later is not None,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
 
 
+BLOCK = 64
+"""Places, taps with channels in, and channels out of a block of `weight_gradient`."""
+
+PROGRAMS = 512
+"""So many blocks of `weight_gradient` fill the GPU."""
+
+
+def shares(n: int, places: int, weight: torch.Size) -> int:
+    """Into how many parts the places of a model's images are split for the gradient of a weight [r, s, c, out]."""
+    rows, out = weight[:-1].numel(), weight[-1]
+    blocks = triton.cdiv(rows, BLOCK) * triton.cdiv(out, BLOCK)
+    return max(1, min(PROGRAMS // (blocks * n), places // (4 * BLOCK)))
+
+
 def weight_gradient(
-    x: Tensor, dy: Tensor, kernel: tuple[int, int], stride: int, padding: int,
-    bp: int = 64, bk: int = 64, bn: int = 64, warps: int = 4, stages: int = 3, programs: int = 1024,
-) -> Tensor:  # fmt: skip
-    """The gradient of the kernels, [n, shares, r, s, c, out]: still to be summed over the shares."""
+    x: Tensor, dy: Tensor, dw: Tensor, stride: int, padding: int, bp: int = BLOCK, warps: int = 4, stages: int = 3
+) -> None:
+    """Fill dw [shares, n, r, s, c, out], the gradient of the kernels in shares."""
     n, batch, height, width, channels = x.shape
     _, _, *side, out = dy.shape
+    count, _, r, s, _, _ = dw.shape
     places = batch * side[0] * side[1]
-    bn = min(bn, max(16, triton.next_power_of_2(out)))
-    bk = min(bk, max(16, triton.next_power_of_2(kernel[0] * kernel[1] * channels)))
-    blocks = triton.cdiv(kernel[0] * kernel[1] * channels, bk) * triton.cdiv(out, bn)
-    shares = max(1, min(programs // (blocks * n), places // (4 * bp)))
-    share = triton.cdiv(triton.cdiv(places, shares), bp) * bp
-    shares = triton.cdiv(places, share)
-    dw = torch.empty(n, shares, *kernel, channels, out, device=x.device, dtype=_wide(x))
-    _weight_gradient[(blocks, shares, n)](
-        x, dy, dw, places, share, height, width, channels, *side, out, *kernel, stride, padding,
-        _precision(x), bp, bk, bn, _accumulator(x), num_warps=warps, num_stages=stages,
+    bn = min(BLOCK, max(16, triton.next_power_of_2(out)))
+    bk = min(BLOCK, max(16, triton.next_power_of_2(r * s * channels)))
+    share = triton.cdiv(triton.cdiv(places, count), bp) * bp
+    _weight_gradient[(triton.cdiv(r * s * channels, bk) * triton.cdiv(out, bn), count, n)](
+        x, dy, dw, places, dw.stride(0), dw.stride(1), share, height, width, channels, *side, out, r, s,
+        stride, padding, _precision(x), bp, bk, bn, _accumulator(x), num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return dw
 
 
 def _columns(taps: int, channels: int) -> int:
@@ -242,10 +255,10 @@ def _own_moments(
 
 
 @triton.jit
-def _rows(sums, node, c, which, images, C: tl.constexpr, BB: tl.constexpr):
-    """[BB, channels]: row `which` of every image of a model, in [images, 2, C] of small sums."""
+def _rows(sums, stride, c, images, C: tl.constexpr, BB: tl.constexpr):
+    """[BB, channels]: of every image of a model."""
     image = tl.arange(0, BB)
-    at = ((node * images + image[:, None]) * 2 + which) * C + c[None, :]
+    at = image[:, None].to(tl.int64) * stride + c[None, :]
     return tl.load(sums + at, mask=(image < images)[:, None] & (c < C)[None, :], other=0.0)
 
 
@@ -256,10 +269,11 @@ def _moments(
 ):  # fmt: skip
     """The mean and variance by which a channel is normalised; `own` holds those of each image, for the batch's."""
     if KIND == "batch":
-        means = _rows(own, node, c, 0, images, C, BB)
+        own += node * images * 2 * C
+        means = _rows(own, 2 * C, c, images, C, BB)
         mean = tl.sum(means, axis=0) / images
         apart = tl.where((tl.arange(0, BB) < images)[:, None], means - mean[None, :], 0.0)
-        square = tl.sum(_rows(own, node, c, 1, images, C, BB), axis=0) + HW * tl.sum(apart * apart, axis=0)
+        square = tl.sum(_rows(own + C, 2 * C, c, images, C, BB), axis=0) + HW * tl.sum(apart * apart, axis=0)
         return mean, square / (images * HW)
     mean, square = _own_moments(x, base, c, HW, C, BP, BC, GROUP, ACC)
     return mean, square / (HW * GROUP - (1 if KIND == "evonorm" else 0))
@@ -353,25 +367,31 @@ def _own_sums(
 
 
 @triton.jit
-def _store_sums(sums, image, c, along, total, C: tl.constexpr):
-    tl.store(sums + image * 2 * C + c, along, mask=c < C)
-    tl.store(sums + image * 2 * C + C + c, total, mask=c < C)
+def _store_sums(
+    sums, image, images, of_image, of_node, c, along, total, C: tl.constexpr, KIND: tl.constexpr
+):  # fmt: skip
+    """An image's share of the gradients: those of the weights, if there are any, and then the biases."""
+    sums += image % images * of_image + image // images * of_node
+    if KIND != "shift":
+        tl.store(sums + c, along, mask=c < C)
+        sums += C
+    tl.store(sums + c, total, mask=c < C)
 
 
 @triton.jit
 def _batch_sums(
-    x, y, dy, own, sums, images, eps,
+    x, y, dy, own, sums, images, of_image, of_node, eps,
     HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     _, _, along, total = _own_sums(x, y, dy, own, images, eps, HW, C, 1, "batch", RELU, BP, BC, BB, ACC)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    _store_sums(sums, tl.program_id(0).to(tl.int64), c, along, total, C)
+    _store_sums(sums, tl.program_id(0).to(tl.int64), images, of_image, of_node, c, along, total, C, "batch")
 
 
 @triton.jit
 def _normalise_back(
-    x, weight, y, dy, own, sums, dx, drest, images, stride, eps,
+    x, weight, y, dy, own, sums, dx, drest, images, of_image, of_node, stride, eps,
     HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -383,8 +403,8 @@ def _normalise_back(
     if KIND == "batch":
         mean, variance = _moments(x, own, base, node, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
         scale = 1 / tl.sqrt(variance + eps)
-        along = tl.sum(_rows(sums, node, c, 0, images, C, BB), axis=0)
-        total = tl.sum(_rows(sums, node, c, 1, images, C, BB), axis=0)
+        along = tl.sum(_rows(sums + node * of_node, of_image, c, images, C, BB), axis=0)
+        total = tl.sum(_rows(sums + node * of_node + C, of_image, c, images, C, BB), axis=0)
         count = images * HW
     else:
         mean, scale, own_along, own_total = _own_sums(
@@ -412,59 +432,97 @@ def _normalise_back(
             g *= scale[None, :]
         _store(dx, base, p, c, g, HW, C, BP)
     if KIND != "batch":
-        _store_sums(sums, image, c, own_along, own_total, C)
+        _store_sums(sums, image, images, of_image, of_node, c, own_along, own_total, C, KIND)
 
 
 def normalise(
-    x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, mean: Tensor | None, variance: Tensor | None,
-    kind: str, groups: int, eps: float, momentum: float, relu: bool,
+    x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
+    kind: str, groups: int, eps: float, momentum: float, relu: bool, warps: int = 0,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """y, each image's own moments (for kind batch), and the new running statistics."""
     n, batch, height, width, channels = x.shape
     y = torch.empty_like(x)
     own = x.new_empty((n, batch, 2, channels) if kind == "batch" else 0, dtype=_wide(x))
-    tracked = mean is not None and variance is not None
-    running = [value.contiguous() if value is not None else x.new_empty(0) for value in (mean, variance)]
-    after = [torch.empty_like(value) for value in running]
-    grid, blocks = _blocks(x, groups)
+    before = [value.contiguous() for value in running] or [own, own]
+    after = [torch.empty_like(value) for value in running] or [own.new_empty(0) for _ in before]
+    grid, blocks, warps = _blocks(x, groups, warps)
     if kind == "batch":
-        _image_moments[grid](x, own, height * width, channels, blocks[0], blocks[1], blocks[3], num_warps=_warps(x))
+        _image_moments[grid](x, own, height * width, channels, blocks[0], blocks[1], blocks[3], num_warps=warps)
     _normalise[grid](
-        x, weight, bias, x if rest is None else rest, own, y, *running, *after, batch, bias.stride(0), eps, momentum,
-        height * width, channels, channels // groups, kind, rest is not None, relu, tracked, *blocks,
-        num_warps=_warps(x),
+        x, weight, bias, x if rest is None else rest, own, y, *before, *after, batch, bias.stride(0), eps, momentum,
+        height * width, channels, _size(channels, groups, kind), kind, rest is not None, relu, bool(running), *blocks,
+        num_warps=warps,
     )  # fmt: skip
     return y, own, after
 
 
 def normalise_back(
-    x: Tensor, weight: Tensor, y: Tensor | None, dy: Tensor, own: Tensor, kind: str, groups: int, eps: float,
-    relu: bool, summed: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of x, of what was added, and of weight and bias [n, b, 2, c], to be summed over the images."""
-    n, batch, height, width, channels = x.shape
+    x: Tensor, weight: Tensor, y: Tensor | None, dy: Tensor, own: Tensor, sums: Tensor,
+    kind: str, groups: int, eps: float, relu: bool, summed: bool, warps: int = 0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradients of x and of what was added; fill `sums` [b, n, …], of each image those of weight and bias."""
+    _, batch, height, width, channels = x.shape
+    y = x if y is None else y
     dx = torch.empty_like(x)
     drest = torch.empty_like(x) if summed and relu else dy
-    sums = x.new_empty(n, batch, 2, channels, dtype=_wide(x))
-    grid, blocks = _blocks(x, groups)
+    grid, blocks, warps = _blocks(x, groups, warps)
+    strides = sums.stride(0), sums.stride(1)
     if kind == "batch":
         _batch_sums[grid](
-            x, x if y is None else y, dy, own, sums, batch, eps, height * width, channels, relu, *blocks, num_warps=_warps(x)
+            x, y, dy, own, sums, batch, *strides, eps, height * width, channels, relu, *blocks, num_warps=warps
         )
     _normalise_back[grid](
-        x, weight, x if y is None else y, dy, own, sums, dx, drest, batch, weight.stride(0), eps,
-        height * width, channels, channels // groups, kind, summed, relu, *blocks, num_warps=_warps(x),
+        x, weight, y, dy, own, sums, dx, drest, batch, *strides, weight.stride(0), eps,
+        height * width, channels, _size(channels, groups, kind), kind, summed, relu, *blocks, num_warps=warps,
     )  # fmt: skip
-    return dx, drest, sums
+    return dx, drest
 
 
-def _blocks(x: Tensor, groups: int) -> tuple[tuple[int, int], tuple[int, int, int, tl.dtype]]:
-    """The grid, an image and some channels each, and the sizes of the blocks."""
+def _size(channels: int, groups: int, kind: str) -> int:
+    """Of a group."""
+    return channels // groups if kind in ("evonorm", "group") else 1
+
+
+def _blocks(x: Tensor, groups: int, warps: int) -> tuple[tuple[int, int], tuple[int, int, int, tl.dtype], int]:
+    """The grid, an image and some channels each; the sizes of the blocks; how many warps do one."""
     n, batch, height, width, channels = x.shape
     bc = min(triton.next_power_of_2(channels), max(64, triton.next_power_of_2(channels // groups)))
     bp = min(triton.next_power_of_2(height * width), max(1, 16384 // bc))
-    return (n * batch, triton.cdiv(channels, bc)), (bp, bc, triton.next_power_of_2(batch), _accumulator(x))
+    blocks = bp, bc, triton.next_power_of_2(batch), _accumulator(x)
+    return (n * batch, triton.cdiv(channels, bc)), blocks, warps or (8 if bp * bc >= 8192 else 4)
 
 
-def _warps(x: Tensor) -> int:
-    return 8 if x.shape[2] * x.shape[3] * min(x.shape[4], 64) >= 8192 else 4
+# ------------------------------------------------------------------------------------------- rows and regions
+
+
+@triton.jit
+def _pack(x, columns, y, d, size, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.load(columns + k, mask=k < size, other=0)
+    value = tl.load(x + row * d + column, mask=k < size, other=0.0)
+    tl.store(y + row * size + k, value.to(y.dtype.element_ty), mask=k < size)
+
+
+def pack(x: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
+    """Those columns of x [n, d], in that order and type."""
+    y = torch.empty(len(x), len(columns), dtype=dtype, device=x.device)
+    _pack[(triton.cdiv(len(columns), 1024), len(x))](x, columns, y, x.stride(0), len(columns), 1024)
+    return y
+
+
+@triton.jit
+def _collect(shares, columns, counts, g, n, d, size, MOST: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    count = tl.load(counts + k, mask=k < size, other=0)
+    total = tl.load(shares + row * size + k, mask=k < size, other=0.0)
+    for share in range(1, MOST):
+        total += tl.load(shares + (share * n + row) * size + k, mask=share < count, other=0.0)
+    tl.store(g + row * d + tl.load(columns + k, mask=k < size, other=0), total, mask=k < size)
+
+
+def collect(shares: Tensor, columns: Tensor, counts: Tensor, g: Tensor) -> None:
+    """Sum each column's first `counts` of shares [most, n, size], and write it to its place in g [n, d]."""
+    most, n, size = shares.shape
+    _collect[(triton.cdiv(size, 1024), n)](shares, columns, counts, g, n, g.stride(0), size, most, 1024)

@@ -2,15 +2,17 @@
 
 The module's forward is traced once, for one model, to a list of tensor operations. Each is then carried out for all
 models at a time: convolutions, and normalisations with the sum and the ReLU after them, by kernels that keep every
-image channels-last (`kernels.py`); anything else by vmap. Gradients are autograd's.
+image channels-last (`kernels.py`); anything else by vmap. The backward pass is autograd's, but for the gradients of
+the kernels' own parameters: those are left in shares, and put in their places of g [n, d] all at once.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,18 +21,18 @@ from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call, functionalize, vmap
 
+from quasiglobal.flat import Layout
 from quasiglobal.tasks.models.norms import EvoNormS0
 
 aten = torch.ops.aten
 
 
 class Stacked:
-    """The outputs and new buffers of all models, called with stacked parameters, buffers and inputs."""
+    """All models' forward and backward pass, for one shape of x [n, d], buffers and inputs [n, batch, …]."""
 
     def __init__(
-        self, module: nn.Module, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor
+        self, module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
     ) -> None:
-        """Traced for the first row of each argument."""
         from torch.fx.experimental.proxy_tensor import make_fx  # seconds to import
 
         known = _recognised(module)
@@ -39,10 +41,16 @@ class Stacked:
             after = {name: value.clone() for name, value in buffers.items()}
             return functional_call(known, parameters | after, (inputs,)), after
 
-        first = [{name: value[0] for name, value in named.items()} for named in (parameters, buffers)]
+        first = {name: value[0] for name, value in buffers.items()}
         with torch.no_grad():
-            self.program = make_fx(functionalize(forward, remove="mutations"))(*first, inputs[0])
+            self.program = make_fx(functionalize(forward, remove="mutations"))(layout.views(x[0]), first, inputs[0])
+        self.layout = layout
+        self.regions: list[_Region] = []
+        for node, _ in zip(self.program.graph.find_nodes(op="placeholder"), layout.shapes, strict=False):
+            node.meta["parameter"] = True
         _fuse(self.program.graph)
+        if self.gains and _kernels(x):
+            self._settle(x, inputs)
 
     @property
     def gains(self) -> bool:
@@ -51,23 +59,118 @@ class Stacked:
         return any(map(_convolves, nodes)) and not any("as_strided" in str(node.target) for node in nodes)
 
     def __call__(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], inputs: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        result: tuple[Tensor, dict[str, Tensor]] = _AllModels(self.program).run(parameters, buffers, inputs)
-        return result
+        self, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], Callable[[Tensor], Tensor]]:
+        """The outputs, the new buffers, and what gives the gradient [n, d] of a number made of the outputs."""
+        leaves = {name: value.detach().requires_grad_() for name, value in self.layout.views(x).items()}
+        for region in self.regions:
+            region.open(x)
+        outputs, after = _AllModels(self.program, self.regions).run(leaves, buffers, inputs)
+
+        def gradient(number: Tensor) -> Tensor:
+            pieces = torch.autograd.grad(number, list(leaves.values()), allow_unused=True)
+            g = torch.zeros_like(x)
+            for piece, place in zip(pieces, self.layout.views(g).values(), strict=True):
+                if piece is not None:
+                    place.copy_(piece)
+            for region in self.regions:
+                region.close(g)
+            return g
+
+        return outputs, after, gradient
+
+    def _settle(self, x: Tensor, inputs: Tensor) -> None:
+        """Give every operation of the kernels its place."""
+        from quasiglobal.tasks import kernels
+
+        columns = self.layout.views(torch.arange(x.shape[1], device=x.device))
+        of = dict(zip(self.program.graph.find_nodes(op="placeholder"), columns.values(), strict=False))
+        weights, norms = [], []
+        for node in self.program.graph.nodes:
+            if _convolves(node):
+                own = of[node.args[1]].permute(2, 3, 1, 0)
+                places = inputs.shape[1] * math.prod(_shape(node)[2:])
+                weights.append((node, own, kernels.shares(len(x), places, own.shape)))
+            elif _normalises(node):
+                own = torch.cat([of[parameter] for parameter in dict.fromkeys(node.args[1:3])])
+                norms.append((node, own, inputs.shape[1]))
+        self.regions = [_Weights(weights), *([_Region(norms)] if norms else [])]
+
+
+class _Region:
+    """The parameters of some operations, in their order, and shares of the gradients, yet to be summed."""
+
+    def __init__(self, operations: list[tuple[fx.Node, Tensor, int]]) -> None:
+        """Each with the columns of x that are its own and the number of shares that it makes."""
+        self.nodes = [node for node, *_ in operations]
+        end = 0
+        for node, own, shares in operations:
+            begin, end = end, end + own.numel()
+            node.meta["place"] = slice(begin, end), own.shape, shares
+        flat = [own.flatten().to(torch.int32) for _, own, _ in operations]
+        self.columns = torch.cat(flat)
+        self.counts = torch.cat([torch.full_like(own, node.meta["place"][2]) for own, (node, *_) in zip(flat, operations, strict=True)])
+        self.most = max(shares for *_, shares in operations)
+
+    def open(self, x: Tensor) -> None:
+        """Begin a step."""
+        self.shares = x.new_empty(self.most, len(x), len(self.columns))
+        self.missing = set(self.nodes)
+
+    def own_shares(self, node: fx.Node) -> Tensor:
+        """[shares, n, …], to be filled."""
+        self.missing.discard(node)
+        columns, shape, shares = node.meta["place"]
+        return self.shares[:shares, :, columns].unflatten(-1, shape)
+
+    def close(self, g: Tensor) -> None:
+        """Put the gradients in their places; of operations that the number did not depend on they are 0."""
+        from quasiglobal.tasks import kernels
+
+        for node in list(self.missing):
+            self.own_shares(node).zero_()
+        kernels.collect(self.shares, self.columns, self.counts, g)
+
+
+class _Weights(_Region):
+    """Those of convolutions, which the kernels take [taps, channels in, channels out] and in a lower precision."""
+
+    def open(self, x: Tensor) -> None:
+        from quasiglobal.tasks import kernels
+
+        super().open(x)
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        self.values = kernels.pack(x, self.columns, dtype)
+
+    def own_values(self, node: fx.Node) -> Tensor:
+        """[n, …]"""
+        columns, shape, _ = node.meta["place"]
+        return self.values[:, columns].unflatten(-1, shape)
 
 
 class _AllModels(fx.Interpreter):
     """Runs a program of one model for all: what depends on the model has one more dimension, the first."""
+
+    def __init__(self, program: fx.GraphModule, regions: list[Any]) -> None:
+        super().__init__(program)
+        self.weights, self.norms = (*regions, None, None)[:2]
 
     def run_node(self, n: fx.Node) -> Any:
         inputs = n.all_input_nodes
         n.meta["stacked"] = n.op == "placeholder" or any(node.meta["stacked"] for node in inputs)
         if n.op != "call_function" or n.target is operator.getitem or not n.meta["stacked"]:
             return super().run_node(n)
-        if n.target is NORMALISE or _convolves(n):
-            rule = _normalised if n.target is NORMALISE else _convolution
-            return rule(*fx.node.map_arg(n.args, self.env.__getitem__))
+        if "place" in n.meta:
+            x, *rest = fx.node.map_arg(n.args, self.env.__getitem__)  # type: ignore[misc]
+            if n.target is NORMALISE:
+                return _Normalised.apply(partial(self.norms.own_shares, n), x, *rest)
+            values, (weight, _, stride, padding, *_) = self.weights.own_values(n), rest
+            shares = partial(self.weights.own_shares, n)
+            y, passed = _Convolution.apply(shares, values, x.to(values.dtype), weight, stride[0], padding[0])
+            if x.dtype == values.dtype:
+                self.env[n.all_input_nodes[0]] = passed
+            return y
 
         def of_one(*values: Tensor) -> Any:
             given = dict(zip(inputs, values, strict=True)).__getitem__
@@ -180,7 +283,22 @@ def _convolves(node: fx.Node) -> bool:
         return False
     _, weight, _, stride, padding, dilation, transposed, _, groups = node.args
     plain = not transposed and groups == 1 and set(dilation) == {1} and len(set(stride)) == len(set(padding)) == 1  # type: ignore[arg-type]
-    return plain and len(_shape(weight)) == 4 and weight.op == "placeholder"  # type: ignore[union-attr]
+    return plain and len(_shape(weight)) == 4 and _is_own(weight)
+
+
+def _normalises(node: fx.Node) -> bool:
+    """Whether this is a normalisation that the kernels do: whole groups of channels make blocks of a power of two."""
+    if node.target is not NORMALISE or not all(map(_is_own, node.args[1:3])):
+        return False
+    x, _, _, _, _, kind, groups, *_ = node.args
+    channels = _shape(x)[1]
+    size = channels // groups if kind in ("evonorm", "group") else 1  # type: ignore[operator]
+    return size == 1 or (size & (size - 1) == 0 and channels & (channels - 1) == 0)
+
+
+def _is_own(parameter: Any) -> bool:
+    """Whether this is a parameter, and of this operation alone."""
+    return "parameter" in parameter.meta and len(parameter.users) == 1
 
 
 def _shape(node: Any) -> tuple[int, ...]:
@@ -198,11 +316,14 @@ def _fuse(graph: fx.Graph) -> None:
                 y = graph.call_function(operator.getitem, (shift, 0))
             y.meta = node.meta
             node.replace_all_uses_with(y, delete_user_cb=lambda user, shift=shift: user is not shift)
+    hidden = any("batch_norm" in str(node.target) for node in graph.nodes)      # writes into its arguments
     for node in list(graph.nodes):
         if node.target is NORMALISE:
             _absorb(node)
         elif node.target is aten.copy.default and node.meta["val"].dtype == node.args[1].meta["val"].dtype:
-            node.replace_all_uses_with(node.args[1])        # a buffer's new value
+            node.replace_all_uses_with(node.args[1])
+        elif node.target is aten.clone.default and node.args[0].op == "placeholder" and not hidden:
+            node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
 
 
@@ -236,90 +357,73 @@ def _kernels(x: Tensor) -> bool:
     return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _convolution(x: Tensor, weight: Tensor, _: None, stride: list[int], padding: list[int], *__: Any) -> Tensor:
-    """x [n, b, c, h, w] with each model's kernels [n, out, c, r, s]."""
-    if _kernels(x):
-        y: Tensor = _Convolution.apply(x, weight, stride[0], padding[0])
-        return y
-    return vmap(partial(nn.functional.conv2d, stride=stride, padding=padding))(x, weight)
-
-
-def _normalised(
-    x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
-    kind: str, groups: int, eps: float, momentum: float, relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """`normalise` of all models' images."""
-    if _kernels(x) and (kind in ("shift", "batch") or _fits(x.shape[2], groups)):
-        y: tuple[Tensor, Tensor, Tensor] = _Normalised.apply(
-            x, weight, bias, rest, *(running or (None, None)), kind, groups, eps, momentum, relu
-        )
-        return y
-    one = partial(normalise, kind=kind, groups=groups, eps=eps, momentum=momentum, relu=relu)
-    return vmap(one, in_dims=(0, 0, 0, None if rest is None else 0, 0))(x, weight, bias, rest, running)
-
-
-def _fits(channels: int, groups: int) -> bool:
-    """Whether whole groups of channels make blocks whose size is a power of two."""
-    size = channels // groups
-    return size == 1 or (size & (size - 1) == 0 and channels & (channels - 1) == 0)
-
-
 def _channels_last(x: Tensor) -> Tensor:
     """[n, b, c, h, w] as [n, b, h, w, c] and contiguous, which inside a network it is."""
     return x.movedim(2, -1).contiguous()
 
 
 class _Convolution(torch.autograd.Function):
+    """Hands x on, so that the gradients of its later uses are added where its own is computed.
+
+    `weight` is there for autograd alone: the kernels read `values`, and leave its gradient in `shares`.
+    """
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    def forward(
+        ctx: Any, shares: Callable[[], Tensor], values: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int
+    ) -> tuple[Tensor, Tensor]:
         from quasiglobal.tasks import kernels
 
-        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        images, taps = _channels_last(x.to(dtype)), weight.permute(0, 3, 4, 2, 1)
-        packed = torch.empty(taps.shape, dtype=dtype, device=x.device).copy_(taps)
-        ctx.save_for_backward(images, packed)
-        ctx.how = stride, padding
-        return kernels.convolve(images, packed, stride, padding).movedim(-1, 2)
+        images = _channels_last(x)
+        ctx.save_for_backward(images, values)
+        ctx.shares, ctx.how = shares, (stride, padding)
+        ctx.set_materialize_grads(False)
+        return kernels.convolve(images, values, stride, padding).movedim(-1, 2), x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
+    def backward(ctx: Any, dy: Tensor | None, later: Tensor | None) -> Any:
         from quasiglobal.tasks import kernels
 
-        images, packed = ctx.saved_tensors
-        dx, dy = None, _channels_last(dy)
-        if ctx.needs_input_grad[0]:
-            dx = kernels.convolve_back(dy, packed, images.shape, *ctx.how).movedim(-1, 2)
-        shares = kernels.weight_gradient(images, dy, packed.shape[1:3], *ctx.how).permute(0, 1, 5, 4, 2, 3)
-        dw = torch.empty(shares[:, 0].shape, dtype=shares.dtype, device=dy.device)
-        return dx, torch.sum(shares, dim=1, out=dw), None, None
+        dx = later
+        if dy is not None:
+            images, values = ctx.saved_tensors
+            dy = _channels_last(dy)
+            kernels.weight_gradient(images, dy, ctx.shares(), *ctx.how)
+            if ctx.needs_input_grad[2]:
+                later = later if later is None else _channels_last(later)
+                dx = kernels.convolve_back(dy, values, later, images.shape, *ctx.how).movedim(-1, 2)
+        return None, None, dx, None, None, None
 
 
 class _Normalised(torch.autograd.Function):
+    """`normalise` of all models; the gradients of weight and bias are left in `shares`."""
+
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, mean: Tensor | None,
-        variance: Tensor | None, kind: str, groups: int, eps: float, momentum: float, relu: bool,
+        ctx: Any, shares: Callable[[], Tensor], x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None,
+        running: list[Tensor], kind: str, groups: int, eps: float, momentum: float, relu: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         from quasiglobal.tasks import kernels
 
         images, added = _channels_last(x), None if rest is None else _channels_last(rest)
-        y, own, running = kernels.normalise(
-            images, weight, bias, added, mean, variance, kind, groups, eps, momentum, relu
-        )
+        y, own, after = kernels.normalise(images, weight, bias, added, running, kind, groups, eps, momentum, relu)
         ctx.save_for_backward(images, weight, y if relu else None, own)
-        ctx.how = kind, groups, eps, relu, rest is not None
-        ctx.mark_non_differentiable(*running)
-        return y.movedim(-1, 2), *running
+        ctx.shares, ctx.how = shares, (kind, groups, eps, relu, rest is not None)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*after)
+        return y.movedim(-1, 2), *after
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, *_: Any) -> Any:
+    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Any:
         from quasiglobal.tasks import kernels
 
-        images, weight, y, own = ctx.saved_tensors
-        dx, drest, sums = kernels.normalise_back(images, weight, y, _channels_last(dy), own, *ctx.how)
-        dweight, dbias = sums.sum(dim=1).unbind(dim=1)
-        drest = drest.movedim(-1, 2) if ctx.how[-1] else None
-        dweight = dweight if ctx.how[0] != "shift" else None
-        return dx.movedim(-1, 2), dweight, dbias, drest, *(None,) * 7
+        dx, drest = None, None
+        if dy is not None:
+            images, weight, y, own = ctx.saved_tensors
+            dx, drest = kernels.normalise_back(
+                images, weight, y, _channels_last(dy), own, ctx.shares(), *ctx.how
+            )
+            dx, drest = dx.movedim(-1, 2), drest.movedim(-1, 2) if ctx.how[-1] else None
+        return None, dx, None, None, drest, *(None,) * 6
