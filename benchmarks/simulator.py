@@ -1,10 +1,11 @@
-"""Images per second in the whole training loop, against a plain Python loop over n models, in one run.
+"""Images per second in the whole training loop, against what people write, in one run.
 
-    python benchmarks/simulator.py                     # on a GPU: ResNet-20, n = 16, batch 32, bf16
+    python benchmarks/simulator.py                     # on a GPU: ResNet-20, n = 16, batch 32, bf16, and more
     python benchmarks/simulator.py --cpu               # on a CPU: the small models, and ResNet-20 at n = 4
 
-Evaluation is not counted. The plain loop does the same work: augmentation, forward, backward, the sums of loss and
-right answers, torch.optim.SGD with Nesterov momentum for each model, then the average with the neighbours.
+Evaluation is not counted. The plain loop over n models does the same work: augmentation, forward, backward, the sums
+of loss and right answers, torch.optim.SGD with Nesterov momentum for each model, then the average with the neighbours.
+The centralized reference is one model with the batches of all nodes as its own, compiled, each step a CUDA graph.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from quasiglobal.engines.capture import Captured
 from quasiglobal.experiment import Experiment
 from quasiglobal.tasks.datasets import Dataset, Examples
 from quasiglobal.tasks.models import build
@@ -87,6 +89,48 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
         if device.type == "cuda":
             torch.cuda.synchronize()
         return steps * n * experiment.batch / (time.perf_counter() - began)
+
+    return timed
+
+
+def centralized(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
+    """One model, compiled, with the global batch; its step is captured as ours is."""
+    training = Training(task, experiment, [0], device)      # for its data alone
+    model = task.module(0).to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=torch.tensor(0.1), momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True
+    )
+    training._load(training.plan.epoch(0, device))
+    static, at = training._static, training._static["counter"]
+    total, right = (torch.zeros((), device=device) for _ in range(2))
+
+    @torch.compile(dynamic=False)
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(device.type, torch.bfloat16, enabled=experiment.precision == "bf16"):
+            output = model(x)
+        return nn.functional.cross_entropy(output.float(), y), (output.argmax(dim=-1) == y).sum()
+
+    def step() -> None:
+        names = ("index", "flip", "place") if training.images.moving else ("index",)
+        index, *moves = (static[name].index_select(0, at)[0].flatten(0, 1) for name in names)
+        optimizer.zero_grad(set_to_none=True)
+        loss, answers = loss_of(training.images.show(index, *moves), training.targets[index])
+        loss.backward()
+        optimizer.step()
+        total.add_(loss.detach())
+        right.add_(answers)
+        at.add_(1)
+
+    captured = Captured(lambda: [at])
+
+    def timed() -> float:
+        at.zero_()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(steps):
+            captured(0, step)
+        torch.cuda.synchronize()
+        return steps * training.graph.n * experiment.batch / (time.perf_counter() - began)
 
     return timed
 

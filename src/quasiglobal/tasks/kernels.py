@@ -42,6 +42,8 @@ def _convolution(
     WU: tl.constexpr = (OW + DOWN - 1) // DOWN
     node = tl.program_id(2).to(tl.int64)
     x += node * batch * (H * W * C)
+    y += node * batch * (OH * OW * OC)
+    later += node * batch * (OH * OW * OC)
     w += node * stride
     place = tl.program_id(0) * BM + tl.arange(0, BM)
     kind = tl.program_id(1) % (DOWN * DOWN)
@@ -50,7 +52,7 @@ def _convolution(
     i = (place // WU % HU) * DOWN + kind // DOWN
     j = (place % WU) * DOWN + kind % DOWN
     known = (image < batch) & (i < OH) & (j < OW)
-    where = node * batch * (OH * OW * OC) + ((image * OH + i) * OW + j)[:, None] * OC + out[None, :]
+    where = ((image * OH + i) * OW + j)[:, None] * OC + out[None, :]
     inside = known[:, None] & (out < OC)[None, :]
     i = i * UP - TOP
     j = j * UP - LEFT
