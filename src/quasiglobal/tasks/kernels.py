@@ -33,7 +33,7 @@ def _convolution(
 ):  # fmt: skip
     """Place (i, j) of y sums w's tap (r, s) times x's place ((i · UP − TOP + r) / DOWN, (j · UP − LEFT + s) / DOWN).
 
-    w is [R, S, channels in, channels out]; BACK reads it turned round and transposed. `later` is added. Of the taps
+    w is [channels out, R, S, channels in]; BACK reads it turned round and transposed. `later` is added. Of the taps
     only those whose place is a whole one count: a block's i are equal modulo DOWN, its j too, and so are its taps.
     """
     RU: tl.constexpr = (R + DOWN - 1) // DOWN
@@ -75,9 +75,9 @@ def _convolution(
         left = tl.load(x + ((image[:, None] * H + row) * W + column) * C + c[None, :], mask=there, other=0.0)
         tap = r * S + s
         if BACK:
-            at = ((R * S - 1 - tap) * OC * C + c)[:, None] + out[None, :] * C
+            at = (c * (R * S) + R * S - 1 - tap)[:, None] * OC + out[None, :]
         else:
-            at = (tap * C + c)[:, None] * OC + out[None, :]
+            at = (tap * C + c)[:, None] + out[None, :] * (R * S * C)
         right = tl.load(w + at, mask=real[:, None] & (out < OC)[None, :], other=0.0)
         total = tl.dot(left, right, total, input_precision=TF32, out_dtype=ACC)
     tl.store(y + where, total.to(y.dtype.element_ty), mask=inside)
@@ -116,14 +116,14 @@ def _weight_gradient(
         at = place[:, None] * OC + out[None, :]
         right = tl.load(dy + at, mask=(place < places)[:, None] & (out < OC)[None, :], other=0.0)
         total = tl.dot(left, right, total, input_precision=TF32, out_dtype=ACC)
-    where = k[:, None] * OC + out[None, :]
+    where = k[:, None] + out[None, :] * (R * S * C)
     tl.store(dw + where, total, mask=(k < R * S * C)[:, None] & (out < OC)[None, :])
 
 
 def convolve(x: Tensor, w: Tensor, stride: int, padding: int, **tuned: int) -> Tensor:
-    """x [n, b, h, w, c] with each model's own kernels w [n, r, s, c, out]."""
+    """x [n, b, h, w, c] with each model's own kernels w [n, out, r, s, c]."""
     n, batch, height, width, _ = x.shape
-    _, r, s, _, channels = w.shape
+    _, channels, r, s, _ = w.shape
     side = [(size + 2 * padding - k) // stride + 1 for size, k in ((height, r), (width, s))]
     y = x.new_empty(n, batch, *side, channels)
     return _launch(x, w, None, y, up=stride, down=1, padding=(padding, padding), **tuned)
@@ -133,7 +133,7 @@ def convolve_back(
     dy: Tensor, w: Tensor, later: Tensor | None, size: torch.Size, stride: int, padding: int, **tuned: int
 ) -> Tensor:
     """The gradient of a convolution's input of that size, added to `later`, that of its other uses."""
-    around = w.shape[1] - 1 - padding, w.shape[2] - 1 - padding
+    around = w.shape[2] - 1 - padding, w.shape[3] - 1 - padding
     return _launch(dy, w, later, dy.new_empty(size), up=1, down=stride, padding=around, back=True, **tuned)
 
 
@@ -143,7 +143,7 @@ def _launch(
 ) -> Tensor:  # fmt: skip
     n, _, *source = x.shape
     _, batch, height, width, channels = y.shape
-    r, s = w.shape[1:3]
+    r, s = w.shape[2:4]
     bn = min(64, max(16, triton.next_power_of_2(channels)))
     bk = _columns(r * s, source[2])
     bm = bm or (256 if bn < 64 else 128)
@@ -161,24 +161,23 @@ def _launch(
 BLOCK = 64
 """Places, taps with channels in, and channels out of a block of `weight_gradient`."""
 
-PROGRAMS = 512
+PROGRAMS = 528
 """So many blocks of `weight_gradient` fill the GPU."""
 
 
 def shares(n: int, places: int, weight: torch.Size) -> int:
-    """Into how many parts the places of a model's images are split for the gradient of a weight [r, s, c, out]."""
-    rows, out = weight[:-1].numel(), weight[-1]
-    blocks = triton.cdiv(rows, BLOCK) * triton.cdiv(out, BLOCK)
-    return max(1, min(PROGRAMS // (blocks * n), places // (4 * BLOCK)))
+    """Into how many parts the places of a model's images are split for the gradient of a weight [out, r, s, c]."""
+    blocks = triton.cdiv(weight[0], BLOCK) * triton.cdiv(weight[1:].numel(), BLOCK)
+    return max(1, min(PROGRAMS // (blocks * n), places // (4 * BLOCK), 16))
 
 
 def weight_gradient(
     x: Tensor, dy: Tensor, dw: Tensor, stride: int, padding: int, bp: int = BLOCK, warps: int = 4, stages: int = 3
 ) -> None:
-    """Fill dw [shares, n, r, s, c, out], the gradient of the kernels in shares."""
+    """Fill dw [shares, n, out, r, s, c], the gradient of the kernels in shares."""
     n, batch, height, width, channels = x.shape
     _, _, *side, out = dy.shape
-    count, _, r, s, _, _ = dw.shape
+    count, _, _, r, s, _ = dw.shape
     places = batch * side[0] * side[1]
     bn = min(BLOCK, max(16, triton.next_power_of_2(out)))
     bk = min(BLOCK, max(16, triton.next_power_of_2(r * s * channels)))
@@ -439,20 +438,20 @@ def _normalise_back(
 
 def normalise(
     x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
-    kind: str, groups: int, eps: float, momentum: float, relu: bool, warps: int = 0,
+    kind: str, groups: int, eps: float, momentum: float, relu: bool, warps: int = 0, limit: int = 16384,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    """y, each image's own moments (for kind batch), and the new running statistics."""
-    n, batch, height, width, channels = x.shape
+    """y, the parts' own moments (for kind batch), and the new running statistics."""
+    n, batch, places, channels = _parts(x, kind)
     y = torch.empty_like(x)
     own = x.new_empty((n, batch, 2, channels) if kind == "batch" else 0, dtype=_wide(x))
     before = [value.contiguous() for value in running] or [own, own]
     after = [torch.empty_like(value) for value in running] or [own.new_empty(0) for _ in before]
-    grid, blocks, warps = _blocks(x, groups, warps)
+    grid, blocks, warps = _blocks(n, batch, places, channels, groups, warps, limit, _accumulator(x))
     if kind == "batch":
-        _image_moments[grid](x, own, height * width, channels, blocks[0], blocks[1], blocks[3], num_warps=warps)
+        _image_moments[grid](x, own, places, channels, blocks[0], blocks[1], blocks[3], num_warps=warps)
     _normalise[grid](
         x, weight, bias, x if rest is None else rest, own, y, *before, *after, batch, bias.stride(0), eps, momentum,
-        height * width, channels, _size(channels, groups, kind), kind, rest is not None, relu, bool(running), *blocks,
+        places, channels, _size(channels, groups, kind), kind, rest is not None, relu, bool(running), *blocks,
         num_warps=warps,
     )  # fmt: skip
     return y, own, after
@@ -460,22 +459,22 @@ def normalise(
 
 def normalise_back(
     x: Tensor, weight: Tensor, y: Tensor | None, dy: Tensor, own: Tensor, sums: Tensor,
-    kind: str, groups: int, eps: float, relu: bool, summed: bool, warps: int = 0,
+    kind: str, groups: int, eps: float, relu: bool, summed: bool, warps: int = 0, limit: int = 16384,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The gradients of x and of what was added; fill `sums` [b, n, …], of each image those of weight and bias."""
-    _, batch, height, width, channels = x.shape
+    """The gradients of x and of what was added; fill `sums` [parts, n, …] with those of weight and bias."""
+    n, batch, places, channels = _parts(x, kind)
     y = x if y is None else y
     dx = torch.empty_like(x)
     drest = torch.empty_like(x) if summed and relu else dy
-    grid, blocks, warps = _blocks(x, groups, warps)
+    grid, blocks, warps = _blocks(n, batch, places, channels, groups, warps, limit, _accumulator(x))
     strides = sums.stride(0), sums.stride(1)
     if kind == "batch":
         _batch_sums[grid](
-            x, y, dy, own, sums, batch, *strides, eps, height * width, channels, relu, *blocks, num_warps=warps
+            x, y, dy, own, sums, batch, *strides, eps, places, channels, relu, *blocks, num_warps=warps
         )
     _normalise_back[grid](
         x, weight, y, dy, own, sums, dx, drest, batch, *strides, weight.stride(0), eps,
-        height * width, channels, _size(channels, groups, kind), kind, summed, relu, *blocks, num_warps=warps,
+        places, channels, _size(channels, groups, kind), kind, summed, relu, *blocks, num_warps=warps,
     )  # fmt: skip
     return dx, drest
 
@@ -485,12 +484,26 @@ def _size(channels: int, groups: int, kind: str) -> int:
     return channels // groups if kind in ("evonorm", "group") else 1
 
 
-def _blocks(x: Tensor, groups: int, warps: int) -> tuple[tuple[int, int], tuple[int, int, int, tl.dtype], int]:
-    """The grid, an image and some channels each; the sizes of the blocks; how many warps do one."""
+def parts(batch: int, kind: str) -> int:
+    """Into how many equal parts a batch is cut: images, or fewer where an image has no statistics of its own."""
+    fewer = max(count for count in range(1, 17) if batch % count == 0)
+    return batch if kind in ("evonorm", "group") or fewer < 8 else fewer
+
+
+def _parts(x: Tensor, kind: str) -> tuple[int, int, int, int]:
+    """The models, the parts of a model's batch, the places of a part, the channels."""
     n, batch, height, width, channels = x.shape
+    count = parts(batch, kind)
+    return n, count, batch // count * height * width, channels
+
+
+def _blocks(
+    n: int, batch: int, places: int, channels: int, groups: int, warps: int, limit: int, accumulator: tl.dtype
+) -> tuple[tuple[int, int], tuple[int, int, int, tl.dtype], int]:
+    """The grid, a part and some channels each; the sizes of the blocks; how many warps do one."""
     bc = min(triton.next_power_of_2(channels), max(64, triton.next_power_of_2(channels // groups)))
-    bp = min(triton.next_power_of_2(height * width), max(1, 16384 // bc))
-    blocks = bp, bc, triton.next_power_of_2(batch), _accumulator(x)
+    bp = min(triton.next_power_of_2(places), max(1, limit // bc))
+    blocks = bp, bc, triton.next_power_of_2(batch), accumulator
     return (n * batch, triton.cdiv(channels, bc)), blocks, warps or (8 if bp * bc >= 8192 else 4)
 
 
@@ -514,17 +527,24 @@ def pack(x: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @triton.jit
-def _collect(shares, columns, counts, g, n, d, size, MOST: tl.constexpr, BLOCK: tl.constexpr):
+def _collect(
+    shares, columns, places, counts, g, n, d, size, MOST: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     count = tl.load(counts + k, mask=k < size, other=0)
-    total = tl.load(shares + row * size + k, mask=k < size, other=0.0)
-    for share in range(1, MOST):
-        total += tl.load(shares + (share * n + row) * size + k, mask=share < count, other=0.0)
+    shares += row * size + tl.load(places + k, mask=k < size, other=0)
+    total = tl.load(shares, mask=count > 0, other=0.0)
+    for share in tl.static_range(1, FEW):
+        total += tl.load(shares + (share * n).to(tl.int64) * size, mask=share < count, other=0.0)
+    if tl.max(count, axis=0) > FEW:
+        for share in range(FEW, MOST):
+            total += tl.load(shares + (share * n).to(tl.int64) * size, mask=share < count, other=0.0)
     tl.store(g + row * d + tl.load(columns + k, mask=k < size, other=0), total, mask=k < size)
 
 
-def collect(shares: Tensor, columns: Tensor, counts: Tensor, g: Tensor) -> None:
-    """Sum each column's first `counts` of shares [most, n, size], and write it to its place in g [n, d]."""
+def collect(shares: Tensor, columns: Tensor, places: Tensor, counts: Tensor, g: Tensor) -> None:
+    """Put sums of shares [most, n, size] into g [n, d]: in each of `columns` that of the first `counts` at `places`."""
     most, n, size = shares.shape
-    _collect[(triton.cdiv(size, 1024), n)](shares, columns, counts, g, n, g.stride(0), size, most, 1024)
+    grid = triton.cdiv(size, 1024), n
+    _collect[grid](shares, columns, places, counts, g, n, g.stride(0), size, most, min(most, 4), 1024)

@@ -88,12 +88,12 @@ class Stacked:
         weights, norms = [], []
         for node in self.program.graph.nodes:
             if _convolves(node):
-                own = of[node.args[1]].permute(2, 3, 1, 0)
+                own = of[node.args[1]].permute(0, 2, 3, 1)
                 places = inputs.shape[1] * math.prod(_shape(node)[2:])
                 weights.append((node, own, kernels.shares(len(x), places, own.shape)))
             elif _normalises(node):
                 own = torch.cat([of[parameter] for parameter in dict.fromkeys(node.args[1:3])])
-                norms.append((node, own, inputs.shape[1]))
+                norms.append((node, own, kernels.parts(inputs.shape[1], node.args[5])))
         self.regions = [_Weights(weights), *([_Region(norms)] if norms else [])]
 
 
@@ -107,10 +107,11 @@ class _Region:
         for node, own, shares in operations:
             begin, end = end, end + own.numel()
             node.meta["place"] = slice(begin, end), own.shape, shares
-        flat = [own.flatten().to(torch.int32) for _, own, _ in operations]
-        self.columns = torch.cat(flat)
-        self.counts = torch.cat([torch.full_like(own, node.meta["place"][2]) for own, (node, *_) in zip(flat, operations, strict=True)])
+        self.columns = torch.cat([own.flatten() for _, own, _ in operations]).int()
+        counts = torch.cat([torch.full_like(own, shares).flatten() for _, own, shares in operations]).int()
         self.most = max(shares for *_, shares in operations)
+        places = self.columns.argsort().int()               # to write g in its own order
+        self.how = self.columns[places], places, counts[places]
 
     def open(self, x: Tensor) -> None:
         """Begin a step."""
@@ -129,11 +130,11 @@ class _Region:
 
         for node in list(self.missing):
             self.own_shares(node).zero_()
-        kernels.collect(self.shares, self.columns, self.counts, g)
+        kernels.collect(self.shares, *self.how, g)
 
 
 class _Weights(_Region):
-    """Those of convolutions, which the kernels take [taps, channels in, channels out] and in a lower precision."""
+    """Those of convolutions, which the kernels take [out, r, s, in] and in the precision of products."""
 
     def open(self, x: Tensor) -> None:
         from quasiglobal.tasks import kernels
