@@ -195,7 +195,8 @@ class Training:
         safe = [value.clone() if value.data_ptr() in held else value for value in new]
         old = [self.x, *self.state.values(), *self.buffers.values()]
         for dtype in {value.dtype for value in old}:        # many at a time, which have to be of one type
-            torch._foreach_copy_(*([value for value in values if value.dtype == dtype] for values in (old, safe)))
+            here, there = ([value for value in values if value.dtype == dtype] for values in (old, safe))
+            torch._foreach_copy_(here, there)
 
     def _tensors(self) -> list[Tensor]:
         """All that a step changes."""

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.flat import Layout
-from quasiglobal.tasks.stacked import Stacked
+from quasiglobal.tasks.stacked import Stacked, stacked_program
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """loss(output, target) → a number, the mean over the batch."""
@@ -127,8 +127,7 @@ class StackedModel:
             return None
         key = (inputs.shape, inputs.dtype)
         if key not in self._stacked:
-            program = Stacked(self.module, self.layout, x, buffers, inputs)
-            self._stacked[key] = program if program.gains else None
+            self._stacked[key] = stacked_program(self.module, self.layout, x, buffers, inputs)
         return self._stacked[key]
 
     def _program(

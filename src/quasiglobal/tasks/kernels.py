@@ -147,7 +147,7 @@ def _launch(
     bn = min(64, max(16, triton.next_power_of_2(channels)))
     bk = _columns(r * s, source[2])
     bm = bm or (256 if bn < 64 else 128)
-    stages = stages or (2 if bn < 64 else 4)
+    stages = stages or (2 if bn < 64 else 3)
     places = batch * triton.cdiv(height, down) * triton.cdiv(width, down)
     grid = (triton.cdiv(places, bm), triton.cdiv(channels, bn) * down**2, n)
     _convolution[grid](
@@ -168,7 +168,7 @@ PROGRAMS = 528
 def shares(n: int, places: int, weight: torch.Size) -> int:
     """Into how many parts the places of a model's images are split for the gradient of a weight [out, r, s, c]."""
     blocks = triton.cdiv(weight[0], BLOCK) * triton.cdiv(weight[1:].numel(), BLOCK)
-    return max(1, min(PROGRAMS // (blocks * n), places // (4 * BLOCK), 16))
+    return max(1, min(PROGRAMS // (blocks * n), places // (4 * BLOCK), 32))
 
 
 def weight_gradient(
@@ -332,7 +332,9 @@ def _normalise(
 
 
 @triton.jit
-def _arriving(dy, y, base, p, c, HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr):
+def _arriving(
+    dy, y, base, p, c, HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr
+):  # fmt: skip
     """The gradient that comes through the activation."""
     value = _load(dy, base, p, c, HW, C, BP, ACC)
     if RELU:
@@ -438,7 +440,7 @@ def _normalise_back(
 
 def normalise(
     x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
-    kind: str, groups: int, eps: float, momentum: float, relu: bool, warps: int = 0, limit: int = 16384,
+    kind: str, groups: int, eps: float, momentum: float, relu: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
     """y, the parts' own moments (for kind batch), and the new running statistics."""
     n, batch, places, channels = _parts(x, kind)
@@ -446,7 +448,7 @@ def normalise(
     own = x.new_empty((n, batch, 2, channels) if kind == "batch" else 0, dtype=_wide(x))
     before = [value.contiguous() for value in running] or [own, own]
     after = [torch.empty_like(value) for value in running] or [own.new_empty(0) for _ in before]
-    grid, blocks, warps = _blocks(n, batch, places, channels, groups, warps, limit, _accumulator(x))
+    grid, blocks, warps = _blocks(x, kind, groups, 16384)
     if kind == "batch":
         _image_moments[grid](x, own, places, channels, blocks[0], blocks[1], blocks[3], num_warps=warps)
     _normalise[grid](
@@ -459,14 +461,14 @@ def normalise(
 
 def normalise_back(
     x: Tensor, weight: Tensor, y: Tensor | None, dy: Tensor, own: Tensor, sums: Tensor,
-    kind: str, groups: int, eps: float, relu: bool, summed: bool, warps: int = 0, limit: int = 16384,
+    kind: str, groups: int, eps: float, relu: bool, summed: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradients of x and of what was added; fill `sums` [parts, n, …] with those of weight and bias."""
-    n, batch, places, channels = _parts(x, kind)
+    _, batch, places, channels = _parts(x, kind)
     y = x if y is None else y
     dx = torch.empty_like(x)
     drest = torch.empty_like(x) if summed and relu else dy
-    grid, blocks, warps = _blocks(n, batch, places, channels, groups, warps, limit, _accumulator(x))
+    grid, blocks, warps = _blocks(x, kind, groups, 8192)
     strides = sums.stride(0), sums.stride(1)
     if kind == "batch":
         _batch_sums[grid](
@@ -498,13 +500,17 @@ def _parts(x: Tensor, kind: str) -> tuple[int, int, int, int]:
 
 
 def _blocks(
-    n: int, batch: int, places: int, channels: int, groups: int, warps: int, limit: int, accumulator: tl.dtype
+    x: Tensor, kind: str, groups: int, limit: int
 ) -> tuple[tuple[int, int], tuple[int, int, int, tl.dtype], int]:
     """The grid, a part and some channels each; the sizes of the blocks; how many warps do one."""
-    bc = min(triton.next_power_of_2(channels), max(64, triton.next_power_of_2(channels // groups)))
-    bp = min(triton.next_power_of_2(places), max(1, limit // bc))
-    blocks = bp, bc, triton.next_power_of_2(batch), accumulator
-    return (n * batch, triton.cdiv(channels, bc)), blocks, warps or (8 if bp * bc >= 8192 else 4)
+    n, batch, places, channels = _parts(x, kind)
+    bc = min(triton.next_power_of_2(channels), max(64, triton.next_power_of_2(_size(channels, groups, kind))))
+    whole = triton.next_power_of_2(places)
+    if kind != "batch" and whole * bc > limit:              # the parts are small: better more of them at a time
+        limit //= 2
+    bp = min(whole, max(1, limit // bc))
+    blocks = bp, bc, triton.next_power_of_2(batch), _accumulator(x)
+    return (n * batch, triton.cdiv(channels, bc)), blocks, 8 if bp * bc >= 16384 or whole * bc > 16384 else 4
 
 
 # ------------------------------------------------------------------------------------------- rows and regions
@@ -538,8 +544,8 @@ def _collect(
     for share in tl.static_range(1, FEW):
         total += tl.load(shares + (share * n).to(tl.int64) * size, mask=share < count, other=0.0)
     if tl.max(count, axis=0) > FEW:
-        for share in range(FEW, MOST):
-            total += tl.load(shares + (share * n).to(tl.int64) * size, mask=share < count, other=0.0)
+        for more in range(FEW, MOST):
+            total += tl.load(shares + (more * n).to(tl.int64) * size, mask=more < count, other=0.0)
     tl.store(g + row * d + tl.load(columns + k, mask=k < size, other=0), total, mask=k < size)
 
 

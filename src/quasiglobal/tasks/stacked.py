@@ -27,6 +27,17 @@ from quasiglobal.tasks.models.norms import EvoNormS0
 aten = torch.ops.aten
 
 
+def stacked_program(
+    module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
+) -> Stacked | None:
+    """The program for arguments like these; None for a model that it would not help, or that cannot be traced."""
+    try:
+        program = Stacked(module, layout, x, buffers, inputs)
+    except Exception:       # tracing runs the model's own code: what is wrong with it shows on the ordinary route too
+        return None
+    return program if program.gains else None
+
+
 class Stacked:
     """All models' forward and backward pass, for one shape of x [n, d], buffers and inputs [n, batch, …]."""
 
@@ -158,28 +169,31 @@ class _AllModels(fx.Interpreter):
         self.weights, self.norms = (*regions, None, None)[:2]
 
     def run_node(self, n: fx.Node) -> Any:
-        inputs = n.all_input_nodes
-        n.meta["stacked"] = n.op == "placeholder" or any(node.meta["stacked"] for node in inputs)
-        if n.op != "call_function" or n.target is operator.getitem or not n.meta["stacked"]:
-            return super().run_node(n)
-        if "place" in n.meta:
-            x, *rest = fx.node.map_arg(n.args, self.env.__getitem__)  # type: ignore[misc]
-            if n.target is NORMALISE:
-                return _Normalised.apply(partial(self.norms.own_shares, n), x, *rest)
-            values, (weight, _, stride, padding, *_) = self.weights.own_values(n), rest
-            shares = partial(self.weights.own_shares, n)
-            y, passed = _Convolution.apply(shares, values, x.to(values.dtype), weight, stride[0], padding[0])
-            if x.dtype == values.dtype:
-                self.env[n.all_input_nodes[0]] = passed
-            return y
+        node: Any = n
+        inputs = node.all_input_nodes
+        node.meta["stacked"] = node.op == "placeholder" or any(one.meta["stacked"] for one in inputs)
+        if node.op != "call_function" or node.target is operator.getitem or not node.meta["stacked"]:
+            return super().run_node(node)
+        if "place" in node.meta:
+            return self._by_kernel(node, *fx.node.map_arg(node.args, self.env.__getitem__))
 
         def of_one(*values: Tensor) -> Any:
             given = dict(zip(inputs, values, strict=True)).__getitem__
-            target: Callable[..., Any] = ANY_ORDER.get(n.target, n.target)  # type: ignore[assignment, arg-type]
-            return target(*fx.node.map_arg(n.args, given), **fx.node.map_arg(n.kwargs, given))  # type: ignore[misc]
+            target = ANY_ORDER.get(node.target, node.target)
+            return target(*fx.node.map_arg(node.args, given), **fx.node.map_arg(node.kwargs, given))
 
-        dims = tuple(0 if node.meta["stacked"] else None for node in inputs)
-        return vmap(of_one, in_dims=dims)(*(self.env[node] for node in inputs))
+        dims = tuple(0 if one.meta["stacked"] else None for one in inputs)
+        return vmap(of_one, in_dims=dims)(*(self.env[one] for one in inputs))
+
+    def _by_kernel(self, node: fx.Node, x: Tensor, *rest: Any) -> Any:
+        if node.target is NORMALISE:
+            return _Normalised.apply(partial(self.norms.own_shares, node), x, *rest)
+        weight, _, stride, padding, *_ = rest
+        shares, values = partial(self.weights.own_shares, node), self.weights.own_values(node)
+        y, passed = _Convolution.apply(shares, values, x.to(values.dtype), weight, stride[0], padding[0])
+        if x.dtype == values.dtype:
+            self.env[node.all_input_nodes[0]] = passed
+        return y
 
 
 # ------------------------------------------------------------------------------------------------ recognition
@@ -190,7 +204,7 @@ def _recognised(module: nn.Module) -> nn.Module:
     module = copy.deepcopy(module)
     for part in module.modules():
         if type(part) in KNOWN and part.weight is not None:
-            part.forward = partial(KNOWN[type(part)], part)  # type: ignore[method-assign]
+            part.forward = partial(KNOWN[type(part)], part)
     return module
 
 
@@ -211,9 +225,9 @@ def _batch_norm(part: nn.BatchNorm2d, x: Tensor) -> Tensor:
     running = [part.running_mean, part.running_var] if tracked else []
     y, *after = _operation(x, part, "batch", part.num_features, running, part.momentum)
     if tracked:
-        part.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+        part.num_batches_tracked.add_(1)
         for old, new in zip(running, after, strict=True):
-            old.copy_(new)  # type: ignore[union-attr]
+            old.copy_(new)
     return y
 
 
@@ -278,22 +292,22 @@ ANY_ORDER = {
 """What was a view in the order that the trace saw need not be one when channels come last."""
 
 
-def _convolves(node: fx.Node) -> bool:
+def _convolves(node: Any) -> bool:
     """Whether this is a convolution that the kernels do: an ordinary one over images, its sides treated alike."""
     if node.target is not aten.convolution.default:
         return False
     _, weight, _, stride, padding, dilation, transposed, _, groups = node.args
-    plain = not transposed and groups == 1 and set(dilation) == {1} and len(set(stride)) == len(set(padding)) == 1  # type: ignore[arg-type]
-    return plain and len(_shape(weight)) == 4 and _is_own(weight)
+    alike = set(dilation) == {1} and len(set(stride)) == len(set(padding)) == 1
+    return not transposed and groups == 1 and alike and len(_shape(weight)) == 4 and _is_own(weight)
 
 
-def _normalises(node: fx.Node) -> bool:
+def _normalises(node: Any) -> bool:
     """Whether this is a normalisation that the kernels do: whole groups of channels make blocks of a power of two."""
     if node.target is not NORMALISE or not all(map(_is_own, node.args[1:3])):
         return False
     x, _, _, _, _, kind, groups, *_ = node.args
     channels = _shape(x)[1]
-    size = channels // groups if kind in ("evonorm", "group") else 1  # type: ignore[operator]
+    size = channels // groups if kind in ("evonorm", "group") else 1
     return size == 1 or (size & (size - 1) == 0 and channels & (channels - 1) == 0)
 
 
@@ -328,7 +342,7 @@ def _fuse(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _absorb(node: fx.Node) -> None:
+def _absorb(node: Any) -> None:
     """Take over what alone uses the result: a sum with something of the same shape that is known already, a ReLU."""
     y = next(user for user in node.users if user.args[1] == 0)
     x, weight, bias, rest, *how, relu = node.args
@@ -345,7 +359,7 @@ def _absorb(node: fx.Node) -> None:
     node.args = (x, weight, bias, rest, *how, relu)
 
 
-def _only_user(node: fx.Node, target: object) -> fx.Node | None:
+def _only_user(node: fx.Node, target: object) -> Any:
     users = list(node.users)
     return users[0] if len(users) == 1 and users[0].target is target else None
 
