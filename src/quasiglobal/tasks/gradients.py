@@ -1,9 +1,9 @@
 """How the gradients of many copies of one model are computed: the one place that decides.
 
 The model is any `nn.Module`, unmodified. All copies are one program, `vmap` over stacked parameters: compiled on
-a GPU, traced once to plain tensor operations on a CPU. Convolutional networks are the exception. On a GPU they have
-kernels of their own (`stacked.py`). On a CPU deep ones are arithmetic-bound, grouped convolutions are slow, and one
-model after the other is faster.
+a GPU, traced once to plain tensor operations on a CPU. Convolutional networks are the exception. On a GPU, in
+bf16, they have kernels of their own (`stacked.py`). On a CPU, deep ones are arithmetic-bound, grouped convolutions
+are slow, and one model after the other is faster.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class StackedModel:
         return gradient(losses.sum()), (losses.detach(), (right, after))
 
     def _stacked_program(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Stacked | None:
-        """The program of a convolutional network on a GPU, None for anything else."""
-        if x.device.type != "cuda" or x.dtype != torch.float32 or inputs.ndim != 5:
+        """The program of a convolutional network in bf16 on a GPU, None for anything else."""
+        if x.device.type != "cuda" or self.precision != "bf16" or inputs.ndim != 5:
             return None
         key = (inputs.shape, inputs.dtype)
         if key not in self._stacked:

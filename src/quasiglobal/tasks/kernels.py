@@ -28,7 +28,7 @@ def _convolution(
     x, w, later, y, batch, stride,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr,
-    TOP: tl.constexpr, LEFT: tl.constexpr, BACK: tl.constexpr, TF32: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, LATER: tl.constexpr,
 ):  # fmt: skip
     """Place (i, j) of y sums w's tap (r, s) times x's place ((i · UP − TOP + r) / DOWN, (j · UP − LEFT + s) / DOWN).
@@ -79,7 +79,7 @@ def _convolution(
         else:
             at = (tap * C + c)[:, None] + out[None, :] * (R * S * C)
         right = tl.load(w + at, mask=real[:, None] & (out < OC)[None, :], other=0.0)
-        total = tl.dot(left, right, total, input_precision=TF32, out_dtype=ACC)
+        total = tl.dot(left, right, total, input_precision="ieee", out_dtype=ACC)
     tl.store(y + where, total.to(y.dtype.element_ty), mask=inside)
 
 
@@ -88,7 +88,7 @@ def _weight_gradient(
     x, dy, dw, places, of_share, of_node, SHARE: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
-    TF32: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
+    BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """dw[tap and channel in, channel out], summed over one share of the places of a model's images."""
     node = tl.program_id(2).to(tl.int64)
@@ -115,45 +115,44 @@ def _weight_gradient(
         left = tl.load(x + ((image * H + row) * W + column) * C + c[:, None], mask=there, other=0.0)
         at = place[:, None] * OC + out[None, :]
         right = tl.load(dy + at, mask=(place < places)[:, None] & (out < OC)[None, :], other=0.0)
-        total = tl.dot(left, right, total, input_precision=TF32, out_dtype=ACC)
+        total = tl.dot(left, right, total, input_precision="ieee", out_dtype=ACC)
     where = k[:, None] + out[None, :] * (R * S * C)
     tl.store(dw + where, total, mask=(k < R * S * C)[:, None] & (out < OC)[None, :])
 
 
-def convolve(x: Tensor, w: Tensor, stride: int, padding: int, **tuned: int) -> Tensor:
+def convolve(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
     """x [n, b, h, w, c] with each model's own kernels w [n, out, r, s, c]."""
     n, batch, height, width, _ = x.shape
     _, channels, r, s, _ = w.shape
     side = [(size + 2 * padding - k) // stride + 1 for size, k in ((height, r), (width, s))]
     y = x.new_empty(n, batch, *side, channels)
-    return _launch(x, w, None, y, up=stride, down=1, padding=(padding, padding), **tuned)
+    return _launch(x, w, None, y, up=stride, down=1, padding=(padding, padding))
 
 
 def convolve_back(
-    dy: Tensor, w: Tensor, later: Tensor | None, size: torch.Size, stride: int, padding: int, **tuned: int
+    dy: Tensor, w: Tensor, later: Tensor | None, size: torch.Size, stride: int, padding: int
 ) -> Tensor:
     """The gradient of a convolution's input of that size, added to `later`, that of its other uses."""
     around = w.shape[2] - 1 - padding, w.shape[3] - 1 - padding
-    return _launch(dy, w, later, dy.new_empty(size), up=1, down=stride, padding=around, back=True, **tuned)
+    return _launch(dy, w, later, dy.new_empty(size), up=1, down=stride, padding=around, back=True)
 
 
 def _launch(
     x: Tensor, w: Tensor, later: Tensor | None, y: Tensor, *, up: int, down: int, padding: tuple[int, int],
-    back: bool = False, bm: int = 0, warps: int = 4, stages: int = 0,
+    back: bool = False,
 ) -> Tensor:  # fmt: skip
     n, _, *source = x.shape
     _, batch, height, width, channels = y.shape
     r, s = w.shape[2:4]
     bn = min(64, max(16, triton.next_power_of_2(channels)))
     bk = _columns(r * s, source[2])
-    bm = bm or (256 if bn < 64 else 128)
-    stages = stages or (2 if bn < 64 else 3)
+    bm, stages = (256, 2) if bn < 64 else (128, 3)          # the fastest of those tried on an H200
     places = batch * triton.cdiv(height, down) * triton.cdiv(width, down)
     grid = (triton.cdiv(places, bm), triton.cdiv(channels, bn) * down**2, n)
     _convolution[grid](
         x, w, x if later is None else later, y, batch, w.stride(0), *source, height, width, channels, r, s,
-        up, down, *padding, back, _precision(x), bm, bk, bn, _accumulator(x), later is not None,
-        num_warps=warps, num_stages=stages,
+        up, down, *padding, back, bm, bk, bn, _accumulator(x), later is not None,
+        num_warps=4, num_stages=stages,
     )  # fmt: skip
     return y
 
@@ -168,12 +167,10 @@ PROGRAMS = 528
 def shares(n: int, places: int, weight: torch.Size) -> int:
     """Into how many parts the places of a model's images are split for the gradient of a weight [out, r, s, c]."""
     blocks = triton.cdiv(weight[0], BLOCK) * triton.cdiv(weight[1:].numel(), BLOCK)
-    return max(1, min(PROGRAMS // (blocks * n), places // (4 * BLOCK), 32))
+    return max(1, min(PROGRAMS // int(blocks * n), places // (4 * BLOCK), 32))
 
 
-def weight_gradient(
-    x: Tensor, dy: Tensor, dw: Tensor, stride: int, padding: int, bp: int = BLOCK, warps: int = 4, stages: int = 3
-) -> None:
+def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, stride: int, padding: int) -> None:
     """Fill dw [shares, n, out, r, s, c], the gradient of the kernels in shares."""
     n, batch, height, width, channels = x.shape
     _, _, *side, out = dy.shape
@@ -181,10 +178,10 @@ def weight_gradient(
     places = batch * side[0] * side[1]
     bn = min(BLOCK, max(16, triton.next_power_of_2(out)))
     bk = min(BLOCK, max(16, triton.next_power_of_2(r * s * channels)))
-    share = triton.cdiv(triton.cdiv(places, count), bp) * bp
+    share = triton.cdiv(triton.cdiv(places, count), BLOCK) * BLOCK
     _weight_gradient[(triton.cdiv(r * s * channels, bk) * triton.cdiv(out, bn), count, n)](
         x, dy, dw, places, dw.stride(0), dw.stride(1), share, height, width, channels, *side, out, r, s,
-        stride, padding, _precision(x), bp, bk, bn, _accumulator(x), num_warps=warps, num_stages=stages,
+        stride, padding, BLOCK, bk, bn, _accumulator(x), num_warps=4, num_stages=3,
     )  # fmt: skip
 
 
@@ -192,7 +189,7 @@ def _columns(taps: int, channels: int) -> int:
     """How many columns of the left side at a time: of one tap where its channels allow."""
     if channels % 16 == 0:
         return min(64, channels & -channels)
-    return min(64, max(16, triton.next_power_of_2(taps * channels)))
+    return min(64, max(16, int(triton.next_power_of_2(taps * channels))))
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -201,11 +198,6 @@ def _wide(x: Tensor) -> torch.dtype:
 
 def _accumulator(x: Tensor) -> tl.dtype:
     return tl.float64 if x.dtype == torch.float64 else tl.float32
-
-
-def _precision(x: Tensor) -> str:
-    """Of products in float32: what PyTorch's own convolutions have."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 and x.dtype == torch.float32 else "ieee"
 
 
 # ---------------------------------------------------------------------------------------------- normalisation
@@ -300,7 +292,7 @@ def _follow(old, new, value, at, mask, momentum):
 
 @triton.jit
 def _normalise(
-    x, weight, bias, rest, own, y, running_mean, running_var, new_mean, new_var, images, stride, eps, momentum,
+    x, weight, bias, rest, own, y, moments, running_mean, running_var, new_mean, new_var, images, stride, eps, momentum,
     HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
     TRACKED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -312,23 +304,28 @@ def _normalise(
     beta = tl.load(bias + node * stride + c, mask=c < C, other=0.0)[None, :].to(ACC)
     if KIND != "shift":
         mean, variance = _moments(x, own, base, node, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
-        scale = 1 / tl.sqrt(variance + eps) * tl.load(weight + node * stride + c, mask=c < C, other=0.0).to(ACC)
-        if TRACKED and image == node * images:
-            unbiased = variance * (images * HW) / (images * HW - 1)
-            _follow(running_mean, new_mean, mean, node * C + c, c < C, momentum)
-            _follow(running_var, new_var, unbiased, node * C + c, c < C, momentum)
+        scale = 1 / tl.sqrt(variance + eps)
+        factor = scale * tl.load(weight + node * stride + c, mask=c < C, other=0.0).to(ACC)
     for p in range(0, HW, BP):
         value = _load(x, base, p, c, HW, C, BP, ACC)
         if KIND == "evonorm":
-            value = value * tl.sigmoid(value) * scale[None, :]
+            value = value * tl.sigmoid(value) * factor[None, :]
         elif KIND != "shift":
-            value = (value - mean[None, :]) * scale[None, :]
+            value = (value - mean[None, :]) * factor[None, :]
         value += beta
         if SUM:
             value += _load(rest, base, p, c, HW, C, BP, ACC)
         if RELU:
             value = tl.maximum(value, 0.0)
         _store(y, base, p, c, value, HW, C, BP)
+    if KIND != "shift" and (KIND != "batch" or image == node * images):
+        at = (node if KIND == "batch" else image) * 2 * C + c
+        tl.store(moments + at, mean, mask=c < C)
+        tl.store(moments + at + C, scale, mask=c < C)
+    if TRACKED and image == node * images:
+        unbiased = variance * (images * HW) / (images * HW - 1)
+        _follow(running_mean, new_mean, mean, node * C + c, c < C, momentum)
+        _follow(running_var, new_var, unbiased, node * C + c, c < C, momentum)
 
 
 @triton.jit
@@ -343,20 +340,19 @@ def _arriving(
 
 
 @triton.jit
+def _normalised_by(moments, image, images, c, C: tl.constexpr, KIND: tl.constexpr):
+    """The mean and the factor by which an image's channels were normalised."""
+    at = (image // images if KIND == "batch" else image) * 2 * C + c
+    return tl.load(moments + at, mask=c < C, other=0.0), tl.load(moments + at + C, mask=c < C, other=0.0)
+
+
+@triton.jit
 def _own_sums(
-    x, y, dy, own, images, eps,
-    HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, RELU: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+    x, y, dy, base, c, mean, scale,
+    HW: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, RELU: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """By which an image's channels are normalised, and its share of the gradients of weight and bias."""
-    image = tl.program_id(0).to(tl.int64)
-    base = image * HW * C
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    mean = tl.zeros([BC], dtype=ACC)
-    scale = tl.zeros([BC], dtype=ACC)
-    if KIND != "shift":
-        mean, variance = _moments(x, own, base, image // images, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
-        scale = 1 / tl.sqrt(variance + eps)
+    """An image's share of the gradients of weight and bias."""
     along = tl.zeros([BC], dtype=ACC)
     total = tl.zeros([BC], dtype=ACC)
     for p in range(0, HW, BP):
@@ -365,8 +361,8 @@ def _own_sums(
         if KIND != "shift":
             value = _load(x, base, p, c, HW, C, BP, ACC)
             unit = value * tl.sigmoid(value) if KIND == "evonorm" else value - mean[None, :]
-            along += tl.sum(g * unit, axis=0) * scale
-    return mean, scale, along, total
+            along += tl.sum(g * unit, axis=0)
+    return along * scale, total
 
 
 @triton.jit
@@ -383,18 +379,19 @@ def _store_sums(
 
 @triton.jit
 def _batch_sums(
-    x, y, dy, own, sums, images, of_image, of_node, eps,
-    HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+    x, y, dy, moments, sums, images, of_image, of_node,
+    HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    _, _, along, total = _own_sums(x, y, dy, own, images, eps, HW, C, 1, "batch", RELU, BP, BC, BB, ACC)
+    image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    _store_sums(sums, tl.program_id(0).to(tl.int64), images, of_image, of_node, c, along, total, C, "batch")
+    mean, scale = _normalised_by(moments, image, images, c, C, "batch")
+    along, total = _own_sums(x, y, dy, image * HW * C, c, mean, scale, HW, C, "batch", RELU, BP, BC, ACC)
+    _store_sums(sums, image, images, of_image, of_node, c, along, total, C, "batch")
 
 
 @triton.jit
 def _normalise_back(
-    x, weight, y, dy, own, sums, dx, drest, images, of_image, of_node, stride, eps,
+    x, weight, y, dy, moments, sums, dx, drest, images, of_image, of_node, stride,
     HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -403,16 +400,16 @@ def _normalise_back(
     node = image // images
     base = image * HW * C
     c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mean = tl.zeros([BC], dtype=ACC)
+    scale = tl.zeros([BC], dtype=ACC)
+    if KIND != "shift":
+        mean, scale = _normalised_by(moments, image, images, c, C, KIND)
     if KIND == "batch":
-        mean, variance = _moments(x, own, base, node, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
-        scale = 1 / tl.sqrt(variance + eps)
         along = tl.sum(_rows(sums + node * of_node, of_image, c, images, C, BB), axis=0)
         total = tl.sum(_rows(sums + node * of_node + C, of_image, c, images, C, BB), axis=0)
         count = images * HW
     else:
-        mean, scale, own_along, own_total = _own_sums(
-            x, y, dy, own, images, eps, HW, C, GROUP, KIND, RELU, BP, BC, BB, ACC
-        )
+        own_along, own_total = _own_sums(x, y, dy, base, c, mean, scale, HW, C, KIND, RELU, BP, BC, ACC)
         along, total = own_along, own_total
         count = HW * GROUP
     if KIND != "shift":
@@ -440,28 +437,28 @@ def _normalise_back(
 
 def normalise(
     x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
-    kind: str, groups: int, eps: float, momentum: float, relu: bool,
+    kind: str, groups: int, eps: float, momentum: float, relu: bool, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
-    """y, the parts' own moments (for kind batch), and the new running statistics."""
+    """y of that type, by what x was normalised, and the new running statistics."""
     n, batch, places, channels = _parts(x, kind)
-    y = torch.empty_like(x)
-    own = x.new_empty((n, batch, 2, channels) if kind == "batch" else 0, dtype=_wide(x))
+    y = torch.empty_like(x, dtype=dtype)
+    moments, own = (x.new_empty(n, batch, 2, channels, dtype=_wide(x)) for _ in range(2))
     before = [value.contiguous() for value in running] or [own, own]
     after = [torch.empty_like(value) for value in running] or [own.new_empty(0) for _ in before]
     grid, blocks, warps = _blocks(x, kind, groups, 16384)
     if kind == "batch":
         _image_moments[grid](x, own, places, channels, blocks[0], blocks[1], blocks[3], num_warps=warps)
     _normalise[grid](
-        x, weight, bias, x if rest is None else rest, own, y, *before, *after, batch, bias.stride(0), eps, momentum,
-        places, channels, _size(channels, groups, kind), kind, rest is not None, relu, bool(running), *blocks,
+        x, weight, bias, x if rest is None else rest, own, y, moments, *before, *after, batch, bias.stride(0), eps,
+        momentum, places, channels, _size(channels, groups, kind), kind, rest is not None, relu, bool(running), *blocks,
         num_warps=warps,
     )  # fmt: skip
-    return y, own, after
+    return y, moments, after
 
 
 def normalise_back(
-    x: Tensor, weight: Tensor, y: Tensor | None, dy: Tensor, own: Tensor, sums: Tensor,
-    kind: str, groups: int, eps: float, relu: bool, summed: bool,
+    x: Tensor, weight: Tensor, y: Tensor | None, dy: Tensor, moments: Tensor, sums: Tensor,
+    kind: str, groups: int, relu: bool, summed: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The gradients of x and of what was added; fill `sums` [parts, n, …] with those of weight and bias."""
     _, batch, places, channels = _parts(x, kind)
@@ -472,10 +469,11 @@ def normalise_back(
     strides = sums.stride(0), sums.stride(1)
     if kind == "batch":
         _batch_sums[grid](
-            x, y, dy, own, sums, batch, *strides, eps, places, channels, relu, *blocks, num_warps=warps
-        )
+            x, y, dy, moments, sums, batch, *strides, places, channels, relu, blocks[0], blocks[1], blocks[3],
+            num_warps=warps,
+        )  # fmt: skip
     _normalise_back[grid](
-        x, weight, y, dy, own, sums, dx, drest, batch, *strides, weight.stride(0), eps,
+        x, weight, y, dy, moments, sums, dx, drest, batch, *strides, weight.stride(0),
         places, channels, _size(channels, groups, kind), kind, summed, relu, *blocks, num_warps=warps,
     )  # fmt: skip
     return dx, drest
@@ -534,18 +532,20 @@ def pack(x: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
 
 @triton.jit
 def _collect(
-    shares, columns, places, counts, g, n, d, size, MOST: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr
+    shares, columns, places, counts, g, d, size, MOST: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     count = tl.load(counts + k, mask=k < size, other=0)
+    step = tl.num_programs(1).to(tl.int64) * size
     shares += row * size + tl.load(places + k, mask=k < size, other=0)
     total = tl.load(shares, mask=count > 0, other=0.0)
     for share in tl.static_range(1, FEW):
-        total += tl.load(shares + (share * n).to(tl.int64) * size, mask=share < count, other=0.0)
+        total += tl.load(shares + share * step, mask=share < count, other=0.0)
     if tl.max(count, axis=0) > FEW:
-        for more in range(FEW, MOST):
-            total += tl.load(shares + (more * n).to(tl.int64) * size, mask=more < count, other=0.0)
+        for more in range(FEW, MOST, 8):
+            for i in tl.static_range(8):                    # so many loads under way at a time
+                total += tl.load(shares + (more + i) * step, mask=more + i < count, other=0.0)
     tl.store(g + row * d + tl.load(columns + k, mask=k < size, other=0), total, mask=k < size)
 
 
@@ -553,4 +553,4 @@ def collect(shares: Tensor, columns: Tensor, places: Tensor, counts: Tensor, g: 
     """Put sums of shares [most, n, size] into g [n, d]: in each of `columns` that of the first `counts` at `places`."""
     most, n, size = shares.shape
     grid = triton.cdiv(size, 1024), n
-    _collect[grid](shares, columns, places, counts, g, n, g.stride(0), size, most, min(most, 4), 1024)
+    _collect[grid](shares, columns, places, counts, g, g.stride(0), size, most, min(most, 4), 1024)

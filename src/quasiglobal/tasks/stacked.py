@@ -133,7 +133,7 @@ class _Region:
         """[shares, n, …], to be filled."""
         self.missing.discard(node)
         columns, shape, shares = node.meta["place"]
-        return self.shares[:shares, :, columns].unflatten(-1, shape)
+        return self.shares[:shares, :, columns].view(shares, -1, *shape)
 
     def close(self, g: Tensor) -> None:
         """Put the gradients in their places; of operations that the number did not depend on they are 0."""
@@ -158,7 +158,7 @@ class _Weights(_Region):
     def own_values(self, node: fx.Node) -> Tensor:
         """[n, …]"""
         columns, shape, _ = node.meta["place"]
-        return self.values[:, columns].unflatten(-1, shape)
+        return self.values[:, columns].view(-1, *shape)
 
 
 class _AllModels(fx.Interpreter):
@@ -187,10 +187,15 @@ class _AllModels(fx.Interpreter):
 
     def _by_kernel(self, node: fx.Node, x: Tensor, *rest: Any) -> Any:
         if node.target is NORMALISE:
-            return _Normalised.apply(partial(self.norms.own_shares, node), x, *rest)
+            dtype = x.dtype if _only_for_kernels(node) else rest[0].dtype
+            return _Normalised.apply(  # type: ignore[no-untyped-call]
+                partial(self.norms.own_shares, node), dtype, x, *rest
+            )
         weight, _, stride, padding, *_ = rest
         shares, values = partial(self.weights.own_shares, node), self.weights.own_values(node)
-        y, passed = _Convolution.apply(shares, values, x.to(values.dtype), weight, stride[0], padding[0])
+        y, passed = _Convolution.apply(  # type: ignore[no-untyped-call]
+            shares, values, x.to(values.dtype), weight, stride[0], padding[0]
+        )
         if x.dtype == values.dtype:
             self.env[node.all_input_nodes[0]] = passed
         return y
@@ -221,13 +226,13 @@ def _group_norm(part: nn.GroupNorm, x: Tensor) -> Tensor:
 def _batch_norm(part: nn.BatchNorm2d, x: Tensor) -> Tensor:
     if not part.training or part.momentum is None or x.shape[0] * x.shape[2] * x.shape[3] == 1:
         return type(part).forward(part, x)
-    tracked = part.running_mean is not None and part.running_var is not None and part.num_batches_tracked is not None
-    running = [part.running_mean, part.running_var] if tracked else []
-    y, *after = _operation(x, part, "batch", part.num_features, running, part.momentum)
-    if tracked:
+    running: list[Tensor] = []
+    if part.running_mean is not None and part.running_var is not None and part.num_batches_tracked is not None:
+        running = [part.running_mean, part.running_var]
         part.num_batches_tracked.add_(1)
-        for old, new in zip(running, after, strict=True):
-            old.copy_(new)
+    y, *after = _operation(x, part, "batch", part.num_features, running, part.momentum)
+    for old, new in zip(running, after, strict=False):
+        old.copy_(new)
     return y
 
 
@@ -256,6 +261,7 @@ def normalise(
     `kind` is evonorm, group, batch, or shift: a convolution's bias, which comes without a scale.
     """
     mean, variance = running or (bias.new_empty(0), bias.new_empty(0))
+    x = x.to(bias.dtype)
     if kind == "batch":
         var, centre = torch.var_mean(x, dim=(0, 2, 3), correction=0, keepdim=True)
         unit = (x - centre) / (var + eps).sqrt()
@@ -309,6 +315,18 @@ def _normalises(node: Any) -> bool:
     channels = _shape(x)[1]
     size = channels // groups if kind in ("evonorm", "group") else 1
     return size == 1 or (size & (size - 1) == 0 and channels & (channels - 1) == 0)
+
+
+def _only_for_kernels(node: Any) -> bool:
+    """Whether convolutions and sums of the kernels alone see this normalisation's result.
+
+    Then it has the precision of products. Elsewhere it has that of the parameters, as autocast has it, except for
+    batch normalisation and biases.
+    """
+    y = next(user for user in node.users if user.args[1] == 0)
+    return node.args[5] in ("batch", "shift") or all(
+        "place" in user.meta and (user.target is not NORMALISE or user.args[0] is not y) for user in y.users
+    )
 
 
 def _is_own(parameter: Any) -> bool:
@@ -416,15 +434,17 @@ class _Normalised(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, shares: Callable[[], Tensor], x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None,
-        running: list[Tensor], kind: str, groups: int, eps: float, momentum: float, relu: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        ctx: Any, shares: Callable[[], Tensor], dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor,
+        rest: Tensor | None, running: list[Tensor], kind: str, groups: int, eps: float, momentum: float, relu: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         from quasiglobal.tasks import kernels
 
         images, added = _channels_last(x), None if rest is None else _channels_last(rest)
-        y, own, after = kernels.normalise(images, weight, bias, added, running, kind, groups, eps, momentum, relu)
-        ctx.save_for_backward(images, weight, y if relu else None, own)
-        ctx.shares, ctx.how = shares, (kind, groups, eps, relu, rest is not None)
+        y, moments, after = kernels.normalise(
+            images, weight, bias, added, running, kind, groups, eps, momentum, relu, dtype
+        )
+        ctx.save_for_backward(images, weight, y if relu else None, moments)
+        ctx.shares, ctx.how = shares, (kind, groups, relu, rest is not None)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*after)
         return y.movedim(-1, 2), *after
@@ -436,9 +456,9 @@ class _Normalised(torch.autograd.Function):
 
         dx, drest = None, None
         if dy is not None:
-            images, weight, y, own = ctx.saved_tensors
+            images, weight, y, moments = ctx.saved_tensors
             dx, drest = kernels.normalise_back(
-                images, weight, y, _channels_last(dy), own, ctx.shares(), *ctx.how
+                images, weight, y, _channels_last(dy), moments, ctx.shares(), *ctx.how
             )
             dx, drest = dx.movedim(-1, 2), drest.movedim(-1, 2) if ctx.how[-1] else None
-        return None, dx, None, None, drest, *(None,) * 6
+        return None, None, dx, None, None, drest, *(None,) * 6
