@@ -41,7 +41,7 @@ class Usual(nn.Module):
 
 
 class Unusual(nn.Module):
-    """Tied weights, a detached and an unused branch, frozen weights, odd shapes, what the kernels cannot do."""
+    """A batch that grows, tied and frozen weights, branches detached or unused, what the kernels cannot do."""
 
     def __init__(self):
         super().__init__()
@@ -59,13 +59,13 @@ class Unusual(nn.Module):
         self.head = nn.Linear(8, 10)
 
     def forward(self, x):
-        x = self.stem(x).relu_()
+        x = self.stem(torch.cat([x, x.flip(3)])).relu_()
         y = self.twice(self.twice(x))
         self.unused(y)
         y = self.oblong(y + self.detached(x).detach())
         y = self.four(self.up(y)) + torch.tanh(y.mean((2, 3), keepdim=True))
         y = self.batch(self.frozen(self.wide(y * 2 + y))) + self.wide.weight.mean()
-        return self.head(self.plain(self.sparse(y)).mean((2, 3)))
+        return torch.stack(self.head(self.plain(self.sparse(y)).mean((2, 3))).chunk(2)).mean(0)
 
 
 NETWORKS = {"usual": Usual, "unusual": Unusual, "vgg11": partial(build, "vgg11", width=0.125)} | {

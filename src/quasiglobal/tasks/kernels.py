@@ -30,7 +30,7 @@ def _convolution(
     R: tl.constexpr, S: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr,
     TOP: tl.constexpr, LEFT: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, LATER: tl.constexpr,
-):  # fmt: skip
+):
     """Place (i, j) of y sums w's tap (r, s) times x's place ((i · UP − TOP + r) / DOWN, (j · UP − LEFT + s) / DOWN).
 
     w is [channels out, R, S, channels in]; BACK reads it turned round and transposed. `later` is added. Of the taps
@@ -89,7 +89,7 @@ def _weight_gradient(
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
     BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+):
     """dw[tap and channel in, channel out], summed over one share of the places of a model's images."""
     node = tl.program_id(2).to(tl.int64)
     x += node * (places // (OH * OW)) * (H * W * C)
@@ -140,7 +140,7 @@ def convolve_back(
 def _launch(
     x: Tensor, w: Tensor, later: Tensor | None, y: Tensor, *, up: int, down: int, padding: tuple[int, int],
     back: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     n, _, *source = x.shape
     _, batch, height, width, channels = y.shape
     r, s = w.shape[2:4]
@@ -153,7 +153,7 @@ def _launch(
         x, w, x if later is None else later, y, batch, w.stride(0), *source, height, width, channels, r, s,
         up, down, *padding, back, bm, bk, bn, _accumulator(x), later is not None,
         num_warps=4, num_stages=stages,
-    )  # fmt: skip
+    )
     return y
 
 
@@ -182,7 +182,7 @@ def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, stride: int, padding: int
     _weight_gradient[(triton.cdiv(r * s * channels, bk) * triton.cdiv(out, bn), count, n)](
         x, dy, dw, places, dw.stride(0), dw.stride(1), share, height, width, channels, *side, out, r, s,
         stride, padding, BLOCK, bk, bn, _accumulator(x), num_warps=4, num_stages=3,
-    )  # fmt: skip
+    )
 
 
 def _columns(taps: int, channels: int) -> int:
@@ -234,7 +234,7 @@ def _in_groups(v, BC: tl.constexpr, GROUP: tl.constexpr):
 def _own_moments(
     x, base, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, GROUP: tl.constexpr,
     ACC: tl.constexpr,
-):  # fmt: skip
+):
     """An image's mean and sum of squared deviations, of each channel's group."""
     total = tl.zeros([BC], dtype=ACC)
     for p in range(0, HW, BP):
@@ -259,7 +259,7 @@ def _rows(sums, stride, c, images, C: tl.constexpr, BB: tl.constexpr):
 def _moments(
     x, own, base, node, images, c, HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+):
     """The mean and variance by which a channel is normalised; `own` holds those of each image, for the batch's."""
     if KIND == "batch":
         own += node * images * 2 * C
@@ -295,7 +295,7 @@ def _normalise(
     x, weight, bias, rest, own, y, moments, running_mean, running_var, new_mean, new_var, images, stride, eps, momentum,
     HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
     TRACKED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+):
     """One image: normalised, scaled and shifted, then `rest` added and ReLU applied where asked."""
     image = tl.program_id(0).to(tl.int64)
     node = image // images
@@ -323,15 +323,15 @@ def _normalise(
         tl.store(moments + at, mean, mask=c < C)
         tl.store(moments + at + C, scale, mask=c < C)
     if TRACKED and image == node * images:
-        unbiased = variance * (images * HW) / (images * HW - 1)
+        spread = variance * (images * HW) / (images * HW - 1)
         _follow(running_mean, new_mean, mean, node * C + c, c < C, momentum)
-        _follow(running_var, new_var, unbiased, node * C + c, c < C, momentum)
+        _follow(running_var, new_var, spread, node * C + c, c < C, momentum)
 
 
 @triton.jit
 def _arriving(
     dy, y, base, p, c, HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr
-):  # fmt: skip
+):
     """The gradient that comes through the activation."""
     value = _load(dy, base, p, c, HW, C, BP, ACC)
     if RELU:
@@ -351,7 +351,7 @@ def _own_sums(
     x, y, dy, base, c, mean, scale,
     HW: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, RELU: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+):
     """An image's share of the gradients of weight and bias."""
     along = tl.zeros([BC], dtype=ACC)
     total = tl.zeros([BC], dtype=ACC)
@@ -368,7 +368,7 @@ def _own_sums(
 @triton.jit
 def _store_sums(
     sums, image, images, of_image, of_node, c, along, total, C: tl.constexpr, KIND: tl.constexpr
-):  # fmt: skip
+):
     """An image's share of the gradients: those of the weights, if there are any, and then the biases."""
     sums += image % images * of_image + image // images * of_node
     if KIND != "shift":
@@ -381,7 +381,7 @@ def _store_sums(
 def _batch_sums(
     x, y, dy, moments, sums, images, of_image, of_node,
     HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+):
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     mean, scale = _normalised_by(moments, image, images, c, C, "batch")
@@ -394,7 +394,7 @@ def _normalise_back(
     x, weight, y, dy, moments, sums, dx, drest, images, of_image, of_node, stride,
     HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
+):
     """The gradients of one image of x and of `rest`, and its share of those of weight and bias."""
     image = tl.program_id(0).to(tl.int64)
     node = image // images
@@ -438,7 +438,7 @@ def _normalise_back(
 def normalise(
     x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
     kind: str, groups: int, eps: float, momentum: float, relu: bool, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, list[Tensor]]:  # fmt: skip
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     """y of that type, by what x was normalised, and the new running statistics."""
     n, batch, places, channels = _parts(x, kind)
     y = torch.empty_like(x, dtype=dtype)
@@ -452,14 +452,14 @@ def normalise(
         x, weight, bias, x if rest is None else rest, own, y, moments, *before, *after, batch, bias.stride(0), eps,
         momentum, places, channels, _size(channels, groups, kind), kind, rest is not None, relu, bool(running), *blocks,
         num_warps=warps,
-    )  # fmt: skip
+    )
     return y, moments, after
 
 
 def normalise_back(
     x: Tensor, weight: Tensor, y: Tensor | None, dy: Tensor, moments: Tensor, sums: Tensor,
     kind: str, groups: int, relu: bool, summed: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """The gradients of x and of what was added; fill `sums` [parts, n, …] with those of weight and bias."""
     _, batch, places, channels = _parts(x, kind)
     y = x if y is None else y
@@ -471,11 +471,11 @@ def normalise_back(
         _batch_sums[grid](
             x, y, dy, moments, sums, batch, *strides, places, channels, relu, blocks[0], blocks[1], blocks[3],
             num_warps=warps,
-        )  # fmt: skip
+        )
     _normalise_back[grid](
         x, weight, y, dy, moments, sums, dx, drest, batch, *strides, weight.stride(0),
         places, channels, _size(channels, groups, kind), kind, summed, relu, *blocks, num_warps=warps,
-    )  # fmt: skip
+    )
     return dx, drest
 
 
@@ -533,7 +533,7 @@ def pack(x: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
 @triton.jit
 def _collect(
     shares, columns, places, counts, g, d, size, MOST: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     row = tl.program_id(1).to(tl.int64)
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     count = tl.load(counts + k, mask=k < size, other=0)

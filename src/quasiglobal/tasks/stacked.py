@@ -9,7 +9,6 @@ the kernels' own parameters: those are left in shares, and put in their places o
 from __future__ import annotations
 
 import copy
-import math
 import operator
 import os
 from collections.abc import Callable
@@ -61,7 +60,7 @@ class Stacked:
             node.meta["parameter"] = True
         _fuse(self.program.graph)
         if self.gains and _kernels(x):
-            self._settle(x, inputs)
+            self._settle(x)
 
     @property
     def gains(self) -> bool:
@@ -90,7 +89,7 @@ class Stacked:
 
         return outputs, after, gradient
 
-    def _settle(self, x: Tensor, inputs: Tensor) -> None:
+    def _settle(self, x: Tensor) -> None:
         """Give every operation of the kernels its place."""
         from quasiglobal.tasks import kernels
 
@@ -100,11 +99,11 @@ class Stacked:
         for node in self.program.graph.nodes:
             if _convolves(node):
                 own = of[node.args[1]].permute(0, 2, 3, 1)
-                places = inputs.shape[1] * math.prod(_shape(node)[2:])
-                weights.append((node, own, kernels.shares(len(x), places, own.shape)))
+                batch, _, height, width = _shape(node)
+                weights.append((node, own, kernels.shares(len(x), batch * height * width, own.shape)))
             elif _normalises(node):
                 own = torch.cat([of[parameter] for parameter in dict.fromkeys(node.args[1:3])])
-                norms.append((node, own, kernels.parts(inputs.shape[1], node.args[5])))
+                norms.append((node, own, kernels.parts(_shape(node.args[0])[0], node.args[5])))
         self.regions = [_Weights(weights), *([_Region(norms)] if norms else [])]
 
 
@@ -255,7 +254,7 @@ KNOWN: dict[type[nn.Module], Callable[..., Tensor]] = {
 def normalise(
     x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
     kind: str, groups: int, eps: float, momentum: float, relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor]:
     """One model's images [b, c, h, w] normalised, then `rest` added and ReLU applied; the new running statistics.
 
     `kind` is evonorm, group, batch, or shift: a convolution's bias, which comes without a scale.
@@ -436,7 +435,7 @@ class _Normalised(torch.autograd.Function):
     def forward(
         ctx: Any, shares: Callable[[], Tensor], dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor,
         rest: Tensor | None, running: list[Tensor], kind: str, groups: int, eps: float, momentum: float, relu: bool,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+    ) -> tuple[Tensor, ...]:
         from quasiglobal.tasks import kernels
 
         images, added = _channels_last(x), None if rest is None else _channels_last(rest)
