@@ -1,8 +1,9 @@
+import importlib.util
 import os
 import shutil
 
-# Before anything imports Triton: where there is no GPU, its kernels are tested in its interpreter.
-if shutil.which("nvidia-smi") is None:
+# Before anything imports Triton: where it is and a GPU is not, its kernels are tested in its interpreter.
+if importlib.util.find_spec("triton") and shutil.which("nvidia-smi") is None:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
