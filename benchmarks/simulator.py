@@ -1,10 +1,11 @@
-"""Images per second in the whole training loop, against a plain Python loop over n models, in one run.
+"""Images per second in the whole training loop, against what people write, in one run.
 
-    python benchmarks/simulator.py                     # on a GPU: ResNet-20, n = 16, batch 32, bf16
+    python benchmarks/simulator.py                     # on a GPU: ResNet-20, n = 16, batch 32, bf16, and more
     python benchmarks/simulator.py --cpu               # on a CPU: the small models, and ResNet-20 at n = 4
 
-Evaluation is not counted. The plain loop does the same work: augmentation, forward, backward, the sums of loss and
-right answers, torch.optim.SGD with Nesterov momentum for each model, then the average with the neighbours.
+Evaluation is not counted. The plain loop over n models does the same work: augmentation, forward, backward, the sums
+of loss and right answers, torch.optim.SGD with Nesterov momentum for each model, then the average with the neighbours.
+The centralized reference is one model with the batches of all nodes as its own, compiled, each step a CUDA graph.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import nn
 
+from quasiglobal.engines.capture import Captured
 from quasiglobal.experiment import Experiment
 from quasiglobal.tasks.datasets import Dataset, Examples
 from quasiglobal.tasks.models import build
@@ -91,57 +94,151 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
     return timed
 
 
-def compare(name: str, norm: str | None, shape: tuple[int, int, int], nodes: int, args: argparse.Namespace) -> dict:
-    device = torch.device("cpu" if args.cpu else "cuda")
-    experiment = Experiment(
-        model=name, norm=norm, topology=f"ring:{nodes}", partition="iid", algorithm="qg-dsgdm-n", batch=32,
-        epochs=1000, lr=0.1, precision="fp32" if args.cpu else "bf16",
+def centralized(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
+    """One model, compiled, with the global batch; its step is captured as ours is."""
+    training = Training(task, experiment, [0], device)      # for its data alone
+    model = task.module(0).to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=torch.tensor(0.1), momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True
     )
-    per_node = args.steps * experiment.batch
-    data = random_data(shape, nodes * per_node, "flip-crop" if shape[0] == 3 else "none")
-    task = Task(lambda: build(name, norm=norm, shape=shape), nn.functional.cross_entropy, data)
-    print(f"{name} {norm or ''} {shape}, n = {nodes}", flush=True)
-    result = {"model": name, "norm": norm, "nodes": nodes, "seeds": args.seeds}
-    routes = {"ours": ours(task, experiment, args.seeds, device)}
-    if not args.no_loop:
-        steps = args.steps if args.cpu else max(1, args.steps // 8)
-        routes["plain_loop"] = plain_loop(task, experiment, device, steps)
+    training._load(training.plan.epoch(0, device))
+    static, at = training._static, training._static["counter"]
+    total, right = (torch.zeros((), device=device) for _ in range(2))
+
+    @torch.compile(dynamic=False)
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast(device.type, torch.bfloat16, enabled=experiment.precision == "bf16"):
+            output = model(x)
+        return nn.functional.cross_entropy(output.float(), y), (output.argmax(dim=-1) == y).sum()
+
+    def step() -> None:
+        names = ("index", "flip", "place") if training.images.moving else ("index",)
+        index, *moves = (static[name].index_select(0, at)[0].flatten(0, 1) for name in names)
+        optimizer.zero_grad(set_to_none=True)
+        loss, answers = loss_of(training.images.show(index, *moves), training.targets[index])
+        loss.backward()
+        optimizer.step()
+        total.add_(loss.detach())
+        right.add_(answers)
+        at.add_(1)
+
+    captured = Captured(lambda: [at])
+
+    def timed() -> float:
+        at.zero_()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(steps):
+            captured(0, step)
+        torch.cuda.synchronize()
+        return steps * training.graph.n * experiment.batch / (time.perf_counter() - began)
+
+    return timed
+
+
+class OwnNetwork(nn.Module):
+    """As a user may write it: the package has never seen it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 5, padding=2)
+        self.norm = nn.GroupNorm(8, 32)
+        self.depth = nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.point = nn.Conv2d(32, 64, 1)
+        self.wide = nn.Conv2d(64, 64, 3, stride=2, padding=1)
+        self.batch = nn.BatchNorm2d(64)
+        self.last = nn.Conv2d(64, 64, 3, padding=1)
+        self.head = nn.Sequential(nn.Linear(64 * 16, 128), nn.GELU(), nn.Linear(128, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.max_pool2d(nn.functional.relu(self.norm(self.stem(x))), 2)
+        x = nn.functional.silu(self.point(self.depth(x)))
+        x = nn.functional.relu(self.batch(self.wide(x)), inplace=True)
+        x = nn.functional.avg_pool2d(x + torch.tanh(self.last(x)), 2)
+        return self.head(x.flatten(1))
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    norm: str | None = None
+    nodes: int = 16
+    seeds: int = 1
+    width: float = 1.0
+    shape: tuple[int, int, int] = (3, 32, 32)
+    references: tuple[str, ...] = ()
+    steps: int = 64
+    """An epoch."""
+
+    def module(self) -> nn.Module:
+        if self.model == "own":
+            return OwnNetwork()
+        return build(self.model, norm=self.norm, shape=self.shape, width=self.width)
+
+
+ON_A_CPU = [
+    Case("mlp", shape=(1, 8, 8), references=("plain_loop",)),
+    Case("cnn", "none", shape=(1, 8, 8), references=("plain_loop",)),
+    Case("resnet20", "gn", nodes=4, references=("plain_loop",)),
+]
+ON_A_GPU = [
+    Case("resnet20", "evonorm", references=("plain_loop", "centralized")),
+    Case("resnet20", "gn"),
+    Case("resnet20", "bn"),
+    Case("resnet20", "evonorm-released"),
+    Case("resnet20", "evonorm", seeds=3),
+    Case("resnet20", "evonorm", nodes=1024, steps=8),
+    Case("vgg11", width=0.5, references=("centralized",)),
+    Case("own", references=("plain_loop",)),
+]
+
+
+def compare(case: Case, device: torch.device, repeats: int) -> dict[str, object]:
+    experiment = Experiment(
+        model="resnet20" if case.model == "own" else case.model, norm=case.norm, topology=f"ring:{case.nodes}",
+        partition="iid", algorithm="qg-dsgdm-n", batch=32, epochs=1000, lr=0.1,
+        precision="fp32" if device.type == "cpu" else "bf16",
+    )
+    data = random_data(case.shape, case.nodes * case.steps * 32, "flip-crop" if case.shape[0] == 3 else "none")
+    task = Task(case.module, nn.functional.cross_entropy, data)
+    print(f"{case.model} {case.norm or ''} {case.shape}, n = {case.nodes}, {case.seeds} seeds", flush=True)
+    routes = {"ours": ours(task, experiment, case.seeds, device)}
+    for name in case.references:
+        steps = case.steps // 8 if (name, device.type) == ("plain_loop", "cuda") else case.steps
+        routes[name] = REFERENCES[name](task, experiment, device, steps)
     for route, timed in routes.items():
         began = time.perf_counter()
         timed()
         print(f"    {route}: first steps, with compilation, {time.perf_counter() - began:.1f} s", flush=True)
         while time.perf_counter() - began < WARM_UP:
             timed()
-    rates = {route: [] for route in routes}
-    for _ in range(args.repeats):                   # in turn, so that a busy machine slows all alike
+    rates: dict[str, list[float]] = {route: [] for route in routes}
+    for _ in range(repeats):                        # in turn, so that a busy machine slows all alike
         for route, timed in routes.items():
             rates[route].append(timed())
+    result: dict[str, object] = asdict(case)
     for route, values in rates.items():
         result[route] = statistics.median(values)
         print(f"    {route}: {result[route]:,.0f} images/s (from {min(values):,.0f} to {max(values):,.0f})", flush=True)
-    if not args.no_loop:
-        result["ratio"] = statistics.median(a / b for a, b in zip(*rates.values(), strict=True))
-        print(f"    ratio {result['ratio']:.2f}", flush=True)
+    for name in case.references:
+        ratio = statistics.median(a / b for a, b in zip(rates["ours"], rates[name], strict=True))
+        result[f"over_{name}"] = ratio
+        print(f"    {ratio:.2f} times {name}", flush=True)
     return result
+
+
+REFERENCES = {"plain_loop": plain_loop, "centralized": centralized}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=64, help="steps an epoch")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--no-loop", action="store_true")
-    parser.add_argument("--norms", nargs="*", default=["evonorm", "gn", "bn", "evonorm-released"])
     parser.add_argument("--out", help="write the results as JSON")
     args = parser.parse_args()
-    if args.cpu:
-        cases = [("mlp", None, (1, 8, 8), 16), ("cnn", "none", (1, 8, 8), 16), ("resnet20", "gn", (3, 32, 32), 4)]
-    else:
-        cases = [("resnet20", norm, (3, 32, 32), 16) for norm in args.norms]
     results = []
-    for case in cases:
-        results.append(compare(*case, args))
+    for case in ON_A_CPU if args.cpu else ON_A_GPU:
+        results.append(compare(case, torch.device("cpu" if args.cpu else "cuda"), args.repeats))
         if args.out:
             with open(args.out, "w") as file:
                 json.dump(results, file, indent=1)

@@ -208,8 +208,10 @@ class Training:
         held = {tensor.data_ptr() for tensor in self._tensors()}
         new = [x, *state.values(), *buffers.values()]
         safe = [value.clone() if value.data_ptr() in held else value for value in new]
-        for old, value in zip([self.x, *self.state.values(), *self.buffers.values()], safe, strict=True):
-            old.copy_(value)
+        old = [self.x, *self.state.values(), *self.buffers.values()]
+        for dtype in {value.dtype for value in old}:        # many at a time, which have to be of one type
+            here, there = ([value for value in values if value.dtype == dtype] for values in (old, safe))
+            torch._foreach_copy_(here, there)
 
     def _tensors(self) -> list[Tensor]:
         """All that a step changes."""

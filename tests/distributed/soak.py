@@ -35,7 +35,10 @@ def schedule(seed):
         epochs=EPOCHS, steps=5, eval_every=EPOCHS, seed=seed,
     )
     faults = [
-        Fault(draw.randrange(EPOCHS // 2), draw.randrange(PROCESSES), draw.random() < 0.6, draw.uniform(0.1, 2.5 * TIMEOUT))
+        Fault(
+            epoch=draw.randrange(EPOCHS // 2), victim=draw.randrange(PROCESSES), kills=draw.random() < 0.6,
+            seconds=draw.uniform(0.1, 2.5 * TIMEOUT),
+        )
         for _ in range(draw.randint(1, 4))
     ]
     return experiment, sorted(faults, key=lambda fault: fault.epoch)

@@ -134,3 +134,17 @@ def test_what_differences_mixed_models_is_not_sent_in_16_bits(algorithm):
 def training_on_digits(algorithm):
     experiment = Experiment(model="mlp", topology="lazy/ring:4", algorithm=algorithm, wire="bf16")
     return prepare(experiment, Options(device="cpu"))
+
+
+@pytest.mark.parametrize("spec", ["ring:400", "one-peer-exponential:256", "every:2/ring:400"])
+def test_many_nodes_add_their_neighbours_one_by_one(spec):
+    graph = qg.topology.parse(spec)
+    engine = Simulator(graph, seeds=(0, 1), shared=3)
+    x = torch.randn(2, graph.n, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for t in (1, 2):
+        expected = x.clone()
+        expected[..., :3] = torch.from_numpy(graph.weights(t)) @ x[..., :3]
+        mixed = engine.mix(t, (x.flatten(0, 1),))[0].view_as(x)
+        torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-14)
+    same = torch.full((2 * graph.n, 5), 0.1)
+    assert engine.mix(1, (same,))[0].equal(same)

@@ -1,8 +1,9 @@
 """How the gradients of many copies of one model are computed: the one place that decides.
 
 The model is any `nn.Module`, unmodified. All copies are one program, `vmap` over stacked parameters: compiled on
-a GPU, traced once to plain tensor operations on a CPU. Deep convolutional networks on a CPU are the exception:
-there everything is arithmetic-bound, grouped convolutions are slow, and one model after the other is faster.
+a GPU, traced once to plain tensor operations on a CPU. Convolutional networks are the exception. On a GPU, in
+bf16, they have kernels of their own (`stacked.py`). On a CPU, deep ones are arithmetic-bound, grouped convolutions
+are slow, and one model after the other is faster.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.flat import Layout
+from quasiglobal.tasks.stacked import Stacked, stacked_program
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """loss(output, target) → a number, the mean over the batch."""
@@ -45,6 +47,7 @@ class StackedModel:
         mixed = precision == "bf16" and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts)
         self.one_by_one_on_cpu = deep or mixed
         self._programs: dict[object, Callable[..., Any]] = {}
+        self._stacked: dict[object, Stacked | None] = {}
         self._calls: Counter[object] = Counter()
 
     def gradients(
@@ -58,6 +61,8 @@ class StackedModel:
         arguments = (x, buffers, inputs, targets)
         if self.one_by_one_on_cpu and x.device.type == "cpu":
             g, (losses, (right, after)) = _one_by_one(self._gradient_alone, (0, 0, 0, 0), *arguments)
+        elif stacked := self._stacked_program(x, buffers, inputs):
+            g, (losses, (right, after)) = self._gradients_stacked(stacked, *arguments)
         else:
             g, (losses, (right, after)) = self._program(self._gradient_of_one, (0, 0, 0, 0), arguments)(*arguments)
         return losses, right, g, after
@@ -90,9 +95,12 @@ class StackedModel:
     def _loss_of_one(
         self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Buffers]]:
-        output = self._output_of_one(row, buffers, inputs)
-        right = (output.argmax(dim=-1) == targets).to(row.dtype).mean()
-        return self.loss(output.to(row.dtype), targets), (right, buffers)
+        loss, right = self._score_of_one(self._output_of_one(row, buffers, inputs).to(row.dtype), targets)
+        return loss, (right, buffers)
+
+    def _score_of_one(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        right = (output.argmax(dim=-1) == targets).to(output.dtype).mean()
+        return self.loss(output, targets), right
 
     def _outputs_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
         if len(inputs) == 1:
@@ -104,6 +112,23 @@ class StackedModel:
         with torch.autocast(row.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             output: Tensor = functional_call(self.module, self.layout.views(row) | buffers, (inputs,))
         return output
+
+    def _gradients_stacked(
+        self, program: Stacked, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
+    ) -> Any:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            outputs, after, gradient = program(x, buffers, inputs)
+        losses, right = vmap(self._score_of_one)(outputs.to(x.dtype), targets)
+        return gradient(losses.sum()), (losses.detach(), (right, after))
+
+    def _stacked_program(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Stacked | None:
+        """The program of a convolutional network in bf16 on a GPU, None for anything else."""
+        if x.device.type != "cuda" or self.precision != "bf16" or inputs.ndim != 5:
+            return None
+        key = (inputs.shape, inputs.dtype)
+        if key not in self._stacked:
+            self._stacked[key] = stacked_program(self.module, self.layout, x, buffers, inputs)
+        return self._stacked[key]
 
     def _program(
         self, function: Callable[..., Any], in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]

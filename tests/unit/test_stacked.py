@@ -1,0 +1,169 @@
+"""Networks as one program: each model's own gradient, by tensor operations and by the kernels."""
+
+import copy
+import os
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from quasiglobal.flat import Layout
+from quasiglobal.tasks.gradients import StackedModel
+from quasiglobal.tasks.models import build
+from quasiglobal.tasks.stacked import Stacked, stacked_program
+
+K, BATCH = 2, 3
+
+
+class Usual(nn.Module):
+    """Strides, depthwise and 1 × 1 convolutions, biases, sums, ReLU in place, buffers, pooling, a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 12, 5, stride=2, padding=1)
+        self.depth = nn.Conv2d(12, 12, 3, groups=12, padding=1)
+        self.three = nn.GroupNorm(3, 12)
+        self.point = nn.Conv2d(12, 16, 1)
+        self.two = nn.GroupNorm(2, 16)
+        self.batch = nn.BatchNorm2d(16)
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Linear(16 * 9, 10)
+
+    def forward(self, x):
+        x = self.relu(self.stem(x))
+        y = self.three(self.depth(x))
+        y += x
+        y = self.two(self.point(torch.sigmoid(y)))
+        y = self.relu(self.batch(y) + y)
+        return self.head(nn.functional.max_pool2d(y, 2).view(x.shape[0], -1))
+
+
+class Unusual(nn.Module):
+    """A batch that grows, tied and frozen weights, branches detached or unused, what the kernels cannot do."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.twice = nn.Conv2d(8, 8, 3, padding=1)
+        self.unused, self.detached = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+        self.oblong = nn.Conv2d(8, 8, (2, 3), stride=3, padding=2)
+        self.up = nn.ConvTranspose2d(8, 8, 2, stride=2)
+        self.four = nn.GroupNorm(4, 8)
+        self.wide = nn.Conv2d(8, 8, 3, stride=2, padding=3)
+        self.frozen = nn.Conv2d(8, 8, 3, padding=1).requires_grad_(False)
+        self.batch = nn.BatchNorm2d(8, track_running_stats=False)
+        self.sparse = nn.Conv2d(8, 8, 3, padding=2, dilation=2)
+        self.plain = nn.BatchNorm2d(8, affine=False)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = self.stem(torch.cat([x, x.flip(3)])).relu_()
+        y = self.twice(self.twice(x))
+        self.unused(y)
+        y = self.oblong(y + self.detached(x).detach())
+        y = self.four(self.up(y)) + torch.tanh(y.mean((2, 3), keepdim=True))
+        y = self.batch(self.frozen(self.wide(y * 2 + y))) + self.wide.weight.mean()
+        return torch.stack(self.head(self.plain(self.sparse(y)).mean((2, 3))).chunk(2)).mean(0)
+
+
+NETWORKS = {"usual": Usual, "unusual": Unusual, "vgg11": partial(build, "vgg11", width=0.125)} | {
+    norm: partial(build, "resnet8", norm=norm, width=0.5) for norm in ("bn", "gn", "evonorm", "evonorm-released")
+}
+
+
+@pytest.fixture(params=["operations", "kernels"])
+def route(request, monkeypatch):
+    """The kernels run on a CPU in Triton's interpreter, where there is Triton (see conftest.py)."""
+    if request.param == "operations":
+        monkeypatch.setattr("quasiglobal.tasks.stacked._kernels", lambda x: False)
+        return
+    pytest.importorskip("triton")
+    if "TRITON_INTERPRET" not in os.environ:
+        pytest.skip("the kernels are compiled here, and have no float64")
+
+
+def example(name, dtype=torch.float64, device="cpu"):
+    torch.manual_seed(0)
+    module = NETWORKS[name]().to(device, dtype)
+    layout = Layout.of(module)
+    x = layout.row(dict(module.named_parameters())).repeat(K, 1)
+    x = x + 0.01 * torch.randn_like(x)
+    buffers = {name: torch.stack([value] * K) for name, value in module.named_buffers()}
+    inputs = torch.randn(K, BATCH, 3, *((32, 32) if name == "vgg11" else (16, 16)), dtype=dtype, device=device)
+    return module, layout, x, buffers, inputs, torch.randint(0, 10, (K, BATCH), device=device)
+
+
+def one_by_one(module, layout, x, buffers, inputs, targets, autocast=False):
+    rows, after = [], []
+    for i in range(K):
+        model = copy.deepcopy(module).train()
+        values = layout.views(x[i]) | {name: value[i] for name, value in buffers.items()}
+        model.load_state_dict(values, strict=False)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+            output = model(inputs[i])
+        nn.functional.cross_entropy(output.to(x.dtype), targets[i]).backward()
+        grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+        rows.append(layout.row(grads))
+        after.append(dict(model.named_buffers()))
+    return torch.stack(rows), after
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_and_buffers_are_each_models_own(name, route):
+    module, layout, x, buffers, inputs, targets = example(name)
+    program = stacked_program(module, layout, x, buffers, inputs)
+    before = {key: value.clone() for key, value in buffers.items()}
+    outputs, after, gradient = program(x, buffers, inputs)
+    g = gradient(vmap(nn.functional.cross_entropy)(outputs, targets).sum())
+    expected, buffers_after = one_by_one(module, layout, x, buffers, inputs, targets)
+    assert ((g - expected).norm(dim=1) <= 1e-10 * expected.norm(dim=1)).all()
+    for i in range(K):
+        for key, value in buffers_after[i].items():
+            torch.testing.assert_close(after[key][i], value, rtol=1e-12, atol=1e-14)
+    assert all(buffers[key].equal(before[key]) for key in buffers), "the old buffers are left alone"
+
+
+def test_normalisations_take_over_what_follows_them():
+    module, layout, x, buffers, inputs, _ = example("bn")
+    nodes = Stacked(module, layout, x, buffers, inputs).program.graph.nodes
+    names = [str(node.target) for node in nodes]
+    assert names.count("quasiglobal.normalise.default") == 9
+    assert not {"aten.relu.default", "aten.clone.default", "aten.copy.default"} & set(names)
+    assert names.count("aten.add.Tensor") == 9, "the counters of batches"
+
+
+def test_what_depends_on_strides_or_has_no_convolution_is_left_alone():
+    class Strided(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x).as_strided((3, 10), (10, 1))
+
+    torch.manual_seed(0)
+    for module in (Strided(3, 10, 3), nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10))):
+        layout = Layout.of(module)
+        x = layout.row(dict(module.named_parameters())).repeat(K, 1)
+        assert stacked_program(module, layout, x, {}, torch.randn(K, BATCH, 3, 16, 16)) is None
+
+
+def test_what_cannot_be_traced_is_left_to_vmap():
+    class Looking(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x).mean((2, 3)) * (1.0 if x.mean().item() > -1e9 else 0.0)
+
+    module = Looking(3, 10, 3)
+    layout = Layout.of(module)
+    x = layout.row(dict(module.named_parameters())).repeat(K, 1)
+    assert stacked_program(module, layout, x, {}, torch.randn(K, BATCH, 3, 16, 16)) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_kernels_cost_no_precision(name):
+    module, layout, x, buffers, inputs, targets = example(name, torch.float32, "cuda")
+    model = StackedModel(module, nn.functional.cross_entropy, layout, "bf16")
+    _, _, ours, _ = model.gradients(x, buffers, inputs, targets)
+    plain, _ = one_by_one(module, layout, x, buffers, inputs, targets, autocast=True)
+    doubles = {key: value.double() if value.is_floating_point() else value for key, value in buffers.items()}
+    exact, _ = one_by_one(module.double(), layout, x.double(), doubles, inputs.double(), targets)
+    assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-12 * exact.norm()
