@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -412,7 +412,7 @@ def runs(runs: Folder = Path("runs")) -> None:
 
 @app.command
 def status(folder: Annotated[Positional[Path], arg(metavar="RUN")]) -> None:
-    """Show how far each process of a distributed run is, and which edges it has lost.
+    """Show how far each process of a distributed run is, what its edges have carried, and which it has lost.
 
     Args:
         folder: A run's folder.
@@ -422,18 +422,27 @@ def status(folder: Annotated[Positional[Path], arg(metavar="RUN")]) -> None:
         raise qg.InputError(f"{folder} has no parts: it was not trained over processes")
     newest = [part.measures[-1] if part.measures else None for part in parts]
     furthest = max((last["step"] for last in newest if last), default=0)
-    table = Table("process", "nodes", "epoch", "step", "behind", "loss", "heard of", "lost edges", "status")
+    counted = ("process", "nodes", "epoch", "step", "behind", "loss")
+    table = Table(*counted, "sent", "waited", "heard of", "lost edges", "status")
     for part, last in zip(parts, newest, strict=True):
         nodes = f"{part.nodes[0]}-{part.nodes[-1]}" if len(part.nodes) > 1 else str(part.nodes[0])
-        cells = ["-"] * 6
+        cells = ["-"] * 8
         if last:
             lost = ", ".join(f"{there}: {why}" for there, why in last["lost"].items()) or "none"
             cells = [
                 str(last["epoch"]), str(last["step"]), str(furthest - last["step"]),
-                f"{statistics.fmean(last['loss']):.3f}", f"{_duration(time.time() - last['written'])} ago", lost,
+                f"{statistics.fmean(last['loss']):.3f}", *_carried(last["edges"]),
+                f"{_duration(time.time() - last['written'])} ago", lost,
             ]
         table.add_row(part.folder.name, nodes, *cells, part.status or "training")
     console.print(table)
+
+
+def _carried(edges: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
+    """The bytes sent and the seconds waited, by the process at the other end."""
+    sent = ", ".join(f"{there}: {_bytes(account['sent'])}" for there, account in edges.items())
+    waited = ", ".join(f"{there}: {account['waited']:.1f} s" for there, account in edges.items())
+    return sent, waited
 
 
 @app.command

@@ -135,7 +135,8 @@ def take_part(
     for measures in every_epoch(training):
         records = [combined([found]) for found in measures]
         for k, part in enumerate(parts):
-            part.write(measures[k] | {"lost": engine.lost, "written": time.time()})
+            now = {"lost": engine.lost, "edges": engine.accounts(), "written": time.time()}
+            part.write(measures[k] | now)
             part.save(training.rows_of(k), training.epochs_done)
         watch(runs, records)
         failed = any(diverged(record) for record in records)

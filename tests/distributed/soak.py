@@ -12,7 +12,10 @@ from quasiglobal.engines.joining import serve
 from quasiglobal.experiment import Experiment
 from quasiglobal.runs import Options, Run
 
-PROCESSES, EPOCHS, TIMEOUT = 4, 300, 2.0
+PROCESSES, EPOCHS, TIMEOUT = 4, 200, 2.0
+PAUSE = 0.08
+"""Seconds after each epoch: a run takes longer than a process takes to come back, however few are left to train."""
+
 GRAPHS = ("ring:4", "complete:4", "one-peer-exponential:4", "star:4", "ring:8", "torus:9")
 METHODS = ("dsgd", "dsgdm-n", "qg-dsgdm-n", "qg-dsgdm-n:tau=2", "dsgdm-n-gt", "dadam", "qg-dadam")
 
@@ -56,7 +59,8 @@ def take_part(rank, port, experiment, folder):
         "RANK": str(rank), "WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    train(experiment, Options(runs=folder, device="cpu", engine="distributed", peer_timeout=TIMEOUT))
+    options = Options(runs=folder, device="cpu", engine="distributed", peer_timeout=TIMEOUT)
+    train(experiment, options, watch=lambda runs, records: time.sleep(PAUSE))
 
 
 def survive(experiment, faults, folder, seconds=120):
