@@ -46,13 +46,13 @@ Timed = Callable[[], float]
 
 
 def ours(task: Task, experiment: Experiment, seeds: int, device: torch.device) -> Timed:
-    training = Training(task, experiment, range(seeds), device)
+    training = Training(task, [experiment.with_seed(seed) for seed in range(seeds)], device)
     return lambda: training.train_epoch()[0]["images_per_second"]
 
 
 def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
     """What people write: a list of models, a list of optimizers."""
-    training = Training(task, experiment, [0], device)      # for its data and weights alone
+    training = Training(task, [experiment], device)      # for its data and weights alone
     n = training.graph.n
     models = [task.module(0).to(device) for _ in range(n)]
     options = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
@@ -96,7 +96,7 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
 
 def centralized(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
     """One model, compiled, with the global batch; its step is captured as ours is."""
-    training = Training(task, experiment, [0], device)      # for its data alone
+    training = Training(task, [experiment], device)      # for its data alone
     model = task.module(0).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=torch.tensor(0.1), momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True

@@ -62,7 +62,7 @@ def train(
     part = Part(run.folder, node, [node])
     saved = max(part.epochs())
     training = Training(
-        task, experiment, [experiment.seed], choose_device(options.device),
+        task, [experiment], choose_device(options.device),
         partial(
             Distributed, store=Meeting(meet(host, port, patience), experiment.hash), rank=node, hosted=spread(n, n),
             timeout=options.peer_timeout, host=options.host, experiment=experiment.hash,
@@ -77,5 +77,5 @@ def train(
     take_part(training, engine, [run], [part], watch)
     engine.close()
     run.rewrite(records_of([part]))
-    run.finish(part.status or "finished", facts(training, run))
+    run.finish(part.status or "finished", facts(training, 0))
     return run

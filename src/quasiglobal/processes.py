@@ -87,10 +87,10 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
         return runs
     hosted = spread(parse(experiment.topology).n, size)
     task = make_task(experiment, data_of(experiment, options.data_dir))
-    seeds, device = [run.experiment.seed for run in going], choose_device(options.device)
+    experiments, device = [run.experiment for run in going], choose_device(options.device)
 
     def training_on(engine: Callable[..., Any]) -> Training:
-        return Training(task, experiment, seeds, device, engine)
+        return Training(task, experiments, device, engine)
 
     parts = [Part(run.folder, rank, hosted[rank]) for run in going]
     saved = set.intersection(*(part.epochs() for part in parts))
@@ -197,4 +197,4 @@ def _put_together(runs: Sequence[Run], everybody: Sequence[Sequence[Part]], trai
         if epoch:
             run.checkpoint(whole[k], epoch)
         ended = {part.status for part in parts}
-        run.finish("diverged" if "diverged" in ended else "finished", facts(training, run))
+        run.finish("diverged" if "diverged" in ended else "finished", facts(training, k))

@@ -34,7 +34,7 @@ from quasiglobal.parts import parts_of, records_of
 from quasiglobal.tasks.datasets import Dataset, agreed, load
 from quasiglobal.tasks.models import build
 from quasiglobal.topology import parse
-from quasiglobal.training import Task, Training, average, diverged
+from quasiglobal.training import Task, Training, average, diverged, together
 from quasiglobal.training import epochs as every_epoch
 
 
@@ -157,27 +157,32 @@ Watcher = Callable[[Sequence[Run], list[Record]], None]
 
 
 def train(
-    experiment: Experiment,
+    experiment: Experiment | Sequence[Experiment],
     options: Options,
     watch: Watcher = lambda runs, records: None,
     task: Task | None = None,
 ) -> list[Run]:
-    """Run what is not finished of an experiment's seeds, and return all its runs."""
-    runs = runs_of(experiment, options)
+    """Run what is not finished of an experiment's seeds, and return all its runs.
+
+    Of several experiments all seeds are rows of one program; they may differ in the partition and the learning rate.
+    """
+    experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
+    runs = [run for one in together(experiments) for run in runs_of(one, options)]
+    experiment = experiments[0]
     open_runs = [run for run in runs if run.summary is None]
     board = Board() if options.tensorboard else None
     if open_runs:
         device = choose_device(options.device)
         task = task or make_task(experiment, data_of(experiment, options.data_dir))
         saved = {run: run.newest() for run in open_runs}
-        for done, together in _by_epochs(saved).items():
-            training = Training(task, experiment, [run.experiment.seed for run in together], device)
-            found = [saved[run] for run in together]
+        for done, group in _by_epochs(saved).items():
+            training = Training(task, [run.experiment for run in group], device)
+            found = [saved[run] for run in group]
             if done:
                 training.restore([rows for rows, _ in filter(None, found)], done)
-            for run, checkpoint in zip(together, found, strict=True):
+            for run, checkpoint in zip(group, found, strict=True):
                 run.begin(checkpoint and checkpoint[1])
-            _train_together(training, together, options, watch, board)
+            _train_together(training, group, options, watch, board)
     if board:
         board.close()
     return runs
@@ -191,8 +196,8 @@ def runs_of(experiment: Experiment, options: Options) -> list[Run]:
 def prepare(experiment: Experiment, options: Options) -> Training:
     """An experiment's training from its start, as `train` would begin it."""
     task = make_task(experiment, data_of(experiment, options.data_dir))
-    seeds = range(experiment.seed, experiment.seed + options.seeds)
-    return Training(task, experiment, seeds, choose_device(options.device))
+    experiments = [run.experiment for run in runs_of(experiment, options)]
+    return Training(task, experiments, choose_device(options.device))
 
 
 def _by_epochs(saved: Mapping[Run, tuple[Any, checkpoints.Progress] | None]) -> dict[int, list[Run]]:
@@ -238,7 +243,7 @@ def _train_together(
                 if board:
                     board.write(run.folder, records[k])
                 if diverged(records[k]):
-                    run.finish("diverged", facts(training, run))
+                    run.finish("diverged", facts(training, k))
                     del going[k]
             watch(runs, records)
             if not going:
@@ -250,8 +255,8 @@ def _train_together(
                 saved = time.monotonic()
             if interrupted and not last:
                 raise KeyboardInterrupt
-    for run in going.values():
-        run.finish("finished", facts(training, run))
+    for k, run in going.items():
+        run.finish("finished", facts(training, k))
 
 
 @contextmanager
@@ -274,11 +279,11 @@ def _patient_interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def facts(training: Training, run: Run) -> Record:
-    """What a summary says besides the scores."""
+def facts(training: Training, run: int) -> Record:
+    """What the summary of a training's run says besides the scores."""
     return {
         "parameters": training.layout.size,
-        "partition": training.fingerprint(run.experiment.seed),
+        "partition": training.fingerprint(run),
         "device": str(training.device),
         "torch": torch.__version__,
     }
@@ -363,7 +368,7 @@ def train_task(
     """
     fields = {"algorithm": algorithm, "topology": topology, "epochs": epochs} | settings
     experiment = from_mapping({"data": task.data.name, "model": "own"} | fields, "qg.train")
-    training = Training(task, experiment, [experiment.seed], choose_device(device))
+    training = Training(task, [experiment], choose_device(device))
     records = []
     for (part,) in every_epoch(training):
         record = combined([part])

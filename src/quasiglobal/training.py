@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 
 import numpy as np
@@ -56,17 +56,21 @@ class Task:
 
 
 class Training:
-    """An experiment with several seeds, all of them rows of one program, of the nodes that an engine hosts."""
+    """Several experiments as rows of one program, of the nodes that an engine hosts.
+
+    They may differ in what a row has of its own (`OWN`): the seed, the partition of the data, the learning rate.
+    """
 
     def __init__(
         self,
         task: Task,
-        experiment: Experiment,
-        seeds: Sequence[int],
+        experiments: Sequence[Experiment],
         device: torch.device,
         engine: Callable[..., Host] = Simulator,
     ) -> None:
-        self.task, self.experiment, self.seeds, self.device = task, experiment, tuple(seeds), device
+        self.task, self.experiments, self.device = task, together(experiments), device
+        self.experiment = experiment = self.experiments[0]
+        self.seeds = tuple(one.seed for one in self.experiments)
         self.algorithm = algorithms.algorithm(experiment.algorithm)
         self.graph = parse(experiment.topology)
         warn_of_w(self.algorithm, self.graph)
@@ -87,29 +91,31 @@ class Training:
         self.engine = engine(self.graph, seeds=self.seeds, shared=self.layout.shared, rounded=rounded, **faults)
 
         train = task.data.train
-        self.parts = {
-            seed: split(
-                experiment.partition, train.y.numpy(), self.graph.n, experiment.alpha, seed, train.columns
-            )
-            for seed in self.seeds
-        }
+        self.parts = [
+            split(one.partition, train.y.numpy(), self.graph.n, one.alpha, one.seed, train.columns)
+            for one in self.experiments
+        ]
         self.images = Images.of(task.data, train, device=device, dtype=self.dtype, moving=experiment.augment)
         self.test_images = Images.of(task.data, task.data.test, device=device, dtype=self.dtype)
         self.targets, self.test_targets = train.y.to(device), task.data.test.y.to(device)
 
-        owners = [Owner(seed, i, self.parts[seed][i]) for seed in self.seeds for i in self.engine.nodes]
-        lengths = [len(part) for parts in self.parts.values() for part in parts]
+        runs, here = zip(self.seeds, self.parts, strict=True), self.engine.nodes
+        owners = [Owner(seed, i, parts[i]) for seed, parts in runs for i in here]
+        lengths = [len(part) for parts in self.parts for part in parts]
         self.plan = Plan(owners, experiment.batch, self.images.draw, lengths, experiment.steps)
         self.steps_per_epoch = len(self.plan.sizes)
         self.steps = self.steps_per_epoch * experiment.epochs
-        self.schedule = Schedule(
-            peak=experiment.peak_lr,
-            steps=self.steps,
-            warmup_steps=round(experiment.warmup * self.steps_per_epoch),
-            warmup_from=experiment.warmup_from,
-            milestones=experiment.milestones,
-            decay=experiment.decay,
-        )
+        self.schedules = [
+            Schedule(
+                peak=one.peak_lr,
+                steps=self.steps,
+                warmup_steps=round(one.warmup * self.steps_per_epoch),
+                warmup_from=one.warmup_from,
+                milestones=one.milestones,
+                decay=one.decay,
+            )
+            for one in self.experiments
+        ]
 
         rows = len(self.engine.nodes)
         starts = [self.layout.row(dict(module.named_parameters())) for module in modules]
@@ -145,7 +151,7 @@ class Training:
             {
                 "epoch": self.epochs_done,
                 "step": self.epochs_done * self.steps_per_epoch,
-                "lr": self.schedule(self.epochs_done * self.steps_per_epoch),
+                "lr": self.schedules[r](self.epochs_done * self.steps_per_epoch),
                 "nodes": list(self.engine.nodes),
                 "loss": loss[r],
                 "train_accuracy": right[r],
@@ -177,7 +183,7 @@ class Training:
         static = self._static
         at = static["counter"]
         losses, right, g, buffers = self.model.gradients(self.x, self.buffers, *self._batch(size))
-        lr = static["lr"].index_select(0, at)[0]
+        lr = self._rates(static["lr"].index_select(0, at)[0])
         x, state = self.engine.step(
             self.algorithm, self.x, torch.add(g, self.x, alpha=self.experiment.weight_decay), self.state,
             t=t, time=static["time"], lr=lr, full_gradient=self._full_gradient,
@@ -187,6 +193,12 @@ class Training:
         static["right"].add_(right * size)
         at.add_(1)
         static["time"].add_(1)
+
+    def _rates(self, rates: Tensor) -> Tensor:
+        """The runs' learning rates as a step takes them: one number where they are equal, else one a row."""
+        if all(schedule == self.schedules[0] for schedule in self.schedules):
+            return rates[0]
+        return rates.repeat_interleave(len(self.engine.nodes))[:, None]
 
     def _batch(self, size: int) -> tuple[Tensor, Tensor]:
         """The inputs and targets that the counter points at, of every row here."""
@@ -221,7 +233,8 @@ class Training:
     def _load(self, epoch: Epoch) -> None:
         """Put an epoch's draws where the steps find them."""
         first = self.epochs_done * self.steps_per_epoch
-        rates = [self.schedule(first + step + 1) for step in range(self.steps_per_epoch)]
+        steps = range(first + 1, first + 1 + self.steps_per_epoch)
+        rates = [[schedule(step) for schedule in self.schedules] for step in steps]
         values = dict(zip(("flip", "place"), epoch.moves, strict=False)) | {
             "index": epoch.index,
             "lr": torch.tensor(rates, dtype=self.dtype, device=self.device),
@@ -340,9 +353,23 @@ class Training:
         self.buffers = {name: stacked(f"buffer.{name}") for name in self.buffers}
         self.epochs_done = epochs_done
 
-    def fingerprint(self, seed: int) -> str:
+    def fingerprint(self, run: int) -> str:
         """Who holds which examples."""
-        return fingerprint(self.parts[seed])
+        return fingerprint(self.parts[run])
+
+
+OWN = ("seed", "partition", "alpha", "lr", "warmup", "warmup_from", "milestones", "decay")
+"""What experiments that are rows of one program may differ in."""
+
+
+def together(experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:
+    """The experiments, if they can be rows of one program."""
+    first = experiments[0]
+    for one in experiments:
+        for name, value in asdict(one).items():
+            if name not in OWN and value != getattr(first, name):
+                raise InputError(f"runs that train together need one {name}, got {getattr(first, name)} and {value}")
+    return tuple(experiments)
 
 
 def epochs(training: Training) -> Iterator[list[Record]]:

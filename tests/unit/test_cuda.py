@@ -21,7 +21,8 @@ SHORT = Experiment(
 
 
 def trained(experiment: Experiment, device: str, seeds: tuple[int, ...] = (0,)) -> Training:
-    training = Training(make_task(experiment, load("digits")), experiment, seeds, torch.device(device))
+    experiments = [experiment.with_seed(seed) for seed in seeds]
+    training = Training(make_task(experiment, load("digits")), experiments, torch.device(device))
     for _ in epochs(training):
         pass
     return training
@@ -70,9 +71,9 @@ def test_a_resumed_run_goes_on_with_the_same_numbers(norm):
     experiment = replace(SHORT, model="resnet8", norm=norm, data="digits", augment=False, epochs=2)
     task = make_task(experiment, load("digits"))
     whole = trained(experiment, "cuda")
-    first = Training(task, experiment, (0,), torch.device("cuda"))
+    first = Training(task, [experiment], torch.device("cuda"))
     first.train_epoch()
-    second = Training(task, experiment, (0,), torch.device("cuda"))
+    second = Training(task, [experiment], torch.device("cuda"))
     second.restore([first.rows_of(0)], 1)
     second.train_epoch()
     assert (second.x - whole.x).abs().max() <= 1e-9 * whole.x.abs().max()

@@ -205,7 +205,8 @@ SHORT = Experiment(model="mlp", topology="ring:4", epochs=2, lr=0.05, partition=
 
 
 def training(experiment, seeds=(0,)):
-    return Training(make_task(experiment, load("digits")), experiment, seeds, torch.device("cpu"))
+    experiments = [experiment.with_seed(seed) for seed in seeds]
+    return Training(make_task(experiment, load("digits")), experiments, torch.device("cpu"))
 
 
 def test_a_training_with_faults_resumes_bit_for_bit_and_is_another_one_than_without():

@@ -31,8 +31,12 @@ CPU = torch.device("cpu")
 SHORT = Experiment(model="mlp", topology="ring:4", epochs=3, lr=0.05, alpha=1.0, batch=64)
 
 
+def seeded(experiment, seeds):
+    return [experiment.with_seed(seed) for seed in seeds]
+
+
 def run_all(experiment, seeds=(0,), task=None):
-    training = Training(task or make_task(experiment, load("digits")), experiment, seeds, CPU)
+    training = Training(task or make_task(experiment, load("digits")), seeded(experiment, seeds), CPU)
     records = [[combined([part]) for part in measures] for measures in epochs(training)]
     return training, records
 
@@ -56,7 +60,7 @@ def test_a_single_node_is_a_plain_pytorch_loop(model):
         draws = training.plan.epoch(epoch, CPU)
         for step, size in enumerate(training.plan.sizes):
             steps += 1
-            optimizer.param_groups[0]["lr"] = training.schedule(steps)
+            optimizer.param_groups[0]["lr"] = training.schedules[0](steps)
             index = draws.index[step, 0, :size]
             x = (data.train.x[index].double() / data.scale - data.mean[0]) / data.std[0]
             optimizer.zero_grad()
@@ -79,7 +83,7 @@ def test_seeds_as_rows_equal_seeds_alone():
 def test_steps_that_write_into_their_storage_are_the_same(algorithm):
     """As captured steps do on a GPU."""
     experiment = replace(SHORT, algorithm=algorithm, topology="ring:5", partition="iid", precision="fp64")
-    training = Training(make_task(experiment, load("digits")), experiment, (0,), CPU)
+    training = Training(make_task(experiment, load("digits")), [experiment], CPU)
     training._captured = lambda key, step: step()
     storage = training.x.data_ptr()
     for _ in epochs(training):
@@ -89,7 +93,7 @@ def test_steps_that_write_into_their_storage_are_the_same(algorithm):
 
 
 def test_everybody_starts_from_the_same_weights_and_seeds_differ():
-    training = Training(make_task(SHORT, load("digits")), SHORT, (0, 1), CPU)
+    training = Training(make_task(SHORT, load("digits")), seeded(SHORT, (0, 1)), CPU)
     rows = training.x.view(2, 4, -1)
     assert (rows == rows[:, :1]).all()
     assert not rows[0].equal(rows[1])
@@ -594,3 +598,21 @@ def test_what_a_killed_process_left_half_written_is_passed_over(tmp_path):
     assert found[1].epochs == 1
     checkpoints.save(tmp_path, rows, checkpoints.Progress(2, 0))
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["000001", "000001", "000002", "000002"]
+
+
+@pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "d2+", "slowmo", "qg-dadam"])
+def test_learning_rates_and_partitions_are_rows_too(tmp_path, algorithm):
+    common = replace(SHORT, algorithm=algorithm, topology="lazy/ring:4", precision="fp64", warmup=0.0, epochs=2)
+    settings = [common, replace(common, lr=0.01), replace(common, lr=0.02, alpha=10.0), replace(common, milestones=())]
+    rows = train(settings, settled(tmp_path / "rows"))
+    alone = [run for one in settings for run in train(one, settled(tmp_path / "alone"))]
+    for one, other in zip(rows, alone, strict=True):
+        assert one.experiment == other.experiment
+        found, expected = one.newest(), other.newest()
+        assert found is not None
+        assert expected is not None
+        for name, value in expected[0].items():
+            torch.testing.assert_close(found[0][name], value, rtol=1e-9, atol=1e-9)
+        assert one.summary["partition"] == other.summary["partition"]
+    with pytest.raises(qg.InputError, match="runs that train together need one batch, got 64 and 32"):
+        train([common, replace(common, batch=32)], settled(tmp_path))
