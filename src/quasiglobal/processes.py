@@ -80,7 +80,8 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     """This process's share of what is not finished of an experiment's seeds; all its runs."""
     refuse_faults(experiment)
     patience = max(options.peer_timeout, GRACE)
-    store, rank, size = join(patience)
+    meeting, rank, size = join(patience)
+    store = Meeting(meeting, experiment.hash)
     runs = runs_of(experiment, options)
     going = [run for run in runs if run.summary is None]
     if not going:
@@ -96,8 +97,8 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     saved = set.intersection(*(part.epochs() for part in parts))
     training = training_on(
         partial(
-            Distributed, store=Meeting(store, experiment.hash), rank=rank, hosted=hosted,
-            timeout=options.peer_timeout, host=options.host, experiment=experiment.hash,
+            Distributed, store=store, rank=rank, hosted=hosted, timeout=options.peer_timeout, host=options.host,
+            experiment=experiment.hash,
         )
     )
     training.warm_up()
