@@ -1,7 +1,7 @@
 """Fifty random schedules of faults: nobody hangs, everybody ends, and what does not mind faults has learnt.
 
-Quasi-global momentum minds one kind: a node that hears, for long, of one that does not hear of it (half of a directed
-graph is away, or a star's centre) takes every step towards it for its own momentum, and may get worse or diverge.
+Quasi-global momentum was seen to mind one kind: with half of a directed graph away for long, a node hears of one that
+does not hear of it; with a star's centre away, of nobody. It got worse in the first case, and QG-DAdam diverged in the second.
 """
 
 import pytest
