@@ -1,7 +1,8 @@
 """Fifty random schedules of faults: nobody hangs, everybody ends, and what does not mind faults has learnt.
 
 Quasi-global momentum was seen to mind one kind: with half of a directed graph away for long, a node hears of one that
-does not hear of it; with a star's centre away, of nobody. It got worse in the first case, and QG-DAdam diverged in the second.
+does not hear of it; with a star's centre away, of nobody. It got worse in the first case; QG-DAdam diverged in the
+second.
 """
 
 import pytest
