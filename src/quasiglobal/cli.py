@@ -25,6 +25,7 @@ from tyro.conf import Positional, arg
 
 import quasiglobal as qg
 from quasiglobal.catalogue import Entry, catalogue, describe
+from quasiglobal.engines.distributed import spread
 from quasiglobal.engines.joining import launched, serve
 from quasiglobal.estimate import estimate
 from quasiglobal.experiment import Experiment, from_toml
@@ -247,6 +248,7 @@ def train(
     """
     if options.engine == "distributed" and options.processes and not launched():
         refuse_faults(experiment)
+        spread(qg.topology.parse(experiment.topology).n, options.processes)     # refuses too many, once
         sys.exit(launch(sys.argv[1:], options.processes))
     chosen = Run.of(experiment, options.runs)
     finished = chosen.summary is not None
@@ -420,7 +422,7 @@ def status(folder: Annotated[Positional[Path], arg(metavar="RUN")]) -> None:
     parts = parts_of(Run.at(folder).folder)
     if not parts:
         raise qg.InputError(f"{folder} has no parts: it was not trained over processes")
-    newest = [part.measures[-1] if part.measures else None for part in parts]
+    newest = [measured[-1] if (measured := part.measures) else None for part in parts]
     furthest = max((last["step"] for last in newest if last), default=0)
     counted = ("process", "nodes", "epoch", "step", "behind", "loss")
     table = Table(*counted, "sent", "waited", "heard of", "lost edges", "status")

@@ -116,6 +116,7 @@ class Training:
             )
             for one in self.experiments
         ]
+        self._one_rate = all(schedule == self.schedules[0] for schedule in self.schedules)
 
         rows = len(self.engine.nodes)
         starts = [self.layout.row(dict(module.named_parameters())) for module in modules]
@@ -196,7 +197,7 @@ class Training:
 
     def _rates(self, rates: Tensor) -> Tensor:
         """The runs' learning rates as a step takes them: one number where they are equal, else one a row."""
-        if all(schedule == self.schedules[0] for schedule in self.schedules):
+        if self._one_rate:
             return rates[0]
         return rates.repeat_interleave(len(self.engine.nodes))[:, None]
 

@@ -32,10 +32,17 @@ def rank(process, wanted):
 
 def wait_for_epoch(folder, process, epoch, seconds=60):
     """Until a part has measured this many epochs."""
+
+    def reached():
+        files = Path(folder).glob(f"*/parts/{process}/metrics.jsonl")
+        return any(len(path.read_text().splitlines()) >= epoch for path in files)
+
+    wait_for(reached, seconds)
+
+
+def wait_for(condition, seconds=60):
+    """Until it is true."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        for path in Path(folder).glob(f"*/parts/{process}/metrics.jsonl"):
-            if len(path.read_text().splitlines()) >= epoch:
-                return
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.05)
-    raise AssertionError(f"process {process} did not reach epoch {epoch}")

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import hosts
 import pytest
-from test_peers import wait_for
+from commands import wait_for
 
 from quasiglobal.runs import find
 

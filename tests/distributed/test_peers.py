@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from commands import wait_for
 
 import quasiglobal as qg
 from quasiglobal import exports
@@ -65,13 +66,6 @@ def test_a_node_and_the_rendezvous_come_back(tmp_path, owners):
     models = torch.cat([newest(next(find(tmp_path / f"runs{k}")).folder)[0]["x"] for k in range(4)])
     assert (models - models.mean(dim=0)).norm() < 0.05 * models.norm()
     assert server.port == port
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.05)
 
 
 def test_what_owners_do_not_agree_on_is_said_in_one_sentence(tmp_path, owners):

@@ -302,12 +302,12 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
     try:
         left = max(deadline - time.monotonic(), 1.0)
         group = open_group(Meeting(place, str(generation)), int(here == high), 2, host, left)
-    except (RuntimeError, TimeoutError) as error:
+    except RuntimeError as error:
         raise Lost(_reason(error)) from None
     return Edge(here, there, group, generation)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: RuntimeError) -> str:
     """Gloo's words in few."""
     text = str(error)
     if "timed out" in text.lower() or "timeout" in text.lower():

@@ -64,8 +64,11 @@ class Meeting(Store):
         return found
 
     def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=60)) -> None:
-        """Until all are there."""
-        until(lambda: self.check(keys), timeout.total_seconds())
+        """Until all are there; raises RuntimeError if they do not come, as any store does."""
+        try:
+            until(lambda: self.check(keys), timeout.total_seconds())
+        except TimeoutError as error:
+            raise RuntimeError(f"timed out: {error}") from None
 
     def reconnect(self) -> None:
         """If the other side is back; raises OSError if it is not."""

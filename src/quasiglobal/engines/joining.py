@@ -43,7 +43,7 @@ def told(store: Store, about: str, mine: str, rank: int, size: int, timeout: flo
     names = [f"{about}/{process}" for process in range(size)]
     try:
         store.wait(names, timedelta(seconds=timeout))
-    except (RuntimeError, TimeoutError):
+    except RuntimeError:
         raise InputError(f"not all {size} processes came within {timeout:g} s") from None
     return [store.get(name).decode() for name in names]
 
