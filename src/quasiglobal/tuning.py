@@ -25,7 +25,7 @@ Point = tuple[float, ...]
 Trainer = Callable[[Sequence[Experiment], Options, Watcher], object]
 """Trains experiments, with all seeds that the options ask for, into the store."""
 
-CAP = 24
+CAP = 16
 """A grid does not grow beyond this many trials unless told otherwise."""
 
 FACTOR = 2.0
