@@ -548,6 +548,11 @@ def test_toml_and_flags_are_the_same_fields(tmp_path):
     assert from_mapping(json.loads(json.dumps(asdict(experiment))), "json") == experiment
 
 
+def test_a_whole_number_names_the_same_run_as_the_number_it_is():
+    assert Experiment(alpha=1, lr=2, warmup=0).name == Experiment(alpha=1.0, lr=2.0, warmup=0.0).name
+    assert isinstance(Experiment(epochs=3).epochs, int)
+
+
 BAD = {
     'epocs = 3': "unknown key in .*; did you mean 'epochs'",
     'epochs = "three"': "epochs in .* must be a whole number, got 'three'",

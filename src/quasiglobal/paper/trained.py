@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from quasiglobal.algorithms import with_option
@@ -78,7 +80,8 @@ def draw(name: str, root: Path, scale: Scale = "paper", data_dir: Path | None = 
         raise InputError(f"{root} has no run of {name} at {scale} scale; `qg reproduce {name}` runs them")
     with style():
         made = TRAINED[name].draw(found, Place(scale, data_dir))
-        made.figure.suptitle(table.title_at(scale), fontsize=10)
+        letters = int(12 * made.figure.get_figwidth())
+        made.figure.suptitle("\n".join(wrap(table.title_at(scale), letters)), fontsize=10)
     lacking = sum(not one.runs for one in found)
     says = f"{made.says} {lacking} of {len(found)} cells were not run." if lacking else made.says
     return Reproduced(made.figure, made.rows, f"{table.title_at(scale)}. {says}")
@@ -116,13 +119,15 @@ def _partition(found: Sequence[Outcome], place: Place) -> Reproduced:
             lost[title] = str(error)
     if not counts:
         raise InputError("; ".join(lost.values()))
-    columns = 3
-    figure, axes = panels(math.ceil(len(counts) / columns), columns, 3.6, 2.9)
-    for panel, ((title, nodes, alpha), table) in zip(axes, counts.items(), strict=False):
-        draw_dots(panel, table)
-        panel.set_title(f"{title}, n = {nodes}, α = {alpha:g}")
-    for panel in axes[len(counts):]:
-        panel.set_visible(False)
+    settings, alphas = list(dict.fromkeys(key[:2] for key in counts)), sorted({key[2] for key in counts}, reverse=True)
+    figure, axes = panels(len(settings), len(alphas), 3.6, 2.9)
+    places = ((*setting, alpha) for setting in settings for alpha in alphas)
+    for panel, (title, nodes, alpha) in zip(axes, places, strict=True):
+        if (title, nodes, alpha) in counts:
+            draw_dots(panel, counts[title, nodes, alpha])
+            panel.set_title(f"{title}, n = {nodes}, α = {alpha:g}")
+        else:
+            panel.set_axis_off()
     rows: list[dict[str, object]] = [
         {"data": title, "n": nodes, "alpha": alpha, "node": i, "class": j, "examples": int(count)}
         for (title, nodes, alpha), table in counts.items()
@@ -226,6 +231,7 @@ def _curves(
             draw_curve(
                 panel, records, measure, colour=_colour(one), label=_method(one) + suffix, factor=factor, line=line
             )
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not panel.lines:
         _say(panel, "not run")
 
