@@ -157,7 +157,9 @@ def _motivation(found: Sequence[Outcome], place: Place) -> Reproduced:
         panel.set(xlabel="α", ylabel="test accuracy, %")
         panel.set_title(graph)
     axes[5].set_axis_off()
-    _legend_in(axes[5], axes[3], place)
+    handles, labels = max((panel.get_legend_handles_labels() for panel in axes[3:5]), key=lambda found: len(found[1]))
+    if handles:
+        axes[5].legend(handles, labels, loc="center left", title=_key(place))
     return Reproduced(figure, _table_rows(found), _best_of_columns(found))
 
 
@@ -231,7 +233,7 @@ def _curves(
             draw_curve(
                 panel, records, measure, colour=_colour(one), label=_method(one) + suffix, factor=factor, line=line
             )
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     if not panel.lines:
         _say(panel, "not run")
 
@@ -248,7 +250,7 @@ def _ring_scales(found: Sequence[Outcome], place: Place) -> Reproduced:
         _scores(panel, by_name, {"SGDm-N (centralized)": alike, "DSGDm-N": sizes, "QG-DSGDm-N": sizes}, place)
         panel.set(xlabel="nodes on the ring", ylabel="test accuracy, %")
         panel.set_title(f"α = {alpha:g}")
-    _first_legend(axes)
+    _first_legend(axes, _key(place))
     return Reproduced(figure, _table_rows(found), _best_of_columns(found))
 
 
@@ -275,7 +277,7 @@ def _momentum_tuning(found: Sequence[Outcome], place: Place) -> Reproduced:
             _say(panel, "not run")
             continue
         image = draw_heat_map(panel, gaps, BETAS, RATES, "cividis_r")
-        figure.colorbar(image, ax=panel, label="QG-DSGDm-N (β = 0.9, tuned) is ahead by, points")
+        figure.colorbar(image, ax=panel, label="QG-DSGDm-N is ahead by, points")
         i, j = np.unravel_index(np.nanargmin(gaps), gaps.shape)
         frame_cell(panel, int(i), int(j))
         words.append(
@@ -344,20 +346,20 @@ def _colour(one: Outcome) -> str:
 
 
 def _say(panel: Axes, words: str) -> None:
+    """Words in place of what is not there."""
+    panel.set(xticks=[], yticks=[])
     panel.text(0.5, 0.5, words, transform=panel.transAxes, ha="center", va="center", color=GREY)
 
 
-def _first_legend(axes: Sequence[Axes]) -> None:
+def _first_legend(axes: Sequence[Axes], title: str | None = None) -> None:
     """A legend in the first panel that has most curves."""
     fullest = max(axes, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
     if fullest.get_legend_handles_labels()[1]:
-        fullest.legend()
+        fullest.legend(title=title)
 
 
-def _legend_in(panel: Axes, of: Axes, place: Place) -> None:
-    handles, labels = of.get_legend_handles_labels()
-    if handles:
-        panel.legend(handles, labels, loc="center left", title="hollow: the paper" if place.is_papers else None)
+def _key(place: Place) -> str | None:
+    return "hollow: the paper" if place.is_papers else None
 
 
 def _table_rows(found: Sequence[Outcome]) -> list[dict[str, object]]:
@@ -467,7 +469,8 @@ TRAINED: dict[str, Trained] = {
         _of_table("figure-weight-decay", "weight-decay", _weight_decay),
         _figure("figure-curves", "Learning curves: CIFAR-10 and ImageNet", LEARNING_CURVES, _eight_panels),
         _figure(
-            "figure-momentum-tuning", "Tuning DSGDm-N's momentum factor: ResNet-EvoNorm-20 on CIFAR-10",
+            "figure-momentum-tuning",
+            "Tuning DSGDm-N's momentum factor, against QG-DSGDm-N with 0.9: ResNet-EvoNorm-20 on CIFAR-10",
             MOMENTUM_TUNING, _momentum_tuning,
         ),
         _of_table("figure-ring-scales", "ring-scales", _ring_scales),

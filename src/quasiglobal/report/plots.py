@@ -210,7 +210,7 @@ def draw_heat_map(
             continue
         red, green, blue, _ = image.to_rgba(np.array([value]))[0]
         ink = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else BLACK
-        panel.text(j, i, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=8)
+        panel.text(j, i, f"{value:z.1f}", ha="center", va="center", color=ink, fontsize=8)
     return image
 
 
