@@ -27,6 +27,7 @@ import quasiglobal as qg
 from quasiglobal.catalogue import Entry, catalogue, describe
 from quasiglobal.engines.distributed import spread
 from quasiglobal.engines.joining import launched, serve
+from quasiglobal.errors import unknown
 from quasiglobal.estimate import estimate
 from quasiglobal.experiment import Experiment, from_toml
 from quasiglobal.exports import export as export_model
@@ -35,14 +36,31 @@ from quasiglobal.exports import save as save_model
 from quasiglobal.files import as_line, write_csv
 from quasiglobal.measures import Record
 from quasiglobal.paper import demo as demonstration
-from quasiglobal.paper.figures import FIGURES
 from quasiglobal.paper.figures import reproduce as make_figure
+from quasiglobal.paper.figures import write as write_figure
+from quasiglobal.paper.published import NOT_CONVERGED
+from quasiglobal.paper.reproduce import Outcome, ended, missing_data, select
+from quasiglobal.paper.reproduce import reproduce as run_table
+from quasiglobal.paper.tables import TABLES, Scale
+from quasiglobal.paper.tables import Table as Targeted
+from quasiglobal.paper.targets import TARGETS, cost, stand
+from quasiglobal.paper.trained import draw as draw_trained
 from quasiglobal.parts import parts_of
 from quasiglobal.peers import train as train_node
 from quasiglobal.processes import launch, refuse_faults
 from quasiglobal.processes import train as train_part
 from quasiglobal.report import plots
-from quasiglobal.runs import Options, Run, Watcher, data_of, find, group_by_setting, last_and_best, prepare
+from quasiglobal.runs import (
+    Options,
+    Run,
+    Watcher,
+    choose_device,
+    data_of,
+    find,
+    group_by_setting,
+    last_and_best,
+    prepare,
+)
 from quasiglobal.sweeps import sweep
 from quasiglobal.tasks.datasets import available, load
 from quasiglobal.tasks.partition import class_counts, fingerprint, heterogeneity, split
@@ -213,29 +231,96 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-@app.command
-def reproduce(name: Name = None, out: Folder = Path("out")) -> None:
-    """Make a figure of the paper: a PNG, an SVG and its numbers as CSV. Without a name, list the figures.
-
-    Args:
-        name: The figure, such as figure-2d.
-        out: The folder for the files.
-    """
-    if name is None:
-        for known, make in FIGURES.items():
-            console.print(f"{known:<18} {(make.__doc__ or '').splitlines()[0]}")
-        return
-    with console.status(f"making {name}"):
-        made, written = make_figure(name, out)
-    console.print(made.says)
-    _say_written(written)
-
-
 Flat = Annotated[Experiment, tyro.conf.arg(name="")]
 Around = Annotated[Options, tyro.conf.arg(name="")]
 
 
-NOTHING, HERE = Experiment(), Options()
+NOTHING, HERE, THREE_SEEDS = Experiment(), Options(), Options(seeds=3)
+
+
+@app.command
+def reproduce(
+    name: Annotated[Positional[str | None], arg(metavar="TARGET")] = None,
+    listing: Annotated[bool, arg(name="list")] = False,
+    scale: Scale = "paper",
+    cells: Annotated[tuple[str, ...], arg(metavar="GLOB...")] = (),
+    out: Folder = Path("out"),
+    options: Around = THREE_SEEDS,
+) -> None:
+    """Make a table or figure of the paper: run what the store lacks of it, and show ours beside the paper's numbers.
+
+    Learning rates are tuned on seed 0. Run again, it goes on where it stopped. Without a name, list all targets.
+
+    Args:
+        name: A table, such as cifar10, or a figure, such as figure-2d.
+        listing: List the targets: cells, what the store has, what is to be run and about how long it takes here.
+        scale: smoke shows in minutes on a CPU that all works, with digits; short has a tenth of the epochs.
+        cells: Only the cells whose name, or whose run's name, fits one of these, as in 'QG-*ring 16*0.1'.
+        out: The folder for a figure's PNG, SVG and CSV.
+    """
+    if options.engine != "simulator":
+        raise qg.InputError("qg reproduce trains on the simulator; leave out --engine distributed")
+    if name is not None and name not in TARGETS:
+        raise unknown("target", name, TARGETS)
+    if listing or name is None:
+        console.print(_targets([name] if name else list(TARGETS), scale, options))
+        return
+    table = TARGETS[name].table
+    if table is None:
+        with console.status(f"making {name}"):
+            made, written = make_figure(name, out)
+        console.print(made.says)
+        _say_written(written)
+        return
+    found: list[Outcome] = []
+    if table.cells:
+        for sentence in missing_data(select(table, cells), scale, options.data_dir).values():
+            console.print(f"data missing: {sentence}", soft_wrap=True)
+        with _watcher(options.log) as watch:
+            found = run_table(table, scale, options.seeds, cells, options, watch)
+    if name in TABLES:
+        console.print(_beside_the_paper(table, found, scale))
+        for note in table.notes:
+            console.print(f"note: {note}")
+        return
+    made = draw_trained(name, options.runs, scale, options.data_dir)
+    console.print(made.says)
+    _say_written(write_figure(made, name, out))
+
+
+def _targets(names: Sequence[str], scale: Scale, options: Options) -> Table:
+    """Every target with its cells, what the store has of them, and what the rest takes."""
+    store, device = ended(options.runs), choose_device(options.device)
+    caption = f"At {scale} scale with {options.seeds} seeds; times are of plain steps on {device.type}, without rest."
+    table = Table("target", "shows", "cells", "in store", "to run", "about", "data missing", caption=caption)
+    for name in names:
+        target = TARGETS[name]
+        if target.table is None or not target.table.cells:
+            table.add_row(name, target.title, "-", "-", "-", "seconds", "")
+            continue
+        at = stand(target.table, store, scale, options.seeds, options.data_dir)
+        with console.status(f"estimating {name}"):
+            seconds = cost(at.to_run, device)
+        about = "unknown" if seconds is None else _duration(seconds)
+        missing = ", ".join(at.missing)
+        table.add_row(name, target.title, str(at.cells), str(at.done), f"{len(at.to_run)} runs", about, missing)
+    return table
+
+
+def _beside_the_paper(table: Targeted, found: Sequence[Outcome], scale: Scale) -> Table:
+    """A line for each cell: the paper's number, ours, and how it came about."""
+    columns = ("row", "column", "paper", "ours", "difference", "best epoch", "averaged", "seeds", "lr")
+    shown = Table(*columns, title=table.title_at(scale))
+    for one in found:
+        difference = one.difference if scale != "smoke" else None
+        nothing = NOT_CONVERGED if one.diverged else "-"
+        last, best, averaged = (str(score or nothing) for score in (one.ours(), one.ours("best"), one.ours("averaged")))
+        shown.add_row(
+            one.cell.row, one.cell.column, str(one.cell.score or NOT_CONVERGED), last,
+            "-" if difference is None else f"{difference:+.2f}", best, averaged, str(len(one.runs)),
+            f"{one.experiment.peak_lr:g}, {one.how}" if one.runs else one.how,
+        )
+    return shown
 
 
 def train(
@@ -261,7 +346,7 @@ def train(
     if not finished:
         decay = f", × {experiment.decay:g} after {decays} of the run" if decays else ""
         console.print(f"learning rate {peak:g}{warm}{decay}")
-    with _watcher(experiment, options.log) as watch:
+    with _watcher(options.log) as watch:
         if options.engine == "distributed":
             runs = train_part(experiment, options, watch)
         else:
@@ -273,7 +358,7 @@ def train(
 
 
 @contextmanager
-def _watcher(experiment: Experiment, log: str) -> Iterator[Watcher]:
+def _watcher(log: str) -> Iterator[Watcher]:
     """A progress bar on a terminal and a line for each test elsewhere, or a JSON object for each epoch on stderr."""
     to = logging.getLogger("quasiglobal")
     if log == "json":
@@ -282,15 +367,17 @@ def _watcher(experiment: Experiment, log: str) -> Iterator[Watcher]:
         to.addHandler(handler)
         to.setLevel(logging.INFO)
     with _progress() as progress:
-        bar = progress.add_task(experiment.algorithm, total=experiment.epochs)
+        bar = progress.add_task("", total=None)
 
         def watch(runs: Sequence[Run], records: list[Record]) -> None:
-            record = records[0]
+            record, names = records[0], {run.experiment.algorithm for run in runs}
+            what = names.pop() if len(names) == 1 else f"{len(runs)} runs"
             text = f"loss {sum(r['loss'] for r in records) / len(records):.3f}"
             if "accuracy" in record:
                 mean = sum(r["accuracy"] for r in records) / len(records)
                 text += f"  accuracy {100 * mean:.1f}%"
-            progress.update(bar, completed=record["epoch"], description=f"{experiment.algorithm}  {text}")
+            total = runs[0].experiment.epochs
+            progress.update(bar, completed=record["epoch"], total=total, description=f"{what}  {text}")
             if log == "json":
                 for run, measured in zip(runs, records, strict=True):
                     to.info("epoch %d", measured["epoch"], extra={"facts": {"run": run.folder.name} | measured})
@@ -343,7 +430,7 @@ def node(
     """
     experiment = from_toml(file)
     options = Options(runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log)
-    with _watcher(experiment, log) as watch:
+    with _watcher(log) as watch:
         run = train_node(experiment, node, data, rendezvous, options, patience, watch)
     console.print(_comparison([run]))
     console.print(f"run: {run.folder}")
@@ -401,7 +488,7 @@ def tune(
     names = parse_over(over)
     if plot is not None:
         plots.check_drawable(plot, names)
-    with _watcher(experiment, options.log) as watch:
+    with _watcher(options.log) as watch:
         (tuned,) = tune_experiments([experiment], names, options, cap, watch)
     console.print(_grid(tuned))
     best = ", ".join(f"{name} = {value:g}" for name, value in zip(tuned.grid, tuned.best, strict=True))

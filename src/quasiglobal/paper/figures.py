@@ -403,4 +403,4 @@ FIGURES: dict[str, Callable[[], Reproduced]] = {
     "figure-topology": figure_topology,
     "figure-speedup": figure_speedup,
 }
-"""What `qg reproduce` can make."""
+"""The figures that need no training, by name."""

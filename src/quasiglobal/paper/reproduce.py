@@ -90,13 +90,23 @@ class Outcome:
         return None if ours is None or self.cell.score is None else ours.mean - self.cell.score.mean
 
 
-def outcomes(table: Table, root: Path, scale: Scale = "paper") -> list[Outcome]:
-    """What the store under `root` has of each cell of a table."""
-    ended: dict[str, list[Run]] = {}
+Ended = Mapping[str, Sequence[Run]]
+"""The runs of a store that have ended, by their setting."""
+
+
+def ended(root: Path) -> Ended:
+    """What the store under `root` has, read once for several tables."""
+    found: dict[str, list[Run]] = {}
     for run in find(root):
         if run.summary is not None:
-            ended.setdefault(_setting(run.experiment), []).append(run)
-    return [_outcome(cell, scale, ended) for cell in table.cells]
+            found.setdefault(_setting(run.experiment), []).append(run)
+    return found
+
+
+def outcomes(table: Table, store: Path | Ended, scale: Scale = "paper") -> list[Outcome]:
+    """What the store, a folder of runs, has of each cell of a table."""
+    runs = ended(store) if isinstance(store, Path) else store
+    return [_outcome(cell, scale, runs) for cell in table.cells]
 
 
 def reproduce(
@@ -186,14 +196,13 @@ def _grids(found: Iterable[Outcome], scale: Scale) -> dict[tuple[float, ...], li
     return {rates: list(experiments) for rates, experiments in grids.items()}
 
 
-def _outcome(cell: Cell, scale: Scale, ended: Mapping[str, list[Run]]) -> Outcome:
+def _outcome(cell: Cell, scale: Scale, store: Ended) -> Outcome:
     """The best of the cell's algorithms."""
-    found = [_tried(cell, experiment, ended) for experiment in cell.experiments(scale)]
+    found = [_tried(cell, experiment, store.get(_setting(experiment), ())) for experiment in cell.experiments(scale)]
     return max(found, key=lambda one: max(map(score, one.trials.values()), default=float("-inf")))
 
 
-def _tried(cell: Cell, experiment: Experiment, ended: Mapping[str, list[Run]]) -> Outcome:
-    runs = ended.get(_setting(experiment), [])
+def _tried(cell: Cell, experiment: Experiment, runs: Sequence[Run]) -> Outcome:
     if experiment.lr is not None:
         runs = [run for run in runs if run.experiment.peak_lr == experiment.lr]
     trials = {run.experiment.peak_lr: run for run in runs if run.experiment.seed == experiment.seed}

@@ -1,0 +1,97 @@
+"""Everything of the paper that can be asked for by name: its tables, and its figures with and without training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from quasiglobal.estimate import images_per_second
+from quasiglobal.experiment import Experiment
+from quasiglobal.paper.figures import FIGURES
+from quasiglobal.paper.reproduce import FEWEST_RATES, Ended, Outcome, absent, outcomes
+from quasiglobal.paper.tables import TABLES, Scale, Table
+from quasiglobal.paper.trained import TRAINED
+from quasiglobal.tasks.datasets import SOURCES
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table or figure of the paper."""
+
+    name: str
+    title: str
+    table: Table | None
+    """The cells to train; None for a figure that needs none and takes seconds."""
+
+
+TARGETS: dict[str, Target] = {
+    **{name: Target(name, table.title, table) for name, table in TABLES.items()},
+    **{name: Target(name, figure.table.title, figure.table) for name, figure in TRAINED.items()},
+    **{name: Target(name, (make.__doc__ or "").splitlines()[0], None) for name, make in FIGURES.items()},
+}
+"""What `qg reproduce` knows by name."""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """How far a target is in a store."""
+
+    cells: int
+    done: int
+    """Cells with all seeds, at the paper's own learning rate or the best of three or more."""
+    to_run: tuple[Experiment, ...]
+    """An experiment for each run that is missing, of those whose data is known; more where a grid has to grow."""
+    missing: tuple[str, ...]
+    """Data sets that the disk has not."""
+
+
+def stand(table: Table, store: Path | Ended, scale: Scale, seeds: int, data_dir: Path | None = None) -> Stand:
+    """What the store has of a table, and what it lacks."""
+    found = outcomes(table, store, scale)
+    lacking: dict[Experiment, list[Experiment]] = {}
+    for one in found:
+        lacking[one.cell.experiment] = _to_run(one, scale, seeds)       # cells may share an experiment
+    return Stand(
+        cells=len(found),
+        done=sum(not _to_run(one, scale, seeds) for one in found),
+        to_run=tuple(experiment for several in lacking.values() for experiment in several),
+        missing=tuple(absent(table.cells, scale, data_dir)),
+    )
+
+
+def cost(experiments: Iterable[Experiment], device: torch.device) -> float | None:
+    """About how many seconds this machine takes for runs; None where a data set or model is none of ours.
+
+    Images over the speed of a plain step. A data set's examples count test images too, which stand for the tests.
+    """
+    seconds = 0.0
+    for one in experiments:
+        if one.data not in SHOWN:
+            return None
+        alike = Experiment(data=one.data, model=one.model, width=one.width, precision=one.precision)
+        seconds += one.epochs * SOURCES[one.data].examples / _speed(alike, device)
+    return seconds
+
+
+SHOWN: dict[str, tuple[int, Sequence[int]]] = {
+    "digits": (10, (1, 8, 8)), "cifar10": (10, (3, 32, 32)),
+    "imagenet32": (1000, (3, 32, 32)), "imagenet": (1000, (3, 224, 224)),
+}
+"""Classes and shape of what a model sees, for data that may not be here."""
+
+
+@cache
+def _speed(alike: Experiment, device: torch.device) -> float:
+    """Of a model with its own norm: others differ by little."""
+    return images_per_second(alike, *SHOWN[alike.data], device)
+
+
+def _to_run(one: Outcome, scale: Scale, seeds: int) -> list[Experiment]:
+    """The cell's experiment as often as it has to be run: the rates to try, then the other seeds at the best."""
+    trials = 0 if one.fixed or one.tuned else max(0, FEWEST_RATES * len(one.cell.experiments(scale)) - len(one.trials))
+    ended = len(one.runs) if one.runs else min(1, trials)               # the best trial is a seed's run already
+    return [one.experiment] * (trials + max(0, seeds - ended))
