@@ -493,7 +493,7 @@ def tune(
     console.print(_grid(tuned))
     best = ", ".join(f"{name} = {value:g}" for name, value in zip(tuned.grid, tuned.best, strict=True))
     inside = "" if tuned.inside else f"; it lies at an end of the grid: raise --cap above {cap}, or give other values"
-    console.print(f"best: {best}, of {len(tuned.trials)} trials with seed {experiment.seed}{inside}")
+    console.print(f"best: {best}, of {len(tuned.trials)} trials with seed {experiment.seed}{inside}", soft_wrap=True)
     console.print(_comparison(tuned.runs))
     if plot is not None:
         plots.save_as(plots.draw_tuning(tuned.grid, tuned.scores, tuned.best), plot)

@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import wrap
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -80,11 +81,15 @@ def draw(name: str, root: Path, scale: Scale = "paper", data_dir: Path | None = 
         raise InputError(f"{root} has no run of {name} at {scale} scale; `qg reproduce {name}` runs them")
     with style():
         made = TRAINED[name].draw(found, Place(scale, data_dir))
-        letters = int(12 * made.figure.get_figwidth())
-        made.figure.suptitle("\n".join(wrap(table.title_at(scale), letters)), fontsize=10)
+        title = table.title_at(scale) if found else table.title + NO_RUNS[scale]
+        made.figure.suptitle("\n".join(wrap(title, int(12 * made.figure.get_figwidth()))), fontsize=10)
     lacking = sum(not one.runs for one in found)
     says = f"{made.says} {lacking} of {len(found)} cells were not run." if lacking else made.says
-    return Reproduced(made.figure, made.rows, f"{table.title_at(scale)}. {says}")
+    return Reproduced(made.figure, made.rows, f"{title}. {says}")
+
+
+NO_RUNS: dict[Scale, str] = {"smoke": " (SMOKE: digits in place of the data)", "short": "", "paper": ""}
+"""What a scale changes of a figure that shows no training."""
 
 
 # ------------------------------------------------------------------------------------------------ partitions
@@ -157,7 +162,7 @@ def _motivation(found: Sequence[Outcome], place: Place) -> Reproduced:
         panel.set(xlabel="α", ylabel="test accuracy, %")
         panel.set_title(graph)
     axes[5].set_axis_off()
-    handles, labels = max((panel.get_legend_handles_labels() for panel in axes[3:5]), key=lambda found: len(found[1]))
+    handles, labels = _entries(axes[3:5])
     if handles:
         axes[5].legend(handles, labels, loc="center left", title=_key(place))
     return Reproduced(figure, _table_rows(found), _best_of_columns(found))
@@ -250,7 +255,9 @@ def _ring_scales(found: Sequence[Outcome], place: Place) -> Reproduced:
         _scores(panel, by_name, {"SGDm-N (centralized)": alike, "DSGDm-N": sizes, "QG-DSGDm-N": sizes}, place)
         panel.set(xlabel="nodes on the ring", ylabel="test accuracy, %")
         panel.set_title(f"α = {alpha:g}")
-    _first_legend(axes, _key(place))
+    handles, labels = _entries(axes)
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), title=_key(place))
     return Reproduced(figure, _table_rows(found), _best_of_columns(found))
 
 
@@ -351,11 +358,16 @@ def _say(panel: Axes, words: str) -> None:
     panel.text(0.5, 0.5, words, transform=panel.transAxes, ha="center", va="center", color=GREY)
 
 
-def _first_legend(axes: Sequence[Axes], title: str | None = None) -> None:
+def _first_legend(axes: Sequence[Axes]) -> None:
     """A legend in the first panel that has most curves."""
     fullest = max(axes, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
     if fullest.get_legend_handles_labels()[1]:
-        fullest.legend(title=title)
+        fullest.legend()
+
+
+def _entries(axes: Sequence[Axes]) -> tuple[list[Artist], list[str]]:
+    """What a legend shows, of the panel that has most."""
+    return max((panel.get_legend_handles_labels() for panel in axes), key=lambda entries: len(entries[1]))
 
 
 def _key(place: Place) -> str | None:
@@ -470,7 +482,7 @@ TRAINED: dict[str, Trained] = {
         _figure("figure-curves", "Learning curves: CIFAR-10 and ImageNet", LEARNING_CURVES, _eight_panels),
         _figure(
             "figure-momentum-tuning",
-            "Tuning DSGDm-N's momentum factor, against QG-DSGDm-N with 0.9: ResNet-EvoNorm-20 on CIFAR-10",
+            "Tuning DSGDm-N's momentum factor, against QG-DSGDm-N with β = 0.9: ResNet-EvoNorm-20 on CIFAR-10",
             MOMENTUM_TUNING, _momentum_tuning,
         ),
         _of_table("figure-ring-scales", "ring-scales", _ring_scales),
