@@ -39,7 +39,7 @@ from quasiglobal.paper import demo as demonstration
 from quasiglobal.paper.figures import reproduce as make_figure
 from quasiglobal.paper.figures import write as write_figure
 from quasiglobal.paper.published import NOT_CONVERGED
-from quasiglobal.paper.reproduce import Outcome, ended, missing_data, select
+from quasiglobal.paper.reproduce import Outcome, ended, missing_data
 from quasiglobal.paper.reproduce import reproduce as run_table
 from quasiglobal.paper.tables import TABLES, Scale
 from quasiglobal.paper.tables import Table as Targeted
@@ -274,10 +274,11 @@ def reproduce(
         return
     found: list[Outcome] = []
     if table.cells:
-        for sentence in missing_data(select(table, cells), scale, options.data_dir).values():
-            console.print(f"data missing: {sentence}", soft_wrap=True)
         with _watcher(options.log) as watch:
             found = run_table(table, scale, options.seeds, cells, options, watch)
+        lacking = [one.cell for one in found if not one.runs]
+        for sentence in missing_data(lacking, scale, options.data_dir).values():
+            console.print(f"data missing: {sentence}", soft_wrap=True)
     if name in TABLES:
         console.print(_beside_the_paper(table, found, scale))
         for note in table.notes:
@@ -291,19 +292,22 @@ def reproduce(
 def _targets(names: Sequence[str], scale: Scale, options: Options) -> Table:
     """Every target with its cells, what the store has of them, and what the rest takes."""
     store, device = ended(options.runs), choose_device(options.device)
-    caption = f"At {scale} scale with {options.seeds} seeds; times are of plain steps on {device.type}, without rest."
-    table = Table("target", "shows", "cells", "in store", "to run", "about", "data missing", caption=caption)
+    caption = (
+        f"At {scale} scale with {options.seeds} seeds. A grid of learning rates may grow beyond the runs counted here; "
+        f"times are from a few steps of each model on {device.type}."
+    )
+    table = Table("target", "shows", "cells", "begun", "done", "to run", "about", "data missing", caption=caption)
     for name in names:
         target = TARGETS[name]
         if target.table is None or not target.table.cells:
-            table.add_row(name, target.title, "-", "-", "-", "seconds", "")
+            table.add_row(name, target.title, "-", "-", "-", "-", "seconds", "")
             continue
         at = stand(target.table, store, scale, options.seeds, options.data_dir)
         with console.status(f"estimating {name}"):
             seconds = cost(at.to_run, device)
         about = "unknown" if seconds is None else _duration(seconds)
-        missing = ", ".join(at.missing)
-        table.add_row(name, target.title, str(at.cells), str(at.done), f"{len(at.to_run)} runs", about, missing)
+        counts = (at.cells, at.begun, at.done, f"{len(at.to_run)} runs")
+        table.add_row(name, target.title, *map(str, counts), about, ", ".join(at.missing))
     return table
 
 
@@ -535,12 +539,14 @@ def _bytes(count: float) -> str:
 def _duration(seconds: float) -> str:
     """A time for people.
 
-    >>> _duration(42.4), _duration(90), _duration(7_000)
-    ('42 s', '2 min', '1.9 h')
+    >>> _duration(42.4), _duration(90), _duration(7_000), _duration(1e6)
+    ('42 s', '2 min', '1.9 h', '12 days')
     """
     if seconds < 60:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:,.0f} days"
 
 
 @app.command

@@ -41,6 +41,8 @@ class Stand:
     """How far a target is in a store."""
 
     cells: int
+    begun: int
+    """Cells with a run that has ended."""
     done: int
     """Cells with all seeds, at the paper's own learning rate or the best of three or more."""
     to_run: tuple[Experiment, ...]
@@ -57,6 +59,7 @@ def stand(table: Table, store: Path | Ended, scale: Scale, seeds: int, data_dir:
         lacking[one.cell.experiment] = _to_run(one, scale, seeds)       # cells may share an experiment
     return Stand(
         cells=len(found),
+        begun=sum(bool(one.trials) for one in found),
         done=sum(not _to_run(one, scale, seeds) for one in found),
         to_run=tuple(experiment for several in lacking.values() for experiment in several),
         missing=tuple(absent(table.cells, scale, data_dir)),

@@ -1,0 +1,254 @@
+"""Tables from the store: which rate is best, what counts as tuned, and running what is missing."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quasiglobal import InputError, cli
+from quasiglobal.paper.published import Score
+from quasiglobal.paper.reproduce import outcomes, reproduce
+from quasiglobal.paper.tables import TABLES, at_scale
+from quasiglobal.paper.targets import TARGETS, cost, stand
+from quasiglobal.paper.trained import TRAINED, draw
+from quasiglobal.runs import Options, Run
+
+
+def cell_of(table, name):
+    return next(cell for cell in TABLES[table].cells if cell.name == name)
+
+
+HEADLINE = cell_of("motivation", "QG-DSGDm-N | ring 16, α = 0.1")
+
+
+def ended(root, experiment, accuracy, status="finished"):
+    """A run in the store that reached this, without training."""
+    run = Run.of(experiment, root)
+    run.describe()
+    test = {"epoch": 10, "loss": 0.1, "accuracy": accuracy, "accuracy_averaged": accuracy + 0.01}
+    run.rewrite([] if status == "diverged" else [test | {"epoch": 5, "accuracy": accuracy + 0.02}, test])
+    run.finish(status, {})
+
+
+def headline(root, scores, status="finished"):
+    for rate, accuracy in scores.items():
+        ended(root, replace(HEADLINE.experiment, lr=rate), accuracy, status)
+
+
+def outcome(root, table="motivation", cell=HEADLINE, scale="paper"):
+    return next(one for one in outcomes(TABLES[table], root, scale) if one.cell == cell)
+
+
+def test_an_empty_store_has_nothing_and_says_so(tmp_path):
+    for name, table in TABLES.items():
+        for one in outcomes(table, tmp_path):
+            assert (one.ours(), one.runs, one.tuned, one.difference) == (None, (), False, None), name
+
+
+def test_the_best_rate_is_that_of_seed_0_and_its_seeds_make_the_number(tmp_path):
+    headline(tmp_path, {0.4: 0.70, 0.8: 0.80, 1.6: 0.75})
+    for seed, accuracy in ((1, 0.82), (2, 0.84)):
+        ended(tmp_path, replace(HEADLINE.experiment, lr=0.8, seed=seed), accuracy)
+    ended(tmp_path, replace(HEADLINE.experiment, lr=1.6, seed=1), 0.99)
+    one = outcome(tmp_path)
+    assert one.experiment == replace(HEADLINE.experiment, lr=0.8)
+    assert [run.experiment.seed for run in one.runs] == [0, 1, 2]
+    assert list(one.trials) == [0.4, 0.8, 1.6]
+    assert one.tuned
+    assert one.how == "best of 3"
+    assert one.ours() == Score(pytest.approx(82.0), pytest.approx(2.0))
+    assert one.ours("best").mean == pytest.approx(84.0)
+    assert one.ours("averaged").mean == pytest.approx(83.0)
+    assert one.difference == pytest.approx(-0.2)
+
+
+def test_of_equal_rates_the_smaller_is_best(tmp_path):
+    headline(tmp_path, {0.4: 0.7, 0.8: 0.8, 1.6: 0.8, 3.2: 0.7})
+    assert outcome(tmp_path).experiment.lr == 0.8
+
+
+def test_a_diverged_trial_is_worse_than_any(tmp_path):
+    headline(tmp_path, {0.4: 0.11, 0.8: 0.12})
+    headline(tmp_path, {1.6: 0.99}, "diverged")
+    one = outcome(tmp_path)
+    assert one.experiment.lr == 0.8
+    assert one.tuned, "what lies beyond was tried"
+
+
+@pytest.mark.parametrize(
+    ("scores", "how"),
+    [
+        ({0.8: 0.8}, "not tuned"),
+        ({0.4: 0.7, 0.8: 0.8}, "not tuned"),
+        ({0.4: 0.7, 0.8: 0.75, 1.6: 0.8}, "at an end of 3"),
+    ],
+)
+def test_few_rates_or_a_best_at_the_end_do_not_count_as_tuned(tmp_path, scores, how):
+    headline(tmp_path, scores)
+    assert not outcome(tmp_path).tuned
+    assert outcome(tmp_path).how == how
+    assert outcome(tmp_path).ours().std is None
+
+
+def test_a_seed_that_diverged_is_no_number_rather_than_left_out(tmp_path):
+    headline(tmp_path, {0.8: 0.8})
+    ended(tmp_path, replace(HEADLINE.experiment, lr=0.8, seed=1), 0.0, "diverged")
+    one = outcome(tmp_path)
+    assert one.diverged
+    assert one.ours() is None
+
+
+def test_runs_of_another_setting_or_scale_do_not_count(tmp_path):
+    headline(tmp_path, {0.8: 0.8})
+    ended(tmp_path, replace(at_scale(HEADLINE.experiment, "short"), lr=0.8), 0.7)
+    ended(tmp_path, replace(HEADLINE.experiment, lr=0.4, precision="fp32"), 0.9)
+    assert list(outcome(tmp_path).trials) == [0.8]
+    assert outcome(tmp_path, scale="short").ours().mean == pytest.approx(70.0)
+    assert outcome(tmp_path, scale="smoke").ours() is None
+
+
+def test_a_reference_counts_whatever_alpha_and_graph_it_was_run_with(tmp_path):
+    cell = cell_of("ring-scales", "SGDm-N (centralized) | ring 32, iid")
+    ended(tmp_path, replace(cell.experiment, topology="social", alpha=10.0, lr=1.6), 0.9)
+    assert outcome(tmp_path, "ring-scales", cell).ours().mean == pytest.approx(90.0)
+
+
+def test_a_further_tuned_option_counts_at_its_best(tmp_path):
+    cell = cell_of("momentum-variants", "DMSGD | α = 0.1")
+    for name, accuracy in (("dmsgd", 0.7), ("dmsgd:mu=0.25", 0.8), ("dmsgd:mu=0.75", 0.6)):
+        ended(tmp_path, replace(cell.experiment, algorithm=name, lr=0.8), accuracy)
+    one = outcome(tmp_path, "momentum-variants", cell)
+    assert one.experiment.algorithm == "dmsgd:mu=0.25"
+    assert one.ours().mean == pytest.approx(80.0)
+
+
+def test_what_is_to_be_run_shrinks_with_what_the_store_has(tmp_path):
+    table = TABLES["motivation"]
+    before = stand(table, tmp_path, "paper", seeds=3, data_dir=tmp_path)
+    assert (before.cells, before.begun, before.done) == (18, 0, 0)
+    assert len(before.to_run) == 18 * (3 + 2), "three rates, then two more seeds at the best"
+    assert before.missing == ("cifar10",)
+    headline(tmp_path, {0.4: 0.7, 0.8: 0.8, 1.6: 0.7})
+    ended(tmp_path, replace(HEADLINE.experiment, lr=0.8, seed=1), 0.8)
+    after = stand(table, tmp_path, "paper", seeds=3, data_dir=tmp_path)
+    assert (after.begun, after.done, len(after.to_run)) == (1, 0, 17 * 5 + 1)
+    ended(tmp_path, replace(HEADLINE.experiment, lr=0.8, seed=2), 0.8)
+    assert stand(table, tmp_path, "paper", seeds=3).done == 1
+
+
+def test_cost_grows_with_the_runs_and_is_unknown_for_data_of_nobody():
+    one = at_scale(HEADLINE.experiment, "smoke")
+    cpu = torch.device("cpu")
+    assert cost([], cpu) == 0
+    assert cost([one], cpu) > 0
+    assert cost([one] * 3, cpu) == pytest.approx(3 * cost([one], cpu))
+    assert cost([replace(one, data="ag-news")], cpu) is None
+
+
+def test_missing_data_is_one_sentence_with_the_remedy(tmp_path):
+    options = Options(runs=tmp_path, data_dir=tmp_path)
+    with pytest.raises(InputError, match=r"cifar10 is not in .*; get it: .*curl") as error:
+        reproduce(TABLES["single-worker"], options=options)
+    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match="ag-news is none of the data sets that this version reads"):
+        reproduce(TABLES["adam"], cells=["*AG News*"], options=options)
+
+
+def test_a_table_runs_end_to_end_at_smoke_scale_and_never_twice(tmp_path):
+    options = Options(runs=tmp_path)
+    found = reproduce(TABLES["adam"], "smoke", seeds=2, options=options)
+    assert len(found) == len(TABLES["adam"].cells)
+    for one in found:
+        assert len(one.trials) == 3
+        assert [run.experiment.seed for run in one.runs] == [0, 1]
+        assert one.experiment.data == "digits"
+        assert 0 < one.ours().mean <= 100
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")}
+    again = reproduce(TABLES["adam"], "smoke", seeds=2, options=options)
+    assert [one.ours() for one in again] == [one.ours() for one in found]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")} == written
+
+
+@pytest.fixture(scope="module")
+def smoke_store(tmp_path_factory):
+    """Targets share experiments: one store for all."""
+    return tmp_path_factory.mktemp("smoke")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.table and target.table.cells])
+def test_every_target_that_trains_runs_at_smoke_scale(name, smoke_store):
+    found = reproduce(TARGETS[name].table, "smoke", options=Options(runs=smoke_store))
+    assert all(len(one.runs) == 3 for one in found)
+    if name in TRAINED:
+        assert draw(name, smoke_store, "smoke").rows
+
+
+def test_more_seeds_run_those_seeds_alone_and_the_named_cells_alone(tmp_path):
+    table, cells = TABLES["single-worker"], ["sgdm-n | gn"]
+    watched = []
+
+    def watch(runs, records):
+        watched.extend((run.experiment.seed, run.experiment.lr) for run in runs)
+
+    (one,) = reproduce(table, "smoke", 1, cells, Options(runs=tmp_path), watch)
+    assert {seed for seed, _ in watched} == {0}
+    watched.clear()
+    (more,) = reproduce(table, "smoke", 3, cells, Options(runs=tmp_path), watch)
+    assert set(watched) == {(1, one.experiment.lr), (2, one.experiment.lr)}
+    assert len(more.runs) == 3
+    assert more.ours().std > 0
+
+
+# ------------------------------------------------------------------------------------------ the command line
+
+
+def qg(monkeypatch, capsys, *words):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cli, "console", cli.Console(highlight=False, markup=False, width=200))
+    monkeypatch.setattr(sys, "argv", ["qg", *words])
+    status = 0
+    try:
+        cli.main()
+    except SystemExit as exit:
+        status = exit.code
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+def test_the_list_has_every_target_with_what_it_takes(monkeypatch, capsys, tmp_path):
+    headline(tmp_path, {0.8: 0.8})
+    words = ("reproduce", "--list", "--scale", "short", "--runs", str(tmp_path), "--data-dir", str(tmp_path))
+    monkeypatch.setattr("quasiglobal.paper.targets.images_per_second", lambda *about: 1000.0)
+    status, out, _ = qg(monkeypatch, capsys, *words)
+    assert status == 0
+    for name in TARGETS:
+        assert f" {name} " in out
+    assert "ag-news, cifar10" in out
+    status, out, _ = qg(monkeypatch, capsys, "reproduce", "motivation", *words[1:2], "--runs", str(tmp_path))
+    assert status == 0
+    (line,) = (line for line in out.splitlines() if "│ motivation" in line)
+    assert [word.strip() for word in line.split("│")[3:7]] == ["18", "1", "0", f"{17 * 5 + 4} runs"]
+    assert "│ cifar10" not in out, "only what was named"
+
+
+def test_a_table_is_printed_beside_the_papers(monkeypatch, capsys, tmp_path):
+    words = ("reproduce", "single-worker", "--scale", "smoke", "--runs", str(tmp_path), "--seeds", "1")
+    status, out, _ = qg(monkeypatch, capsys, *words, "--cells", "SGDm | BN")
+    assert status == 0
+    assert "SMOKE: digits in place of the data" in out
+    assert "92.90 ± 0.15" in out
+    assert "93.01 ± 0.12" not in out, "a cell that was not asked for"
+
+
+def test_what_cannot_be_asked_for_is_said_in_a_sentence(monkeypatch, capsys, tmp_path):
+    there = ("--runs", str(tmp_path), "--data-dir", str(tmp_path))
+    for words, sentence in {
+        ("cifar100",): "qg: unknown target 'cifar100'; did you mean 'cifar10'?",
+        ("motivation", *there): "qg: cifar10 is not in",
+        ("motivation", "--cells", "*DSGX*", *there): "qg: no cell of motivation is named as '*DSGX*'",
+        ("motivation", "--engine", "distributed"): "qg: qg reproduce trains on the simulator",
+    }.items():
+        status, _, err = qg(monkeypatch, capsys, "reproduce", *words)
+        assert (status, err.startswith(sentence)) == (2, True), err
