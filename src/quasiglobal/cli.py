@@ -39,7 +39,7 @@ from quasiglobal.paper import demo as demonstration
 from quasiglobal.paper.figures import reproduce as make_figure
 from quasiglobal.paper.figures import write as write_figure
 from quasiglobal.paper.published import NOT_CONVERGED
-from quasiglobal.paper.reproduce import Outcome, ended, missing_data
+from quasiglobal.paper.reproduce import Outcome, absent, ended, missing_data
 from quasiglobal.paper.reproduce import reproduce as run_table
 from quasiglobal.paper.tables import TABLES, Scale
 from quasiglobal.paper.tables import Table as Targeted
@@ -300,7 +300,8 @@ def _targets(names: Sequence[str], scale: Scale, options: Options) -> Table:
     for name in names:
         target = TARGETS[name]
         if target.table is None or not target.table.cells:
-            table.add_row(name, target.title, "-", "-", "-", "-", "seconds", "")
+            missing = absent(target.data if scale != "smoke" else (), options.data_dir)
+            table.add_row(name, target.title, "-", "-", "-", "-", "seconds", ", ".join(missing))
             continue
         at = stand(target.table, store, scale, options.seeds, options.data_dir)
         with console.status(f"estimating {name}"):

@@ -166,7 +166,7 @@ def missing_data(cells: Iterable[Cell], scale: Scale, data_dir: Path | None) -> 
     What lies nowhere on the disk is asked of the hub, as training would.
     """
     lost = {}
-    for name in absent(cells, scale, data_dir):
+    for name in absent(data_names(cells, scale), data_dir):
         if name not in SOURCES:
             lost[name] = f"{name} is none of the data sets that this version reads; `qg data` lists them"
             continue
@@ -177,11 +177,15 @@ def missing_data(cells: Iterable[Cell], scale: Scale, data_dir: Path | None) -> 
     return lost
 
 
-def absent(cells: Iterable[Cell], scale: Scale, data_dir: Path | None) -> list[str]:
-    """The data sets that the cells need and the disk has not."""
+def data_names(cells: Iterable[Cell], scale: Scale) -> list[str]:
+    """The data sets that the cells need."""
+    return list(dict.fromkeys(at_scale(cell.experiment, scale).data for cell in cells))
+
+
+def absent(names: Iterable[str], data_dir: Path | None) -> list[str]:
+    """Those of the data sets that the disk has not."""
     here = {found.name for found in available(data_dir) if found.where is not None and not found.missing}
-    needed = dict.fromkeys(at_scale(cell.experiment, scale).data for cell in cells)
-    return [name for name in needed if name not in here]
+    return [name for name in names if name not in here]
 
 
 def _grids(found: Iterable[Outcome], scale: Scale) -> dict[tuple[float, ...], list[Experiment]]:

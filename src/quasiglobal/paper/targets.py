@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -12,9 +12,9 @@ import torch
 from quasiglobal.estimate import images_per_second
 from quasiglobal.experiment import Experiment
 from quasiglobal.paper.figures import FIGURES
-from quasiglobal.paper.reproduce import FEWEST_RATES, Ended, Outcome, absent, outcomes
+from quasiglobal.paper.reproduce import FEWEST_RATES, Ended, Outcome, absent, data_names, outcomes
 from quasiglobal.paper.tables import TABLES, Scale, Table
-from quasiglobal.paper.trained import TRAINED
+from quasiglobal.paper.trained import PARTITIONS, TRAINED
 from quasiglobal.tasks.datasets import SOURCES
 
 
@@ -24,15 +24,20 @@ class Target:
 
     name: str
     title: str
-    table: Table | None
-    """The cells to train; None for a figure that needs none and takes seconds."""
+    table: Table | None = None
+    """The cells to train; without them it is a figure that takes seconds."""
+    data: tuple[str, ...] = ()
+    """What such a figure shows, beyond smoke scale."""
 
 
 TARGETS: dict[str, Target] = {
     **{name: Target(name, table.title, table) for name, table in TABLES.items()},
     **{name: Target(name, figure.table.title, figure.table) for name, figure in TRAINED.items()},
-    **{name: Target(name, (make.__doc__ or "").splitlines()[0], None) for name, make in FIGURES.items()},
+    **{name: Target(name, (make.__doc__ or "").splitlines()[0]) for name, make in FIGURES.items()},
 }
+TARGETS["figure-partition"] = replace(
+    TARGETS["figure-partition"], data=tuple(dict.fromkeys(data for _, data, *_ in PARTITIONS))
+)
 """What `qg reproduce` knows by name."""
 
 
@@ -62,7 +67,7 @@ def stand(table: Table, store: Path | Ended, scale: Scale, seeds: int, data_dir:
         begun=sum(bool(one.trials) for one in found),
         done=sum(not _to_run(one, scale, seeds) for one in found),
         to_run=tuple(experiment for several in lacking.values() for experiment in several),
-        missing=tuple(absent(table.cells, scale, data_dir)),
+        missing=tuple(absent(data_names(table.cells, scale), data_dir)),
     )
 
 
