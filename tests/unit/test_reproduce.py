@@ -201,6 +201,28 @@ def test_more_seeds_run_those_seeds_alone_and_the_named_cells_alone(tmp_path):
     assert more.ours().std > 0
 
 
+def test_a_table_that_was_stopped_is_gone_on_with(tmp_path):
+    table, cells = TABLES["single-worker"], ["qg-sgdm | bn"]
+
+    def stop(runs, records):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(table, "smoke", 1, cells, Options(runs=tmp_path / "stopped"), stop)
+    (resumed,) = reproduce(table, "smoke", 1, cells, Options(runs=tmp_path / "stopped"))
+    (whole,) = reproduce(table, "smoke", 1, cells, Options(runs=tmp_path / "whole"))
+    assert resumed.ours() == whole.ours()
+
+
+def test_what_was_not_measured_is_no_number(tmp_path):
+    headline(tmp_path, {0.8: 0.8})
+    run = outcome(tmp_path).runs[0]
+    run.rewrite([{"epoch": 10, "loss": 0.1, "accuracy": 0.8}])
+    run.finish("finished", {})
+    assert outcome(tmp_path).ours().mean == pytest.approx(80.0)
+    assert outcome(tmp_path).ours("averaged") is None
+
+
 # ------------------------------------------------------------------------------------------ the command line
 
 

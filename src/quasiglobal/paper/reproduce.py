@@ -76,11 +76,12 @@ class Outcome:
         return any(run.status == "diverged" for run in self.runs)
 
     def ours(self, which: Which = "last") -> Score | None:
-        """Our number, in per cent; None where nothing has ended or a seed diverged."""
-        if not self.runs or self.diverged:
-            return None
+        """Our number, in per cent; None where nothing has ended, a seed diverged, or it was not measured."""
         test, measure = MEASURES[which]
-        values = [100 * summary[test][measure] for run in self.runs if (summary := run.summary)]
+        tests = [summary[test] or {} for run in self.runs if (summary := run.summary)]
+        values = [100 * found[measure] for found in tests if found.get(measure) is not None]
+        if not values or len(values) < len(self.runs) or self.diverged:
+            return None
         return Score(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     @property
