@@ -10,6 +10,8 @@ import pytest
 import quasiglobal
 from quasiglobal import InputError
 from quasiglobal.experiment import Experiment
+from quasiglobal.paper.reproduce import reproduce
+from quasiglobal.paper.tables import TABLES
 from quasiglobal.runs import Options, train
 from quasiglobal.sweeps import sweep
 from quasiglobal.tuning import tune
@@ -76,6 +78,14 @@ def test_a_grid_tuned_on_the_cluster_is_the_one_tuned_here(cluster, folder, tmp_
     assert there.scores == here.scores
     assert there.best == here.best
     assert [run.status for run in there.runs] == ["finished"] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_cell_of_the_paper_is_reproduced_on_the_cluster(cluster, tmp_path):
+    (found,) = reproduce(TABLES["single-worker"], "smoke", 2, ["SGDm | BN"], Options(runs=tmp_path, on="ray"))
+    assert len(found.trials) == 3
+    assert [run.status for run in found.runs] == ["finished"] * 2
 
 
 @pytest.mark.slow
