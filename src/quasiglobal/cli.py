@@ -43,9 +43,11 @@ from quasiglobal.processes import launch, refuse_faults
 from quasiglobal.processes import train as train_part
 from quasiglobal.report import plots
 from quasiglobal.runs import Options, Run, Watcher, data_of, find, group_by_setting, last_and_best, prepare
-from quasiglobal.runs import train as train_runs
+from quasiglobal.sweeps import sweep
 from quasiglobal.tasks.datasets import available, load
 from quasiglobal.tasks.partition import class_counts, fingerprint, heterogeneity, split
+from quasiglobal.tuning import CAP, Tuned, parse_over
+from quasiglobal.tuning import tune as tune_experiments
 
 Graph = Annotated[Positional[str], arg(metavar="GRAPH")]
 Name = Annotated[Positional[str | None], arg(metavar="NAME")]
@@ -260,7 +262,10 @@ def train(
         decay = f", × {experiment.decay:g} after {decays} of the run" if decays else ""
         console.print(f"learning rate {peak:g}{warm}{decay}")
     with _watcher(experiment, options.log) as watch:
-        runs = (train_part if options.engine == "distributed" else train_runs)(experiment, options, watch)
+        if options.engine == "distributed":
+            runs = train_part(experiment, options, watch)
+        else:
+            runs = sweep([experiment], options, watch)
     if finished:
         console.print(f"{chosen.folder} is finished already")
     console.print(_comparison(runs))
@@ -372,6 +377,60 @@ def check(
     }.items():
         table.add_row(name, value)
     console.print(table)
+
+
+def tune(
+    file: Toml = None,
+    experiment: Flat = NOTHING,
+    options: Around = HERE,
+    over: str = "lr",
+    cap: int = CAP,
+    plot: File | None = None,
+) -> None:
+    """Find the best learning rate, or any other numbers, on a grid that grows until the best lies inside of it.
+
+    The trials have the experiment's seed; then all --seeds run at the best. What is in the store is not run again.
+
+    Args:
+        file: A TOML file with any of the options below; flags win.
+        over: What to tune and its values, as in lr=0.1,0.2,0.4,beta=0.8,0.9: fields of the experiment or options of
+            the algorithm, all combinations. A bare lr takes three rates around the experiment's own.
+        cap: The grid does not grow beyond this many trials; 0: it stays as given.
+        plot: Draw the grid into this file (.png, .svg or .pdf): a curve over one name, a heat map over two.
+    """
+    names = parse_over(over)
+    if plot is not None:
+        plots.check_drawable(plot, names)
+    with _watcher(experiment, options.log) as watch:
+        (tuned,) = tune_experiments([experiment], names, options, cap, watch)
+    console.print(_grid(tuned))
+    best = ", ".join(f"{name} = {value:g}" for name, value in zip(tuned.grid, tuned.best, strict=True))
+    inside = "" if tuned.inside else f"; it lies at an end of the grid: raise --cap above {cap}, or give other values"
+    console.print(f"best: {best}, of {len(tuned.trials)} trials with seed {experiment.seed}{inside}")
+    console.print(_comparison(tuned.runs))
+    if plot is not None:
+        plots.save_as(plots.draw_tuning(tuned.grid, tuned.scores, tuned.best), plot)
+        _say_written([plot])
+
+
+def _grid(tuned: Tuned) -> Table:
+    """The accuracy at every point, the best marked: the second of two names across."""
+    def cell(point: tuple[float, ...]) -> str:
+        reached = tuned.scores[point]
+        text = f"{100 * reached:.2f}" if math.isfinite(reached) else "diverged"
+        return f"{text} ← best" if point == tuned.best else text
+
+    names = list(tuned.grid)
+    if len(names) != 2:
+        table = Table(*names, "accuracy, %")
+        for point in sorted(tuned.trials):
+            table.add_row(*(f"{value:g}" for value in point), cell(point))
+        return table
+    rows, columns = tuned.grid.values()
+    table = Table(names[0], *(f"{names[1]} = {value:g}" for value in columns), title="accuracy, %")
+    for low in rows:
+        table.add_row(f"{low:g}", *(cell((low, high)) for high in columns))
+    return table
 
 
 def _bytes(count: float) -> str:
@@ -662,9 +721,9 @@ def main() -> None:
         print(f"qg {qg.__version__}")
         return
     try:
-        for command in (train, check):
+        for command in (train, check, tune):
             if sys.argv[1:2] == [command.__name__]:
-                command.__defaults__ = (None, _from_file(sys.argv[2:]), HERE)
+                command.__defaults__ = (None, _from_file(sys.argv[2:]), *(command.__defaults__ or ())[2:])
             app.command(command)
         app.cli(prog="qg", description=qg.__doc__.splitlines()[0])
         sys.stdout.flush()

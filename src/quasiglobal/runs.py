@@ -147,10 +147,14 @@ class Options:
     """The address of this machine that other processes reach it at."""
     log: Literal["plain", "json"] = "plain"
     """What is said to a log rather than a terminal: sentences, or a JSON object a line."""
+    on: Literal["here", "ray"] = "here"
+    """This machine, or the Ray cluster it belongs to, one GPU or CPU a cell; --runs is then a folder all share."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise InputError(f"seeds must be >= 1, got {self.seeds}")
+        if self.on == "ray" and self.engine == "distributed":
+            raise InputError("--on ray runs whole experiments; use it without --engine distributed")
 
 
 Watcher = Callable[[Sequence[Run], list[Record]], None]

@@ -20,7 +20,9 @@ from quasiglobal.algorithms.slowmo import SlowMo
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.imports import imported, is_path
 
-__all__ = ["ALGORITHMS", "Algorithm", "Needs", "Node", "State", "Wrapper", "algorithm"]
+__all__ = [
+    "ALGORITHMS", "Algorithm", "Needs", "Node", "State", "Wrapper", "algorithm", "numeric_options", "with_option",
+]
 
 ALGORITHMS: dict[str, Algorithm] = {
     "sgd": Centralized(base=DSGD()),
@@ -78,6 +80,36 @@ def algorithm(text: str | Algorithm | type[Algorithm]) -> Algorithm:
     if is_path(path := f"{name}:{attribute}"):
         return _with_options(_imported(path), path, _options(options, path))
     raise unknown("algorithm", name, ALGORITHMS)
+
+
+def with_option(text: str, name: str, value: float) -> str:
+    """The same algorithm with a number for an option; the option is left out where it is the default.
+
+    >>> with_option("dmsgd", "mu", 0.25), with_option("dsgdm-n:sync=gradient,beta=0.5", "beta", 0.8)
+    ('dmsgd:mu=0.25', 'dsgdm-n:sync=gradient,beta=0.8')
+    >>> with_option("dsgdm-n:beta=0.5", "beta", 0.9)
+    'dsgdm-n'
+    """
+    colons = 1 if text.partition(":")[0] in ALGORITHMS else 2
+    parts = text.split(":", colons)
+    named, options = ":".join(parts[:colons]), _options("".join(parts[colons:]), text)
+    options.pop(name, None)
+    without, given = (
+        ":".join(filter(None, (named, ",".join(f"{key}={entry}" for key, entry in chosen.items()))))
+        for chosen in (options, options | {name: f"{value:.12g}"})
+    )
+    return without if algorithm(without) == algorithm(given) else given
+
+
+def numeric_options(chosen: Algorithm) -> dict[str, type[int] | type[float]]:
+    """The options that are numbers, with their kind; a base's where the wrapper has none of that name.
+
+    >>> numeric_options(algorithm("sgdm-n"))
+    {'beta': <class 'float'>}
+    """
+    inner = numeric_options(chosen.base) if isinstance(chosen, Wrapper) else {}
+    own = {name: typing.get_args(hint)[:1] or (hint,) for name, hint in option_types(type(chosen)).items()}
+    return inner | {name: kind for name, (kind,) in own.items() if kind in (int, float)}
 
 
 def _options(text: str, name: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import networkx as nx
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -77,12 +79,19 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 def save_as(figure: Figure, path: Path) -> None:
     """The figure in the format that the file's name ends with; the same figure gives the same file."""
-    dates = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    if path.suffix.lower() not in dates:
-        raise InputError(f"cannot draw into {path}; end its name with .png, .svg or .pdf")
-    metadata = dates[path.suffix.lower()]
+    check_format(path)
     with style(), replacing(path) as temporary:
-        figure.savefig(temporary, metadata=metadata)
+        figure.savefig(temporary, metadata=DATES[path.suffix.lower()])
+
+
+def check_format(path: Path) -> None:
+    """Refuse a file whose name does not say which picture it is to be."""
+    if path.suffix.lower() not in DATES:
+        raise InputError(f"cannot draw into {path}; end its name with .png, .svg or .pdf")
+
+
+DATES: dict[str, dict[str, None] | None] = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+"""The formats, and what keeps the date out of them."""
 
 
 Records = Sequence[Mapping[str, Any]]
@@ -129,6 +138,81 @@ def draw_curve(
     axes.plot(at, mean, color=colour, linewidth=1.4, label=label)
     lowest, highest = ([factor * f(r[name] for r in epochs[e]) for e in at] for f, name in ((min, low), (max, high)))
     axes.fill_between(at, lowest, highest, color=colour, alpha=0.15, linewidth=0)
+
+
+Grid = Mapping[str, Sequence[float]]
+"""The values of each name that was tuned."""
+
+
+def draw_tuning(grid: Grid, scores: Mapping[tuple[float, ...], float], best: tuple[float, ...]) -> Figure:
+    """What each point of a grid reached, the best marked: a curve over one name, a heat map over two.
+
+    Scores are shares of 1; minus infinity, of a run that diverged, is a cross.
+    """
+    with style():
+        figure, (panel,) = panels(1, 1, 4.8, 3.4)
+        if len(grid) == 1:
+            _draw_scores(panel, grid, scores, best)
+        else:
+            (row, rows), (column, columns) = grid.items()
+            values = np.array([[100 * scores[low, high] for high in columns] for low in rows])
+            image = draw_heat_map(panel, values, rows, columns, "viridis")
+            figure.colorbar(image, ax=panel, label="test accuracy, %")
+            frame_cell(panel, list(rows).index(best[0]), list(columns).index(best[1]))
+            panel.set(xlabel=column, ylabel=row)
+    return figure
+
+
+def check_drawable(path: Path, names: Collection[str]) -> None:
+    """Refuse what `draw_tuning` and `save_as` cannot do, before hours are spent on it."""
+    if len(names) > 2:
+        raise InputError(f"a plot shows one or two names, not {', '.join(names)}; leave --plot out")
+    check_format(path)
+
+
+def _draw_scores(panel: Axes, grid: Grid, scores: Mapping[tuple[float, ...], float], best: tuple[float, ...]) -> None:
+    ((name, values),) = grid.items()
+    reached = [value for value in values if np.isfinite(scores[(value,)])]
+    panel.plot(reached, [100 * scores[(value,)] for value in reached], "o-", color=BLUE, linewidth=1.4, markersize=4)
+    lost = [value for value in values if value not in reached]
+    floor = panel.get_ylim()[0] if reached else 0.0
+    if lost:
+        panel.plot(lost, [floor] * len(lost), "x", color=RED, label="diverged")
+    if best[0] in reached:
+        mark = f"best: {best[0]:g}"
+        panel.plot(best, [100 * scores[best]], "o", color=BLUE, markersize=9, fillstyle="none", label=mark)
+    if min(values) > 0:
+        panel.set_xscale("log")
+    panel.set_xticks(values, [f"{value:g}" for value in values])
+    panel.minorticks_off()
+    panel.set(xlabel=name, ylabel="test accuracy, %")
+    panel.legend()
+
+
+def draw_heat_map(
+    panel: Axes, values: NDArray[np.float64], rows: Sequence[float], columns: Sequence[float], colours: str
+) -> AxesImage:
+    """Numbers in their cells; one that is not finite is a cross."""
+    finite = values[np.isfinite(values)]
+    ends = {"vmin": finite.min(), "vmax": finite.max()} if finite.size else {"vmin": 0.0, "vmax": 1.0}
+    shown = np.where(np.isfinite(values), values, np.nan)
+    image = panel.imshow(shown, cmap=colours, aspect="auto", **ends)
+    panel.grid(False)
+    panel.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
+    panel.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
+    for (i, j), value in np.ndenumerate(values):
+        if not np.isfinite(value):
+            panel.text(j, i, "×", ha="center", va="center", color=RED, fontsize=12)
+            continue
+        red, green, blue, _ = image.to_rgba(np.array([value]))[0]
+        ink = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else BLACK
+        panel.text(j, i, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=8)
+    return image
+
+
+def frame_cell(panel: Axes, row: int, column: int) -> None:
+    """A frame around a cell of a heat map."""
+    panel.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=RED, linewidth=2, clip_on=False))
 
 
 def draw_partitions(counts: Mapping[str, NDArray[np.int64]]) -> Figure:

@@ -93,7 +93,7 @@ def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float =
     if name not in SOURCES:
         raise unknown("data set", name, [*SOURCES, "folder:PATH"])
     source = SOURCES[name]
-    splits = _read(name, source, _data_folder(data_dir), memory_limit)
+    splits = _read(name, source, data_folder(data_dir), memory_limit)
     mean, std = source.mean, source.std
     if mean is None or std is None:
         mean, std = moments(splits.train.x, source.scale)
@@ -102,7 +102,7 @@ def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float =
 
 def available(data_dir: Path | str | None = None) -> list[Found]:
     """What `load` knows by name, what of it is on this machine, and how to get the rest."""
-    data = _data_folder(data_dir)
+    data = data_folder(data_dir)
     found = []
     for name, source in SOURCES.items():
         folder = source.find(data)
@@ -112,7 +112,8 @@ def available(data_dir: Path | str | None = None) -> list[Found]:
     return found
 
 
-def _data_folder(data_dir: Path | str | None) -> Path:
+def data_folder(data_dir: Path | str | None) -> Path:
+    """Where data sets are looked for."""
     return Path(os.path.expanduser(data_dir or os.environ.get("QG_DATA") or "data"))
 
 

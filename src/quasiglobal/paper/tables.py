@@ -1,0 +1,296 @@
+"""The paper's tables as experiments: a target is data, and adding one is adding a spec.
+
+A cell is what a table's settings, its column's and its row's make together. What the paper's text and the code behind
+its numbers do differently is there in both forms: the paper's rows in the form that made the numbers, and further
+rows, named "as in the text", beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+from quasiglobal.errors import unknown
+from quasiglobal.experiment import RECIPES, Experiment
+from quasiglobal.paper.published import Score, published
+from quasiglobal.schedules import scaled_lr
+
+Scale = Literal["smoke", "short", "paper"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a table, and the experiment that should give it."""
+
+    row: str
+    column: str
+    experiment: Experiment
+    """At the paper's scale, seed 0; without a learning rate where that is tuned."""
+    score: Score | None
+    """What the paper has; None where it says that it did not converge."""
+    text: bool = False
+    """Whether this is the form of the paper's text where another made the number."""
+
+    @property
+    def name(self) -> str:
+        """How a reader finds it."""
+        return f"{self.row} | {self.column}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper, cell by cell."""
+
+    name: str
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...] = ()
+
+    def title_at(self, scale: Scale) -> str:
+        """The title, with what is not the paper's at this scale.
+
+        >>> TABLES["single-worker"].title_at("short")
+        'A single worker: ResNet-20 on CIFAR-10 (SHORT: a tenth of the epochs)'
+        """
+        return f"{self.title} ({scale.upper()}: {DIFFERENCE[scale]})" if scale in DIFFERENCE else self.title
+
+
+DIFFERENCE = {
+    "short": "a tenth of the epochs",
+    "smoke": "digits in place of the data, a small network in place of the model, a few epochs",
+}
+"""What a scale changes of the paper's experiments."""
+
+
+def at_scale(experiment: Experiment, scale: Scale) -> Experiment:
+    """The experiment at a scale: smoke shows on a CPU that all works, short has a tenth of the paper's epochs.
+
+    >>> at_scale(TABLES["cifar10"].cells[0].experiment, "short").epochs
+    30
+    """
+    if scale == "paper":
+        return experiment
+    if scale == "short":
+        return replace(
+            experiment, epochs=max(1, experiment.epochs // 10), warmup=experiment.warmup / 10,
+            eval_every=max(1, experiment.eval_every // 2),
+        )
+    if scale != "smoke":
+        raise unknown("scale", scale, SCALES)
+    model, norm = ("cnn", experiment.norm or "none") if experiment.model not in TEXT_MODELS else ("mlp", None)
+    return replace(
+        experiment, data="digits", model=model, norm=norm, width=SMOKE_WIDTH, precision="fp32",
+        epochs=SMOKE_EPOCHS, eval_every=SMOKE_EPOCHS, batch=SMOKE_BATCH, warmup=0.0,
+    )
+
+
+SMOKE_WIDTH, SMOKE_EPOCHS, SMOKE_BATCH = 0.5, 2, 32
+TEXT_MODELS = ("distilbert",)
+
+# ------------------------------------------------------------------------------------------------ the specs
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How the cells of a published table become experiments: fields of `Experiment`, the row's last."""
+
+    base: Settings
+    columns: Mapping[str, Settings]
+    rows: Mapping[str, Settings]
+    text: Mapping[str, tuple[str, Settings]] = field(default_factory=dict)
+    """Rows in the form of the paper's text: the row that it has of it, and what differs."""
+
+    def table(self, name: str) -> Table:
+        """The table with the paper's numbers."""
+        paper = published()[name]
+        forms = [(row, row, settings, False) for row, settings in self.rows.items()]
+        forms += [(row, of, {**self.rows[of], **settings}, True) for row, (of, settings) in self.text.items()]
+        cells = tuple(
+            Cell(row, column, Experiment(**{**self.base, **place, **settings}), paper.scores[of, column], text)
+            for row, of, settings, text in forms
+            for column, place in self.columns.items()
+            if (of, column) in paper.scores
+        )
+        rows = tuple(row for row, *_ in forms)
+        return Table(name, paper.title, rows, paper.columns, cells, paper.notes)
+
+
+MEASURED: Settings = {"precision": "bf16", "eval_every": 10, "seed": 0}
+CIFAR10: Settings = {**RECIPES["cifar10"], **MEASURED, "norm": "evonorm-released"}
+IMAGENET: Settings = {**RECIPES["imagenet"], **MEASURED, "norm": "evonorm-released"}
+IMAGENET32: Settings = {"data": "imagenet32", "model": "resnet20", "width": 2.0}
+FIXED_LR: Settings = {"lr": scaled_lr(64, 16)}
+"""On full ImageNet the paper tunes nothing; its one learning rate is the one that grows with the batch."""
+AG_NEWS: Settings = {
+    "data": "ag-news", "model": "distilbert", "norm": None,
+    "epochs": 10, "milestones": (), "warmup": 0.0, "eval_every": 1,
+}
+ALONE: Settings = {"topology": "complete:1", "partition": "iid"}
+
+
+def iid(n: int) -> Settings:
+    """The column of a centralized reference: data that are alike; with an exact mean the topology is n alone."""
+    return {"topology": f"complete:{n}", "partition": "iid"}
+
+
+def by_alpha(topology: str, *alphas: float, prefix: str = "") -> dict[str, Settings]:
+    """The columns of a topology."""
+    return {f"{prefix}α = {alpha:g}": {"topology": topology, "alpha": alpha} for alpha in alphas}
+
+
+SGDM_N: Settings = {"algorithm": "sgdm-n"}
+DSGD: Settings = {"algorithm": "dsgd"}
+DSGDM_N: Settings = {"algorithm": "dsgdm-n"}
+QG_DSGDM_N: Settings = {"algorithm": "qg-dsgdm-n"}
+METHODS: dict[str, Settings] = {
+    "SGDm-N (centralized)": SGDM_N, "DSGD": DSGD, "DSGDm-N": DSGDM_N, "QG-DSGDm-N": QG_DSGDM_N,
+}
+
+
+def with_methods(prefix: str, settings: Settings, *, without: tuple[str, ...] = ()) -> dict[str, Settings]:
+    """The rows of a model, a method each."""
+    chosen = {method: algorithm for method, algorithm in METHODS.items() if method not in without}
+    return {f"{prefix}: {method}": {**settings, **algorithm} for method, algorithm in chosen.items()}
+
+
+RING_16 = by_alpha("ring:16", 10, 1, 0.1, prefix="ring 16, ")
+SOCIAL_32 = by_alpha("social", 10, 1, 0.1, prefix="social 32, ")
+SMALL_ALPHAS: dict[str, Settings] = {"iid": iid(16), **by_alpha("ring:16", 1, 0.1)}
+EVONORM_TEXT: Settings = {"norm": "evonorm"}
+
+SPECS: dict[str, Spec] = {
+    "motivation": Spec(
+        base=CIFAR10,
+        columns={**RING_16, **SOCIAL_32},
+        rows={"DSGD": DSGD, "DSGDm-N": DSGDM_N, "QG-DSGDm-N": QG_DSGDM_N},
+    ),
+    "cifar10": Spec(
+        base=CIFAR10,
+        columns={"ring 16, iid": iid(16), **RING_16, "social 32, iid": iid(32), **SOCIAL_32},
+        rows={
+            **with_methods("ResNet-BN-20", {"norm": "bn"}),
+            **with_methods("ResNet-GN-20", {"norm": "gn"}),
+            **with_methods("ResNet-EvoNorm-20", {}),
+            **with_methods("VGG-11", {"model": "vgg11", "norm": None, "width": 0.5}, without=("DSGD",)),
+        },
+        text={
+            f"ResNet-EvoNorm-20 as in the text: {method}": (f"ResNet-EvoNorm-20: {method}", EVONORM_TEXT)
+            for method in METHODS
+        },
+    ),
+    "gradient-tracking": Spec(
+        base=CIFAR10,
+        columns={
+            **by_alpha("ring:16", 1, 0.1, prefix="ring 16, "), **by_alpha("ring:32", 1, 0.1, prefix="ring 32, "),
+        },
+        rows={
+            "DSGD (GT)": {"algorithm": "dsgd-gt"},
+            "DSGDm-N": DSGDM_N,
+            "DSGDm-N (GT)": {"algorithm": "dsgdm-n-gt"},
+            "D²": {"algorithm": "d2"},
+            "D²₊": {"algorithm": "d2+"},
+            "QG-DSGDm-N": QG_DSGDM_N,
+        },
+    ),
+    "imagenet": Spec(
+        base=IMAGENET,
+        columns=SMALL_ALPHAS,
+        rows={
+            **with_methods("ImageNet-32, ResNet-20-x2 EvoNorm", IMAGENET32, without=("DSGD",)),
+            **with_methods("ImageNet-32, ResNet-20-x2 GN", {**IMAGENET32, "norm": "gn"}, without=("DSGD",)),
+            **with_methods("ImageNet, ResNet-18 EvoNorm", FIXED_LR, without=("DSGD",)),
+            **with_methods("ImageNet, ResNet-18 GN", {**FIXED_LR, "norm": "gn"}, without=("DSGD",)),
+        },
+    ),
+    "imagenet-topologies": Spec(
+        base={**IMAGENET, **FIXED_LR},
+        columns={
+            **by_alpha("ring:16", 1, 0.1, prefix="ring 16, "),
+            **by_alpha("one-peer-exponential:16", 1, 0.1, prefix="one-peer exponential 16, "),
+        },
+        rows={"DSGDm-N": DSGDM_N, "QG-DSGDm-N": QG_DSGDM_N},
+    ),
+    "momentum-variants": Spec(
+        base=CIFAR10,
+        columns=SMALL_ALPHAS,
+        rows={
+            "SGDm-N (centralized)": SGDM_N,
+            "DSGDm-N, complete graph": {**DSGDM_N, "topology": "complete:16"},
+            "DSGDm-N, momentum over all": {"algorithm": "dsgdm-n:sync=momentum,over=all"},
+            "SlowMo, models over all": {"algorithm": "slowmo:released=true"},
+            "DSGD": DSGD,
+            "DSGDm": {"algorithm": "dsgdm"},
+            "DSGDm-N": DSGDM_N,
+            "DSGDm, momentum over the ring": {"algorithm": "dsgdm:sync=momentum"},
+            "DSGDm-N, momentum over the ring": {"algorithm": "dsgdm-n:sync=momentum"},
+            "DSGDm-N, gradients over the ring": {"algorithm": "dsgdm-n:sync=gradient"},
+            "DMSGD": {"algorithm": "dmsgd"},
+            "QG-DSGDm": {"algorithm": "qg-dsgdm"},
+            "QG-DSGDm-N": QG_DSGDM_N,
+        },
+        text={"SlowMo as in the text, models over all": ("SlowMo, models over all", {"algorithm": "slowmo"})},
+    ),
+    "adam": Spec(
+        base={**CIFAR10, "topology": "ring:16", "alpha": 0.1},
+        columns={"AG News, α = 0.1": AG_NEWS, "CIFAR-10, α = 0.1": {}},
+        rows={"DAdam": {"algorithm": "dadam"}, "QG-DAdam": {"algorithm": "qg-dadam:released=true"}},
+        text={"QG-DAdam as in the text": ("QG-DAdam", {"algorithm": "qg-dadam"})},
+    ),
+    "single-worker": Spec(
+        base={**CIFAR10, **ALONE},
+        columns={"BN": {"norm": "bn"}, "GN": {"norm": "gn"}},
+        rows={
+            "SGDm-N": SGDM_N,
+            "QG-SGDm-N": {"algorithm": "qg-sgdm-n"},
+            "SGDm": {"algorithm": "sgdm"},
+            "QG-SGDm": {"algorithm": "qg-sgdm"},
+        },
+    ),
+    "weight-decay": Spec(
+        base={**CIFAR10, **ALONE},
+        columns={
+            "BN, weight decay": {"norm": "bn"},
+            "GN, weight decay": {"norm": "gn"},
+            "BN, none": {"norm": "bn", "weight_decay": 0.0},
+            "GN, none": {"norm": "gn", "weight_decay": 0.0},
+        },
+        rows={"SGDm-N": SGDM_N, "QG-SGDm-N": {"algorithm": "qg-sgdm-n"}},
+    ),
+    "ring-scales": Spec(
+        base=CIFAR10,
+        columns={
+            column: settings
+            for n in (16, 32, 48)
+            for column, settings in {
+                f"ring {n}, iid": iid(n), **by_alpha(f"ring:{n}", 1, 0.1, prefix=f"ring {n}, "),
+            }.items()
+        },
+        rows={name: METHODS[name] for name in ("SGDm-N (centralized)", "DSGDm-N", "QG-DSGDm-N")},
+    ),
+    "multi-step": Spec(
+        base=CIFAR10,
+        columns=SMALL_ALPHAS,
+        rows={
+            "SGDm-N (centralized)": SGDM_N,
+            "DSGD": DSGD,
+            "DSGDm-N": DSGDM_N,
+            "QG-DSGDm-N, τ = 1": QG_DSGDM_N,
+            **{f"QG-DSGDm-N, τ = {tau}": {"algorithm": f"qg-dsgdm-n:tau={tau},released=true"} for tau in (2, 3, 4)},
+        },
+        text={
+            f"QG-DSGDm-N as in the text, τ = {tau}": (
+                f"QG-DSGDm-N, τ = {tau}", {"algorithm": f"qg-dsgdm-n:tau={tau}"},
+            )
+            for tau in (2, 3, 4)
+        },
+    ),
+}
+
+TABLES: dict[str, Table] = {name: spec.table(name) for name, spec in SPECS.items()}
+"""The tables of the paper by name."""
