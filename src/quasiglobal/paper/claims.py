@@ -13,8 +13,8 @@ from pathlib import Path
 
 from quasiglobal.paper.comparison import Gap, Verdict, gap, model_and_method, our_sample, paper_sample
 from quasiglobal.paper.published import published
-from quasiglobal.paper.reproduce import Outcome, outcomes
-from quasiglobal.paper.tables import TABLES, Cell, Scale, Table, at_scale
+from quasiglobal.paper.reproduce import Outcome
+from quasiglobal.paper.tables import TABLES, Cell, Table
 from quasiglobal.report.noise import Sample
 from quasiglobal.runs import find
 
@@ -188,18 +188,17 @@ TUNING = "momentum-tuning"
 """The cells of the paper's heat map, which is no table: DSGDm-N with other β."""
 
 
-def momentum_tuning(root: Path, scale: Scale) -> Table:
+def momentum_tuning(root: Path) -> Table:
     """DSGDm-N with every β that the store has, on the ring of momentum-variants."""
-    cells: list[Cell] = []
     local = [cell for cell in TABLES["momentum-variants"].cells if cell.row == "DSGDm-N"]
     names = {run.experiment.algorithm for run in find(root) if run.experiment.algorithm.startswith("dsgdm-n:beta=")}
-    for name in sorted(names - {"dsgdm-n:beta=0.9"}):
-        for cell in local:
-            experiment = replace(cell.experiment, algorithm=name)
-            cells.append(Cell(f"DSGDm-N, β = {name.partition('=')[2]}", cell.column, experiment, None))
+    cells = tuple(
+        Cell(f"DSGDm-N, β = {name.partition('=')[2]}", cell.column, replace(cell.experiment, algorithm=name), None)
+        for name in sorted(names)
+        for cell in local
+    )
     rows = tuple(dict.fromkeys(cell.row for cell in cells))
-    title = "DSGDm-N with other momentum factors"
-    return Table(TUNING, title, rows, tuple(cell.column for cell in local), tuple(cells))
+    return Table(TUNING, "DSGDm-N with other momentum factors", rows, tuple(cell.column for cell in local), cells)
 
 
 def tuning_claim(table: Table) -> Claim:
@@ -393,8 +392,3 @@ CLAIMS: tuple[Claim, ...] = (
 )
 """In the paper's order, as nearly as tables allow."""
 
-
-def claim_outcomes(root: Path, scale: Scale) -> tuple[Claim, list[Outcome]]:
-    """The claim about tuning β, which has no table, with what the store has for it."""
-    table = momentum_tuning(root, scale)
-    return tuning_claim(table), outcomes(table, root, scale)

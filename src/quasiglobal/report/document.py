@@ -18,10 +18,15 @@ class Cell:
     sort: float | None = None
     """What the column is sorted by, where the text itself will not do."""
     mark: Mark = ""
-    why: str = ""
+    why: tuple[str, ...] = ()
     """What the text rests on, for who wants to know."""
     link: str = ""
     """The anchor of what it leads to."""
+
+    @property
+    def sentence(self) -> str:
+        """The text with what it rests on, where there is no other place for that."""
+        return f"{self.text}: {'; '.join(self.why)}" if self.why else self.text
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class Column:
     brief: bool = True
     """Whether it also stands in Markdown and LaTeX, where there is less room."""
     numeric: bool = False
+    share: float | None = None
+    """Of the width of a page, where it holds sentences."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,8 @@ class Line:
     points: Sequence[tuple[float, float]]
     band: Sequence[tuple[float, float]] = ()
     dots: bool = False
+    algorithm: str = ""
+    """Gives it its colour."""
 
 
 @dataclass(frozen=True)

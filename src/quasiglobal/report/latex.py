@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from quasiglobal.report.document import Document, Section
+from quasiglobal.report.document import Cell, Column, Document, Section
 
 SIGNS = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "β": r"$\beta$",
-    "τ": r"$\tau$", "μ": r"$\mu$", "η": r"$\eta$", "‖": r"$\|$", "²": "$^2$", "₊": "$_+$", "⋆": r"$\star$", "≤": r"$\le$",
-    "√": r"$\sqrt{}$", "₁": "$_1$", "₂": "$_2$", "≈": r"$\approx$", "✓": r"\checkmark{}", "✗": r"$\times$", "·": r"$\cdot$",
-    "×": r"$\times$", "–": "--", "“": "``", "”": "''", "’": "'", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-}  # fmt: skip
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "β": r"$\beta$", "τ": r"$\tau$", "μ": r"$\mu$",
+    "²": "$^2$", "₊": "$_+$", "⋆": r"$\star$", "“": "``", "”": "''",
+}
 """What pdflatex reads for a sign that it would take amiss or not know."""
 
 
@@ -31,9 +30,9 @@ def escaped(text: str) -> str:
 
 def _table(section: Section) -> str:
     chosen = [k for k, column in enumerate(section.columns) if column.brief]
-    form = "".join("r" if section.columns[k].numeric else "l" for k in chosen)
+    form = "".join(_form(section.columns[k]) for k in chosen)
     heads = " & ".join(escaped(section.columns[k].title) for k in chosen)
-    rows = [" & ".join(escaped(row.cells[k].text) for k in chosen) + r" \\" for row in section.rows]
+    rows = [" & ".join(_text(row.cells[k], section.columns[k]) for k in chosen) + r" \\" for row in section.rows]
     return "\n".join([
         rf"\begin{{longtable}}{{{form}}}",
         rf"\caption{{{escaped(section.title)}. {escaped(section.says)}}}\label{{tab:qg-{section.anchor}}} \\",
@@ -41,4 +40,14 @@ def _table(section: Section) -> str:
         *rows,
         r"\bottomrule",
         r"\end{longtable}",
-    ])  # fmt: skip
+    ])
+
+
+def _form(column: Column) -> str:
+    if column.share is not None:
+        return rf"p{{{column.share:g}\linewidth}}"
+    return "r" if column.numeric else "l"
+
+
+def _text(cell: Cell, column: Column) -> str:
+    return escaped(cell.text if column.share is None else cell.sentence)

@@ -42,4 +42,4 @@ def escaped(text: str) -> str:
 def _rows(section: Section) -> str:
     chosen = [k for k, column in enumerate(section.columns) if column.brief]
     heads = [escaped(section.columns[k].title) for k in chosen]
-    return table(heads, [[escaped(row.cells[k].text) for k in chosen] for row in section.rows])
+    return table(heads, [[escaped(row.cells[k].sentence) for k in chosen] for row in section.rows])

@@ -37,7 +37,7 @@ def page(document: Document) -> str:
 </ul>
 </header>
 <div class="bar"><form>
-<label>Algorithm <select id="algorithm" autocomplete="off"><option value="">all</option>{_algorithms(document)}</select></label>
+<label>Algorithm <select id="algorithm" autocomplete="off">{_algorithms(document)}</select></label>
 <label><input type="checkbox" id="known" autocomplete="off"> only what was run</label>
 </form></div>
 <main>
@@ -61,16 +61,18 @@ def _overview(section: Section) -> str:
 
 def _algorithms(document: Document) -> str:
     names = dict.fromkeys(row.algorithm for section in document.sections for row in section.rows if row.algorithm)
-    return "".join(f"<option>{escape(name)}</option>" for name in names)
+    return '<option value="">all</option>' + "".join(f"<option>{escape(name)}</option>" for name in names)
 
 
 def _section(section: Section) -> str:
     plots = f'<div class="plots">\n{_lines(map(figure, section.plots))}\n</div>' if section.plots else ""
+    widths = [column.share for column in section.columns]
     notes = "".join(f'<p class="notes">{escape(note)}</p>\n' for note in section.notes)
     return f"""<section id="{section.anchor}">
 <details{" open" if section.known else ""}>
-<summary><h2>{escape(section.title)}</h2> <span class="soft">{escape(section.says)}</span></summary>
-<div class="wide"><table role="table">
+<summary><h2>{escape(section.title)}</h2><span class="soft">{escape(section.says)}</span></summary>
+<div class="wide"><table role="table"{" class=prose" if any(widths) else ""}>
+<colgroup>{"".join(f'<col style="width:{100 * width:.0f}%">' if width else "<col>" for width in widths)}</colgroup>
 <thead role="rowgroup"><tr role="row">{"".join(map(_head, section.columns))}</tr></thead>
 <tbody role="rowgroup">
 {_lines(_row(row, section.columns) for row in section.rows)}
@@ -93,16 +95,21 @@ def _row(row: Row, columns: tuple[Column, ...]) -> str:
 
 
 def _cell(cell: Cell, column: Column) -> str:
-    text = escape(cell.text)
+    text = _unbroken(cell.text)
     if cell.link:
         text = f'<a href="#{escape(cell.link)}">{text}</a>'
     if cell.mark:
         text = f'<span class="{cell.mark}">{text}</span>'
-    why = f'<span class="why">{escape(cell.why)}</span>' if cell.why else ""
-    kind = "number" if column.numeric else "words" if cell.why else "text"
+    why = "".join(f'<span class="why">{_unbroken(line)}</span>' for line in cell.why)
+    kind = "number" if column.numeric else "text" if column.share is None else "words"
     by = "" if cell.sort is None else f"{cell.sort:.10g}"
     sort = f' data-sort="{by}"' if column.numeric else ""
     return f'<td role="cell" class="{kind}" data-label="{escape(column.title)}"{sort}>{text}{why}</td>'
+
+
+def _unbroken(text: str) -> str:
+    """An equation and a number with its sign stay on one line."""
+    return escape(text).replace(" = ", "\u00a0=\u00a0").replace(" ± ", "\u00a0±\u00a0").replace("ring ", "ring\u00a0")
 
 
 def _paragraphs(texts: tuple[str, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from html import escape
@@ -54,11 +55,11 @@ Scale = Callable[[float], float]
 
 
 def _shades(lines: Sequence[Line]) -> list[int]:
-    """An algorithm's own colour, and for others what is left."""
-    chosen = {k: SHADES.index(COLOURS[line.label]) for k, line in enumerate(lines) if line.label in COLOURS}
-    free = [k for k in range(len(SHADES)) if k not in chosen.values()] or list(range(len(SHADES)))
-    others = [k for k in range(len(lines)) if k not in chosen]
-    return [chosen[k] if k in chosen else free[others.index(k) % len(free)] for k in range(len(lines))]
+    """An algorithm's own colour for the first line that it has, and for others what is left."""
+    first = {line.algorithm: k for k, line in reversed(list(enumerate(lines))) if line.algorithm in COLOURS}
+    shades = {k: SHADES.index(COLOURS[name]) for name, k in first.items()}
+    free = itertools.cycle([k for k in range(len(SHADES)) if k not in shades.values()] or range(len(SHADES)))
+    return [shades[k] if k in shades else next(free) for k in range(len(lines))]
 
 
 def _curve(line: Line, shade: int, across: Scale, up: Scale) -> str:
