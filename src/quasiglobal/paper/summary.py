@@ -74,14 +74,14 @@ def _introduction(found: Mapping[str, Sequence[Outcome]], scale: Scale) -> tuple
 
 LEGEND = (
     "Accuracy is the mean over the nodes' own models on the whole test set after the last epoch, mean ± standard "
-    "deviation over the seeds, whose number is in brackets. Best is that of the best epoch tested, which takes the test "
-    "set to choose it; averaged is that of the average of all nodes' models after the last epoch.",
+    "deviation over the seeds, whose number is in brackets. Best is that of the best epoch tested, which takes the "
+    "test set to choose it; averaged is that of the average of all nodes' models after the last epoch.",
     EXPLANATION,
     "The order holds for a method when, of the others of the same model in the same column that were run, those are "
     "below it that are below it in the paper; it is undecided when the exceptions are within the noise of our runs.",
-    "A claim holds when every comparison comes out as it says, so far when not all were run, and does not hold when one "
-    "is the other way round beyond the noise; in between it is undecided. The paper's own numbers are judged by the same "
-    "rule. Of many comparisons between equals one in forty is beyond the noise on the wrong side by chance alone.",
+    "A claim holds when every comparison comes out as it says, so far when not all were run, and does not hold when "
+    "one is the other way round beyond the noise; in between it is undecided. The paper's own numbers are judged by "
+    "the same rule. Of comparisons between equals one in forty is beyond the noise on the wrong side by chance alone.",
     "A learning rate is tuned when at least three were tried with seed 0 and the best is neither the smallest nor the "
     "largest. ⋆: did not converge. The curves are means over seeds, in a band from the lowest to the highest.",
     "Rows “as in the text” have the form that the paper's text describes where the authors' released code, which made "
@@ -98,8 +98,8 @@ VERDICTS: Mapping[Verdict, tuple[str, Mark]] = {
 MANY: Mapping[Verdict, str] = {"holds": "hold", "within noise": "are undecided", "does not hold": "do not hold"}
 
 CLAIM_COLUMNS = (
-    Column("claim", share=0.3), Column("where", share=0.12), Column("in the paper's numbers", share=0.2),
-    Column("in our runs", share=0.2), Column("run", numeric=True),
+    Column("claim", share=0.34), Column("where", share=0.14), Column("in the paper's numbers", share=0.22),
+    Column("in our runs", share=0.22), Column("run", numeric=True),
 )
 
 
@@ -122,10 +122,6 @@ def _claims(claims: Sequence[Claim], ours: Mapping[Place, Sample]) -> Section:
     return Section("claims", "What the paper claims", ", ".join(says), CLAIM_COLUMNS, tuple(rows))
 
 
-SHOWN = 4
-"""Comparisons that are written out; of more, their range and the exceptions."""
-
-
 def _verdict(judged: Sequence[Judged], all_of_them: int, otherwise: str) -> Cell:
     result = verdict(judged)
     if result is None:
@@ -133,15 +129,14 @@ def _verdict(judged: Sequence[Judged], all_of_them: int, otherwise: str) -> Cell
     text, mark = VERDICTS[result]
     if result == "holds" and len(judged) < all_of_them:
         text = "holds so far"
-    if len(judged) <= SHOWN:
-        return Cell(text, mark=mark, why=tuple(map(str, judged)))
+    if len(judged) == 1:
+        return Cell(text, mark=mark, why=(str(judged[0]),))
     values = [one.gap.value for one in judged if math.isfinite(one.gap.value)]
+    span = f", {signed(min(values))} to {signed(max(values))}" if values else ""
     wrong = [one for kind in ("does not hold", "within noise") for one in judged if one.verdict == kind]
-    parts = [f"{len(judged)} comparisons, {signed(min(values))} to {signed(max(values))}"]
-    parts += [str(one) for one in wrong[:SHOWN]]
-    if len(wrong) > SHOWN:
-        parts.append(f"and {len(wrong) - SHOWN} more exceptions")
-    return Cell(text, mark=mark, why=tuple(parts))
+    right = [one for one in judged if one.verdict == "holds"]
+    exceptions = f", not so in {len(wrong)}" if wrong else ""
+    return Cell(text, mark=mark, why=(f"{len(judged)} comparisons{span}{exceptions}", *map(str, wrong + right)))
 
 
 # ------------------------------------------------------------------------------------------------ the tables
@@ -149,7 +144,7 @@ def _verdict(judged: Sequence[Judged], all_of_them: int, otherwise: str) -> Cell
 COLUMNS = (
     Column("method"), Column("setting"), Column("paper", numeric=True), Column("ours", numeric=True),
     Column("difference", numeric=True), Column("noise"), Column("order"),
-    Column("learning rate", numeric=True, brief=False), Column("epochs", numeric=True, brief=False),
+    Column("lr", numeric=True, brief=False), Column("epochs", numeric=True, brief=False),
     Column("best", numeric=True, brief=False), Column("averaged", numeric=True, brief=False),
     Column("curves", brief=False),
 )

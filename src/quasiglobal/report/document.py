@@ -19,14 +19,14 @@ class Cell:
     """What the column is sorted by, where the text itself will not do."""
     mark: Mark = ""
     why: tuple[str, ...] = ()
-    """What the text rests on, for who wants to know."""
+    """What the text rests on: in a line, and then in all detail for who wants to know."""
     link: str = ""
     """The anchor of what it leads to."""
 
     @property
     def sentence(self) -> str:
-        """The text with what it rests on, where there is no other place for that."""
-        return f"{self.text}: {'; '.join(self.why)}" if self.why else self.text
+        """The text with what it rests on, in a line."""
+        return f"{self.text}: {self.why[0]}" if self.why else self.text
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ LEVEL = 0.05
 """How often scores that are the same in truth are called different."""
 
 EXPLANATION = (
-    "A difference is within the noise when it is at most t·√(s₁²/k₁ + s₂²/k₂), where s is the standard deviation over k "
-    "seeds and t Student's 97.5 % quantile at Welch's degrees of freedom: scores that are the same in truth pass 19 times "
-    "in 20. Three seeds each leave 2 to 4 degrees of freedom, so t is 4.3 to 2.8, not 2. A score of one seed, or one "
-    "without a standard deviation, borrows that of the scores it is compared with."
+    "A difference is within the noise when it is at most t·√(s₁²/k₁ + s₂²/k₂), where s is the standard deviation over "
+    "k seeds and t Student's 97.5 % quantile at Welch's degrees of freedom: scores that are the same in truth pass 19 "
+    "times in 20. Three seeds each leave 2 to 4 degrees of freedom, so t is 4.3 to 2.8, not 2. A score of one seed, "
+    "or one without a standard deviation, borrows that of the scores it is compared with."
 )
 
 

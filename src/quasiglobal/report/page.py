@@ -100,11 +100,17 @@ def _cell(cell: Cell, column: Column) -> str:
         text = f'<a href="#{escape(cell.link)}">{text}</a>'
     if cell.mark:
         text = f'<span class="{cell.mark}">{text}</span>'
-    why = "".join(f'<span class="why">{_unbroken(line)}</span>' for line in cell.why)
     kind = "number" if column.numeric else "text" if column.share is None else "words"
     by = "" if cell.sort is None else f"{cell.sort:.10g}"
     sort = f' data-sort="{by}"' if column.numeric else ""
-    return f'<td role="cell" class="{kind}" data-label="{escape(column.title)}"{sort}>{text}{why}</td>'
+    return f'<td role="cell" class="{kind}" data-label="{escape(column.title)}"{sort}>{text}{_why(cell.why)}</td>'
+
+
+def _why(lines: tuple[str, ...]) -> str:
+    first, *others = (f'<span class="why">{_unbroken(line)}</span>' for line in lines or ("",))
+    if others:
+        return f"<details><summary>{first}</summary>{''.join(others)}</details>"
+    return first if lines else ""
 
 
 def _unbroken(text: str) -> str:
