@@ -1,25 +1,30 @@
-"""The paper's tables from the run store: what is there, what it says, and what is still to be run.
+"""The paper's tables from the run store: what is there, what it says, and running what is missing.
 
 The store is the only truth. The learning rate of a cell is the best of its trials: the ended runs of seed 0 that are
-the cell's experiment but for the learning rate, by the last test's accuracy; a diverged run is worse than any, and of
-equals the smaller rate wins.
+the cell's experiment but for the learning rate. `tuning.py` says what best means: by the accuracy of the last test, a
+diverged run worse than any, of equals the smaller rate.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
 from quasiglobal.algorithms import algorithm
 from quasiglobal.algorithms.centralized import Centralized
+from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
 from quasiglobal.paper.published import Score
 from quasiglobal.paper.tables import Cell, Scale, Table, at_scale
-from quasiglobal.runs import Run, find
+from quasiglobal.runs import Options, Run, Watcher, find
+from quasiglobal.sweeps import sweep
+from quasiglobal.tasks.datasets import SOURCES, available, load
 from quasiglobal.topology import parse
+from quasiglobal.tuning import CAP, best_point, rates_around, score, tune
 
 Which = Literal["last", "best", "averaged"]
 MEASURES: Mapping[Which, tuple[str, str]] = {
@@ -44,10 +49,26 @@ class Outcome:
     """Seed 0 by learning rate, smallest first."""
 
     @property
+    def fixed(self) -> bool:
+        """Whether the paper does not tune the learning rate here."""
+        return self.cell.experiment.lr is not None
+
+    @property
     def tuned(self) -> bool:
         """Whether at least three learning rates were tried and the best is neither the smallest nor the largest."""
         rates = list(self.trials)
         return len(rates) >= FEWEST_RATES and self.experiment.peak_lr in rates[1:-1]
+
+    @property
+    def how(self) -> str:
+        """How its learning rate was found, in a few words."""
+        if self.fixed:
+            return "fixed"
+        if not self.trials:
+            return "not run"
+        if self.tuned:
+            return f"best of {len(self.trials)}"
+        return "not tuned" if len(self.trials) < FEWEST_RATES else f"at an end of {len(self.trials)}"
 
     @property
     def diverged(self) -> bool:
@@ -75,26 +96,113 @@ def outcomes(table: Table, root: Path, scale: Scale = "paper") -> list[Outcome]:
     for run in find(root):
         if run.summary is not None:
             ended.setdefault(_setting(run.experiment), []).append(run)
-    return [_outcome(cell, at_scale(cell.experiment, scale), ended) for cell in table.cells]
+    return [_outcome(cell, scale, ended) for cell in table.cells]
 
 
-def _outcome(cell: Cell, experiment: Experiment, ended: Mapping[str, list[Run]]) -> Outcome:
+def reproduce(
+    table: Table,
+    scale: Scale = "paper",
+    seeds: int = 3,
+    cells: Sequence[str] = (),
+    options: Options | None = None,
+    watch: Watcher = lambda runs, records: None,
+) -> list[Outcome]:
+    """Run what the store lacks of a table, or of the cells that the patterns name, and read its outcomes.
+
+    Learning rates are tuned on seed 0; then all seeds run at the best. A rate that the store already has as tuned
+    is taken as it is. Cells whose data is missing are left out; it is an error if there are no others.
+    """
+    options = replace(options or Options(), seeds=seeds)
+    chosen = {cell.name for cell in select(table, cells)}
+    lost = missing_data(select(table, cells), scale, options.data_dir)
+
+    def wanted() -> list[Outcome]:
+        return [
+            found
+            for found in outcomes(table, options.runs, scale)
+            if found.cell.name in chosen and found.experiment.data not in lost
+        ]
+
+    if not wanted():
+        raise InputError("; ".join(lost.values()))
+    for rates, experiments in _grids(wanted(), scale).items():
+        tune(experiments, {"lr": rates}, replace(options, seeds=1), FEWEST_RATES if scale == "smoke" else CAP, watch)
+    sweep(list(dict.fromkeys(found.experiment for found in wanted())), options, watch)
+    return [found for found in outcomes(table, options.runs, scale) if found.cell.name in chosen]
+
+
+def select(table: Table, patterns: Sequence[str]) -> list[Cell]:
+    """The cells whose name, or whose run's name, fits one of the patterns; all without patterns.
+
+    >>> from quasiglobal.paper.tables import TABLES
+    >>> [cell.name for cell in select(TABLES["motivation"], ["qg-*ring 16*0.1", "*-dsgd-social-a10-*"])]
+    ['DSGD | social 32, α = 10', 'QG-DSGDm-N | ring 16, α = 0.1']
+    """
+    def fits(cell: Cell, pattern: str) -> bool:
+        return any(fnmatch(name.lower(), pattern.lower()) for name in (cell.name, cell.experiment.name))
+
+    for pattern in patterns:
+        if not any(fits(cell, pattern) for cell in table.cells):
+            raise InputError(
+                f"no cell of {table.name} is named as {pattern!r}; "
+                f"names are as {table.cells[0].name!r} or {table.cells[0].experiment.name!r}, * stands for anything"
+            )
+    return [cell for cell in table.cells if not patterns or any(fits(cell, pattern) for pattern in patterns)]
+
+
+def missing_data(cells: Iterable[Cell], scale: Scale, data_dir: Path | None) -> dict[str, str]:
+    """The data sets that the cells need and this machine has not, each with a sentence on how to get it.
+
+    What lies nowhere on the disk is asked of the hub, as training would.
+    """
+    lost = {}
+    for name in absent(cells, scale, data_dir):
+        if name not in SOURCES:
+            lost[name] = f"{name} is none of the data sets that this version reads; `qg data` lists them"
+            continue
+        try:
+            load(name, data_dir)
+        except InputError as error:
+            lost[name] = str(error)
+    return lost
+
+
+def absent(cells: Iterable[Cell], scale: Scale, data_dir: Path | None) -> list[str]:
+    """The data sets that the cells need and the disk has not."""
+    here = {found.name for found in available(data_dir) if found.where is not None and not found.missing}
+    needed = dict.fromkeys(at_scale(cell.experiment, scale).data for cell in cells)
+    return [name for name in needed if name not in here]
+
+
+def _grids(found: Iterable[Outcome], scale: Scale) -> dict[tuple[float, ...], list[Experiment]]:
+    """What is still to be tuned, by the learning rates to start from: what the store has tried is among them."""
+    grids: dict[tuple[float, ...], dict[Experiment, None]] = {}
+    for one in found:
+        if not one.fixed and (not one.tuned or one.cell.algorithms):
+            for experiment in one.cell.experiments(scale):
+                start = one.cell.rates or rates_around(experiment.peak_lr)
+                rates = tuple(sorted({*start, *one.trials}))
+                grids.setdefault(rates, {})[experiment] = None
+    return {rates: list(experiments) for rates, experiments in grids.items()}
+
+
+def _outcome(cell: Cell, scale: Scale, ended: Mapping[str, list[Run]]) -> Outcome:
+    """The best of the cell's algorithms."""
+    found = [_tried(cell, experiment, ended) for experiment in cell.experiments(scale)]
+    return max(found, key=lambda one: max(map(score, one.trials.values()), default=float("-inf")))
+
+
+def _tried(cell: Cell, experiment: Experiment, ended: Mapping[str, list[Run]]) -> Outcome:
     runs = ended.get(_setting(experiment), [])
     if experiment.lr is not None:
         runs = [run for run in runs if run.experiment.peak_lr == experiment.lr]
     trials = {run.experiment.peak_lr: run for run in runs if run.experiment.seed == experiment.seed}
-    trials = dict(sorted(trials.items()))
     if not trials:
         return Outcome(cell, experiment, (), {})
-    best = max(trials, key=lambda rate: _accuracy(trials[rate]))         # the first of equals: the smallest rate
-    chosen = sorted((run for run in runs if run.experiment.peak_lr == best), key=lambda run: run.experiment.seed)
-    return Outcome(cell, replace(experiment, lr=best), tuple(chosen), trials)
-
-
-def _accuracy(run: Run) -> float:
-    """What a trial is judged by."""
-    summary = run.summary
-    return float(summary["last"]["accuracy"]) if summary and run.status == "finished" else -1.0
+    (best,) = best_point({(rate,): score(run) for rate, run in trials.items()})
+    seeds = {run.experiment.seed: run for run in runs if run.experiment.peak_lr == best}
+    chosen = tuple(seeds[seed] for seed in sorted(seeds))
+    return Outcome(cell, replace(experiment, lr=best), chosen, dict(sorted(trials.items())))
 
 
 def _setting(experiment: Experiment) -> str:

@@ -32,6 +32,15 @@ class Cell:
     """What the paper has; None where it says that it did not converge."""
     text: bool = False
     """Whether this is the form of the paper's text where another made the number."""
+    rates: tuple[float, ...] = ()
+    """Where to start the tuning; by default around the learning rate that grows with the batch."""
+    algorithms: tuple[str, ...] = ()
+    """Other options of the algorithm that are tuned with the learning rate; the best counts."""
+
+    def experiments(self, scale: Scale = "paper") -> tuple[Experiment, ...]:
+        """What is tuned: the experiment, with each of its algorithms."""
+        first = at_scale(self.experiment, scale)
+        return (first, *(replace(first, algorithm=other) for other in self.algorithms))
 
     @property
     def name(self) -> str:
@@ -98,7 +107,10 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Spec:
-    """How the cells of a published table become experiments: fields of `Experiment`, the row's last."""
+    """How the cells of a published table become experiments: fields of `Experiment`, the row's last.
+
+    Besides, `rates` and `algorithms` are those of a `Cell`.
+    """
 
     base: Settings
     columns: Mapping[str, Settings]
@@ -112,13 +124,18 @@ class Spec:
         forms = [(row, row, settings, False) for row, settings in self.rows.items()]
         forms += [(row, of, {**self.rows[of], **settings}, True) for row, (of, settings) in self.text.items()]
         cells = tuple(
-            Cell(row, column, Experiment(**{**self.base, **place, **settings}), paper.scores[of, column], text)
+            _cell(row, column, {**self.base, **place, **settings}, paper.scores[of, column], text)
             for row, of, settings, text in forms
             for column, place in self.columns.items()
             if (of, column) in paper.scores
         )
         rows = tuple(row for row, *_ in forms)
         return Table(name, paper.title, rows, paper.columns, cells, paper.notes)
+
+
+def _cell(row: str, column: str, settings: dict[str, Any], score: Score | None, text: bool) -> Cell:
+    tuning = {name: settings.pop(name) for name in ("rates", "algorithms") if name in settings}
+    return Cell(row, column, Experiment(**settings), score, text, **tuning)
 
 
 MEASURED: Settings = {"precision": "bf16", "eval_every": 10, "seed": 0}
@@ -129,7 +146,7 @@ FIXED_LR: Settings = {"lr": scaled_lr(64, 16)}
 """On full ImageNet the paper tunes nothing; its one learning rate is the one that grows with the batch."""
 AG_NEWS: Settings = {
     "data": "ag-news", "model": "distilbert", "norm": None,
-    "epochs": 10, "milestones": (), "warmup": 0.0, "eval_every": 1,
+    "epochs": 10, "milestones": (), "warmup": 0.0, "eval_every": 1, "rates": (5e-6, 1e-5, 2e-5),
 }
 ALONE: Settings = {"topology": "complete:1", "partition": "iid"}
 
@@ -230,14 +247,14 @@ SPECS: dict[str, Spec] = {
             "DSGDm, momentum over the ring": {"algorithm": "dsgdm:sync=momentum"},
             "DSGDm-N, momentum over the ring": {"algorithm": "dsgdm-n:sync=momentum"},
             "DSGDm-N, gradients over the ring": {"algorithm": "dsgdm-n:sync=gradient"},
-            "DMSGD": {"algorithm": "dmsgd"},
+            "DMSGD": {"algorithm": "dmsgd", "algorithms": ("dmsgd:mu=0.25", "dmsgd:mu=0.75")},
             "QG-DSGDm": {"algorithm": "qg-dsgdm"},
             "QG-DSGDm-N": QG_DSGDM_N,
         },
         text={"SlowMo as in the text, models over all": ("SlowMo, models over all", {"algorithm": "slowmo"})},
     ),
     "adam": Spec(
-        base={**CIFAR10, "topology": "ring:16", "alpha": 0.1},
+        base={**CIFAR10, "topology": "ring:16", "alpha": 0.1, "rates": (5e-4, 1e-3, 2e-3)},
         columns={"AG News, α = 0.1": AG_NEWS, "CIFAR-10, α = 0.1": {}},
         rows={"DAdam": {"algorithm": "dadam"}, "QG-DAdam": {"algorithm": "qg-dadam:released=true"}},
         text={"QG-DAdam as in the text": ("QG-DAdam", {"algorithm": "qg-dadam"})},
