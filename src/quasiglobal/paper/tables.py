@@ -158,7 +158,7 @@ def iid(n: int) -> Settings:
 
 def by_alpha(topology: str, *alphas: float, prefix: str = "") -> dict[str, Settings]:
     """The columns of a topology."""
-    return {f"{prefix}α = {alpha:g}": {"topology": topology, "alpha": alpha} for alpha in alphas}
+    return {f"{prefix}α = {alpha:g}": {"topology": topology, "alpha": float(alpha)} for alpha in alphas}
 
 
 SGDM_N: Settings = {"algorithm": "sgdm-n"}
