@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from quasiglobal.files import replacing
@@ -49,16 +51,22 @@ def write(document: Document, folder: Path, formats: Iterable[str] = FORMATS) ->
 
 def document(root: Path, scale: Scale = "paper") -> Document:
     """The report of the runs under a folder; what was not run says so."""
-    found = {name: outcomes(table, root, scale) for name, table in TABLES.items()}
     tuning = momentum_tuning(root)
-    claims = [*CLAIMS, tuning_claim(tuning)]
-    scores = our_scores({**found, TUNING: outcomes(tuning, root, scale)})
-    sections = (_claims(claims, scores), *(_table(table, found[name], scale) for name, table in TABLES.items()))
-    return Document("Quasi-global momentum: the paper and our runs", _introduction(found, scale), sections, LEGEND)
+    found = _outcomes({**TABLES, TUNING: tuning}, root, scale)
+    claims = _claims([*CLAIMS, tuning_claim(tuning)], our_scores(found))
+    sections = (claims, *(_table(table, found[name], scale) for name, table in TABLES.items()))
+    says = _introduction([outcome for name in TABLES for outcome in found[name]], scale)
+    return Document("Quasi-global momentum: the paper and our runs", says, sections, LEGEND)
 
 
-def _introduction(found: Mapping[str, Sequence[Outcome]], scale: Scale) -> tuple[str, ...]:
-    cells = [outcome for table in found.values() for outcome in table]
+def _outcomes(tables: Mapping[str, Table], root: Path, scale: Scale) -> dict[str, list[Outcome]]:
+    """The outcomes of each table, as if they were one, so that the store is read once."""
+    cells = tuple(cell for table in tables.values() for cell in table.cells)
+    every = iter(outcomes(Table("all", "", (), (), cells), root, scale))
+    return {name: list(itertools.islice(every, len(table.cells))) for name, table in tables.items()}
+
+
+def _introduction(cells: Sequence[Outcome], scale: Scale) -> tuple[str, ...]:
     done = sum(bool(outcome.runs) for outcome in cells)
     runs = {run.folder for outcome in cells for run in (*outcome.runs, *outcome.trials.values())}
     says: tuple[str, ...] = (
@@ -83,7 +91,7 @@ LEGEND = (
     "one is the other way round beyond the noise; in between it is undecided. The paper's own numbers are judged by "
     "the same rule. Of comparisons between equals one in forty is beyond the noise on the wrong side by chance alone.",
     "A learning rate is tuned when at least three were tried with seed 0 and the best is neither the smallest nor the "
-    "largest. ⋆: did not converge. The curves are means over seeds, in a band from the lowest to the highest.",
+    "largest. ⋆: did not converge. Curves are means over seeds; the band, where few curves meet, is their range.",
     "Rows “as in the text” have the form that the paper's text describes where the authors' released code, which made "
     "the numbers, has another.",
 )
@@ -210,18 +218,23 @@ def _ours(outcome: Outcome) -> Cell:
 
 def _difference(outcome: Outcome, scale: Scale) -> tuple[Cell, Cell]:
     """The difference to the paper, and whether it is within the noise."""
-    found = to_paper(outcome)
     if scale in DIFFERENCE:
         return Cell(""), Cell("other scale", mark="none")
+    found = to_paper(outcome)
     if found is None:
-        alike = outcome.diverged and outcome.cell.score is None
-        return Cell(""), Cell("the same", mark="good") if alike else Cell("one of both diverged", mark="bad")
+        return Cell(""), _not_converged(outcome.diverged, outcome.cell.score is None)
     value = Cell(signed(found.value), found.value)
     if found.noise is None:
         return value, Cell("unknown", mark="none", why=("no standard deviation",))
     if found.within:
         return value, Cell(f"within ±{found.noise:.2f}", mark="good")
     return value, Cell(f"beyond ±{found.noise:.2f}", mark="bad")
+
+
+def _not_converged(ours: bool, papers: bool) -> Cell:
+    if ours and papers:
+        return Cell("neither converged", mark="good")
+    return Cell("ours diverged", mark="bad") if ours else Cell("the paper's diverged", mark="fair")
 
 
 def _order(outcome: Outcome, group: Sequence[Outcome]) -> Cell:
@@ -237,14 +250,20 @@ def _learning_rate(outcome: Outcome) -> Cell:
     rate, tried = outcome.experiment.peak_lr, len(outcome.trials)
     if outcome.cell.experiment.lr is not None:
         return Cell(f"{rate:g}", rate, why=("as given",))
-    return Cell(f"{rate:g}", rate, why=(f"tuned, of {tried}" if outcome.tuned else f"not tuned, of {tried}",))
+    return Cell(f"{rate:g}", rate, why=(f"{'tuned' if outcome.tuned else 'not tuned'}, {tried} tried",))
 
 
 # ------------------------------------------------------------------------------------------------ the curves
 
 
+MOST_BANDS = 5
+"""With more curves in a frame than this, their bands hide each other."""
+
+
 def _curves(table: Table, k: int, title: str, group: Sequence[Outcome]) -> Plot | None:
     lines = tuple(_curve(outcome) for outcome in group if _drawn(outcome))
+    if len(lines) > MOST_BANDS:
+        lines = tuple(replace(line, band=()) for line in lines)
     return Plot(f"{table.name}-{k}", title, lines, "epoch", "test accuracy, %") if lines else None
 
 

@@ -34,7 +34,8 @@ def figure(plot: Plot) -> str:
         *(_curve(line, shade, across, up) for line, shade in zip(plot.lines, shades, strict=True)),
     ]
     keys = "".join(
-        f'<li><span class="key shade-{shade}"></span>{escape(line.label)}</li>'
+        f'<li><svg class="key {shade}" viewBox="0 0 26 6" aria-hidden="true"><path class="line" d="M0 3H26"/></svg>'
+        f"{escape(line.label)}</li>"
         for line, shade in zip(plot.lines, shades, strict=True)
     )
     name = escape(plot.anchor)
@@ -54,15 +55,20 @@ def palette(lighter: bool = False) -> str:
 Scale = Callable[[float], float]
 
 
-def _shades(lines: Sequence[Line]) -> list[int]:
-    """An algorithm's own colour for the first line that it has, and for others what is left."""
+def _shades(lines: Sequence[Line]) -> list[str]:
+    """The classes of each line: an algorithm's own colour for the line of its name, or else for its first line.
+
+    Others have what is left; once all colours are taken they come again with other dashes.
+    """
     first = {line.algorithm: k for k, line in reversed(list(enumerate(lines))) if line.algorithm in COLOURS}
-    shades = {k: SHADES.index(COLOURS[name]) for name, k in first.items()}
-    free = itertools.cycle([k for k in range(len(SHADES)) if k not in shades.values()] or range(len(SHADES)))
-    return [shades[k] if k in shades else next(free) for k in range(len(lines))]
+    first |= {line.algorithm: k for k, line in enumerate(lines) if line.label.lower() == line.algorithm in COLOURS}
+    own = {k: f"shade-{SHADES.index(COLOURS[name])} dash-0" for name, k in first.items()}
+    every = (f"shade-{shade} dash-{dash}" for dash in itertools.count() for shade in range(len(SHADES)))
+    free = (look for look in every if look not in own.values())
+    return [own[k] if k in own else next(free) for k in range(len(lines))]
 
 
-def _curve(line: Line, shade: int, across: Scale, up: Scale) -> str:
+def _curve(line: Line, shade: str, across: Scale, up: Scale) -> str:
     points = [(across(x), up(y)) for x, y in line.points]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     band = ""
@@ -72,7 +78,7 @@ def _curve(line: Line, shade: int, across: Scale, up: Scale) -> str:
         edge += [(x, up(high)) for x, (_, high) in reversed(list(zip(places, line.band, strict=True)))]
         band = f'<path class="band" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in edge)}Z"/>'
     dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points) if line.dots else ""
-    return f'<g class="shade-{shade}">{band}<path class="line" d="{path}"/>{dots}</g>'
+    return f'<g class="{shade}">{band}<path class="line" d="{path}"/>{dots}</g>'
 
 
 def _scale(values: Sequence[float], start: float, end: float, logarithmic: bool) -> Scale:
