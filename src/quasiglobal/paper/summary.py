@@ -90,8 +90,8 @@ LEGEND = (
     "A claim holds when every comparison comes out as it says, so far when not all were run, and does not hold when "
     "one is the other way round beyond the noise; in between it is undecided. The paper's own numbers are judged by "
     "the same rule. Of comparisons between equals one in forty is beyond the noise on the wrong side by chance alone.",
-    "A learning rate is tuned when at least three were tried with seed 0 and the best is neither the smallest nor the "
-    "largest. ⋆: did not converge. Curves are means over seeds; the band, where few curves meet, is their range.",
+    "A learning rate is the best of those tried with seed 0. It counts as tuned when it is inside a grid of at least "
+    "three; at an end of the grid, a better one may lie beyond. ⋆: did not converge. Curves are means over seeds; the band, where few curves meet, is their range.",
     "Rows “as in the text” have the form that the paper's text describes where the authors' released code, which made "
     "the numbers, has another.",
 )
@@ -247,10 +247,8 @@ def _order(outcome: Outcome, group: Sequence[Outcome]) -> Cell:
 
 
 def _learning_rate(outcome: Outcome) -> Cell:
-    rate, tried = outcome.experiment.peak_lr, len(outcome.trials)
-    if outcome.cell.experiment.lr is not None:
-        return Cell(f"{rate:g}", rate, why=("as given",))
-    return Cell(f"{rate:g}", rate, why=(f"{'tuned' if outcome.tuned else 'not tuned'}, {tried} tried",))
+    rate = outcome.experiment.peak_lr
+    return Cell(f"{rate:g}", rate, why=(outcome.how,))
 
 
 # ------------------------------------------------------------------------------------------------ the curves
