@@ -67,7 +67,7 @@ def test_what_was_not_run_says_so_and_nothing_else(tmp_path):
 @pytest.mark.parametrize(("ours", "text", "mark"), [
     ([81, 82, 83], "within ±2.65", "good"),
     ([77, 78, 79], "beyond ±2.65", "bad"),
-    ([78], "within ±6.31", "good"),                 # one seed borrows the paper's std: t = 4.303 at 2 degrees of freedom
+    ([78], "within ±6.31", "good"),     # one seed borrows the paper's std: t = 4.303 at 2 degrees of freedom
     ([75], "beyond ±6.31", "bad"),
 ])  # fmt: skip
 def test_a_difference_is_marked_as_within_the_noise_or_beyond(tmp_path, ours, text, mark):

@@ -91,7 +91,8 @@ LEGEND = (
     "one is the other way round beyond the noise; in between it is undecided. The paper's own numbers are judged by "
     "the same rule. Of comparisons between equals one in forty is beyond the noise on the wrong side by chance alone.",
     "A learning rate is the best of those tried with seed 0. It counts as tuned when it is inside a grid of at least "
-    "three; at an end of the grid, a better one may lie beyond. ⋆: did not converge. Curves are means over seeds; the band, where few curves meet, is their range.",
+    "three; at an end of the grid, a better one may lie beyond. ⋆: did not converge. Curves are means over seeds; the "
+    "band, where few curves meet, is their range.",
     "Rows “as in the text” have the form that the paper's text describes where the authors' released code, which made "
     "the numbers, has another.",
 )

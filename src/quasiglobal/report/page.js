@@ -31,8 +31,9 @@ function sort(head) {
 
 function reveal() {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  for (let node = target; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
-  if (target) target.scrollIntoView();
+  if (!target) return;
+  target.closest("section").firstElementChild.open = true;
+  target.scrollIntoView();
 }
 
 for (const button of document.querySelectorAll("th button")) button.addEventListener("click", () => sort(button.parentNode));
