@@ -43,16 +43,17 @@ def estimate(training: Training, folder: Path, steps: int = 3) -> Estimate:
     """Try a few steps, and warn of what will not go well. The training is spent afterwards."""
     experiment, graph = training.experiment, training.graph
     step_seconds = _seconds_a_step(training, steps)
-    kept = [training.x, *training.state.values(), *tree_leaves(training.buffers)]
+    states = [value for band in training.bands for value in band.state.values()]
+    kept = [training.x, *states, *tree_leaves(training.buffers)]
     saved = 2 * sum(tensor.nbytes for tensor in kept)
     stored = (training.images.x, training.test_images.x, training.targets, training.test_targets)
     tests = -(-experiment.epochs // experiment.eval_every)
-    shown = tests * len(training.test_targets) * (training.engine.rows + len(training.seeds))
-    a_second = training.engine.rows * experiment.batch / step_seconds
+    shown = tests * len(training.test_targets) * (training.rows + len(training.seeds))
+    a_second = training.rows * experiment.batch / step_seconds
     result = Estimate(
         parameters=training.layout.size,
         steps=training.steps,
-        sent_a_step=training.bytes_per_step,
+        sent_a_step=training.bytes_per_step[0],
         rows=sum(tensor.nbytes for tensor in kept) + training.x.nbytes,
         data=sum(tensor.nbytes for tensor in stored),
         peak=torch.cuda.max_memory_allocated() if training.device.type == "cuda" else 0,
@@ -66,7 +67,7 @@ def estimate(training: Training, folder: Path, steps: int = 3) -> Estimate:
             f"a node holds {smallest} examples, fewer than its batch of {experiment.batch}; use a smaller batch",
             stacklevel=2,
         )
-    if isinstance(training.algorithm, Centralized) and experiment.partition != "iid" and graph.n > 1:
+    if isinstance(training.bands[0].algorithm, Centralized) and experiment.partition != "iid" and graph.n > 1:
         warnings.warn(
             f"{experiment.algorithm} is centralized: the paper's reference has --partition iid, "
             f"not {experiment.partition}",

@@ -7,6 +7,7 @@ import json
 import tomllib
 import typing
 from dataclasses import MISSING, asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from typing import Any, Literal
 from quasiglobal.algorithms import algorithm
 from quasiglobal.algorithms.base import checked
 from quasiglobal.engines.faults import check_probability
-from quasiglobal.errors import InputError, unknown
+from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.schedules import scaled_lr
 from quasiglobal.topology import parse
 
@@ -83,6 +84,10 @@ class Experiment:
     """What each channel is then divided by."""
 
     def __post_init__(self) -> None:
+        for name, hint in _hints().items():             # alpha=1 is alpha=1.0, with the same hash
+            value = getattr(self, name)
+            if whole(value) is not None and float in (hint, *typing.get_args(hint)[:1]):
+                object.__setattr__(self, name, float(value))
         for name in ("epochs", "batch", "eval_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be a whole number >= 1, got {getattr(self, name)}")
@@ -140,9 +145,15 @@ RECIPES: dict[str, dict[str, Any]] = {
 """The paper's training recipes; the peak learning rate scales with the batch unless given."""
 
 
+@cache
+def _hints() -> dict[str, Any]:
+    """The type of each field."""
+    return typing.get_type_hints(Experiment)
+
+
 def from_mapping(values: dict[str, Any], source: str) -> Experiment:
     """An experiment from names and values, with a sentence for whatever is wrong in them."""
-    hints = typing.get_type_hints(Experiment)
+    hints = _hints()
     known = [field.name for field in fields(Experiment)]
     values = dict(values)
     recipe = values.pop("recipe", None)

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from quasiglobal.boards import Board
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment, from_mapping
 from quasiglobal.files import append_line, read_lines, write_json, write_lines
+from quasiglobal.fitting import runs_that_fit
 from quasiglobal.flat import Layout
 from quasiglobal.imports import imported, is_path
 from quasiglobal.measures import Record, combined
@@ -34,7 +35,7 @@ from quasiglobal.parts import parts_of, records_of
 from quasiglobal.tasks.datasets import Dataset, agreed, load
 from quasiglobal.tasks.models import build
 from quasiglobal.topology import parse
-from quasiglobal.training import Task, Training, average, diverged, together
+from quasiglobal.training import Task, Training, average, diverged, in_common
 from quasiglobal.training import epochs as every_epoch
 
 
@@ -166,24 +167,24 @@ def train(
     watch: Watcher = lambda runs, records: None,
     task: Task | None = None,
 ) -> list[Run]:
-    """Run what is not finished of an experiment's seeds, and return all its runs.
+    """Run what is not finished of the experiments' seeds, and return all their runs.
 
-    Of several experiments all seeds are rows of one program; they may differ in the partition and the learning rate.
+    Those that can be are rows of one program, as many at a time as fit the memory: they may differ in the seed, the
+    partition, the learning rate and its schedule, the algorithm and the topology (of as many nodes).
     """
     experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
-    runs = [run for one in together(experiments) for run in runs_of(one, options)]
-    experiment = experiments[0]
-    open_runs = [run for run in runs if run.summary is None]
+    runs = [run for one in experiments for run in runs_of(one, options)]
+    open_runs = dict.fromkeys(run for run in runs if run.summary is None)
     board = Board() if options.tensorboard else None
-    if open_runs:
-        device = choose_device(options.device)
-        task = task or make_task(experiment, data_of(experiment, options.data_dir))
-        saved = {run: run.newest() for run in open_runs}
-        for done, group in _by_epochs(saved).items():
-            training = Training(task, [run.experiment for run in group], device)
-            found = [saved[run] for run in group]
-            if done:
-                training.restore([rows for rows, _ in filter(None, found)], done)
+    device = choose_device(options.device)
+    for alike in _alike(open_runs):
+        chosen = task or make_task(alike[0].experiment, data_of(alike[0].experiment, options.data_dir))
+        fit = runs_that_fit(chosen, alike[0].experiment, device)
+        for group in (alike[first : first + fit] for first in range(0, len(alike), fit)):
+            training = Training(chosen, [run.experiment for run in group], device)
+            found = [run.newest() for run in group]
+            if saved := [checkpoint for checkpoint in found if checkpoint]:
+                training.restore([rows for rows, _ in saved], saved[0][1].epochs)
             for run, checkpoint in zip(group, found, strict=True):
                 run.begin(checkpoint and checkpoint[1])
             _train_together(training, group, options, watch, board)
@@ -204,12 +205,19 @@ def prepare(experiment: Experiment, options: Options) -> Training:
     return Training(task, experiments, choose_device(options.device))
 
 
-def _by_epochs(saved: Mapping[Run, tuple[Any, checkpoints.Progress] | None]) -> dict[int, list[Run]]:
-    """Runs that are after the same epoch, together: they can be rows of one program."""
-    groups: dict[int, list[Run]] = {}
-    for run, checkpoint in saved.items():
-        groups.setdefault(checkpoint[1].epochs if checkpoint else 0, []).append(run)
-    return groups
+def _alike(runs: Iterable[Run]) -> list[list[Run]]:
+    """Runs that can be rows of one program: they have enough in common, and are after the same epoch."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        saved = run.newest()
+        key = json.dumps([saved[1].epochs if saved else 0, in_common(run.experiment)], sort_keys=True)
+        groups.setdefault(key, []).append(run)
+    return [sorted(group, key=_steps_alike) for group in groups.values()]
+
+
+def _steps_alike(run: Run) -> tuple[str, str]:
+    """Equal for runs that step by the same algorithm on the same topology."""
+    return run.experiment.algorithm, run.experiment.topology
 
 
 def data_of(experiment: Experiment, data_dir: Path | None, name: str | None = None) -> Dataset:

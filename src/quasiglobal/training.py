@@ -8,15 +8,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from quasiglobal import algorithms
-from quasiglobal.algorithms import State
+from quasiglobal.algorithms import algorithm
 from quasiglobal.catalogue import traffic
+from quasiglobal.engines.band import Band, overwrite
 from quasiglobal.engines.capture import Captured
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.memory import keep_freed_memory
@@ -58,7 +60,8 @@ class Task:
 class Training:
     """Several experiments as rows of one program, of the nodes that an engine hosts.
 
-    They may differ in what a row has of its own (`OWN`): the seed, the partition of the data, the learning rate.
+    They may differ in what a row has of its own (`OWN`): the seed, the partition of the data, the learning rate, the
+    algorithm. All share the gradients' computation; those next to each other that step alike are a band.
     """
 
     def __init__(
@@ -71,24 +74,15 @@ class Training:
         self.task, self.experiments, self.device = task, together(experiments), device
         self.experiment = experiment = self.experiments[0]
         self.seeds = tuple(one.seed for one in self.experiments)
-        self.algorithm = algorithms.algorithm(experiment.algorithm)
-        self.graph = parse(experiment.topology)
-        warn_of_w(self.algorithm, self.graph)
-        faults = {name: p for name in ("drop", "churn") if (p := getattr(experiment, name))}
-        if faults and traffic(self.algorithm).everybody:            # now, and not at the first mean of a long run
-            raise InputError(NO_MEAN)
-        rounded = experiment.wire == "bf16"
-        if rounded and self.algorithm.needs_full_precision:
-            raise InputError(
-                f"{experiment.algorithm} takes its momentum from the difference of two mixed models over the learning "
-                "rate, where 16 bits leave nothing but noise; use --wire full"
-            )
         self.dtype = PRECISIONS[experiment.precision]
 
         modules = [task.module(seed).to(self.dtype) for seed in self.seeds]
         self.layout = Layout.of_experiment(modules[0], experiment.bn)
         self.model = StackedModel(task.module(0).to(device, self.dtype), task.loss, self.layout, experiment.precision)
-        self.engine = engine(self.graph, seeds=self.seeds, shared=self.layout.shared, rounded=rounded, **faults)
+        self.bands = _bands(self.experiments, self.layout.shared, engine)
+        self.engine = self.bands[0].engine
+        self.graph = self.engine.topology
+        self.rows = sum(band.engine.rows for band in self.bands)
 
         train = task.data.train
         self.parts = [
@@ -118,16 +112,15 @@ class Training:
         ]
         self._one_rate = all(schedule == self.schedules[0] for schedule in self.schedules)
 
-        rows = len(self.engine.nodes)
+        hosted = len(self.engine.nodes)
         starts = [self.layout.row(dict(module.named_parameters())) for module in modules]
-        self.x = torch.stack(starts).repeat_interleave(rows, dim=0).to(device)
+        self.x = torch.stack(starts).repeat_interleave(hosted, dim=0).to(device)
         self.buffers: Buffers = {
             name: torch.stack([dict(module.named_buffers())[name] for module in modules])
-            .repeat_interleave(rows, dim=0)
+            .repeat_interleave(hosted, dim=0)
             .to(device)
             for name, _ in modules[0].named_buffers()
         }
-        self.state: State = {}
         self.begin_at(self.x)
         self.epochs_done = 0
         self._static: dict[str, Tensor] = {}
@@ -135,6 +128,7 @@ class Training:
             keep_freed_memory()
         on_one_gpu = device.type == "cuda" and isinstance(self.engine, Simulator)
         self._captured = Captured(self._tensors) if on_one_gpu else None
+        self._fused = self.steps * self.x.numel() >= WORTH_FUSING
 
     # -------------------------------------------------------------------------------------------- the loop
 
@@ -156,7 +150,7 @@ class Training:
                 "nodes": list(self.engine.nodes),
                 "loss": loss[r],
                 "train_accuracy": right[r],
-                "images_per_second": examples * self.engine.rows / seconds,
+                "images_per_second": examples * self.rows / seconds,
             }
             for r in range(len(self.seeds))
         ]
@@ -171,8 +165,7 @@ class Training:
         if self._captured is None:
             self._step(t, size)
         else:
-            key = (self.algorithm.phase(t), (t - 1) % self.graph.period, size)
-            self._captured(key, partial(self._step, t, size))
+            self._captured((*(band.kind(t) for band in self.bands), size), partial(self._step, t, size))
 
     def sums(self) -> tuple[list[list[float]], list[list[float]]]:
         """Each run's and node's loss and right answers so far in the epoch, summed over its examples."""
@@ -184,16 +177,29 @@ class Training:
         static = self._static
         at = static["counter"]
         losses, right, g, buffers = self.model.gradients(self.x, self.buffers, *self._batch(size))
-        lr = self._rates(static["lr"].index_select(0, at)[0])
-        x, state = self.engine.step(
-            self.algorithm, self.x, torch.add(g, self.x, alpha=self.experiment.weight_decay), self.state,
-            t=t, time=static["time"], lr=lr, full_gradient=self._full_gradient,
-        )
-        self._keep(x, state, buffers)
+        self._update(t, g, self._rates(static["lr"].index_select(0, at)[0]))
+        if self._captured is None:
+            self.buffers = buffers
+        else:
+            overwrite(list(self.buffers.values()), list(buffers.values()))
         static["loss"].add_(losses * size)
         static["right"].add_(right * size)
         at.add_(1)
         static["time"].add_(1)
+
+    def _update(self, t: int, g: Tensor, lr: Tensor) -> None:
+        """Step t of every band's algorithm; in place where a captured graph holds on to the storage."""
+        stepped = []
+        for band in self.bands:
+            rows = band.rows
+            own = lr if lr.ndim == 0 else lr[rows]
+            how = (t, self._static["time"], own, partial(self._full_gradient, rows))
+            if self._captured is not None:
+                band.overwrite(self.x[rows], g[rows], *how, fused=self._fused)
+            else:
+                stepped.append(band.step(self.x[rows], g[rows], *how))
+        if stepped:
+            self.x = stepped[0] if len(stepped) == 1 else torch.cat(stepped)
 
     def _rates(self, rates: Tensor) -> Tensor:
         """The runs' learning rates as a step takes them: one number where they are equal, else one a row."""
@@ -213,23 +219,11 @@ class Training:
         self.begin_epoch()
         self.model.gradients(self.x, self.buffers, *self._batch(self.plan.sizes[0]))
 
-    def _keep(self, x: Tensor, state: State, buffers: Buffers) -> None:
-        """Take over the step's results; in place where a captured graph holds on to the storage."""
-        if self._captured is None:
-            self.x, self.state, self.buffers = x, state, buffers
-            return
-        held = {tensor.data_ptr() for tensor in self._tensors()}
-        new = [x, *state.values(), *buffers.values()]
-        safe = [value.clone() if value.data_ptr() in held else value for value in new]
-        old = [self.x, *self.state.values(), *self.buffers.values()]
-        for dtype in {value.dtype for value in old}:        # many at a time, which have to be of one type
-            here, there = ([value for value in values if value.dtype == dtype] for values in (old, safe))
-            torch._foreach_copy_(here, there)
-
     def _tensors(self) -> list[Tensor]:
         """All that a step changes."""
         changing = [self._static[name] for name in ("counter", "time", "loss", "right")]
-        return [self.x, *self.state.values(), *self.buffers.values(), *changing]
+        states = [value for band in self.bands for value in band.state.values()]
+        return [self.x, *states, *self.buffers.values(), *changing]
 
     def _load(self, epoch: Epoch) -> None:
         """Put an epoch's draws where the steps find them."""
@@ -241,8 +235,8 @@ class Training:
             "lr": torch.tensor(rates, dtype=self.dtype, device=self.device),
             "counter": torch.zeros(1, dtype=torch.int64, device=self.device),
             "time": torch.tensor(first + 1, dtype=self.dtype, device=self.device),
-            "loss": torch.zeros(self.engine.rows, dtype=self.dtype, device=self.device),
-            "right": torch.zeros(self.engine.rows, dtype=self.dtype, device=self.device),
+            "loss": torch.zeros(self.rows, dtype=self.dtype, device=self.device),
+            "right": torch.zeros(self.rows, dtype=self.dtype, device=self.device),
         }
         for name, value in values.items():
             if name in self._static:
@@ -250,19 +244,20 @@ class Training:
             else:
                 self._static[name] = value
 
-    def _full_gradient(self, x: Tensor) -> Tensor:
+    def _full_gradient(self, rows: slice, x: Tensor) -> Tensor:
         """The gradient over all of each node's own examples, as they are, weight decay included."""
-        total = torch.zeros_like(x)
-        for index in torch.split(self._examples, 256, dim=1):
-            _, _, g, _ = self.model.gradients(x, self.buffers, self.images.show(index), self.targets[index])
+        total, examples = torch.zeros_like(x), self._examples[rows]
+        buffers = {name: value[rows] for name, value in self.buffers.items()}
+        for index in torch.split(examples, 256, dim=1):
+            _, _, g, _ = self.model.gradients(x, buffers, self.images.show(index), self.targets[index])
             total += g * index.shape[1]
-        return total / self._examples.shape[1] + self.experiment.weight_decay * x
+        return total / examples.shape[1] + self.experiment.weight_decay * x
 
     @cached_property
     def _examples(self) -> Tensor:
         """[k, size], the positions of every row's own examples."""
         if len({len(owner.examples) for owner in self.plan.owners}) > 1:
-            raise InputError(f"{self.experiment.algorithm} needs nodes of equal size; use another partition")
+            raise InputError("an algorithm that takes full gradients needs nodes of equal size; use another partition")
         return torch.from_numpy(np.stack([owner.examples for owner in self.plan.owners])).to(self.device)
 
     # -------------------------------------------------------------------------------------------- measures
@@ -275,13 +270,13 @@ class Training:
         accuracy, loss = (values[: runs * n].view(runs, n) for values in everybody)
         averaged = everybody[0][runs * n :]
         norms = by_run.norm(dim=-1)
-        sent = self.bytes_per_step * self.epochs_done * self.steps_per_epoch
+        steps = self.epochs_done * self.steps_per_epoch
         measures = [
             {
                 "accuracy": accuracy[r].tolist(),
                 "test_loss": loss[r].tolist(),
                 "weight_norm": norms[r].tolist(),
-                "bytes_sent": [sent] * n,
+                "bytes_sent": [self.bytes_per_step[r] * steps] * n,
             }
             for r in range(runs)
         ]
@@ -297,9 +292,13 @@ class Training:
         return torch.cat([values, average(by_run, dim=1)])
 
     @cached_property
-    def bytes_per_step(self) -> float:
-        """What a node sends on average."""
-        return traffic(self.algorithm).bytes(self.graph, self.layout.shared, self.engine.rounded)
+    def bytes_per_step(self) -> list[float]:
+        """What a node of each run sends on average."""
+        return [
+            traffic(band.algorithm).bytes(band.engine.topology, self.layout.shared, band.engine.rounded)
+            for band in self.bands
+            for _ in band.engine.seeds
+        ]
 
     def _score(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor]:
         """Each row's accuracy and loss on the test data, in test order."""
@@ -316,42 +315,49 @@ class Training:
     def _test_batches(self, count: int) -> list[Tensor]:
         """Positions [batches, batch]: batches of 32 where the model normalises by the test batch itself.
 
-        The released network does, in test order, so that this is part of the experiment. Sixteen batches go
-        through the models at a time.
+        The released network does, in test order, so that this is part of the experiment. As many go through the
+        models at a time as the memory surely holds.
         """
         by_batch = any(
             isinstance(part, nn.modules.batchnorm._BatchNorm) and not part.track_running_stats
             for part in self.model.module.modules()
         )
-        size = 32 if by_batch else 500
+        at_once = SHOWN_AT_ONCE // len(self.x)
+        size = 32 if by_batch else min(500, max(32, at_once))
         order = torch.arange(count, device=self.device)
         whole, rest = order[: count // size * size].view(-1, size), order[count // size * size :]
-        together = torch.split(whole, 16 if by_batch else 1)
+        together = torch.split(whole, min(16, max(1, at_once // size)) if by_batch else 1)
         return [batches for batches in (*together, rest[None]) if batches.numel()]
 
     # ------------------------------------------------------------------------------------------ checkpoints
 
     def rows_of(self, run: int) -> dict[str, Tensor]:
         """All that a run needs to go on: its rows of x, state and buffers."""
-        rows = slice(run * len(self.engine.nodes), (run + 1) * len(self.engine.nodes))
-        tensors = {"x": self.x}
-        tensors |= {f"state.{name}": value for name, value in self.state.items()}
-        tensors |= {f"buffer.{name}": value for name, value in self.buffers.items()}
-        return {name: value[rows].clone().cpu() for name, value in tensors.items()}
+        begin, end = run * len(self.engine.nodes), (run + 1) * len(self.engine.nodes)
+        band = next(band for band in self.bands if begin < band.rows.stop)
+        inside = slice(begin - band.rows.start, end - band.rows.start)
+        tensors = {"x": self.x[begin:end]}
+        tensors |= {f"state.{name}": value[inside] for name, value in band.state.items()}
+        tensors |= {f"buffer.{name}": value[begin:end] for name, value in self.buffers.items()}
+        return {name: value.clone().cpu() for name, value in tensors.items()}
 
     def begin_at(self, x: Tensor) -> None:
-        """Start the algorithm at these models."""
+        """Start the algorithms at these models."""
         self.x = x
-        self.state = {name: value.clone() for name, value in self.algorithm.init(x).items()}
+        for band in self.bands:
+            band.begin_at(x[band.rows])
 
     def restore(self, saved: Sequence[dict[str, Tensor]], epochs_done: int) -> None:
         """Go on from the rows of every run after this many epochs."""
-        def stacked(name: str) -> Tensor:
-            return torch.cat([run[name] for run in saved]).to(self.device)
+        def stacked(name: str, of: Sequence[dict[str, Tensor]]) -> Tensor:
+            return torch.cat([run[name] for run in of]).to(self.device)
 
-        self.x = stacked("x")
-        self.state = {name: stacked(f"state.{name}") for name in self.state}
-        self.buffers = {name: stacked(f"buffer.{name}") for name in self.buffers}
+        self.x = stacked("x", saved)
+        self.buffers = {name: stacked(f"buffer.{name}", saved) for name in self.buffers}
+        first = 0
+        for band in self.bands:
+            own = saved[first : (first := first + len(band.engine.seeds))]
+            band.state = {name: stacked(f"state.{name}", own) for name in band.state}
         self.epochs_done = epochs_done
 
     def fingerprint(self, run: int) -> str:
@@ -359,18 +365,54 @@ class Training:
         return fingerprint(self.parts[run])
 
 
-OWN = ("seed", "partition", "alpha", "lr", "warmup", "warmup_from", "milestones", "decay")
-"""What experiments that are rows of one program may differ in."""
+OWN = (
+    "seed", "partition", "alpha", "lr", "warmup", "warmup_from", "milestones", "decay", "algorithm", "topology",
+)
+"""What experiments that are rows of one program may differ in; their topologies have as many nodes."""
+
+SHOWN_AT_ONCE = 2**15
+"""Images in a test, counted for every model."""
+
+WORTH_FUSING = 2.5e11
+"""Numbers that the algorithms change in a training, from which on compiling their steps pays (docs/performance.md)."""
+
+
+def in_common(experiment: Experiment) -> dict[str, Any]:
+    """What experiments that are rows of one program have to share."""
+    values = {name: value for name, value in asdict(experiment).items() if name not in OWN}
+    return values | {"number of nodes": parse(experiment.topology).n}
 
 
 def together(experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:
     """The experiments, if they can be rows of one program."""
-    first = experiments[0]
+    first = in_common(experiments[0])
     for one in experiments:
-        for name, value in asdict(one).items():
-            if name not in OWN and value != getattr(first, name):
-                raise InputError(f"runs that train together need one {name}, got {getattr(first, name)} and {value}")
+        for name, value in in_common(one).items():
+            if value != first[name]:
+                raise InputError(f"runs that train together need one {name}, got {first[name]} and {value}")
     return tuple(experiments)
+
+
+def _bands(experiments: Sequence[Experiment], shared: int, engine: Callable[..., Host]) -> list[Band]:
+    """The rows of those that step alike, one after the other."""
+    bands, first = [], 0
+    for (name, topology), alike in groupby(experiments, key=lambda one: (one.algorithm, one.topology)):
+        group = list(alike)
+        chosen, graph, experiment = algorithm(name), parse(topology), group[0]
+        warn_of_w(chosen, graph)
+        faults = {what: p for what in ("drop", "churn") if (p := getattr(experiment, what))}
+        if faults and traffic(chosen).everybody:            # now, and not at the first mean of a long run
+            raise InputError(NO_MEAN)
+        rounded = experiment.wire == "bf16"
+        if rounded and chosen.needs_full_precision:
+            raise InputError(
+                f"{name} takes its momentum from the difference of two mixed models over the learning "
+                "rate, where 16 bits leave nothing but noise; use --wire full"
+            )
+        host = engine(graph, seeds=tuple(one.seed for one in group), shared=shared, rounded=rounded, **faults)
+        bands.append(Band(chosen, host, first, experiment.weight_decay))
+        first += host.rows
+    return bands
 
 
 def epochs(training: Training) -> Iterator[list[Record]]:

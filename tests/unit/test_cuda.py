@@ -36,8 +36,30 @@ def test_captured_steps_equal_the_cpu(algorithm):
     experiment = replace(SHORT, algorithm=algorithm)
     there, here = trained(experiment, "cuda"), trained(experiment, "cpu")
     torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
-    for name, value in here.state.items():
-        torch.testing.assert_close(there.state[name].cpu(), value, rtol=0, atol=1e-7)
+    for name, value in here.bands[0].state.items():
+        torch.testing.assert_close(there.bands[0].state[name].cpu(), value, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "qg-dadam", "slowmo:tau=3", "mimelite"])
+def test_fused_steps_equal_the_cpu(algorithm, monkeypatch):
+    monkeypatch.setattr("quasiglobal.training.WORTH_FUSING", 0)
+    experiment = replace(SHORT, algorithm=algorithm)
+    there, here = trained(experiment, "cuda"), trained(experiment, "cpu")
+    torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
+    assert any(program is not None for program in there.bands[0]._programs.values()) == (algorithm != "mimelite")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_algorithms_step_on_their_own_rows(fused, monkeypatch):
+    monkeypatch.setattr("quasiglobal.training.WORTH_FUSING", 0 if fused else float("inf"))
+    names = ("qg-dsgdm-n", "dmsgd", "sgdm-n")
+    experiments = [replace(SHORT, algorithm=name, lr=lr) for name in names for lr in (0.05, 0.02)]
+    task = make_task(SHORT, load("digits"))
+    there, here = (Training(task, experiments, torch.device(device)) for device in ("cuda", "cpu"))
+    for _ in range(2):
+        there.train_epoch()
+        here.train_epoch()
+    torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("norm", ["bn", "gn", "evonorm"])

@@ -15,12 +15,13 @@ LAYERS = [
     ["peers", "tuning"],
     ["processes", "exports", "estimate", "sweeps"],
     ["runs"],
+    ["fitting"],
     ["parts", "training"],
     ["boards", "checks", "catalogue", "experiment"],
     ["minimize", "optim"],
     ["engines", "tasks", "measures"],
     ["algorithms", "topology", "schedules", "flat", "checkpoints"],
-    ["files", "imports"],
+    ["files", "imports", "compiling"],
     ["errors"],
 ]
 """From the top down; a module may import from layers below its own, and a package from itself."""

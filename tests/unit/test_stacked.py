@@ -12,7 +12,7 @@ from torch.func import vmap
 from quasiglobal.flat import Layout
 from quasiglobal.tasks.gradients import StackedModel
 from quasiglobal.tasks.models import build
-from quasiglobal.tasks.stacked import Stacked, stacked_program
+from quasiglobal.tasks.stacked import stacked_program
 
 K, BATCH = 2, 3
 
@@ -127,7 +127,7 @@ def test_gradients_and_buffers_are_each_models_own(name, route):
 
 def test_normalisations_take_over_what_follows_them():
     module, layout, x, buffers, inputs, _ = example("bn")
-    nodes = Stacked(module, layout, x, buffers, inputs).program.graph.nodes
+    nodes = stacked_program(module, layout, x, buffers, inputs).program.graph.nodes
     names = [str(node.target) for node in nodes]
     assert names.count("quasiglobal.normalise.default") == 9
     assert not {"aten.relu.default", "aten.clone.default", "aten.copy.default"} & set(names)
@@ -167,3 +167,48 @@ def test_the_kernels_cost_no_precision(name):
     doubles = {key: value.double() if value.is_floating_point() else value for key, value in buffers.items()}
     exact, _ = one_by_one(module.double(), layout, x.double(), doubles, inputs.double(), targets)
     assert (ours - exact).norm() <= 1.5 * (plain - exact).norm() + 1e-12 * exact.norm()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_test_costs_no_precision(name):
+    """Batches stay apart: some of the networks normalise by the batch that they are shown."""
+    module, layout, x, buffers, inputs, _ = example(name, torch.float32, "cuda")
+    model = StackedModel(module, nn.functional.cross_entropy, layout, "bf16")
+    ours = model.outputs(x, buffers, inputs)
+    assert any(program for program in model._stacked.values()), "by the kernels"
+    errors = []
+    exact = outputs_one_by_one(copy.deepcopy(module).double(), layout, x.double(), buffers, inputs.double())
+    for found in (ours, outputs_one_by_one(module, layout, x, buffers, inputs, autocast=True)):
+        errors.append((found.double() - exact).norm())
+    assert errors[0] <= 1.5 * errors[1] + 1e-12 * exact.norm()
+
+
+def outputs_one_by_one(module, layout, x, buffers, inputs, autocast=False):
+    rows = []
+    for i in range(K):
+        values = layout.views(x[i]) | {name: value[i] for name, value in buffers.items()}
+        module.load_state_dict(values, strict=False)
+        with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+            rows.append(torch.stack([module.eval()(batch) for batch in inputs]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_pooling_is_pytorchs(dtype):
+    pytest.importorskip("triton")
+    from quasiglobal.tasks import kernels
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 9, 6, 5, device=device).to(dtype)
+    x[0, 0, :4] = 0.0                                       # equal numbers: the first counts
+    x[1, 1, 2, 2, 0] = float("nan")
+    images = x.flatten(0, 1).movedim(-1, 1).requires_grad_()
+    expected = nn.functional.max_pool2d(images, 3)
+    dy = torch.randn_like(expected)
+    (dx,) = torch.autograd.grad(expected, images, dy)
+    y, which = kernels.pool(x, 3)
+    torch.testing.assert_close(y.flatten(0, 1).movedim(-1, 1), expected, rtol=0, atol=0, equal_nan=True)
+    back = kernels.pool_back(dy.movedim(1, -1).unflatten(0, (2, 3)).contiguous(), which, 3)
+    torch.testing.assert_close(back.flatten(0, 1).movedim(-1, 1), dx, rtol=0, atol=0)

@@ -19,6 +19,7 @@ from quasiglobal import checkpoints, exports, files
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.estimate import estimate
 from quasiglobal.experiment import Experiment, from_mapping, from_toml
+from quasiglobal.fitting import bytes_of_run
 from quasiglobal.measures import combined
 from quasiglobal.runs import Options, Run, find, group_by_setting, make_task, model_state, prepare, train
 from quasiglobal.tasks.batches import Owner, Plan
@@ -548,6 +549,11 @@ def test_toml_and_flags_are_the_same_fields(tmp_path):
     assert from_mapping(json.loads(json.dumps(asdict(experiment))), "json") == experiment
 
 
+def test_a_whole_number_names_the_same_run_as_the_number_it_is():
+    assert Experiment(alpha=1, lr=2, warmup=0).name == Experiment(alpha=1.0, lr=2.0, warmup=0.0).name
+    assert isinstance(Experiment(epochs=3).epochs, int)
+
+
 BAD = {
     'epocs = 3': "unknown key in .*; did you mean 'epochs'",
     'epochs = "three"': "epochs in .* must be a whole number, got 'three'",
@@ -614,5 +620,65 @@ def test_learning_rates_and_partitions_are_rows_too(tmp_path, algorithm):
         for name, value in expected[0].items():
             torch.testing.assert_close(found[0][name], value, rtol=1e-9, atol=1e-9)
         assert one.summary["partition"] == other.summary["partition"]
+
+
+def test_algorithms_and_topologies_share_the_gradients_and_step_on_their_own_rows(tmp_path):
+    common = replace(SHORT, precision="fp64", warmup=0.0, epochs=2)
+    names = ["qg-dsgdm-n", "d2+", "mimelite", "sgdm-n", "slowmo:tau=3", "dmsgd"]
+    settings = [replace(common, algorithm=name, topology="lazy/ring:4") for name in names]
+    settings += [replace(common, topology=name) for name in ("one-peer-exponential:4", "complete:4")]
+    programs = []
+    rows = train(settings, settled(tmp_path / "rows", seeds=2), lambda runs, records: programs.append(len(runs)))
+    assert set(programs) == {2 * len(settings)}, "one program"
+    assert [run.experiment.algorithm for run in rows[::2]] == [one.algorithm for one in settings], "in the order asked"
+    alone = [run for one in settings for run in train(one, settled(tmp_path / "alone", seeds=2))]
+    for one, other in zip(rows, alone, strict=True):
+        assert one.experiment == other.experiment
+        found, expected = one.newest(), other.newest()
+        for name, value in expected[0].items():
+            torch.testing.assert_close(found[0][name], value, rtol=1e-9, atol=1e-9)
+        assert one.records[-1]["bytes_sent"] == other.records[-1]["bytes_sent"]
+
+
+def test_runs_that_cannot_share_a_program_train_one_after_the_other(tmp_path, monkeypatch):
+    common = replace(SHORT, epochs=1)
+    settings = [common, replace(common, batch=32), replace(common, topology="ring:3"), replace(common, alpha=10.0)]
+    programs = []
+
+    def watch(runs, records):
+        programs.append(len(runs))
+
+    runs = train([*settings, common], settled(tmp_path / "a"), watch)
+    assert programs == [2, 1, 1]
+    assert [run.experiment for run in runs] == [*settings, common]
+    monkeypatch.setattr("quasiglobal.runs.runs_that_fit", lambda *_: 2)
+    train(common, settled(tmp_path / "b", seeds=5), watch)
+    assert programs[3:] == [2, 2, 1], "as many at a time as fit the memory"
     with pytest.raises(qg.InputError, match="runs that train together need one batch, got 64 and 32"):
-        train([common, replace(common, batch=32)], settled(tmp_path))
+        Training(make_task(common, load("digits")), settings[:2], CPU)
+
+
+def test_a_program_that_stopped_goes_on_with_all_its_algorithms(tmp_path):
+    common = replace(SHORT, topology="lazy/ring:4", precision="fp64")
+    settings = [replace(common, algorithm=name) for name in ("dsgd", "qg-dsgdm-n", "d2+")]
+    whole = train(settings, settled(tmp_path / "whole"))
+
+    def stop(runs, records):
+        if records[0]["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, settled(tmp_path / "parts", checkpoint_seconds=0.0), stop)
+    for one, other in zip(train(settings, settled(tmp_path / "parts")), whole, strict=True):
+        assert all(value.equal(other.newest()[0][name]) for name, value in one.newest()[0].items())
+
+
+def test_what_a_run_takes_grows_with_its_nodes_its_batch_and_its_algorithms_state():
+    def bytes_of(**changes):
+        experiment = replace(SHORT, model="cnn", **changes)
+        return bytes_of_run(make_task(experiment, load("digits")), experiment)
+
+    assert bytes_of(topology="ring:8") == 2 * bytes_of()
+    assert bytes_of(batch=128) > bytes_of() > bytes_of(batch=32)
+    assert bytes_of(algorithm="dadam") > bytes_of(algorithm="dsgd")
+    assert bytes_of(precision="fp64") > bytes_of()

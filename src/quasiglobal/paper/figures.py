@@ -385,9 +385,14 @@ def reproduce(name: str, folder: Path) -> tuple[Reproduced, list[Path]]:
         raise unknown("figure", name, FIGURES)
     with style():
         made = FIGURES[name]()
+    return made, write(made, name, folder)
+
+
+def write(made: Reproduced, name: str, folder: Path) -> list[Path]:
+    """The figure as PNG and SVG, and its numbers as CSV."""
     paths = save(made.figure, folder, name)
     write_csv(folder / f"{name}.csv", made.rows)
-    return made, [*paths, folder / f"{name}.csv"]
+    return [*paths, folder / f"{name}.csv"]
 
 
 FIGURES: dict[str, Callable[[], Reproduced]] = {

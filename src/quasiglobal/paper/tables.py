@@ -93,7 +93,7 @@ def at_scale(experiment: Experiment, scale: Scale) -> Experiment:
     model, norm = ("cnn", experiment.norm or "none") if experiment.model not in TEXT_MODELS else ("mlp", None)
     return replace(
         experiment, data="digits", model=model, norm=norm, width=SMOKE_WIDTH, precision="fp32",
-        epochs=SMOKE_EPOCHS, eval_every=SMOKE_EPOCHS, batch=SMOKE_BATCH, warmup=0.0,
+        epochs=SMOKE_EPOCHS, eval_every=1, batch=SMOKE_BATCH, warmup=0.0,
     )
 
 

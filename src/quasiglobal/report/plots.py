@@ -32,6 +32,7 @@ COLOURS = {
     "qg-dsgdm": GREEN,
     "qg-dsgdm-n": BLUE,
     "qg-sgdm": BLUE,
+    "qg-sgdm-n": GREEN,
     "qg-gossip": BLUE,
     "sgdm-n": BLACK,
 }
@@ -122,6 +123,7 @@ def draw_curve(
     label: str,
     factor: float = 1,
     band: tuple[str, str] | None = None,
+    line: str = "-",
 ) -> None:
     """The mean of a measure over the seeds, within a band from the lowest of one measure to the highest of another.
 
@@ -135,7 +137,7 @@ def draw_curve(
                 epochs[record["epoch"]] = [*epochs.get(record["epoch"], []), record]
     at = sorted(epochs)
     mean = [factor * sum(r[measure] for r in epochs[e]) / len(epochs[e]) for e in at]
-    axes.plot(at, mean, color=colour, linewidth=1.4, label=label)
+    axes.plot(at, mean, color=colour, linewidth=1.4, linestyle=line, label=label)
     lowest, highest = ([factor * f(r[name] for r in epochs[e]) for e in at] for f, name in ((min, low), (max, high)))
     axes.fill_between(at, lowest, highest, color=colour, alpha=0.15, linewidth=0)
 
@@ -192,7 +194,7 @@ def _draw_scores(panel: Axes, grid: Grid, scores: Mapping[tuple[float, ...], flo
 def draw_heat_map(
     panel: Axes, values: NDArray[np.float64], rows: Sequence[float], columns: Sequence[float], colours: str
 ) -> AxesImage:
-    """Numbers in their cells; one that is not finite is a cross."""
+    """Numbers in their cells; one that is infinite is a cross, and what is not a number is left empty."""
     finite = values[np.isfinite(values)]
     ends = {"vmin": finite.min(), "vmax": finite.max()} if finite.size else {"vmin": 0.0, "vmax": 1.0}
     shown = np.where(np.isfinite(values), values, np.nan)
@@ -201,12 +203,14 @@ def draw_heat_map(
     panel.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
     panel.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
     for (i, j), value in np.ndenumerate(values):
-        if not np.isfinite(value):
+        if np.isnan(value):
+            continue
+        if np.isinf(value):
             panel.text(j, i, "×", ha="center", va="center", color=RED, fontsize=12)
             continue
         red, green, blue, _ = image.to_rgba(np.array([value]))[0]
         ink = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else BLACK
-        panel.text(j, i, f"{value:.1f}", ha="center", va="center", color=ink, fontsize=8)
+        panel.text(j, i, f"{value:z.1f}", ha="center", va="center", color=ink, fontsize=8)
     return image
 
 
@@ -220,14 +224,20 @@ def draw_partitions(counts: Mapping[str, NDArray[np.int64]]) -> Figure:
     with style():
         figure, axes = panels(1, len(counts), 4.2, 3.4)
         for panel, (title, table) in zip(axes, counts.items(), strict=True):
-            nodes, classes = np.nonzero(table)
-            sizes = 160 * table[nodes, classes] / table.max()
-            panel.scatter(nodes, classes, s=sizes, color=BLUE, alpha=0.75, linewidths=0)
-            panel.set(xlabel="node", ylabel="class", xlim=(-0.7, len(table) - 0.3), ylim=(-0.7, table.shape[1] - 0.3))
-            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-            panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+            draw_dots(panel, table)
             panel.set_title(title)
     return figure
+
+
+def draw_dots(panel: Axes, counts: NDArray[np.int64]) -> None:
+    """Examples by node and class; the more of either, the smaller the dots."""
+    nodes, classes = np.nonzero(counts)
+    largest = 160 * min(1.0, 16 / len(counts), 16 / counts.shape[1])
+    sizes = largest * counts[nodes, classes] / counts.max()
+    panel.scatter(nodes, classes, s=sizes, color=BLUE, alpha=0.75, linewidths=0)
+    panel.set(xlabel="node", ylabel="class", xlim=(-0.7, len(counts) - 0.3), ylim=(-0.7, counts.shape[1] - 0.3))
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.yaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def draw_topology(topology: Topology, axes: Axes) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.compiling import compiled
 from quasiglobal.flat import Layout
 from quasiglobal.tasks.stacked import Stacked, stacked_program
 
@@ -77,6 +78,8 @@ class StackedModel:
         with torch.no_grad():
             if x.device.type == "cpu":      # many examples at a time: nothing is gained by stacking
                 result: Tensor = _one_by_one(self._outputs_of_one, in_dims, *arguments)
+            elif (stacked := self._outputs_stacked(*arguments)) is not None:
+                result = stacked
             else:
                 result = self._program(self._outputs_of_one, in_dims, arguments)(*arguments)
         return result
@@ -109,23 +112,44 @@ class StackedModel:
         return outputs
 
     def _output_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
-        with torch.autocast(row.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        with self._autocast(row):
             output: Tensor = functional_call(self.module, self.layout.views(row) | buffers, (inputs,))
         return output
 
     def _gradients_stacked(
         self, program: Stacked, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
     ) -> Any:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+        with self._autocast(x):
             outputs, after, gradient = program(x, buffers, inputs)
         losses, right = vmap(self._score_of_one)(outputs.to(x.dtype), targets)
         return gradient(losses.sum()), (losses.detach(), (right, after))
 
+    def _outputs_stacked(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor | None:
+        """The outputs, each batch shown to a copy of the models of its own; None where there is no program."""
+        if not self._stacks(x, inputs):
+            return None
+        batches = len(inputs)
+        models, own = tree_map(lambda values: values.repeat_interleave(batches, dim=0), (x, buffers))
+        shown = inputs.repeat(len(x), 1, 1, 1, 1)
+        program = self._stacked_program(models, own, shown)
+        if program is None:
+            return None
+        with self._autocast(x):
+            outputs, _, _ = program(models, own, shown)
+        return outputs.view(len(x), batches, *outputs.shape[1:])
+
+    def _autocast(self, x: Tensor) -> torch.autocast:
+        return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+    def _stacks(self, x: Tensor, inputs: Tensor) -> bool:
+        """Whether these are images, in bf16, on a GPU."""
+        return x.device.type == "cuda" and self.precision == "bf16" and inputs.ndim == 5
+
     def _stacked_program(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Stacked | None:
         """The program of a convolutional network in bf16 on a GPU, None for anything else."""
-        if x.device.type != "cuda" or self.precision != "bf16" or inputs.ndim != 5:
+        if not self._stacks(x, inputs):
             return None
-        key = (inputs.shape, inputs.dtype)
+        key = (self.module.training, inputs.shape, inputs.dtype)
         if key not in self._stacked:
             self._stacked[key] = stacked_program(self.module, self.layout, x, buffers, inputs)
         return self._stacked[key]
@@ -142,7 +166,7 @@ class StackedModel:
             if on_cpu:
                 stacked = _traced(stacked, arguments)
             elif self.module.training or self._calls[key] > CALLS_BEFORE_COMPILING:
-                stacked = torch.compile(stacked, dynamic=False)
+                stacked = compiled(stacked)
             else:
                 return stacked
             self._programs[key] = stacked

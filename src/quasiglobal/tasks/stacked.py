@@ -1,9 +1,9 @@
 """n copies of one convolutional network as one program of operations on stacked images.
 
 The module's forward is traced once, for one model, to a list of tensor operations. Each is then carried out for all
-models at a time: convolutions, and normalisations with the sum and the ReLU after them, by kernels that keep every
-image channels-last (`kernels.py`); anything else by vmap. The backward pass is autograd's, but for the gradients of
-the kernels' own parameters: those are left in shares, and put in their places of g [n, d] all at once.
+models at a time: convolutions, pooling, and normalisations with the sum and the ReLU after them, by kernels that keep
+every image channels-last (`kernels.py`); anything else by vmap. The backward pass is autograd's, but for the gradients
+of the kernels' own parameters: those are left in shares, and put in their places of g [n, d] all at once.
 """
 
 from __future__ import annotations
@@ -31,30 +31,35 @@ def stacked_program(
 ) -> Stacked | None:
     """The program for arguments like these; None for a model that it would not help, or that cannot be traced."""
     try:
-        program = Stacked(module, layout, x, buffers, inputs)
+        traced = _traced(module, layout, x, buffers, inputs)
     except Exception:       # tracing runs the model's own code: what is wrong with it shows on the ordinary route too
         return None
+    program = Stacked(traced, layout, x)
     return program if program.gains else None
+
+
+def _traced(
+    module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
+) -> fx.GraphModule:
+    """One model's forward as a list of operations on its parameters, its buffers and its inputs [batch, …]."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # seconds to import
+
+    known = _recognised(module)
+
+    def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Any:
+        after = {name: value.clone() for name, value in buffers.items()}
+        return functional_call(known, parameters | after, (inputs,)), after
+
+    first = {name: value[0] for name, value in buffers.items()}
+    with torch.no_grad():
+        return make_fx(functionalize(forward, remove="mutations"))(layout.views(x[0]), first, inputs[0])
 
 
 class Stacked:
     """All models' forward and backward pass, for one shape of x [n, d], buffers and inputs [n, batch, …]."""
 
-    def __init__(
-        self, module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
-    ) -> None:
-        from torch.fx.experimental.proxy_tensor import make_fx  # seconds to import
-
-        known = _recognised(module)
-
-        def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Any:
-            after = {name: value.clone() for name, value in buffers.items()}
-            return functional_call(known, parameters | after, (inputs,)), after
-
-        first = {name: value[0] for name, value in buffers.items()}
-        with torch.no_grad():
-            self.program = make_fx(functionalize(forward, remove="mutations"))(layout.views(x[0]), first, inputs[0])
-        self.layout = layout
+    def __init__(self, traced: fx.GraphModule, layout: Layout, x: Tensor) -> None:
+        self.program, self.layout = traced, layout
         self.regions: list[_Region] = []
         for node, _ in zip(self.program.graph.find_nodes(op="placeholder"), layout.shapes, strict=False):
             node.meta["parameter"] = True
@@ -104,6 +109,8 @@ class Stacked:
             elif _normalises(node):
                 own = torch.cat([of[parameter] for parameter in dict.fromkeys(node.args[1:3])])
                 norms.append((node, own, kernels.parts(_shape(node.args[0])[0], node.args[5])))
+            elif _pools(node):
+                node.meta["pools"] = True
         self.regions = [_Weights(weights), *([_Region(norms)] if norms else [])]
 
 
@@ -125,11 +132,14 @@ class _Region:
 
     def open(self, x: Tensor) -> None:
         """Begin a step."""
-        self.shares = x.new_empty(self.most, len(x), len(self.columns))
+        self.new_shares = partial(x.new_empty, self.most, len(x), len(self.columns))
+        self.shares: Tensor | None = None
         self.missing = set(self.nodes)
 
     def own_shares(self, node: fx.Node) -> Tensor:
         """[shares, n, …], to be filled."""
+        if self.shares is None:                             # a test never gets here
+            self.shares = self.new_shares()
         self.missing.discard(node)
         columns, shape, shares = node.meta["place"]
         return self.shares[:shares, :, columns].view(shares, -1, *shape)
@@ -140,7 +150,8 @@ class _Region:
 
         for node in list(self.missing):
             self.own_shares(node).zero_()
-        kernels.collect(self.shares, *self.how, g)
+        if self.shares is not None:
+            kernels.collect(self.shares, *self.how, g)
 
 
 class _Weights(_Region):
@@ -175,6 +186,9 @@ class _AllModels(fx.Interpreter):
             return super().run_node(node)
         if "place" in node.meta:
             return self._by_kernel(node, *fx.node.map_arg(node.args, self.env.__getitem__))
+        if "pools" in node.meta:
+            pooled = _Pooled.apply(self.env[node.args[0]], node.args[1][0])  # type: ignore[no-untyped-call]
+            return pooled, None
 
         def of_one(*values: Tensor) -> Any:
             given = dict(zip(inputs, values, strict=True)).__getitem__
@@ -223,7 +237,8 @@ def _group_norm(part: nn.GroupNorm, x: Tensor) -> Tensor:
 
 
 def _batch_norm(part: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    if not part.training or part.momentum is None or x.shape[0] * x.shape[2] * x.shape[3] == 1:
+    by_batch = part.training or part.running_mean is None
+    if not by_batch or part.momentum is None or x.shape[0] * x.shape[2] * x.shape[3] == 1:
         return type(part).forward(part, x)
     running: list[Tensor] = []
     if part.running_mean is not None and part.running_var is not None and part.num_batches_tracked is not None:
@@ -304,6 +319,17 @@ def _convolves(node: Any) -> bool:
     _, weight, _, stride, padding, dilation, transposed, _, groups = node.args
     alike = set(dilation) == {1} and len(set(stride)) == len(set(padding)) == 1
     return not transposed and groups == 1 and alike and len(_shape(weight)) == 4 and _is_own(weight)
+
+
+def _pools(node: Any) -> bool:
+    """Whether this is maximum pooling over squares that cover the images, its indices of no use."""
+    if node.target is not aten.max_pool2d_with_indices.default or len(node.args) > 3:
+        return False
+    x, window, *stride = node.args
+    sizes = _shape(x)[-2:]
+    squares = not any(stride) or set(window) == set(*stride)
+    squares = squares and len(set(window)) == 1 and not any(size % window[0] for size in sizes)
+    return squares and len(_shape(x)) == 4 and all(user.args[1] == 0 for user in node.users)
 
 
 def _normalises(node: Any) -> bool:
@@ -461,3 +487,24 @@ class _Normalised(torch.autograd.Function):
             )
             dx, drest = dx.movedim(-1, 2), drest.movedim(-1, 2) if ctx.how[-1] else None
         return None, None, dx, None, None, drest, *(None,) * 6
+
+
+class _Pooled(torch.autograd.Function):
+    """The largest of each square of `window` places a side."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: int) -> Tensor:
+        from quasiglobal.tasks import kernels
+
+        y, which = kernels.pool(_channels_last(x), window)
+        ctx.save_for_backward(which)
+        ctx.window = window
+        return y.movedim(-1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        from quasiglobal.tasks import kernels
+
+        (which,) = ctx.saved_tensors
+        return kernels.pool_back(_channels_last(dy), which, ctx.window).movedim(-1, 2), None

@@ -1,0 +1,90 @@
+"""Rows next to each other that step alike: one algorithm on one topology, of one or several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+from quasiglobal.algorithms import Algorithm, State
+from quasiglobal.compiling import Untraceable, compiled_in_place
+from quasiglobal.engines.host import Host, full_precision
+
+FullGradient = Callable[[Tensor], Tensor]
+
+
+class Band:
+    """An algorithm with its state and the engine that hosts its nodes; `rows` are those of x that are its own."""
+
+    def __init__(self, algorithm: Algorithm, engine: Host, first: int, weight_decay: float) -> None:
+        self.algorithm, self.engine, self.weight_decay = algorithm, engine, weight_decay
+        self.rows = slice(first, first + engine.rows)
+        self.state: State = {}
+        self._programs: dict[Hashable, Callable[..., None] | None] = {}
+
+    def begin_at(self, x: Tensor) -> None:
+        """Start the algorithm at these models."""
+        self.state = {name: value.clone() for name, value in self.algorithm.init(x).items()}
+
+    def kind(self, t: int) -> Hashable:
+        """Steps of one kind do the same to their tensors."""
+        return self.algorithm.phase(t), (t - 1) % self.engine.topology.period
+
+    def step(
+        self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor, full_gradient: FullGradient
+    ) -> Tensor:
+        """The new x from x and the loss's gradients; the state is replaced."""
+        x, self.state = self._stepped(x, g, self.state, t, time, lr, full_gradient)
+        return x
+
+    def overwrite(
+        self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor, full_gradient: FullGradient, fused: bool
+    ) -> None:
+        """The same, written over x and the state; `fused` compiles each kind of step to few kernels."""
+        names, values = list(self.state), list(self.state.values())
+        program = self._fused(x, g, t, time, lr) if fused else None
+        if program is not None:
+            with full_precision(x.device.type):
+                program(x, g, time, lr, *values)
+            return
+        new, state = self._stepped(x, g, self.state, t, time, lr, full_gradient)
+        overwrite([x, *values], [new, *(state[name] for name in names)])
+
+    def _stepped(
+        self, x: Tensor, g: Tensor, state: State, t: int, time: Tensor, lr: Tensor, full_gradient: FullGradient
+    ) -> tuple[Tensor, State]:
+        decayed = torch.add(g, x, alpha=self.weight_decay)
+        return self.engine.step(
+            self.algorithm, x, decayed, state, t=t, time=time, lr=lr, full_gradient=full_gradient
+        )
+
+    def _fused(self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor) -> Callable[..., None] | None:
+        """The program of a kind of step; None for one that asks for further gradients."""
+        kind, names = self.kind(t), list(self.state)
+
+        def step(x: Tensor, g: Tensor, time: Tensor, lr: Tensor, *values: Tensor) -> list[Tensor]:
+            state = dict(zip(names, values, strict=True))
+            new, state = self._stepped(x, g, state, t, time, lr, _no_further_gradients)
+            return [new, *(state[name] for name in names)]
+
+        if kind not in self._programs:
+            outputs = [0, *range(4, 4 + len(names))]
+            try:
+                self._programs[kind] = compiled_in_place(step, outputs, (x, g, time, lr, *self.state.values()))
+            except Untraceable:
+                self._programs[kind] = None
+        return self._programs[kind]
+
+
+def overwrite(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """Copy new values into old storage, which they may themselves lie in."""
+    held = {tensor.data_ptr() for tensor in old}
+    safe = [value.clone() if value.data_ptr() in held else value for value in new]
+    for dtype in {value.dtype for value in old}:            # many at a time, which have to be of one type
+        here, there = ([value for value in values if value.dtype == dtype] for values in (old, safe))
+        torch._foreach_copy_(here, there)
+
+
+def _no_further_gradients(x: Tensor) -> Tensor:
+    raise Untraceable

@@ -1,0 +1,53 @@
+"""Steps that are written in place, compiled or not, are the algorithm's own."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from quasiglobal import topology
+from quasiglobal.algorithms import ALGORITHMS
+from quasiglobal.compiling import compiled_in_place
+from quasiglobal.engines import band as bands
+from quasiglobal.engines.band import Band
+from quasiglobal.engines.simulator import Simulator
+
+ROWS, COLUMNS = 8, 5
+GRAPH = topology.parse("one-peer-exponential:4")
+
+
+def minimised(name, how):
+    """x and the state after some steps towards the rows of a target."""
+    torch.manual_seed(0)
+    target = torch.randn(ROWS, COLUMNS, dtype=torch.float64)
+    x = torch.zeros(ROWS, COLUMNS, dtype=torch.float64)
+    engine = Simulator(GRAPH, seeds=(0, 1), shared=COLUMNS - 1)
+    band = Band(ALGORITHMS[name], engine, 0, weight_decay=0.1)
+    band.begin_at(x)
+    rates = torch.linspace(0.05, 0.1, ROWS, dtype=torch.float64)[:, None]
+    time = torch.tensor(1.0, dtype=torch.float64)
+    for t in range(1, 8):
+        arguments = (x, x - target, t, time, rates, lambda x: x - target + 0.1 * x)
+        if how == "pure":
+            x = band.step(*arguments)
+        else:
+            band.overwrite(*arguments, fused=how == "fused")
+        time += 1
+    return x, band
+
+
+@pytest.mark.filterwarnings("ignore:.*needs:UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", ["in place", "fused"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_step_in_place_is_the_step(name, how, monkeypatch):
+    """`aot_eager` is the compiler without its code generation: what it makes of aliases and writes is the same."""
+    monkeypatch.setattr(bands, "compiled_in_place", partial(compiled_in_place, backend="aot_eager"))
+    x, band = minimised(name, how)
+    expected, pure = minimised(name, "pure")
+    torch.testing.assert_close(x, expected, rtol=1e-12, atol=1e-12)
+    assert list(band.state) == list(pure.state)
+    for key, value in pure.state.items():
+        torch.testing.assert_close(band.state[key], value, rtol=1e-12, atol=1e-12)
+    if how == "fused":
+        fused = [program is not None for program in band._programs.values()]
+        assert all(fused) or name == "mimelite", "it asks for further gradients"

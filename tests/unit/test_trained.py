@@ -1,0 +1,123 @@
+"""The figures of training runs, from a store with made-up runs."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from quasiglobal import InputError
+from quasiglobal.paper import trained
+from quasiglobal.paper.figures import write
+from quasiglobal.paper.tables import TABLES, at_scale
+from quasiglobal.paper.trained import BETAS, RATES, TRAINED, draw
+from quasiglobal.runs import Run
+
+DRAWN = [name for name, figure in TRAINED.items() if figure.table.cells]
+
+
+def store(root, cells, accuracy=lambda cell: 0.5, scale="smoke"):
+    """A run of two epochs for each cell, at its own learning rate; None: it diverged in the second."""
+    for cell in cells:
+        run = Run.of(at_scale(cell.experiment, scale), root)
+        run.describe()
+        reached = accuracy(cell)
+        run.rewrite(
+            [
+                {"epoch": epoch, "lr": 0.1, "loss": 1 / epoch, "accuracy": (reached or 0) * epoch / 2}
+                | {"accuracy_averaged": 0.5, "weight_norm": 10.0 * epoch, "effective_step": 0.1 / (10 * epoch) ** 2}
+                for epoch in (1, 2)
+            ]
+        )
+        run.finish("diverged" if reached is None else "finished", {})
+
+
+def drawn(figure):
+    """The panels that show something."""
+    return [panel for panel in figure.axes if panel.lines or panel.collections or panel.images]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_figure_names_experiments_that_can_be_run_and_draws_them(name, tmp_path):
+    cells = TRAINED[name].table.cells
+    assert len({cell.name for cell in cells}) == len(cells)
+    store(tmp_path / "runs", cells)
+    made = draw(name, tmp_path / "runs", "smoke")
+    assert "SMOKE: digits in place of the data" in made.figure.get_suptitle().replace("\n", " ")
+    assert "not run" not in made.says
+    assert made.rows
+    assert not any(text.get_text() == "not run" for panel in made.figure.axes for text in panel.texts)
+    assert len(drawn(made.figure)) >= 2
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_was_not_run_is_said_and_never_made_up(name, tmp_path):
+    cells = TRAINED[name].table.cells
+    with pytest.raises(InputError, match=f"has no run of {name} at smoke scale; `qg reproduce {name}` runs them"):
+        draw(name, tmp_path / "runs", "smoke")
+    column = cells[-1].column
+    chosen = [cell for cell in cells if cell.column == column]
+    store(tmp_path / "runs", chosen)
+    made = draw(name, tmp_path / "runs", "smoke")
+    assert f"{len(cells) - len(chosen)} of {len(cells)} cells were not run." in made.says
+    assert any(text.get_text() == "not run" for panel in made.figure.axes for text in panel.texts)
+
+
+def test_a_figure_of_a_table_has_the_tables_cells():
+    for name in ("motivation", "single-worker", "weight-decay", "ring-scales"):
+        assert TRAINED[f"figure-{name}"].table.cells == TABLES[name].cells
+    assert len(TRAINED["figure-curves"].table.columns) == 8
+
+
+def test_the_momentum_map_shows_who_is_ahead_what_diverged_and_what_was_not_run(tmp_path):
+    cells = TRAINED["figure-momentum-tuning"].table.cells
+    assert sum(cell.experiment.algorithm == "dsgdm-n" for cell in cells) == 2 * len(RATES), "0.9 is the default"
+
+    def accuracy(cell):
+        if cell.row == "QG-DSGDm-N":
+            return 0.8
+        if cell.row == "DSGDm-N, β = 0.99, lr = 1.6":
+            return None
+        return 0.75 if cell.row == "DSGDm-N, β = 0.7, lr = 0.4" else 0.5
+
+    store(tmp_path, [cell for cell in cells if cell.row != "DSGDm-N, β = 0.5, lr = 0.1"], accuracy)
+    made = draw("figure-momentum-tuning", tmp_path, "smoke")
+    gaps = np.array([row["gap"] for row in made.rows if row["alpha"] == 0.1]).reshape(len(BETAS), len(RATES))
+    assert math.isnan(gaps[0, 0])
+    assert math.isinf(gaps[-1, -1])
+    assert gaps[BETAS.index(0.7), RATES.index(0.4)] == pytest.approx(5)
+    assert gaps[BETAS.index(0.9), RATES.index(0.8)] == pytest.approx(30)
+    assert "α = 0.1: the best DSGDm-N, β = 0.7 and lr = 0.4, is 5.00 points behind QG-DSGDm-N" in made.says
+    texts = [text.get_text() for text in made.figure.axes[0].texts]
+    assert texts.count("×") == 1
+    assert len(texts) == len(BETAS) * len(RATES) - 1
+
+
+def test_the_papers_numbers_stand_beside_ours_at_the_papers_scale_alone(tmp_path):
+    cells = TRAINED["figure-ring-scales"].table.cells
+    for scale, series in (("smoke", 3), ("paper", 6)):
+        store(tmp_path, [replace(cell, experiment=replace(cell.experiment, lr=0.8)) for cell in cells], scale=scale)
+        panel = draw("figure-ring-scales", tmp_path, scale).figure.axes[0]
+        assert len(panel.containers) == series
+
+
+def test_a_curve_is_what_the_records_say(tmp_path):
+    store(tmp_path, TRAINED["figure-effective-step"].table.cells)
+    norm, step = (draw("figure-effective-step", tmp_path, "smoke").figure.axes[k].lines[0] for k in (0, 4))
+    assert norm.get_xydata().tolist() == [[1, 10], [2, 20]]
+    np.testing.assert_allclose(step.get_ydata(), [1e-3, 2.5e-4])
+
+
+def test_partitions_are_drawn_without_a_run_and_missing_data_is_named(tmp_path, monkeypatch):
+    made = draw("figure-partition", tmp_path, "smoke")
+    assert len(drawn(made.figure)) == 7
+    counted = [row["examples"] for row in made.rows if (row["n"], row["alpha"]) == (32, 0.1)]
+    assert sum(counted) == pytest.approx(1437, abs=32), "every example is somebody's, but for the equal slices' rest"
+    assert {path.suffix for path in write(made, "figure-partition", tmp_path)} == {".png", ".svg", ".csv"}
+    monkeypatch.setattr(trained, "PARTITIONS", [("digits", "digits", 16, 1), ("AG News", "ag-news", 16, 1)])
+    assert "as the data is not here: AG News" in draw("figure-partition", tmp_path, "paper").says
+
+
+def test_an_unknown_figure_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="did you mean 'figure-curves'"):
+        draw("figure-curve", tmp_path)
