@@ -4,6 +4,7 @@ import re
 import sys
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from hand_made_stores import cell, leave
 
@@ -15,7 +16,7 @@ from quasiglobal.paper.tables import TABLES
 from quasiglobal.report.document import Cell, Column, Document, Line, Plot, Row, Section
 from quasiglobal.report.latex import latex
 from quasiglobal.report.markdown import markdown
-from quasiglobal.report.noise import Sample, tolerance
+from quasiglobal.report.noise import Sample, difference, tolerance
 from quasiglobal.report.page import page
 from quasiglobal.report.svg import figure
 
@@ -155,6 +156,17 @@ def test_noise_is_welchs():
     assert freedom == pytest.approx(3.33, abs=0.01)
     quantile = 3.01                                 # between t = 3.182 at 3 degrees of freedom and 2.776 at 4
     assert tolerance([(1, ours), (-1, paper)]) == pytest.approx(quantile * variance**0.5, rel=0.01)
+
+
+@pytest.mark.parametrize("seeds", [(3, 3), (3, 1)])
+def test_equals_are_called_different_at_most_once_in_twenty(seeds):
+    random, alarms = np.random.default_rng(0), 0
+    for _ in range(1000):
+        pair = [random.normal(size=count) for count in seeds]
+        samples = [Sample(x.mean(), x.std(ddof=1) if len(x) > 1 else None, len(x)) for x in pair]
+        terms = [(1, samples[0]), (-1, samples[1])]
+        alarms += abs(difference(terms)) > tolerance(terms)
+    assert 15 <= alarms <= 65       # an exact test has 50, ± 14 for two standard deviations; Welch's is careful
 
 
 NASTY = "<b>&\"'$x_1^2$ 50% #{~}|*\\"

@@ -107,8 +107,8 @@ VERDICTS: Mapping[Verdict, tuple[str, Mark]] = {
 MANY: Mapping[Verdict, str] = {"holds": "hold", "within noise": "are undecided", "does not hold": "do not hold"}
 
 CLAIM_COLUMNS = (
-    Column("claim", share=0.34), Column("where", share=0.14), Column("in the paper's numbers", share=0.22),
-    Column("in our runs", share=0.22), Column("run", numeric=True),
+    Column("claim", share=0.31), Column("where", share=0.13), Column("in the paper's numbers", share=0.2),
+    Column("in our runs", share=0.2), Column("run", numeric=True),
 )
 
 

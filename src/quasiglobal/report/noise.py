@@ -6,16 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
-
 LEVEL = 0.05
 """How often scores that are the same in truth are called different."""
 
 EXPLANATION = (
     "A difference is within the noise when it is at most t·√(s₁²/k₁ + s₂²/k₂), where s is the standard deviation over "
-    "k seeds and t Student's 97.5 % quantile at Welch's degrees of freedom: scores that are the same in truth pass 19 "
-    "times in 20. Three seeds each leave 2 to 4 degrees of freedom, so t is 4.3 to 2.8, not 2. A score of one seed, "
-    "or one without a standard deviation, borrows that of the scores it is compared with."
+    "k seeds and t Student's 97.5 % quantile at Welch's degrees of freedom: scores that are the same in truth pass at "
+    "least 19 times in 20. Three seeds each leave 2 to 4 degrees of freedom, so t is 4.3 to 2.8, not 2. A score of one "
+    "seed, or one without a standard deviation, borrows that of the scores it is compared with."
 )
 
 
@@ -47,6 +45,8 @@ def tolerance(terms: Sequence[tuple[float, Sample]]) -> float | None:
     4.968
     >>> tolerance([(1, Sample(74.9, None, 1)), (-1, Sample(75.0, None, 1))])
     """
+    from scipy.special import stdtrit  # a third of a second to import, which every other command would wait for
+
     known = [(sample.std, sample.seeds - 1) for _, sample in terms if sample.std is not None and sample.seeds > 1]
     if not known:
         return None
