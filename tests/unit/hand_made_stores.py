@@ -17,12 +17,9 @@ def leave(root, cell, accuracies, lr=0.8, averaged=0.01, diverged=(), scale="pap
         experiment = replace(at_scale(cell.experiment, scale), lr=lr, seed=seed)
         run = Run.of(experiment, root)
         run.begin(None)
-        for epoch in range(1, experiment.epochs + 1):
-            if epoch % experiment.eval_every == 0:
-                share = accuracy / 100 * (1 - 0.6 * 2 ** (-8 * epoch / experiment.epochs))
-                run.write({"epoch": epoch, "loss": 1.0, "accuracy": share, "accuracy_averaged": share + averaged})
-        last = {"epoch": experiment.epochs, "loss": 0.1, "accuracy": accuracy / 100}
-        run.write(last | {"accuracy_averaged": accuracy / 100 + averaged})
+        for epoch in range(experiment.eval_every, experiment.epochs, experiment.eval_every):
+            run.write(_record(epoch, accuracy * (1 - 0.6 * 2 ** (-8 * epoch / experiment.epochs)), averaged))
+        run.write(_record(experiment.epochs, accuracy, averaged))
         run.finish("diverged" if seed in diverged else "finished", {})
 
 
@@ -36,3 +33,11 @@ def leave_table(root, name, off=0.0, seeds=3, skip=()):
         leave(root, cell, around, lr=0.8)
         leave(root, cell, [around[0] - 3], lr=0.4)
         leave(root, cell, [around[0] - 5], lr=1.6)
+
+
+def _record(epoch, accuracy, averaged):
+    share = accuracy / 100
+    return {
+        "epoch": epoch, "loss": 1 - share, "train_accuracy": share, "test_loss": 1 - share, "accuracy": share,
+        "accuracy_worst": share, "accuracy_averaged": share + averaged, "weight_norm": 40.0, "effective_step": 5e-4,
+    }  # fmt: skip

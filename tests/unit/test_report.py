@@ -197,7 +197,9 @@ class Reader(HTMLParser):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attributes):
-        self.seen.append(tag)
+        self.handle_starttag(tag, attributes)
+        if tag not in self.EMPTY:
+            self.open.pop()
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -224,10 +226,24 @@ def test_the_page_shows_any_text_as_it_is():
 def test_the_page_needs_nothing_else(tmp_path):
     leave(tmp_path, in_motivation("QG-DSGDm-N"), [81, 82])
     text = page(document(tmp_path))
-    assert not re.search(r"https?://|@import|url\(|src=", text)
+    assert not re.search(r"https?://|@import|url\((?!#)|src=", text)
     reader = read(text)
     assert {"title", "desc", "svg", "table"} <= set(reader.seen)
     assert {link[1:] for link in re.findall(r'href="(#[^"]+)"', text)} <= set(reader.ids)
+
+
+def test_figures_stand_on_the_page_as_far_as_there_are_runs(tmp_path):
+    leave(tmp_path, cell("single-worker", "SGDm", "GN"), [90, 91])
+    assert document(tmp_path).drawings == ()
+    leave(tmp_path, cell("single-worker", "QG-SGDm", "GN"), [91, 92])
+    made = document(tmp_path)
+    assert [one.anchor for one in made.drawings] == ["figure-effective-step", "figure-single-worker"]
+    reader = read(page(made))
+    assert {"figure-effective-step-desc", "figure-single-worker-desc"} <= set(reader.ids)
+    assert reader.seen.count("style") == 1
+    used = {name for one in made.drawings for name in re.findall(r"""(?:url\(|href=")#([^)"]+)""", one.svg)}
+    assert used <= set(reader.ids)
+    assert made.drawings[0].says in markdown(made)
 
 
 def test_a_plot_of_a_single_point_is_drawn():

@@ -28,7 +28,10 @@ from quasiglobal.paper.comparison import Verdict, by_setting, model_and_method, 
 from quasiglobal.paper.published import NOT_CONVERGED, Score
 from quasiglobal.paper.reproduce import Outcome, Which, outcomes
 from quasiglobal.paper.tables import DIFFERENCE, TABLES, Scale, Table
-from quasiglobal.report.document import Cell, Column, Document, Line, Mark, Plot, Row, Section
+from quasiglobal.paper.trained import TRAINED, drawn
+from quasiglobal.paper.trained import Place as DrawnAt
+from quasiglobal.report.document import Cell, Column, Document, Drawing, Line, Mark, Plot, Row, Section
+from quasiglobal.report.drawings import drawing
 from quasiglobal.report.latex import latex
 from quasiglobal.report.markdown import markdown
 from quasiglobal.report.noise import EXPLANATION, Sample
@@ -52,11 +55,12 @@ def write(document: Document, folder: Path, formats: Iterable[str] = FORMATS) ->
 def document(root: Path, scale: Scale = "paper") -> Document:
     """The report of the runs under a folder; what was not run says so."""
     tuning = momentum_tuning(root)
-    found = _outcomes({**TABLES, TUNING: tuning}, root, scale)
+    trained = {name: TRAINED[name].table for name in FIGURES}
+    found = _outcomes({**TABLES, TUNING: tuning, **trained}, root, scale)
     claims = _claims([*CLAIMS, tuning_claim(tuning)], our_scores(found))
     sections = (claims, *(_table(table, found[name], scale) for name, table in TABLES.items()))
     says = _introduction([outcome for name in TABLES for outcome in found[name]], scale)
-    return Document("Quasi-global momentum: the paper and our runs", says, sections, LEGEND)
+    return Document("Quasi-global momentum: the paper and our runs", says, sections, LEGEND, _figures(found, scale))
 
 
 def _outcomes(tables: Mapping[str, Table], root: Path, scale: Scale) -> dict[str, list[Outcome]]:
@@ -64,6 +68,29 @@ def _outcomes(tables: Mapping[str, Table], root: Path, scale: Scale) -> dict[str
     cells = tuple(cell for table in tables.values() for cell in table.cells)
     every = iter(outcomes(Table("all", "", (), (), cells), root, scale))
     return {name: list(itertools.islice(every, len(table.cells))) for name, table in tables.items()}
+
+
+def _figures(found: Mapping[str, Sequence[Outcome]], scale: Scale) -> tuple[Drawing, ...]:
+    """The paper's figures of training that show more than the tables' curves, where there are runs enough."""
+    made = []
+    for name in FIGURES:
+        if sum(bool(outcome.runs) for outcome in found[name]) >= ENOUGH * len(found[name]):
+            title = TRAINED[name].table.title_at(scale)
+            figure = drawn(name, found[name], DrawnAt(scale))
+            figure.figure.suptitle("")
+            says = figure.says.removeprefix(f"{title}. ")
+            made.append(drawing(name, f"Figure: {title}", says, figure.figure))
+    return tuple(made)
+
+
+FIGURES = (
+    "figure-effective-step", "figure-single-worker", "figure-weight-decay", "figure-momentum-tuning",
+    "figure-ring-scales",
+)
+"""Those that need nothing but the store: others draw partitions too, for which the data must be here."""
+
+ENOUGH = 1 / 4
+"""The share of its cells that must have been run for a figure to show anything."""
 
 
 def _introduction(cells: Sequence[Outcome], scale: Scale) -> tuple[str, ...]:

@@ -101,6 +101,16 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """A picture that is made elsewhere, as SVG, and what it shows."""
+
+    anchor: str
+    title: str
+    says: str
+    svg: str
+
+
+@dataclass(frozen=True)
 class Document:
     """All of a report."""
 
@@ -109,6 +119,7 @@ class Document:
     sections: tuple[Section, ...]
     legend: tuple[str, ...] = ()
     """How to read the tables."""
+    drawings: tuple[Drawing, ...] = ()
 
 
 def _height(point: tuple[float, float]) -> float:

@@ -25,6 +25,8 @@ def markdown(document: Document) -> str:
     for section in document.sections:
         paragraphs += [f"## {escaped(section.title)}", escaped(section.says), _rows(section)]
         paragraphs += [escaped(note) for note in section.notes]
+    for one in document.drawings:
+        paragraphs += [f"## {escaped(one.title)}", escaped(one.says)]
     return "\n\n".join([*paragraphs, *map(escaped, document.legend)]) + "\n"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from importlib import resources
 
-from quasiglobal.report.document import Cell, Column, Document, Row, Section
+from quasiglobal.report.document import Cell, Column, Document, Drawing, Row, Section
 from quasiglobal.report.svg import figure, palette
 
 
@@ -34,6 +34,7 @@ def page(document: Document) -> str:
 {_paragraphs(document.says)}
 <ul class="overview">
 {_lines(_overview(section) for section in document.sections)}
+{_lines(f'<li><a href="#{one.anchor}">{escape(one.title)}</a><span>figure</span></li>' for one in document.drawings)}
 </ul>
 </header>
 <div class="bar"><form>
@@ -42,6 +43,7 @@ def page(document: Document) -> str:
 </form></div>
 <main>
 {_lines(map(_section, document.sections))}
+{_lines(map(_drawing, document.drawings))}
 </main>
 <footer>
 <h2>How to read it</h2>
@@ -80,6 +82,16 @@ def _section(section: Section) -> str:
 </table></div>
 <p class="soft nothing" hidden>Nothing here with this choice.</p>
 {notes}{plots}
+</details>
+</section>"""
+
+
+def _drawing(drawing: Drawing) -> str:
+    return f"""<section id="{drawing.anchor}">
+<details open>
+<summary><h2>{escape(drawing.title)}</h2></summary>
+<div class="wide drawing">{drawing.svg}</div>
+<p class="notes">{escape(drawing.says)}</p>
 </details>
 </section>"""
 
