@@ -21,7 +21,7 @@ LAYERS = [
     ["minimize", "optim"],
     ["engines", "tasks", "measures"],
     ["algorithms", "topology", "schedules", "flat", "checkpoints"],
-    ["files", "imports", "compiling"],
+    ["files", "imports", "compiling", "arithmetic"],
     ["errors"],
 ]
 """From the top down; a module may import from layers below its own, and a package from itself."""

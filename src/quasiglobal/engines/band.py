@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, State
+from quasiglobal.arithmetic import full_precision
 from quasiglobal.compiling import Untraceable, compiled_in_place
-from quasiglobal.engines.host import Host, full_precision
+from quasiglobal.engines.host import Host
 
 FullGradient = Callable[[Tensor], Tensor]
 
@@ -69,9 +70,10 @@ class Band:
             return [new, *(state[name] for name in names)]
 
         if kind not in self._programs:
-            outputs = [0, *range(4, 4 + len(names))]
+            outputs, arguments = [0, *range(4, 4 + len(names))], (x, g, time, lr, *self.state.values())
             try:
-                self._programs[kind] = compiled_in_place(step, outputs, (x, g, time, lr, *self.state.values()))
+                step(*arguments)                            # makes what the engine keeps, such as W, on the device
+                self._programs[kind] = compiled_in_place(step, outputs, arguments)
             except Untraceable:
                 self._programs[kind] = None
         return self._programs[kind]

@@ -19,9 +19,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from quasiglobal.arithmetic import full_precision
 from quasiglobal.engines.edges import Account, Edge, Lost, Moment, Refused, open_edge
 from quasiglobal.engines.gloo import Group, Meeting, Store, open_group
-from quasiglobal.engines.host import Host, full_precision
+from quasiglobal.engines.host import Host
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology
 

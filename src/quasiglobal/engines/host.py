@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -101,18 +100,3 @@ class Host(ABC):
         """v with its shared columns replaced; the others stay."""
         result = shared.expand(len(self.seeds), len(self.nodes), -1).reshape(self.rows, -1)
         return result if result.shape[1] == v.shape[1] else torch.cat([result, v[:, result.shape[1] :]], dim=1)
-
-
-@contextmanager
-def full_precision(device: str) -> Iterator[None]:
-    """Matrix products in the precision of their operands: no autocast, no TF32, no bf16."""
-    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [switch.fp32_precision for switch in switches]
-    try:
-        for switch in switches:
-            switch.fp32_precision = "ieee"
-        with torch.autocast(device, enabled=False):
-            yield
-    finally:
-        for switch, precision in zip(switches, before, strict=True):
-            switch.fp32_precision = precision

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.arithmetic import full_precision
 from quasiglobal.compiling import compiled
 from quasiglobal.flat import Layout
 from quasiglobal.tasks.stacked import Stacked, stacked_program
@@ -60,12 +62,13 @@ class StackedModel:
         """
         self.module.train()
         arguments = (x, buffers, inputs, targets)
-        if self.one_by_one_on_cpu and x.device.type == "cpu":
-            g, (losses, (right, after)) = _one_by_one(self._gradient_alone, (0, 0, 0, 0), *arguments)
-        elif stacked := self._stacked_program(x, buffers, inputs):
-            g, (losses, (right, after)) = self._gradients_stacked(stacked, *arguments)
-        else:
-            g, (losses, (right, after)) = self._program(self._gradient_of_one, (0, 0, 0, 0), arguments)(*arguments)
+        with self._precision(x):
+            if self.one_by_one_on_cpu and x.device.type == "cpu":
+                g, (losses, (right, after)) = _one_by_one(self._gradient_alone, (0, 0, 0, 0), *arguments)
+            elif stacked := self._stacked_program(x, buffers, inputs):
+                g, (losses, (right, after)) = self._gradients_stacked(stacked, *arguments)
+            else:
+                g, (losses, (right, after)) = self._program(self._gradient_of_one, (0, 0, 0, 0), arguments)(*arguments)
         return losses, right, g, after
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
@@ -75,7 +78,7 @@ class StackedModel:
         """
         self.module.eval()
         arguments, in_dims = (x, buffers, inputs), (0, 0, None)
-        with torch.no_grad():
+        with torch.no_grad(), self._precision(x):
             if x.device.type == "cpu":      # many examples at a time: nothing is gained by stacking
                 result: Tensor = _one_by_one(self._outputs_of_one, in_dims, *arguments)
             elif (stacked := self._outputs_stacked(*arguments)) is not None:
@@ -137,6 +140,10 @@ class StackedModel:
         with self._autocast(x):
             outputs, _, _ = program(models, own, shown)
         return outputs.view(len(x), batches, *outputs.shape[1:])
+
+    def _precision(self, x: Tensor) -> AbstractContextManager[None]:
+        """fp32 is float32, also where cuDNN would take TF32 for it."""
+        return nullcontext() if self.precision == "bf16" else full_precision(x.device.type)
 
     def _autocast(self, x: Tensor) -> torch.autocast:
         return torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16")

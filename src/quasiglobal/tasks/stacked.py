@@ -237,8 +237,10 @@ def _group_norm(part: nn.GroupNorm, x: Tensor) -> Tensor:
 
 
 def _batch_norm(part: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    by_batch = part.training or part.running_mean is None
-    if not by_batch or part.momentum is None or x.shape[0] * x.shape[2] * x.shape[3] == 1:
+    if not part.training and part.running_mean is not None and part.running_var is not None:
+        scale = part.weight / (part.running_var + part.eps).sqrt()
+        return x * scale[:, None, None] + (part.bias - part.running_mean * scale)[:, None, None]
+    if part.momentum is None or x.shape[0] * x.shape[2] * x.shape[3] == 1:
         return type(part).forward(part, x)
     running: list[Tensor] = []
     if part.running_mean is not None and part.running_var is not None and part.num_batches_tracked is not None:

@@ -1,0 +1,24 @@
+"""In which precision products are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def full_precision(device: str) -> Iterator[None]:
+    """Matrix products and convolutions in the precision of their operands: no autocast, no TF32, no bf16."""
+    backends = torch.backends
+    switches = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        with torch.autocast(device, enabled=False):
+            yield
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision
