@@ -32,7 +32,8 @@ function sort(head) {
 function reveal() {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (!target) return;
-  target.closest("section").firstElementChild.open = true;
+  const section = target.closest("section");
+  if (section) section.firstElementChild.open = true;
   target.scrollIntoView();
 }
 

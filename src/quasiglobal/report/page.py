@@ -32,6 +32,7 @@ def page(document: Document) -> str:
 <header>
 <h1>{title}</h1>
 {_paragraphs(document.says)}
+<p><a href="#legend">How to read it</a></p>
 <ul class="overview">
 {_lines(_overview(section) for section in document.sections)}
 {_lines(f'<li><a href="#{one.anchor}">{escape(one.title)}</a><span>figure</span></li>' for one in document.drawings)}
@@ -45,7 +46,7 @@ def page(document: Document) -> str:
 {_lines(map(_section, document.sections))}
 {_lines(map(_drawing, document.drawings))}
 </main>
-<footer>
+<footer id="legend">
 <h2>How to read it</h2>
 {_paragraphs(document.legend)}
 </footer>
