@@ -36,6 +36,7 @@ from quasiglobal.exports import save as save_model
 from quasiglobal.files import as_line, write_csv
 from quasiglobal.measures import Record
 from quasiglobal.paper import demo as demonstration
+from quasiglobal.paper import summary
 from quasiglobal.paper.figures import reproduce as make_figure
 from quasiglobal.paper.figures import write as write_figure
 from quasiglobal.paper.published import NOT_CONVERGED
@@ -50,6 +51,7 @@ from quasiglobal.peers import train as train_node
 from quasiglobal.processes import launch, refuse_faults
 from quasiglobal.processes import train as train_part
 from quasiglobal.report import plots
+from quasiglobal.report.markdown import table as markdown_table
 from quasiglobal.runs import (
     Options,
     Run,
@@ -223,12 +225,7 @@ def _as_table(entries: list[Entry]) -> Table:
 
 
 def _as_markdown(entries: list[Entry]) -> str:
-    return _markdown(COLUMNS, [[f"`{entry.name}`", *entry.cells[1:]] for entry in entries])
-
-
-def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_table(COLUMNS, [[f"`{entry.name}`", *entry.cells[1:]] for entry in entries])
 
 
 Flat = Annotated[Experiment, tyro.conf.arg(name="")]
@@ -626,7 +623,7 @@ def compare(folders: Folders = (), markdown: bool = False) -> None:
     """
     runs = _runs_at(folders)
     if markdown:
-        print(_markdown(COMPARED, _scores(runs)))
+        print(markdown_table(COMPARED, _scores(runs)))
     else:
         console.print(_comparison(runs))
 
@@ -642,6 +639,26 @@ def plot(folders: Folders = (), out: File = Path("out/curves.png")) -> None:
     groups = group_by_setting(_runs_at(folders))
     plots.save_as(plots.draw_curves({label: [run.records for run in group] for label, group in groups.items()}), out)
     _say_written([out])
+
+
+@app.command
+def report(
+    out: Folder = Path("out/report"),
+    runs: Folder = Path("runs"),
+    scale: Scale = "paper",
+    format: Literal["all", "html", "markdown", "latex"] = "all",
+) -> None:
+    """Put the paper's tables and claims beside what the runs have reached: one page, Markdown and LaTeX.
+
+    Args:
+        out: The folder for index.html, tables.md and tables.tex.
+        runs: The folder of all runs.
+        scale: The runs of which scale, as `qg reproduce` made them.
+        format: One format alone.
+    """
+    if not runs.is_dir():
+        raise qg.InputError(f"there is no folder {runs}; name one with --runs, or run a table with `qg reproduce`")
+    _say_written(summary.write(summary.document(runs, scale), out, summary.FORMATS if format == "all" else [format]))
 
 
 @app.command

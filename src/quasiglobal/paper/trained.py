@@ -79,8 +79,14 @@ def draw(name: str, root: Path, scale: Scale = "paper", data_dir: Path | None = 
     found = outcomes(table, root, scale)
     if found and not any(one.runs for one in found):
         raise InputError(f"{root} has no run of {name} at {scale} scale; `qg reproduce {name}` runs them")
+    return drawn(name, found, Place(scale, data_dir))
+
+
+def drawn(name: str, found: Sequence[Outcome], place: Place) -> Reproduced:
+    """A figure of the outcomes of its cells."""
+    table, scale = TRAINED[name].table, place.scale
     with style():
-        made = TRAINED[name].draw(found, Place(scale, data_dir))
+        made = TRAINED[name].draw(found, place)
         title = table.title_at(scale) if found else table.title + NO_RUNS[scale]
         made.figure.suptitle("\n".join(wrap(title, int(12 * made.figure.get_figwidth()))), fontsize=10)
     lacking = sum(not one.runs for one in found)

@@ -1,0 +1,37 @@
+"""A matplotlib figure as SVG inside of a page."""
+
+from __future__ import annotations
+
+import io
+import re
+from html import escape
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from quasiglobal.report.document import Drawing
+from quasiglobal.report.plots import style
+
+POINTS = 72
+"""To an inch, the unit of matplotlib's SVG."""
+
+SIZE = 1.25
+"""Of a figure on the page, in pixels for a point."""
+
+
+def drawing(name: str, title: str, says: str, figure: Figure) -> Drawing:
+    """The figure, with ids that no other on the page has, and without what would style the page around it."""
+    buffer = io.StringIO()
+    with style(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", text, flags=re.DOTALL)
+    text = re.sub(r'\b(id="|href="#|url\(#)', rf"\1{name}-", text)
+    width, height = (POINTS * inches for inches in figure.get_size_inches())
+    head = (
+        f'<svg viewBox="0 0 {width:g} {height:g}" style="width:{SIZE * width:.0f}px" role="img" '
+        f'aria-labelledby="{name}-title {name}-desc"><title id="{name}-title">{escape(title)}</title>'
+        f'<desc id="{name}-desc">{escape(says)}</desc>'
+    )
+    return Drawing(name, title, says, head + text[text.index(">") + 1 :].strip())

@@ -1,0 +1,53 @@
+"""A report's tables as LaTeX, for papers: booktabs rules, and longtable where a page is too short."""
+
+from __future__ import annotations
+
+from quasiglobal.report.document import Cell, Column, Document, Section
+
+SIGNS = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", "±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "β": r"$\beta$", "τ": r"$\tau$", "μ": r"$\mu$",
+    "²": "$^2$", "₊": "$_+$", "⋆": r"$\star$", "“": "``", "”": "''",
+}
+"""What pdflatex reads for a sign that it would take amiss or not know."""
+
+
+def latex(document: Document) -> str:
+    """The tables of a report, to be read by a paper of your own with \\input."""
+    needs = "% \\usepackage{booktabs,longtable,amssymb}"
+    return "\n\n".join([f"% {document.title}\n{needs}", *map(_table, document.sections)]) + "\n"
+
+
+def escaped(text: str) -> str:
+    r"""A text that LaTeX prints as it is.
+
+    >>> print(escaped("82.20 ± 1.27 % of D²₊"))
+    82.20 $\pm$ 1.27 \% of D$^2$$_+$
+    """
+    return "".join(SIGNS.get(sign, sign) for sign in text)
+
+
+def _table(section: Section) -> str:
+    chosen = [k for k, column in enumerate(section.columns) if column.brief]
+    form = "".join(_form(section.columns[k]) for k in chosen)
+    heads = " & ".join(escaped(section.columns[k].title) for k in chosen)
+    rows = [" & ".join(_text(row.cells[k], section.columns[k]) for k in chosen) + r" \\" for row in section.rows]
+    return "\n".join([
+        rf"\begin{{longtable}}{{{form}}}",
+        rf"\caption{{{escaped(section.title)}. {escaped(section.says)}}}\label{{tab:qg-{section.anchor}}} \\",
+        r"\toprule", rf"{heads} \\", r"\midrule", r"\endhead",
+        *rows,
+        r"\bottomrule",
+        r"\end{longtable}",
+    ])
+
+
+def _form(column: Column) -> str:
+    if column.share is not None:
+        return rf"p{{{column.share:g}\linewidth}}"
+    return "r" if column.numeric else "l"
+
+
+def _text(cell: Cell, column: Column) -> str:
+    return escaped(cell.text if column.share is None else cell.sentence)

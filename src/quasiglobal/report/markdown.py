@@ -1,0 +1,47 @@
+"""A report as Markdown, for READMEs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quasiglobal.report.document import Document, Section
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table.
+
+    >>> print(table(["algorithm", "%"], [["dsgd", "74.5"]]))
+    | algorithm | % |
+    | --- | --- |
+    | dsgd | 74.5 |
+    """
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def markdown(document: Document) -> str:
+    """A whole report."""
+    paragraphs = [f"# {escaped(document.title)}", *map(escaped, document.says)]
+    for section in document.sections:
+        paragraphs += [f"## {escaped(section.title)}", escaped(section.says), _rows(section)]
+        paragraphs += [escaped(note) for note in section.notes]
+    for one in document.drawings:
+        paragraphs += [f"## {escaped(one.title)}", escaped(one.says)]
+    return "\n\n".join([*paragraphs, *map(escaped, document.legend)]) + "\n"
+
+
+def escaped(text: str) -> str:
+    r"""A text that Markdown leaves as it is.
+
+    >>> print(escaped("a|b *c* <d>"))
+    a\|b \*c\* &lt;d>
+    """
+    for sign in "\\`*_[]|":
+        text = text.replace(sign, f"\\{sign}")
+    return text.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _rows(section: Section) -> str:
+    chosen = [k for k, column in enumerate(section.columns) if column.brief]
+    heads = [escaped(section.columns[k].title) for k in chosen]
+    return table(heads, [[escaped(row.cells[k].sentence) for k in chosen] for row in section.rows])

@@ -1,0 +1,62 @@
+"""How far apart two scores may lie by chance: Welch's test, from means, standard deviations and numbers of seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LEVEL = 0.05
+"""How often scores that are the same in truth are called different."""
+
+EXPLANATION = (
+    "A difference is within the noise when it is at most t·√(s₁²/k₁ + s₂²/k₂), where s is the standard deviation over "
+    "k seeds and t Student's 97.5 % quantile at Welch's degrees of freedom: scores that are the same in truth pass at "
+    "least 19 times in 20. Three seeds each leave 2 to 4 degrees of freedom, so t is 4.3 to 2.8, not 2. A score of one "
+    "seed, or one without a standard deviation, borrows that of the scores it is compared with."
+)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A mean over so many seeds, and their standard deviation where it is known."""
+
+    mean: float
+    std: float | None
+    seeds: int
+
+
+def difference(terms: Sequence[tuple[float, Sample]]) -> float:
+    """A weighted sum of means, such as one minus another.
+
+    >>> difference([(1, Sample(82.0, 1.0, 3)), (-1, Sample(77.5, 2.0, 3))])
+    4.5
+    """
+    return sum(factor * sample.mean for factor, sample in terms)
+
+
+def tolerance(terms: Sequence[tuple[float, Sample]]) -> float | None:
+    """How far from 0 the weighted sum may lie by chance if it is 0 in truth; None if no standard deviation is known.
+
+    >>> same = Sample(82.0, 1.0, 3)
+    >>> round(tolerance([(1, same), (-1, same)]), 3)        # 4 degrees of freedom: t = 2.776
+    2.267
+    >>> round(tolerance([(1, Sample(80.0, None, 1)), (-1, same)]), 3)       # 2 degrees of freedom: t = 4.303
+    4.968
+    >>> tolerance([(1, Sample(74.9, None, 1)), (-1, Sample(75.0, None, 1))])
+    """
+    from scipy.special import stdtrit  # a third of a second to import, which every other command would wait for
+
+    known = [(sample.std, sample.seeds - 1) for _, sample in terms if sample.std is not None and sample.seeds > 1]
+    if not known:
+        return None
+    borrowed = math.sqrt(sum(std**2 for std, _ in known) / len(known))
+    variance, spread = 0.0, 0.0
+    for factor, sample in terms:
+        own = sample.std if sample.seeds > 1 else None
+        part = factor**2 * (borrowed if own is None else own) ** 2 / sample.seeds
+        variance += part
+        spread += 0.0 if own is None else part**2 / (sample.seeds - 1)
+    pooled = sum(seeds for _, seeds in known)                   # Welch's is never above it, but for what is borrowed
+    freedom = min(pooled, variance**2 / spread) if spread else pooled
+    return float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(variance)

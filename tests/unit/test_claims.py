@@ -1,0 +1,125 @@
+"""The paper's claims, judged by its own numbers and by stores made by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hand_made_stores import cell, leave
+
+from quasiglobal.paper.claims import CLAIMS, Claim, above, momentum_tuning, paper_scores, verdict
+from quasiglobal.paper.published import published
+from quasiglobal.paper.summary import document
+from quasiglobal.report.noise import Sample
+
+GAINS, MORE, RANGE, EVONORM = CLAIMS[0].says, CLAIMS[1].says, CLAIMS[2].says, CLAIMS[4].says
+SYNCHRONIZED, MULTISTEP, CENTRAL = CLAIMS[9].says, CLAIMS[17].says, CLAIMS[22].says
+TUNING = "Tuning the momentum factor of DSGDm-N does not bring it up to quasi-global momentum."
+
+
+def judged(root, says):
+    """The cell that says how a claim fares in our runs."""
+    return next(row.cells[3] for row in document(root).sections[0].rows if row.cells[0].text == says)
+
+
+def test_every_claim_has_comparisons_and_all_of_them_have_numbers_in_the_paper():
+    papers = paper_scores()
+    for claim in CLAIMS:
+        assert claim.comparisons, claim.says
+        for comparison in claim.comparisons:
+            assert all(place in papers for _, place in comparison.terms), claim.says
+            assert sum(factor for factor, _ in comparison.terms) == 0
+    assert len({claim.says for claim in CLAIMS}) == len(CLAIMS)
+
+
+def test_what_the_papers_own_numbers_say_of_its_claims():
+    papers = paper_scores()
+    by_verdict = {}
+    for claim in CLAIMS:
+        by_verdict.setdefault(verdict(claim.judge(papers)), []).append(claim.says)
+    assert by_verdict["does not hold"] == [RANGE, EVONORM]
+    assert MORE in by_verdict["within noise"]
+    assert CENTRAL in by_verdict["within noise"]
+    assert GAINS in by_verdict["holds"]
+    assert len(by_verdict["holds"]) == 15
+
+
+def test_evonorm_is_below_gn_in_the_papers_own_numbers_on_imagenet_32():
+    wrong = [one for one in CLAIMS[4].judge(paper_scores()) if one.verdict == "does not hold"]
+    assert [one.gap.value for one in wrong] == [pytest.approx(30.35 - 34.16), pytest.approx(31.24 - 38.57)]
+
+
+def test_what_did_not_converge_is_below_what_did():
+    (found,) = [one for one in CLAIMS[3].judge(paper_scores()) if math.isinf(one.gap.value)]
+    assert found.verdict == "holds"
+    assert str(found).endswith("the latter did not converge")
+
+
+def ring(row):
+    return cell("cifar10", f"ResNet-EvoNorm-20: {row}", "ring 16, α = 0.1")
+
+
+def test_a_claim_without_runs_is_not_run(tmp_path):
+    assert judged(tmp_path, GAINS).text == "not run"
+    assert judged(tmp_path, TUNING).text == "not run"
+
+
+@pytest.mark.parametrize(("local", "text", "mark"), [
+    ([75, 76, 77], "holds so far", "good"),
+    ([81.5, 82.5, 83.5], "undecided", "fair"),
+    ([86, 87, 88], "does not hold", "bad"),
+])  # fmt: skip
+def test_a_claim_is_judged_by_the_worst_of_its_comparisons(tmp_path, local, text, mark):
+    leave(tmp_path, ring("QG-DSGDm-N"), [81, 82, 83])
+    leave(tmp_path, ring("DSGD"), [71, 72, 73])
+    leave(tmp_path, ring("DSGDm-N"), local)
+    found = judged(tmp_path, GAINS)
+    assert (found.text, found.mark) == (text, mark)
+    assert found.why[0].startswith("2 comparisons")
+    assert len(found.why) == 3
+
+
+def test_a_claim_that_something_makes_no_difference_stands_within_the_noise(tmp_path):
+    column = "α = 0.1"
+    leave(tmp_path, cell("multi-step", "QG-DSGDm-N, τ = 1", column), [81, 82, 83])
+    leave(tmp_path, cell("multi-step", "QG-DSGDm-N, τ = 2", column), [82, 83, 84])
+    assert judged(tmp_path, MULTISTEP).text == "holds so far"
+    leave(tmp_path, cell("multi-step", "QG-DSGDm-N, τ = 3", column), [88, 89, 90])
+    assert judged(tmp_path, MULTISTEP).text == "does not hold"
+
+
+def test_a_claim_all_of_whose_comparisons_were_run_holds_without_reserve(tmp_path):
+    for column in ("α = 1", "α = 0.1"):
+        leave(tmp_path, cell("momentum-variants", "DSGDm-N, momentum over all", column), [81, 82, 83])
+        leave(tmp_path, cell("momentum-variants", "DSGDm-N", column), [76, 77, 78])
+    assert judged(tmp_path, CLAIMS[8].says).text == "holds"
+
+
+def test_the_tuning_of_momentum_is_read_from_whatever_the_store_has(tmp_path):
+    local = cell("momentum-variants", "DSGDm-N", "α = 0.1")
+    leave(tmp_path, cell("momentum-variants", "QG-DSGDm-N", "α = 0.1"), [81, 82, 83])
+    for beta, accuracy in ((0.8, 78), (0.95, 76)):
+        other = replace(local, experiment=replace(local.experiment, algorithm=f"dsgdm-n:beta={beta}"))
+        leave(tmp_path, other, [accuracy])
+    assert momentum_tuning(tmp_path).rows == ("DSGDm-N, β = 0.8", "DSGDm-N, β = 0.95")
+    found = judged(tmp_path, TUNING)
+    assert found.mark == "good"
+    assert found.why[0] == "2 comparisons, +4.00 to +6.00"
+
+
+def test_a_gain_is_a_difference_of_differences():
+    first = CLAIMS[1].comparisons[0]
+    scores = {place: Sample(0.0, 0.1, 3) for _, place in first.terms}
+    table = first.terms[0][1][0]
+    for row, column, value in (
+        ("ResNet-BN-20: QG-DSGDm-N", "ring 16, α = 0.1", 9), ("ResNet-BN-20: DSGDm-N", "ring 16, α = 0.1", 5),
+        ("ResNet-BN-20: QG-DSGDm-N", "ring 16, α = 1", 3), ("ResNet-BN-20: DSGDm-N", "ring 16, α = 1", 2),
+    ):  # fmt: skip
+        assert (table, row, column) in scores
+        scores[table, row, column] = Sample(value, 0.1, 3)
+    assert first.judge(scores).gap.value == (9 - 5) - (3 - 2)
+
+
+def test_a_claim_of_your_own_is_a_line():
+    claim = Claim("QG-DSGDm-N is above DSGD on rings.", "here", tuple(above("motivation", "QG-DSGDm-N", "DSGD")))
+    assert len(claim.comparisons) == len(published()["motivation"].columns)
+    assert verdict(claim.judge(paper_scores())) == "holds"
