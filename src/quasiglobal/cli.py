@@ -273,7 +273,7 @@ def reproduce(
     if table.cells:
         with _watcher(options.log) as watch:
             found = run_table(table, scale, options.seeds, cells, options, watch)
-        lacking = [one.cell for one in found if not one.runs]
+        lacking = [one.cell for one in found if len(one.runs) < options.seeds]
         for sentence in missing_data(lacking, scale, options.data_dir).values():
             console.print(f"data missing: {sentence}", soft_wrap=True)
     if name in TABLES:

@@ -155,6 +155,18 @@ def test_missing_data_is_one_sentence_with_the_remedy(tmp_path):
         reproduce(TABLES["adam"], cells=["*AG News*"], options=options)
 
 
+def test_what_the_store_has_is_shown_where_the_data_is_missing(monkeypatch, capsys, tmp_path):
+    headline(tmp_path, {0.8: 0.8})
+    words = ("reproduce", "motivation", "--runs", str(tmp_path), "--data-dir", str(tmp_path))
+    status, out, _ = qg(monkeypatch, capsys, *words)
+    assert status == 0
+    (line,) = (line for line in out.splitlines() if "82.20 ± 1.27" in line)
+    assert "80.00" in line
+    assert "-2.20" in line
+    assert "0.8, not tuned" in line
+    assert "data missing: cifar10 is not in" in out
+
+
 def test_a_table_runs_end_to_end_at_smoke_scale_and_never_twice(tmp_path):
     options = Options(runs=tmp_path)
     found = reproduce(TABLES["adam"], "smoke", seeds=2, options=options)
@@ -177,6 +189,7 @@ def smoke_store(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:D2 needs every eigenvalue")
 @pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.table and target.table.cells])
 def test_every_target_that_trains_runs_at_smoke_scale(name, smoke_store):
     found = reproduce(TARGETS[name].table, "smoke", options=Options(runs=smoke_store))

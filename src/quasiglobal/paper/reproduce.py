@@ -121,25 +121,23 @@ def reproduce(
     """Run what the store lacks of a table, or of the cells that the patterns name, and read its outcomes.
 
     Learning rates are tuned on seed 0; then all seeds run at the best. A rate that the store already has as tuned
-    is taken as it is. Cells whose data is missing are left out; it is an error if there are no others.
+    is taken as it is. Where data is missing cells stay as the store has them; it is an error if it has none.
     """
     options = replace(options or Options(), seeds=seeds)
-    chosen = {cell.name for cell in select(table, cells)}
-    lost = missing_data(select(table, cells), scale, options.data_dir)
+    chosen = select(table, cells)
+    part = replace(table, cells=tuple(chosen))
+    lost = missing_data(chosen, scale, options.data_dir)
 
     def wanted() -> list[Outcome]:
-        return [
-            found
-            for found in outcomes(table, options.runs, scale)
-            if found.cell.name in chosen and found.experiment.data not in lost
-        ]
+        return [one for one in outcomes(part, options.runs, scale) if one.experiment.data not in lost]
 
-    if not wanted():
-        raise InputError("; ".join(lost.values()))
     for rates, experiments in _grids(wanted(), scale).items():
         tune(experiments, {"lr": rates}, replace(options, seeds=1), FEWEST_RATES if scale == "smoke" else CAP, watch)
-    sweep(list(dict.fromkeys(found.experiment for found in wanted())), options, watch)
-    return [found for found in outcomes(table, options.runs, scale) if found.cell.name in chosen]
+    sweep(list(dict.fromkeys(one.experiment for one in wanted())), options, watch)
+    found = outcomes(part, options.runs, scale)
+    if lost and not any(one.runs for one in found):
+        raise InputError("; ".join(lost.values()))
+    return found
 
 
 def select(table: Table, patterns: Sequence[str]) -> list[Cell]:
