@@ -35,13 +35,27 @@ def compiled_in_place(
     """A pure function of tensors as a program that writes its results over the arguments at `outputs`.
 
     It is traced first, since what a compiler makes of Python around tensors, such as switches of precision, is less
-    sure than of a list of operations.
+    sure than of a list of operations. Results that are arguments themselves are copied around the program: Inductor
+    takes their clones for superfluous, and would read them after they are overwritten.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # seconds to import
 
-    def in_place(*values: Tensor) -> None:
-        results = [result.clone() for result in function(*values)]      # one may be an argument, soon overwritten
-        for at, result in zip(outputs, results, strict=True):
-            values[at].copy_(result)
+    moved: dict[int, int] = {}
 
-    return compiled(make_fx(in_place)(*(value.clone() for value in arguments)), backend)
+    def in_place(*values: Tensor) -> None:
+        for at, result in zip(outputs, function(*values), strict=True):
+            source = next((k for k, value in enumerate(values) if value is result), None)
+            if source is None:
+                values[at].copy_(result)
+            else:
+                moved[at] = source
+
+    program = compiled(make_fx(in_place)(*(value.clone() for value in arguments)), backend)
+
+    def call(*values: Tensor) -> None:
+        held = {at: values[source].clone() for at, source in moved.items() if at != source}
+        program(*values)
+        for at, value in held.items():
+            values[at].copy_(value)
+
+    return call

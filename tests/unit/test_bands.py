@@ -31,23 +31,23 @@ def minimised(name, how):
         if how == "pure":
             x = band.step(*arguments)
         else:
-            band.overwrite(*arguments, fused=how == "fused")
+            band.overwrite(*arguments, fused=how != "in place")
         time += 1
     return x, band
 
 
 @pytest.mark.filterwarnings("ignore:.*needs:UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("how", ["in place", "fused"])
+@pytest.mark.parametrize("how", ["in place", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_step_in_place_is_the_step(name, how, monkeypatch):
-    """`aot_eager` is the compiler without its code generation: what it makes of aliases and writes is the same."""
-    monkeypatch.setattr(bands, "compiled_in_place", partial(compiled_in_place, backend="aot_eager"))
+    """`aot_eager` is the compiler without its code generation, which takes long."""
+    monkeypatch.setattr(bands, "compiled_in_place", partial(compiled_in_place, backend=how))
     x, band = minimised(name, how)
     expected, pure = minimised(name, "pure")
     torch.testing.assert_close(x, expected, rtol=1e-12, atol=1e-12)
     assert list(band.state) == list(pure.state)
     for key, value in pure.state.items():
         torch.testing.assert_close(band.state[key], value, rtol=1e-12, atol=1e-12)
-    if how == "fused":
+    if how != "in place":
         fused = [program is not None for program in band._programs.values()]
         assert all(fused) or name == "mimelite", "it asks for further gradients"
