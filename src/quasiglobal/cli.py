@@ -293,34 +293,44 @@ def _targets(names: Sequence[str], scale: Scale, options: Options) -> Table:
         f"At {scale} scale with {options.seeds} seeds. A grid of learning rates may grow beyond the runs counted here; "
         f"times are from a few steps of each model on {device.type}."
     )
-    table = Table("target", "shows", "cells", "begun", "done", "to run", "about", "data missing", caption=caption)
+    missing = Column("data missing", overflow="fold")
+    table = Table(Column("target", no_wrap=True), "cells", "begun", "done", "runs left", "about", missing)
+    table.caption = caption
+    if console.width >= WIDE:
+        table.add_column("shows")
     for name in names:
         target = TARGETS[name]
+        shows = (target.title,) * (console.width >= WIDE)
         if target.table is None or not target.table.cells:
-            missing = absent(target.data if scale != "smoke" else (), options.data_dir)
-            table.add_row(name, target.title, "-", "-", "-", "-", "seconds", ", ".join(missing))
+            lost = absent(target.data if scale != "smoke" else (), options.data_dir)
+            table.add_row(name, "-", "-", "-", "-", "seconds", ", ".join(lost), *shows)
             continue
         at = stand(target.table, store, scale, options.seeds, options.data_dir)
         with console.status(f"estimating {name}"):
             seconds = cost(at.to_run, device)
         about = "unknown" if seconds is None else _duration(seconds)
-        counts = (at.cells, at.begun, at.done, f"{len(at.to_run)} runs")
-        table.add_row(name, target.title, *map(str, counts), about, ", ".join(at.missing))
+        counts = (at.cells, at.begun, at.done, len(at.to_run))
+        table.add_row(name, *map(str, counts), about, ", ".join(at.missing), *shows)
     return table
+
+
+WIDE = 130
+"""Columns of a terminal from which on a sentence fits beside the numbers."""
 
 
 def _beside_the_paper(table: Targeted, found: Sequence[Outcome], scale: Scale) -> Table:
     """A line for each cell: the paper's number, ours, and how it came about."""
-    columns = ("row", "column", "paper", "ours", "difference", "best epoch", "averaged", "seeds", "lr")
-    shown = Table(*columns, title=table.title_at(scale))
+    further = ("best epoch", "averaged") if console.width >= WIDE else ()
+    shown = Table(Column("row", no_wrap=True), "column", "paper", "ours", "ours − paper", "seeds", "lr", *further)
+    shown.title = table.title_at(scale)
     for one in found:
         difference = one.difference if scale != "smoke" else None
         nothing = NOT_CONVERGED if one.diverged else "-"
-        last, best, averaged = (str(score or nothing) for score in (one.ours(), one.ours("best"), one.ours("averaged")))
+        last, *others = (str(score or nothing) for score in (one.ours(), one.ours("best"), one.ours("averaged")))
         shown.add_row(
             one.cell.row, one.cell.column, str(one.cell.score or NOT_CONVERGED), last,
-            "-" if difference is None else f"{difference:+.2f}", best, averaged, str(len(one.runs)),
-            f"{one.experiment.peak_lr:g}, {one.how}" if one.runs else one.how,
+            "-" if difference is None else f"{difference:+.2f}", str(len(one.runs)),
+            f"{one.experiment.peak_lr:g}, {one.how}" if one.runs else one.how, *(others if further else ()),
         )
     return shown
 
