@@ -10,6 +10,7 @@ import pytest
 
 from quasiglobal import cli
 from quasiglobal.catalogue import catalogue
+from quasiglobal.paper import summary
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -44,6 +45,12 @@ def test_the_results_are_what_their_records_say(capsys):
     for place in places:
         cli.compare(tuple(sorted((ROOT / place).iterdir())), markdown=True)
         assert capsys.readouterr().out in page
+
+
+def test_the_tables_of_results_are_what_their_records_say(tmp_path):
+    results = ROOT / "docs" / "results"
+    (made,) = summary.write(summary.document(results / "runs"), tmp_path, ["markdown"])
+    assert made.read_text() == (results / made.name).read_text(), "make them again: qg report --runs docs/results/runs …"
 
 
 def test_your_algorithm_in_15_lines_works(capsys):

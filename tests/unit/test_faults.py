@@ -229,7 +229,7 @@ def test_a_training_that_needs_exact_means_is_refused_before_it_begins(algorithm
 
 
 def test_runs_from_before_there_were_faults_keep_their_names():
-    folders = sorted((Path(__file__).parents[2] / "docs" / "results" / "cifar10-ring16").iterdir())
+    folders = sorted((Path(__file__).parents[2] / "docs" / "results" / "compiled-route").iterdir())
     assert len(folders) == 6
     for folder in folders:
         experiment = Run.at(folder).experiment
