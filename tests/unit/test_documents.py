@@ -50,7 +50,7 @@ def test_the_results_are_what_their_records_say(capsys):
 def test_the_tables_of_results_are_what_their_records_say(tmp_path):
     results = ROOT / "docs" / "results"
     (made,) = summary.write(summary.document(results / "runs"), tmp_path, ["markdown"])
-    assert made.read_text() == (results / made.name).read_text(), "make them again: qg report --runs docs/results/runs …"
+    assert made.read_text() == (results / made.name).read_text(), "qg report makes them again"
 
 
 def test_your_algorithm_in_15_lines_works(capsys):

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from quasiglobal.experiment import Experiment
 from quasiglobal.report.plots import COLOURS, draw_curve, panels, style
 from quasiglobal.runs import Options, Run, last_and_best, train
+from quasiglobal.tuning import best_point, score
 
 CENTRALIZED = "sgdm-n"
 """The reference: data that are alike, and an exact mean each step."""
@@ -70,11 +71,7 @@ def _tuned(cell: Experiment, setting: Setting, root: Path, advance: Callable[[st
         experiment = replace(cell, lr=rate, seed=seed)
         return train(experiment, Options(seeds=seeds, runs=root), lambda runs, records: advance(cell.algorithm))
 
-    def score(rate: float) -> float:
-        (tried,) = run(rate, 0, 1)
-        return _last(tried, "accuracy") if tried.status == "finished" else 0.0
-
-    best = max(setting.rates, key=score)
+    (best,) = best_point({(rate,): score(*run(rate, 0, 1)) for rate in setting.rates})
     return Outcome(replace(cell, lr=best), run(best, 1, setting.seeds))
 
 
