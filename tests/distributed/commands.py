@@ -7,6 +7,9 @@ from pathlib import Path
 
 import psutil
 
+PATIENCE = 300
+"""Seconds: on a busy machine starting some processes takes minutes."""
+
 WORDS = ["--model", "mlp", "--lr", "0.05", "--alpha", "1", "--eval-every", "10", "--device", "cpu"]
 
 
@@ -15,7 +18,7 @@ def train(folder, *words, **options):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
 
 
-def ended(process, seconds=120):
+def ended(process, seconds=PATIENCE):
     """All that a command said, once it is over."""
     said, _ = process.communicate(timeout=seconds)
     assert process.returncode == 0, said
@@ -30,7 +33,7 @@ def rank(process, wanted):
     raise AssertionError(f"no process of rank {wanted}")
 
 
-def wait_for_epoch(folder, process, epoch, seconds=60):
+def wait_for_epoch(folder, process, epoch, seconds=PATIENCE):
     """Until a part has measured this many epochs."""
 
     def reached():
@@ -40,7 +43,7 @@ def wait_for_epoch(folder, process, epoch, seconds=60):
     wait_for(reached, seconds)
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=PATIENCE):
     """Until it is true."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+from commands import PATIENCE
 from sklearn.datasets import load_digits
 
 EXPERIMENT = """
@@ -63,7 +64,7 @@ class Owners:
 
     def said(self, process, number, status=0):
         """What a node said, once it is over."""
-        assert process.wait(timeout=120) == status, self.log(number).read_text()
+        assert process.wait(timeout=PATIENCE) == status, self.log(number).read_text()
         return self.log(number).read_text()
 
     def close(self):

@@ -9,11 +9,11 @@ from datetime import timedelta
 import torch
 from torch.distributed import TCPStore
 
-SECONDS = 120
+SECONDS = 300
 """Nothing here waits longer."""
 
 
-def together(count, function, *arguments, patience=60):
+def together(count, function, *arguments, patience=SECONDS):
     """What function(rank, store, *arguments) returns in each of `count` processes; an error there is one here."""
     context = multiprocessing.get_context("spawn")
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=SECONDS))

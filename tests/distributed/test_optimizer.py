@@ -8,6 +8,7 @@ from pathlib import Path
 import loops
 import pytest
 import torch
+from commands import PATIENCE
 from processes import together
 
 import quasiglobal as qg
@@ -76,7 +77,7 @@ def test_the_example_runs_under_torchrun():
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     done = subprocess.run(
         [sys.executable, *words, str(ROOT / "examples" / "torchrun_digits.py")],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     scores = re.findall(r"reads ([\d.]+)%", done.stdout)         # two processes may write into one line

@@ -11,7 +11,7 @@ import meetings
 import psutil
 import pytest
 import torch
-from commands import WORDS, ended, train, wait_for_epoch
+from commands import PATIENCE, WORDS, ended, train, wait_for_epoch
 from processes import together
 
 from quasiglobal.runs import find
@@ -90,7 +90,7 @@ def test_training_goes_on_without_the_place_where_it_met(tmp_path):
         ]
         wait_for_epoch(tmp_path, 1, 2)
         place.send_signal(signal.SIGKILL)
-        assert [process.wait(timeout=90) for process in started] == [0, 0, 0]
+        assert [process.wait(timeout=PATIENCE) for process in started] == [0, 0, 0]
     (run,) = find(tmp_path)
     assert run.status == "finished"
     assert run.records[-1]["epoch"] == 40

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from commands import ended, rank, train, wait_for_epoch
+from commands import PATIENCE, ended, rank, train, wait_for_epoch
 
 from quasiglobal import checkpoints
 from quasiglobal.parts import Part, records_of
@@ -103,7 +103,7 @@ def test_an_exact_mean_stops_without_anybody_and_resumes(tmp_path):
     process = train(tmp_path, *words, "--engine", "distributed", "--processes", "3", "--peer-timeout", "5")
     wait_for_epoch(tmp_path, 1, 4)
     rank(process, 1).send_signal(signal.SIGKILL)
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert "an exact mean over all nodes lost a process and cannot go on" in said
     ended(train(tmp_path, *words))

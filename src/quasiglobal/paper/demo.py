@@ -10,13 +10,15 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from quasiglobal.experiment import Experiment
 from quasiglobal.report.plots import COLOURS, draw_curve, panels, style
 from quasiglobal.runs import Options, Run, last_and_best, train
 from quasiglobal.tuning import best_point, score
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CENTRALIZED = "sgdm-n"
 """The reference: data that are alike, and an exact mean each step."""

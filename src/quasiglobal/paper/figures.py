@@ -9,11 +9,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from quasiglobal import topology
@@ -25,6 +24,10 @@ from quasiglobal.minimize import minimize
 from quasiglobal.report.plots import BLACK, BLUE, COLOURS, GREEN, RED, draw_topology, panels, save, style
 from quasiglobal.tasks.toy import NoisyWell, gradient_of, pull_towards, rosenbrock, winding_valley
 from quasiglobal.topology import Topology
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)

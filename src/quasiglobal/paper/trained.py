@@ -10,11 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from quasiglobal.algorithms import with_option
@@ -48,6 +46,10 @@ from quasiglobal.report.plots import (
 )
 from quasiglobal.tasks.datasets import load
 from quasiglobal.tasks.partition import class_counts, split
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ def _curves(
             draw_curve(
                 panel, records, measure, colour=_colour(one), label=_method(one) + suffix, factor=factor, line=line
             )
-    panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    panel.locator_params(axis="x", nbins=5, integer=True)
     if not panel.lines:
         _say(panel, "not run")
 

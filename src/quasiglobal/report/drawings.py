@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import re
 from html import escape
-
-import matplotlib as mpl
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from quasiglobal.report.document import Drawing
 from quasiglobal.report.plots import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 POINTS = 72
 """To an inch, the unit of matplotlib's SVG."""
@@ -21,6 +22,8 @@ SIZE = 1.25
 
 def drawing(name: str, title: str, says: str, figure: Figure) -> Drawing:
     """The figure, with ids that no other on the page has, and without what would style the page around it."""
+    import matplotlib as mpl
+
     buffer = io.StringIO()
     with style(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import networkx as nx
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
-from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from quasiglobal.errors import InputError
 from quasiglobal.files import replacing
 from quasiglobal.topology import Topology
+
+if TYPE_CHECKING:       # a second to import, which a command that draws nothing need not wait for
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 BLUE, RED, GREEN, GREY, BLACK, ORANGE = "#0b6bb5", "#c8373a", "#2a8f5b", "#8a8a8a", "#1c1c1c", "#d98200"
 
@@ -59,6 +58,8 @@ STYLE: Any = {
 
 def style() -> AbstractContextManager[None]:
     """Our look for the figures made within it."""
+    import matplotlib as mpl
+
     return mpl.rc_context(STYLE)
 
 
@@ -66,6 +67,8 @@ def panels(
     rows: int, columns: int, width: float, height: float, share: bool = False
 ) -> tuple[Figure, list[Axes]]:
     """A figure of rows × columns axes, in reading order; the sizes are of one panel, in inches."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share).flat)
 
@@ -216,6 +219,8 @@ def draw_heat_map(
 
 def frame_cell(panel: Axes, row: int, column: int) -> None:
     """A frame around a cell of a heat map."""
+    from matplotlib.patches import Rectangle
+
     panel.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=RED, linewidth=2, clip_on=False))
 
 
@@ -236,8 +241,7 @@ def draw_dots(panel: Axes, counts: NDArray[np.int64]) -> None:
     sizes = largest * counts[nodes, classes] / counts.max()
     panel.scatter(nodes, classes, s=sizes, color=BLUE, alpha=0.75, linewidths=0)
     panel.set(xlabel="node", ylabel="class", xlim=(-0.7, len(counts) - 0.3), ylim=(-0.7, counts.shape[1] - 0.3))
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.locator_params(integer=True)
 
 
 def draw_topology(topology: Topology, axes: Axes) -> None:
