@@ -61,6 +61,7 @@ class Stacked:
     def __init__(self, traced: fx.GraphModule, layout: Layout, x: Tensor) -> None:
         self.program, self.layout = traced, layout
         self.regions: list[_Region] = []
+        self.in_regions: set[str] = set()
         for node, _ in zip(self.program.graph.find_nodes(op="placeholder"), layout.shapes, strict=False):
             node.meta["parameter"] = True
         _fuse(self.program.graph)
@@ -83,11 +84,13 @@ class Stacked:
         outputs, after = _AllModels(self.program, self.regions).run(leaves, buffers, inputs)
 
         def gradient(number: Tensor) -> Tensor:
-            pieces = torch.autograd.grad(number, list(leaves.values()), allow_unused=True)
-            g = torch.zeros_like(x)
-            for piece, place in zip(pieces, self.layout.views(g).values(), strict=True):
+            pieces: Any = torch.autograd.grad(number, list(leaves.values()), allow_unused=True)
+            g = torch.empty_like(x)
+            for piece, (name, place) in zip(pieces, self.layout.views(g).items(), strict=True):
                 if piece is not None:
                     place.copy_(piece)
+                elif name not in self.in_regions:
+                    place.zero_()
             for region in self.regions:
                 region.close(g)
             return g
@@ -99,15 +102,19 @@ class Stacked:
         from quasiglobal.tasks import kernels
 
         columns = self.layout.views(torch.arange(x.shape[1], device=x.device))
-        of = dict(zip(self.program.graph.find_nodes(op="placeholder"), columns.values(), strict=False))
+        places = self.program.graph.find_nodes(op="placeholder")
+        of, names = (dict(zip(places, values, strict=False)) for values in (columns.values(), columns))
         weights, norms = [], []
         for node in self.program.graph.nodes:
             if _convolves(node):
                 own = of[node.args[1]].permute(0, 2, 3, 1)
                 batch, _, height, width = _shape(node)
                 weights.append((node, own, kernels.shares(len(x), batch * height * width, own.shape)))
+                self.in_regions.add(names[node.args[1]])
             elif _normalises(node):
-                own = torch.cat([of[parameter] for parameter in dict.fromkeys(node.args[1:3])])
+                parameters = dict.fromkeys(node.args[1:3])
+                self.in_regions.update(names[parameter] for parameter in parameters)
+                own = torch.cat([of[parameter] for parameter in parameters])
                 norms.append((node, own, kernels.parts(_shape(node.args[0])[0], node.args[5])))
             elif _pools(node):
                 node.meta["pools"] = True
