@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quasiglobal.errors import InputError
+
+try:
+    import fcntl
+except ImportError:                                         # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -49,14 +55,60 @@ def write_lines(path: Path, records: Sequence[Mapping[str, object]]) -> None:
 
 def append_line(path: Path, record: Mapping[str, object]) -> None:
     """One record more."""
-    with open(path, "a") as file:
-        file.write(as_line(record) + "\n")
+    try:
+        with open(path, "a") as file:
+            file.write(as_line(record) + "\n")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of such a file, none if it is not there; a last line that was cut off does not count."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """The records of such a file, none if it is not there.
+
+    A last line that was cut off does not count; another that is damaged is named and passed over.
+    """
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if line.endswith(b"\n"):
+            try:
+                records.append(_object(line))
+            except ValueError:
+                warnings.warn(f"line {number} of {path} is damaged and passed over", stacklevel=2)
+    return records
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises OSError or ValueError where there is none."""
+    return _object(path.read_bytes())
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("it is no JSON object")
+    return value
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else is within this for the same folder; raises InputError if somebody is."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror}") from None
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"{folder} is being trained by another process; wait for it, or stop it") from None
+            except OSError:                                 # a file system without locks
+                pass
+        yield
+    finally:
+        os.close(lock)
 
 
 def as_line(record: Mapping[str, object]) -> str:

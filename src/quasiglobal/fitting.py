@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -19,9 +22,10 @@ COPIES = 8
 """Tensors of all parameters that a step makes besides x and the algorithm's state, the parts of gradients included."""
 
 
-def runs_that_fit(task: Task, experiment: Experiment, device: torch.device) -> int:
-    """How many runs like this one fit the free memory of the device, at least one."""
-    return max(1, int(USABLE * free_bytes(device) // bytes_of_run(task, experiment)))
+def runs_that_fit(task: Task, experiments: Sequence[Experiment], device: torch.device) -> int:
+    """How many runs like the largest of these fit the free memory of the device, at least one."""
+    largest = max(experiments, key=lambda one: _state(one.algorithm))
+    return max(1, int(USABLE * free_bytes(device) // bytes_of_run(task, largest)))
 
 
 def bytes_of_run(task: Task, experiment: Experiment) -> int:
@@ -32,7 +36,6 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
     dtype = PRECISIONS[experiment.precision]
     module = task.module(0).to(dtype).train()
     parameters = sum(parameter.numel() for parameter in module.parameters())
-    state = len(algorithm(experiment.algorithm).init(torch.zeros(1, 1)))
     kept: dict[int, int] = {}
 
     def keep(value: torch.Tensor) -> torch.Tensor:
@@ -44,11 +47,26 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
         module(torch.zeros(tried, *task.data.shape, dtype=dtype))
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     activations = sum(size for place, size in kept.items() if place not in own) * experiment.batch // tried
-    return parse(experiment.topology).n * (activations + parameters * dtype.itemsize * (1 + state + COPIES))
+    tensors = 1 + _state(experiment.algorithm) + COPIES
+    return parse(experiment.topology).n * (activations + parameters * dtype.itemsize * tensors)
+
+
+def _state(name: str) -> int:
+    """How many tensors like x an algorithm keeps."""
+    return len(algorithm(name).init(torch.zeros(1, 1)))
 
 
 def free_bytes(device: torch.device) -> int:
     """What is free there now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:                                         # not Linux: half of what there is
+        found = None
+    here = 1024 * int(found[1]) if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    try:                                                    # a container may have less
+        used, most = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.current", "memory.max"))
+    except (OSError, ValueError):
+        return here
+    return min(here, most - used)

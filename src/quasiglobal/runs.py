@@ -11,8 +11,9 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,17 +26,18 @@ from quasiglobal import checkpoints
 from quasiglobal.boards import Board
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment, from_mapping
-from quasiglobal.files import append_line, read_lines, write_json, write_lines
+from quasiglobal.files import alone, append_line, read_json, read_lines, write_json, write_lines
 from quasiglobal.fitting import runs_that_fit
 from quasiglobal.flat import Layout
 from quasiglobal.imports import imported, is_path
 from quasiglobal.measures import Record, combined
 from quasiglobal.parts import newest as newest_parts
 from quasiglobal.parts import parts_of, records_of
+from quasiglobal.tasks.batches import step_sizes
 from quasiglobal.tasks.datasets import Dataset, agreed, load
 from quasiglobal.tasks.models import build
 from quasiglobal.topology import parse
-from quasiglobal.training import Task, Training, average, diverged, in_common
+from quasiglobal.training import Task, Training, average, diverged, in_common, partition_of
 from quasiglobal.training import epochs as every_epoch
 
 
@@ -55,16 +57,22 @@ class Run:
     def at(cls, folder: Path) -> Run:
         """The run in a folder."""
         try:
-            values = json.loads((folder / "experiment.json").read_text())
+            values = read_json(folder / "experiment.json")
         except (OSError, ValueError):
             raise InputError(f"{folder} is not a run: it has no readable experiment.json") from None
         return cls(folder, from_mapping(values, str(folder / "experiment.json")))
 
     @property
     def summary(self) -> Record | None:
-        """The outcome, once there is one."""
+        """The outcome, once there is one; a damaged one is none, and the run goes on from its last checkpoint."""
         path = self.folder / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        try:
+            return read_json(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            warnings.warn(f"{path} is damaged and passed over", stacklevel=2)
+            return None
 
     @property
     def records(self) -> list[Record]:
@@ -98,8 +106,16 @@ class Run:
     def begin(self, progress: checkpoints.Progress | None) -> None:
         """Make the folder, or cut the metrics back to the checkpoint that the run goes on from."""
         self.describe()
-        with open(self.folder / "metrics.jsonl", "ab") as metrics:
-            metrics.truncate(progress.metrics if progress else 0)
+        path, kept = self.folder / "metrics.jsonl", progress.metrics if progress else 0
+        if progress and (not path.exists() or path.stat().st_size < kept):
+            warnings.warn(f"{path} has lost records; the run goes on without them", stacklevel=2)
+            self.rewrite([record for record in read_lines(path) if record["epoch"] <= progress.epochs])
+            return
+        try:
+            with open(path, "ab") as metrics:
+                metrics.truncate(kept)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from None
 
     def write(self, record: Record) -> None:
         """Add an epoch's record."""
@@ -175,19 +191,20 @@ def train(
     experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
     runs = [run for one in experiments for run in runs_of(one, options)]
     open_runs = dict.fromkeys(run for run in runs if run.summary is None)
+    for run in runs:
+        if run not in open_runs and not (run.folder / "experiment.json").exists():
+            run.describe()                                  # without it nobody finds the run
     board = Board() if options.tensorboard else None
     device = choose_device(options.device)
     for alike in _alike(open_runs):
         chosen = task or make_task(alike[0].experiment, data_of(alike[0].experiment, options.data_dir))
-        fit = runs_that_fit(chosen, alike[0].experiment, device)
-        for group in (alike[first : first + fit] for first in range(0, len(alike), fit)):
-            training = Training(chosen, [run.experiment for run in group], device)
-            found = [run.newest() for run in group]
-            if saved := [checkpoint for checkpoint in found if checkpoint]:
-                training.restore([rows for rows, _ in saved], saved[0][1].epochs)
-            for run, checkpoint in zip(group, found, strict=True):
-                run.begin(checkpoint and checkpoint[1])
-            _train_together(training, group, options, watch, board)
+        for same in _of_equal_epochs(alike, chosen):
+            fit = runs_that_fit(chosen, [run.experiment for run in same], device)
+            for group in (same[first : first + fit] for first in range(0, len(same), fit)):
+                with ExitStack() as locks:
+                    for run in group:
+                        locks.enter_context(alone(run.folder))
+                    _train_together(_begun(group, chosen, device), group, options, watch, board)
     if board:
         board.close()
     return runs
@@ -215,6 +232,30 @@ def _alike(runs: Iterable[Run]) -> list[list[Run]]:
     return [sorted(group, key=_steps_alike) for group in groups.values()]
 
 
+def _of_equal_epochs(runs: Sequence[Run], task: Task) -> list[list[Run]]:
+    """Runs whose epochs have the same steps, together; those of one partition have, whatever their α and seed."""
+    sizes: dict[str, tuple[int, ...]] = {}
+    groups: dict[tuple[int, ...], list[Run]] = {}
+    for run in runs:
+        one = run.experiment
+        if one.partition not in sizes:
+            lengths = [len(part) for part in partition_of(task.data, one)]
+            sizes[one.partition] = tuple(step_sizes(lengths, one.batch, one.steps))
+        groups.setdefault(sizes[one.partition], []).append(run)
+    return list(groups.values())
+
+
+def _begun(runs: Sequence[Run], task: Task, device: torch.device) -> Training:
+    """The training of runs that are at the same epoch, from there on."""
+    training = Training(task, [run.experiment for run in runs], device)
+    found = [run.newest() for run in runs]
+    if saved := [checkpoint for checkpoint in found if checkpoint]:
+        training.restore([rows for rows, _ in saved], saved[0][1].epochs)
+    for run, checkpoint in zip(runs, found, strict=True):
+        run.begin(checkpoint and checkpoint[1])
+    return training
+
+
 def _steps_alike(run: Run) -> tuple[str, str]:
     """Equal for runs that step by the same algorithm on the same topology."""
     return run.experiment.algorithm, run.experiment.topology
@@ -230,7 +271,7 @@ def model_of(experiment: Experiment, classes: int, shape: Sequence[int]) -> nn.M
     """A new model, for so many classes and inputs of this shape."""
     if is_path(experiment.model):
         own = imported(experiment.model, "model")
-        return own if isinstance(own, nn.Module) else own()
+        return copy.deepcopy(own) if isinstance(own, nn.Module) else own()
     return build(experiment.model, norm=experiment.norm, width=experiment.width, classes=classes, shape=tuple(shape))
 
 
@@ -249,15 +290,15 @@ def _train_together(
     going = dict(enumerate(runs))
     with _patient_interrupts() as interrupted:
         for measures in every_epoch(training):
-            records = [combined([part]) for part in measures]
-            for k, run in list(going.items()):
-                run.write(records[k])
+            records = {k: combined([measures[k]]) for k in going}
+            for k, record in records.items():
+                runs[k].write(record)
                 if board:
-                    board.write(run.folder, records[k])
-                if diverged(records[k]):
-                    run.finish("diverged", facts(training, k))
+                    board.write(runs[k].folder, record)
+                if diverged(record):
+                    runs[k].finish("diverged", facts(training, k))
                     del going[k]
-            watch(runs, records)
+            watch([runs[k] for k in records], list(records.values()))
             if not going:
                 return
             last = training.epochs_done == training.experiment.epochs
@@ -315,9 +356,12 @@ def choose_device(name: str) -> torch.device:
 
 
 def find(root: Path) -> Iterator[Run]:
-    """All runs under a folder, by name."""
+    """All runs under a folder, by name; one that cannot be read is named and passed over."""
     for path in sorted(root.glob("*/experiment.json")):
-        yield Run.at(path.parent)
+        try:
+            yield Run.at(path.parent)
+        except InputError as error:
+            warnings.warn(f"{error}; passed over", stacklevel=2)
 
 
 def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -28,11 +28,11 @@ from quasiglobal.experiment import Experiment
 from quasiglobal.flat import Layout
 from quasiglobal.measures import Record, consensus_distance
 from quasiglobal.schedules import Schedule
-from quasiglobal.tasks.batches import Epoch, Owner, Plan
+from quasiglobal.tasks.batches import Epoch, Owner, Plan, step_sizes
 from quasiglobal.tasks.datasets import Dataset
 from quasiglobal.tasks.gradients import PRECISIONS, Buffers, Loss, StackedModel
 from quasiglobal.tasks.images import Images
-from quasiglobal.tasks.partition import fingerprint, split
+from quasiglobal.tasks.partition import Indices, fingerprint, split
 from quasiglobal.topology import parse
 
 
@@ -85,18 +85,17 @@ class Training:
         self.rows = sum(band.engine.rows for band in self.bands)
 
         train = task.data.train
-        self.parts = [
-            split(one.partition, train.y.numpy(), self.graph.n, one.alpha, one.seed, train.columns)
-            for one in self.experiments
-        ]
+        self.parts = [partition_of(task.data, one) for one in self.experiments]
         self.images = Images.of(task.data, train, device=device, dtype=self.dtype, moving=experiment.augment)
         self.test_images = Images.of(task.data, task.data.test, device=device, dtype=self.dtype)
         self.targets, self.test_targets = train.y.to(device), task.data.test.y.to(device)
 
         runs, here = zip(self.seeds, self.parts, strict=True), self.engine.nodes
         owners = [Owner(seed, i, parts[i]) for seed, parts in runs for i in here]
-        lengths = [len(part) for parts in self.parts for part in parts]
-        self.plan = Plan(owners, experiment.batch, self.images.draw, lengths, experiment.steps)
+        lengths = [[len(part) for part in parts] for parts in self.parts]
+        if len({tuple(step_sizes(of, experiment.batch, experiment.steps)) for of in lengths}) > 1:
+            raise InputError("runs that train together need epochs of as many steps; use partitions of equal sizes")
+        self.plan = Plan(owners, experiment.batch, self.images.draw, lengths[0], experiment.steps)
         self.steps_per_epoch = len(self.plan.sizes)
         self.steps = self.steps_per_epoch * experiment.epochs
         self.schedules = [
@@ -381,6 +380,12 @@ def in_common(experiment: Experiment) -> dict[str, Any]:
     """What experiments that are rows of one program have to share."""
     values = {name: value for name, value in asdict(experiment).items() if name not in OWN}
     return values | {"number of nodes": parse(experiment.topology).n}
+
+
+def partition_of(data: Dataset, experiment: Experiment) -> list[Indices]:
+    """Who holds which training examples."""
+    train, n = data.train, parse(experiment.topology).n
+    return split(experiment.partition, train.y.numpy(), n, experiment.alpha, experiment.seed, train.columns)
 
 
 def together(experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:

@@ -682,3 +682,75 @@ def test_what_a_run_takes_grows_with_its_nodes_its_batch_and_its_algorithms_stat
     assert bytes_of(batch=128) > bytes_of() > bytes_of(batch=32)
     assert bytes_of(algorithm="dadam") > bytes_of(algorithm="dsgd")
     assert bytes_of(precision="fp64") > bytes_of()
+
+
+def test_partitions_whose_epochs_differ_do_not_share_a_program(tmp_path):
+    common = replace(SHORT, epochs=1, precision="fp64")
+    settings = [replace(common, partition=partition) for partition in ("dirichlet", "whole", "iid", "shards:2")]
+    for row, alone in zip(
+        train(settings, settled(tmp_path / "rows")),
+        [run for one in settings for run in train(one, settled(tmp_path / "alone"))],
+        strict=True,
+    ):
+        assert row.records[0]["step"] == alone.records[0]["step"]
+        torch.testing.assert_close(row.newest()[0]["x"], alone.newest()[0]["x"], rtol=1e-9, atol=1e-9)
+    task = make_task(common, load("digits"))
+    with pytest.raises(qg.InputError, match="epochs of as many steps"):
+        Training(task, settings[:2], CPU)
+
+
+def test_a_row_that_diverged_is_not_watched_any_more(tmp_path):
+    watched = []
+    settings = [SHORT, replace(SHORT, lr=1e12)]
+    train(settings, settled(tmp_path), lambda runs, records: watched.append(len(runs)))
+    assert watched[0] == 2
+    assert watched[-1] == 1
+
+
+def test_a_lost_or_damaged_file_costs_no_run(tmp_path):
+    """What can be made again is; what cannot be read is named."""
+    options = settled(tmp_path, checkpoint_seconds=0.0)
+
+    def stop(runs, records):
+        if records[0]["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(SHORT, options, stop)
+    (run,) = find(tmp_path)
+    (run.folder / "metrics.jsonl").unlink()
+    with pytest.warns(UserWarning, match="lost records"):
+        train(SHORT, options)
+    assert [record["epoch"] for record in run.records] == [2, 3]
+    (run.folder / "summary.json").write_text("")
+    with pytest.warns(UserWarning, match="summary.json is damaged"):
+        train(SHORT, options)
+    assert run.summary["status"] == "finished"
+    (run.folder / "experiment.json").unlink()
+    train(SHORT, options)
+    assert [found.experiment for found in find(tmp_path)] == [SHORT]
+    with open(run.folder / "metrics.jsonl", "a") as file:
+        file.write("{\n")
+    with pytest.warns(UserWarning, match="line 3 of"):
+        assert len(run.records) == 2
+    (run.folder / "experiment.json").write_text("[1]")
+    with pytest.warns(UserWarning, match="passed over"):
+        assert list(find(tmp_path)) == []
+
+
+def test_two_processes_do_not_train_one_run(tmp_path):
+    with files.alone(Run.of(SHORT, tmp_path).folder), pytest.raises(qg.InputError, match="another process"):
+        train(SHORT, settled(tmp_path))
+
+
+def test_a_model_of_ones_own_is_left_as_it_is(tmp_path, monkeypatch):
+    (tmp_path / "own_network.py").write_text(
+        "from torch import nn\n"
+        "net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = replace(SHORT, model="own_network:net", epochs=1)
+    train(experiment, settled(tmp_path / "runs"))
+    from own_network import net
+
+    assert net[2].num_batches_tracked == 0

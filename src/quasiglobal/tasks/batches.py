@@ -50,20 +50,14 @@ class Plan:
     draw: Callable[[np.random.Generator, int], tuple[NDArray[np.generic], ...]] = lambda rng, count: ()
     """How that many examples move."""
     lengths: Sequence[int] | None = None
-    """How many examples each node of the run has, where some are not here."""
+    """How many examples each node of a run has, where some are not here."""
     steps: int = 0
     """Of full batches in an epoch; 0 leaves it to the sizes."""
 
     @cached_property
     def sizes(self) -> list[int]:
         """The batch size of each step of an epoch."""
-        if self.steps:
-            return [self.batch] * self.steps
-        lengths = self.lengths or [len(owner.examples) for owner in self.owners]
-        if len(set(lengths)) > 1:
-            return [self.batch] * math.ceil(sum(lengths) / len(lengths) / self.batch)
-        full, rest = divmod(lengths[0], self.batch)
-        return [self.batch] * full + ([rest] if rest else [])
+        return step_sizes(self.lengths or [len(owner.examples) for owner in self.owners], self.batch, self.steps)
 
     def epoch(self, number: int, device: torch.device) -> Epoch:
         """The draws of epoch 0, 1, …; what is beyond the last step's size is padding."""
@@ -80,6 +74,20 @@ class Plan:
             return torch.from_numpy(np.ascontiguousarray(stacked.swapaxes(0, 1))).to(device)
 
         return Epoch(steps_first(index), tuple(steps_first(np.stack(move)) for move in zip(*moves, strict=True)))
+
+
+def step_sizes(lengths: Sequence[int], batch: int, steps: int = 0) -> list[int]:
+    """The batch size of each step of an epoch, for a run whose nodes have so many examples each; see `Plan`.
+
+    >>> step_sizes([70, 70], batch=32), step_sizes([30, 110], batch=32), step_sizes([70, 70], batch=32, steps=2)
+    ([32, 32, 6], [32, 32, 32], [32, 32])
+    """
+    if steps:
+        return [batch] * steps
+    if len(set(lengths)) > 1:
+        return [batch] * math.ceil(sum(lengths) / len(lengths) / batch)
+    full, rest = divmod(lengths[0], batch)
+    return [batch] * full + ([rest] if rest else [])
 
 
 def _stream(rng: np.random.Generator, size: int, need: int) -> Indices:
