@@ -95,7 +95,7 @@ def alone(folder: Path) -> Iterator[None]:
     """Nobody else is within this for the same folder; raises InputError if somebody is."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror}") from None
     try:
