@@ -73,7 +73,7 @@ NETWORKS = {"usual": Usual, "unusual": Unusual, "vgg11": partial(build, "vgg11",
 }
 
 
-@pytest.fixture(params=["operations", "kernels"])
+@pytest.fixture
 def route(request, monkeypatch):
     """The kernels run on a CPU in Triton's interpreter, where there is Triton (see conftest.py)."""
     if request.param == "operations":
@@ -110,7 +110,15 @@ def one_by_one(module, layout, x, buffers, inputs, targets, autocast=False):
     return torch.stack(rows), after
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+INTERPRETED = ("usual", "unusual", "vgg11", "evonorm-released")
+"""Networks that have all kernels among them: the interpreter takes seconds for each."""
+
+CASES = [("operations", name) for name in NETWORKS] + [
+    pytest.param("kernels", name, marks=() if name in INTERPRETED else pytest.mark.slow) for name in NETWORKS
+]
+
+
+@pytest.mark.parametrize(("route", "name"), CASES, indirect=["route"])
 def test_gradients_and_buffers_are_each_models_own(name, route):
     module, layout, x, buffers, inputs, targets = example(name)
     program = stacked_program(module, layout, x, buffers, inputs)
