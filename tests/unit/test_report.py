@@ -140,6 +140,17 @@ def test_another_scale_is_not_held_against_the_paper(tmp_path):
     assert row_of(tmp_path, "QG-DSGDm-N")["ours"].text == "not run"
 
 
+@pytest.mark.parametrize("scale", ["smoke", "short"])
+def test_another_scale_gives_no_verdict_on_a_claim_or_an_order(tmp_path, scale):
+    leave(tmp_path, in_motivation("QG-DSGDm-N"), [90, 91, 92], lr=0.1, scale=scale)
+    leave(tmp_path, in_motivation("DSGDm-N"), [80, 81, 82], lr=0.1, scale=scale)
+    claims, table = document(tmp_path, scale).sections[:2]
+    assert {row.cells[3].text for row in claims.rows} == {"not run", "other scale"}
+    assert {row.cells[6].text for row in table.rows} == {"", "other scale"}
+    for section in (claims, table):
+        assert not re.search("hold|undecided", section.says), section.says
+
+
 def test_learning_rates_tried_are_drawn(tmp_path):
     for rate, accuracy in ((0.4, 79), (0.8, 82), (1.6, 80)):
         leave(tmp_path, in_motivation("QG-DSGDm-N"), [accuracy], lr=rate)
