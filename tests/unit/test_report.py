@@ -131,6 +131,12 @@ def test_what_diverged_is_below_what_did_not(tmp_path):
     assert [to_paper(one) is None for one in group if one.runs] == [True, False]
 
 
+def test_one_seed_that_diverged_where_the_papers_is_best_reverses_the_order(tmp_path):
+    leave(tmp_path, in_motivation("QG-DSGDm-N"), [81], diverged=(0,))
+    leave(tmp_path, in_motivation("DSGDm-N"), [75])
+    assert row_of(tmp_path, "QG-DSGDm-N")["order"].text == "does not hold"
+
+
 def test_another_scale_is_not_held_against_the_paper(tmp_path):
     leave(tmp_path, in_motivation("QG-DSGDm-N"), [90, 91, 92], lr=0.1, scale="smoke")
     line = row_of(tmp_path, "QG-DSGDm-N", scale="smoke")

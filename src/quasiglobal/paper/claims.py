@@ -21,10 +21,13 @@ from quasiglobal.runs import find
 Place = tuple[str, str, str]
 """A cell: table, row, column."""
 
+TIE = 1e-9
+"""A smaller difference, in points, is one of rounding: what is as good is not above."""
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """A sum of cells with weights, which should lie between two bounds."""
+    """A sum of cells with weights, which should lie between two bounds: above 0 where that is the lower one."""
 
     label: str
     terms: tuple[tuple[float, Place], ...]
@@ -40,11 +43,12 @@ class Comparison:
         found = gap([(factor, scores[place]) for factor, place in self.terms])
         if found is None or (math.isinf(found.value) and (len(self.terms) > 2 or self.low != 0)):
             return None
+        if self.low == 0 and abs(found.value) < TIE:
+            return Judged(self, found, "within noise")
         beyond = max(self.low - found.value, found.value - self.high, 0.0)
         if beyond == 0:
             return Judged(self, found, "holds")
-        chance = found.noise is None or beyond <= found.noise
-        if chance:
+        if Gap(beyond, found.noise).within is not False:
             return Judged(self, found, "holds" if self.noise_allowed and found.noise is not None else "within noise")
         return Judged(self, found, "does not hold")
 
