@@ -124,6 +124,21 @@ def test_the_tuning_of_momentum_is_read_from_whatever_the_store_has(tmp_path):
     assert found.why[0] == "2 comparisons, +4.00 to +6.00"
 
 
+def test_a_momentum_factor_of_another_setting_or_with_another_option_is_none_of_the_papers(tmp_path):
+    local = cell("momentum-variants", "DSGDm-N", "α = 0.1")
+    for changes in (
+        {"algorithm": "dsgdm-n:beta=0.5", "data": "digits"},
+        {"algorithm": "dsgdm-n:beta=0.5,sync=momentum"},
+        {"algorithm": "dsgdm-n:beta=0.8", "epochs": 30},
+    ):
+        leave(tmp_path, replace(local, experiment=replace(local.experiment, **changes)), [70])
+    assert momentum_tuning(tmp_path).cells == ()
+    other = replace(local, experiment=replace(local.experiment, algorithm="dsgdm-n:beta=0.8"))
+    leave(tmp_path, other, [70], scale="short")
+    assert momentum_tuning(tmp_path).cells == ()
+    assert momentum_tuning(tmp_path, "short").rows == ("DSGDm-N, β = 0.8",)
+
+
 def test_a_gain_is_a_difference_of_differences():
     first = CLAIMS[1].comparisons[0]
     scores = {place: Sample(0.0, 0.1, 3) for _, place in first.terms}

@@ -100,8 +100,20 @@ def ended(root: Path) -> Ended:
     found: dict[str, list[Run]] = {}
     for run in find(root):
         if run.summary is not None:
-            found.setdefault(_setting(run.experiment), []).append(run)
+            found.setdefault(setting(run.experiment), []).append(run)
     return found
+
+
+def setting(experiment: Experiment) -> str:
+    """The same for experiments that differ in nothing but seed and learning rate, however they are spelled.
+
+    Where data are alike α does not matter, nor does the graph where everybody has the same model.
+    """
+    if experiment.partition == "iid":
+        experiment = replace(experiment, alpha=1.0)
+    if isinstance(algorithm(experiment.algorithm), Centralized):
+        experiment = replace(experiment, topology=f"complete:{parse(experiment.topology).n}")
+    return replace(experiment, seed=0, lr=None).hash
 
 
 def outcomes(table: Table, store: Path | Ended, scale: Scale = "paper") -> list[Outcome]:
@@ -201,7 +213,7 @@ def _grids(found: Iterable[Outcome], scale: Scale) -> dict[tuple[float, ...], li
 
 def _outcome(cell: Cell, scale: Scale, store: Ended) -> Outcome:
     """The best of the cell's algorithms."""
-    found = [_tried(cell, experiment, store.get(_setting(experiment), ())) for experiment in cell.experiments(scale)]
+    found = [_tried(cell, experiment, store.get(setting(experiment), ())) for experiment in cell.experiments(scale)]
     return max(found, key=lambda one: max(map(score, one.trials.values()), default=float("-inf")))
 
 
@@ -215,15 +227,3 @@ def _tried(cell: Cell, experiment: Experiment, runs: Sequence[Run]) -> Outcome:
     seeds = {run.experiment.seed: run for run in runs if run.experiment.peak_lr == best}
     chosen = tuple(seeds[seed] for seed in sorted(seeds))
     return Outcome(cell, replace(experiment, lr=best), chosen, dict(sorted(trials.items())))
-
-
-def _setting(experiment: Experiment) -> str:
-    """The same for experiments that differ in nothing but seed and learning rate, however they are spelled.
-
-    Where data are alike α does not matter, nor does the graph where everybody has the same model.
-    """
-    if experiment.partition == "iid":
-        experiment = replace(experiment, alpha=1.0)
-    if isinstance(algorithm(experiment.algorithm), Centralized):
-        experiment = replace(experiment, topology=f"complete:{parse(experiment.topology).n}")
-    return replace(experiment, seed=0, lr=None).hash

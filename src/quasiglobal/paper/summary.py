@@ -54,7 +54,7 @@ def write(document: Document, folder: Path, formats: Iterable[str] = FORMATS) ->
 
 def document(root: Path, scale: Scale = "paper") -> Document:
     """The report of the runs under a folder; what was not run says so."""
-    tuning = momentum_tuning(root)
+    tuning = momentum_tuning(root, scale)
     trained = {name: TRAINED[name].table for name in FIGURES}
     found = _outcomes({**TABLES, TUNING: tuning, **trained}, root, scale)
     claims = _claims([*CLAIMS, tuning_claim(tuning)], our_scores(found), scale)
