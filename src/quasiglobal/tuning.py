@@ -140,19 +140,22 @@ def parse_over(text: str) -> dict[str, tuple[float, ...]]:
 def beyond(values: Sequence[float], upwards: bool, share: bool = False) -> float | None:
     """The next value after an end of the grid, by the ratio of the last two; none where there is no ratio.
 
+    After 0, which has a ratio to nothing, it is `FACTOR`.
     What lies between 0 and 1, as a momentum factor does, goes on by the ratio of the distances to 1, and not below 0.
 
     >>> beyond([0.1, 0.2, 0.4], upwards=True), beyond([0.1, 0.2, 0.4], upwards=False)
     (0.8, 0.05)
     >>> beyond([0.8, 0.9], upwards=True, share=True), beyond([0.2, 0.6], upwards=False, share=True)
     (0.95, 0.0)
+    >>> beyond([0, 1e-4], upwards=True)
+    0.0002
     """
     edge, inner = (values[-1], values[-2]) if upwards else (values[0], values[1])
     if share:
         edge, inner = 1 - edge, 1 - inner
-    if min(edge, inner) <= 0:
+    if edge <= 0 or inner < 0:
         return None
-    value = edge * edge / inner
+    value = edge * edge / inner if inner else FACTOR * edge
     return _rounded(max(0.0, 1 - value) if share else value)
 
 
