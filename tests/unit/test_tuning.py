@@ -163,6 +163,7 @@ BAD = {
     "beta=0.9,1.5": r"beta must be in \[0, 1\], got 1.5",
     "batch=16.5": "batch must be a whole number, got 16.5",
     "beta": "cannot read --over beta",
+    "decay=-1,2": "decay must be > 0 and finite, got -1",
 }
 
 
