@@ -252,7 +252,8 @@ def reproduce(
         name: A table, such as cifar10, or a figure, such as figure-2d.
         listing: List the targets: cells, what the store has, what is to be run and about how long it takes here.
         scale: smoke shows in minutes on a CPU that all works, with digits; short has a tenth of the epochs.
-        cells: Only the cells whose name, or whose run's name, fits one of these, as in 'QG-*ring 16*0.1'.
+        cells: Only the cells whose name fits one of these, as in 'QG-*ring 16*0.1'; or the name of their run of seed 0
+            at the paper's scale, with * for the hash.
         out: The folder for a figure's PNG, SVG and CSV.
     """
     if options.engine != "simulator":

@@ -282,7 +282,8 @@ def test_what_cannot_be_asked_for_is_said_in_a_sentence(monkeypatch, capsys, tmp
     for words, sentence in {
         ("cifar100",): "qg: unknown target 'cifar100'; did you mean 'cifar10'?",
         ("motivation", *there): "qg: cifar10 is not in",
-        ("motivation", "--cells", "*DSGX*", *there): "qg: no cell of motivation is named as '*DSGX*'",
+        ("motivation", "--cells", "*DSGX*", *there): "qg: no cell of motivation is named as '*DSGX*'; names are as "
+        "'DSGD | ring 16, α = 10' or 'cifar10-resnet20-dsgd-ring16-a10-s0-*'",
         ("motivation", "--engine", "distributed"): "qg: qg reproduce trains on the simulator",
     }.items():
         status, _, err = qg(monkeypatch, capsys, "reproduce", *words)

@@ -153,7 +153,10 @@ def reproduce(
 
 
 def select(table: Table, patterns: Sequence[str]) -> list[Cell]:
-    """The cells whose name, or whose run's name, fits one of the patterns; all without patterns.
+    """The cells whose name, or whose experiment's name, fits one of the patterns; all without patterns.
+
+    The experiment is the paper's with seed 0; a run's folder is named so but for the hash, which the learning rate and
+    the scale change.
 
     >>> from quasiglobal.paper.tables import TABLES
     >>> [cell.name for cell in select(TABLES["motivation"], ["qg-*ring 16*0.1", "*-dsgd-social-a10-*"])]
@@ -164,9 +167,10 @@ def select(table: Table, patterns: Sequence[str]) -> list[Cell]:
 
     for pattern in patterns:
         if not any(fits(cell, pattern) for cell in table.cells):
+            without_hash = table.cells[0].experiment.name.rpartition("-")[0]
             raise InputError(
                 f"no cell of {table.name} is named as {pattern!r}; "
-                f"names are as {table.cells[0].name!r} or {table.cells[0].experiment.name!r}, * stands for anything"
+                f"names are as {table.cells[0].name!r} or {without_hash + '-*'!r}, * stands for anything"
             )
     return [cell for cell in table.cells if not patterns or any(fits(cell, pattern) for pattern in patterns)]
 
