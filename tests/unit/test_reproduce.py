@@ -214,6 +214,25 @@ def test_more_seeds_run_those_seeds_alone_and_the_named_cells_alone(tmp_path):
     assert more.ours().std > 0
 
 
+def test_the_default_rate_is_not_trained_again_where_it_was_left_out(tmp_path):
+    table, chosen = TABLES["single-worker"], cell_of("single-worker", "SGDm-N | GN")
+    default = at_scale(chosen.experiment, "smoke")
+    assert default.lr is None
+    for seed in range(3):
+        ended(tmp_path, default.with_seed(seed), 0.9)
+    trained = []
+
+    def watch(runs, records):
+        trained.extend((run.experiment.peak_lr, run.experiment.seed) for run in runs)
+
+    (one,) = reproduce(table, "smoke", 3, ["sgdm-n | gn"], Options(runs=tmp_path), watch)
+    assert {rate for rate, _ in trained} == {default.peak_lr / 2, default.peak_lr * 2}
+    assert list(one.trials) == [default.peak_lr / 2, default.peak_lr, default.peak_lr * 2]
+    assert len(one.runs) == 3
+    if one.experiment.peak_lr == default.peak_lr:
+        assert one.ours().mean == pytest.approx(90)
+
+
 def test_a_table_that_was_stopped_is_gone_on_with(tmp_path):
     table, cells = TABLES["single-worker"], ["qg-sgdm | bn"]
 

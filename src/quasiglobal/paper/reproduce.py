@@ -145,7 +145,8 @@ def reproduce(
 
     for rates, experiments in _grids(wanted(), scale).items():
         tune(experiments, {"lr": rates}, replace(options, seeds=1), FEWEST_RATES if scale == "smoke" else CAP, watch)
-    sweep(list(dict.fromkeys(one.experiment for one in wanted())), options, watch)
+    lacking = [experiment for one in wanted() for experiment in _seeds_to_run(one, seeds)]
+    sweep(list(dict.fromkeys(lacking)), replace(options, seeds=1), watch)
     found = outcomes(part, options.runs, scale)
     if lost and not any(one.runs for one in found):
         raise InputError("; ".join(lost.values()))
@@ -213,6 +214,14 @@ def _grids(found: Iterable[Outcome], scale: Scale) -> dict[tuple[float, ...], li
                 rates = tuple(sorted({*start, *one.trials}))
                 grids.setdefault(rates, {})[experiment] = None
     return {rates: list(experiments) for rates, experiments in grids.items()}
+
+
+def _seeds_to_run(one: Outcome, seeds: int) -> list[Experiment]:
+    """A cell's experiment with each seed that the store lacks; none where no learning rate has been chosen yet."""
+    if not one.fixed and not one.trials:
+        return []
+    first, have = one.experiment.seed, {run.experiment.seed for run in one.runs}
+    return [one.experiment.with_seed(seed) for seed in range(first, first + seeds) if seed not in have]
 
 
 def _outcome(cell: Cell, scale: Scale, store: Ended) -> Outcome:
