@@ -256,8 +256,7 @@ def reproduce(
             at the paper's scale, with * for the hash.
         out: The folder for a figure's PNG, SVG and CSV.
     """
-    if options.engine != "simulator":
-        raise qg.InputError("qg reproduce trains on the simulator; leave out --engine distributed")
+    _on_the_simulator("reproduce", options)
     if name is not None and name not in TARGETS:
         raise unknown("target", name, TARGETS)
     if listing or name is None:
@@ -285,6 +284,12 @@ def reproduce(
     made = draw_trained(name, options.runs, scale, options.data_dir)
     console.print(made.says)
     _say_written(write_figure(made, name, out))
+
+
+def _on_the_simulator(command: str, options: Options) -> None:
+    """Refuse what would be trained otherwise than was asked for."""
+    if options.engine != "simulator":
+        raise qg.InputError(f"qg {command} trains on the simulator; leave out --engine distributed")
 
 
 def _targets(names: Sequence[str], scale: Scale, options: Options) -> Table:
@@ -498,6 +503,7 @@ def tune(
         cap: The grid does not grow beyond this many trials; 0: it stays as given.
         plot: Draw the grid into this file (.png, .svg or .pdf): a curve over one name, a heat map over two.
     """
+    _on_the_simulator("tune", options)
     names = parse_over(over)
     if plot is not None:
         plots.check_drawable(plot, names)
