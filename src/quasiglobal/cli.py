@@ -327,7 +327,10 @@ WIDE = 130
 def _beside_the_paper(table: Targeted, found: Sequence[Outcome], scale: Scale) -> Table:
     """A line for each cell: the paper's number, ours, and how it came about."""
     further = ("best epoch", "averaged") if console.width >= WIDE else ()
-    shown = Table(Column("row", no_wrap=True), "column", "paper", "ours", "ours − paper", "seeds", "lr", *further)
+    numbers = (Column(name, no_wrap=True) for name in ("paper", "ours", "ours −\npaper", "seeds"))
+    names = (Column(name, overflow="fold") for name in ("row", "column"))
+    rate = Column("lr", overflow="fold")
+    shown = Table(*names, *numbers, rate, *(Column(name, no_wrap=True) for name in further))
     shown.title = table.title_at(scale)
     for one in found:
         difference = one.difference if scale != "smoke" else None
