@@ -393,19 +393,23 @@ def _watcher(log: str) -> Iterator[Watcher]:
         def watch(runs: Sequence[Run], records: list[Record]) -> None:
             record, names = records[0], {run.experiment.algorithm for run in runs}
             what = names.pop() if len(names) == 1 else f"{len(runs)} runs"
-            text = f"loss {sum(r['loss'] for r in records) / len(records):.3f}"
-            if "accuracy" in record:
-                mean = sum(r["accuracy"] for r in records) / len(records)
-                text += f"  accuracy {100 * mean:.1f}%"
+            losses, accuracies = ([r[name] for r in records if r.get(name) is not None] for name in MEASURED)
+            text = f"loss {statistics.fmean(losses):.3f}" if losses else "diverged"
+            if accuracies:
+                text += f"  accuracy {100 * statistics.fmean(accuracies):.1f}%"
             total = runs[0].experiment.epochs
             progress.update(bar, completed=record["epoch"], total=total, description=f"{what}  {text}")
             if log == "json":
                 for run, measured in zip(runs, records, strict=True):
                     to.info("epoch %d", measured["epoch"], extra={"facts": {"run": run.folder.name} | measured})
-            elif not console.is_terminal and ("accuracy" in record):
+            elif not console.is_terminal and accuracies:
                 console.print(f"epoch {record['epoch']}: {text}, {record['images_per_second']:,.0f} images/s")
 
         yield watch
+
+
+MEASURED = ("loss", "accuracy")
+"""What is said of an epoch; what a run that diverged has no number for is left out."""
 
 
 class _JsonLines(logging.Formatter):
