@@ -820,7 +820,7 @@ def _comparison(runs: Sequence[Run]) -> Table:
 
 
 def _scores(runs: Sequence[Run]) -> list[list[str]]:
-    """Mean ± std over seeds of the last and of the best test."""
+    """Mean ± std over seeds of the last and of the best test; a seed that diverged makes it ⋆, as in the paper."""
     rows = []
     for label, group in group_by_setting(runs).items():
         lasts = [run.summary["last"] for run in group if run.summary and run.summary["last"]]
@@ -828,6 +828,8 @@ def _scores(runs: Sequence[Run]) -> list[list[str]]:
         statuses = ", ".join(sorted({run.status for run in group}))
         columns = ((lasts, "accuracy"), (bests, "accuracy"), (lasts, "accuracy_worst"), (lasts, "accuracy_averaged"))
         cells = [_mean_std([100 * record[name] for record in records if name in record]) for records, name in columns]
+        if any(run.status == "diverged" for run in group):
+            cells = [NOT_CONVERGED] * len(cells)
         rows.append([label, str(len(group)), *cells, statuses])
     return rows
 
