@@ -252,11 +252,11 @@ def reproduce(
         name: A table, such as cifar10, or a figure, such as figure-2d.
         listing: List the targets: cells, what the store has, what is to be run and about how long it takes here.
         scale: smoke shows in minutes on a CPU that all works, with digits; short has a tenth of the epochs.
-        cells: Only the cells whose name, or whose run's name, fits one of these, as in 'QG-*ring 16*0.1'.
+        cells: Only the cells whose name fits one of these, as in 'QG-*ring 16*0.1'; or the name of their run of seed 0
+            at the paper's scale, with * for the hash.
         out: The folder for a figure's PNG, SVG and CSV.
     """
-    if options.engine != "simulator":
-        raise qg.InputError("qg reproduce trains on the simulator; leave out --engine distributed")
+    _on_the_simulator("reproduce", options)
     if name is not None and name not in TARGETS:
         raise unknown("target", name, TARGETS)
     if listing or name is None:
@@ -284,6 +284,12 @@ def reproduce(
     made = draw_trained(name, options.runs, scale, options.data_dir)
     console.print(made.says)
     _say_written(write_figure(made, name, out))
+
+
+def _on_the_simulator(command: str, options: Options) -> None:
+    """Refuse what would be trained otherwise than was asked for."""
+    if options.engine != "simulator":
+        raise qg.InputError(f"qg {command} trains on the simulator; leave out --engine distributed")
 
 
 def _targets(names: Sequence[str], scale: Scale, options: Options) -> Table:
@@ -321,7 +327,10 @@ WIDE = 130
 def _beside_the_paper(table: Targeted, found: Sequence[Outcome], scale: Scale) -> Table:
     """A line for each cell: the paper's number, ours, and how it came about."""
     further = ("best epoch", "averaged") if console.width >= WIDE else ()
-    shown = Table(Column("row", no_wrap=True), "column", "paper", "ours", "ours − paper", "seeds", "lr", *further)
+    numbers = (Column(name, no_wrap=True) for name in ("paper", "ours", "ours −\npaper", "seeds"))
+    names = (Column(name, overflow="fold") for name in ("row", "column"))
+    rate = Column("lr", overflow="fold")
+    shown = Table(*names, *numbers, rate, *(Column(name, no_wrap=True) for name in further))
     shown.title = table.title_at(scale)
     for one in found:
         difference = one.difference if scale != "smoke" else None
@@ -384,19 +393,23 @@ def _watcher(log: str) -> Iterator[Watcher]:
         def watch(runs: Sequence[Run], records: list[Record]) -> None:
             record, names = records[0], {run.experiment.algorithm for run in runs}
             what = names.pop() if len(names) == 1 else f"{len(runs)} runs"
-            text = f"loss {sum(r['loss'] for r in records) / len(records):.3f}"
-            if "accuracy" in record:
-                mean = sum(r["accuracy"] for r in records) / len(records)
-                text += f"  accuracy {100 * mean:.1f}%"
+            losses, accuracies = ([r[name] for r in records if r.get(name) is not None] for name in MEASURED)
+            text = f"loss {statistics.fmean(losses):.3f}" if losses else "diverged"
+            if accuracies:
+                text += f"  accuracy {100 * statistics.fmean(accuracies):.1f}%"
             total = runs[0].experiment.epochs
             progress.update(bar, completed=record["epoch"], total=total, description=f"{what}  {text}")
             if log == "json":
                 for run, measured in zip(runs, records, strict=True):
                     to.info("epoch %d", measured["epoch"], extra={"facts": {"run": run.folder.name} | measured})
-            elif not console.is_terminal and ("accuracy" in record):
+            elif not console.is_terminal and accuracies:
                 console.print(f"epoch {record['epoch']}: {text}, {record['images_per_second']:,.0f} images/s")
 
         yield watch
+
+
+MEASURED = ("loss", "accuracy")
+"""What is said of an epoch; what a run that diverged has no number for is left out."""
 
 
 class _JsonLines(logging.Formatter):
@@ -497,6 +510,7 @@ def tune(
         cap: The grid does not grow beyond this many trials; 0: it stays as given.
         plot: Draw the grid into this file (.png, .svg or .pdf): a curve over one name, a heat map over two.
     """
+    _on_the_simulator("tune", options)
     names = parse_over(over)
     if plot is not None:
         plots.check_drawable(plot, names)
@@ -806,7 +820,7 @@ def _comparison(runs: Sequence[Run]) -> Table:
 
 
 def _scores(runs: Sequence[Run]) -> list[list[str]]:
-    """Mean ± std over seeds of the last and of the best test."""
+    """Mean ± std over seeds of the last and of the best test; a seed that diverged makes it ⋆, as in the paper."""
     rows = []
     for label, group in group_by_setting(runs).items():
         lasts = [run.summary["last"] for run in group if run.summary and run.summary["last"]]
@@ -814,6 +828,8 @@ def _scores(runs: Sequence[Run]) -> list[list[str]]:
         statuses = ", ".join(sorted({run.status for run in group}))
         columns = ((lasts, "accuracy"), (bests, "accuracy"), (lasts, "accuracy_worst"), (lasts, "accuracy_averaged"))
         cells = [_mean_std([100 * record[name] for record in records if name in record]) for records, name in columns]
+        if any(run.status == "diverged" for run in group):
+            cells = [NOT_CONVERGED] * len(cells)
         rows.append([label, str(len(group)), *cells, statuses])
     return rows
 

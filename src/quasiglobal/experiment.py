@@ -94,6 +94,8 @@ class Experiment:
         for name in ("warmup", "warmup_from", "weight_decay", "seed"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
+        if not 0 < self.decay < float("inf"):
+            raise InputError(f"decay must be > 0 and finite, got {self.decay:g}")
         if self.steps < 0:
             raise InputError(f"steps must be a whole number >= 0, got {self.steps}")
         for name in ("drop", "churn"):

@@ -49,10 +49,10 @@ def sweep(
 
 
 def _cells(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
-    """Those that differ in the learning rate alone, together: on a GPU they are rows of one program."""
+    """Those that differ in learning rate and seed alone, together: on a GPU they are rows of one program."""
     cells: dict[Experiment, list[Experiment]] = {}
     for one in experiments:
-        cells.setdefault(replace(one, lr=None), []).append(one)
+        cells.setdefault(replace(one, lr=None, seed=0), []).append(one)
     return list(cells.values())
 
 

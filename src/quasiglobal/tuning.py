@@ -11,6 +11,7 @@ import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from types import NoneType
 
 from quasiglobal.algorithms import algorithm, numeric_options, with_option
@@ -73,17 +74,29 @@ def tune(
     searches = [_Search.of(experiment, over) for experiment in experiments]
     once = replace(options, seeds=1)
     while wanted := [(search, point) for search in searches for point in search.untried()]:
-        train(list(dict.fromkeys(search.at(point) for search, point in wanted)), once, watch)
-        for search, point in wanted:
-            search.trials[point] = Run.of(search.at(point), options.runs)
+        trials = [as_stored(search.at(point), options.runs) for search, point in wanted]
+        train(list(dict.fromkeys(trials)), once, watch)
+        for (search, point), trial in zip(wanted, trials, strict=True):
+            search.trials[point] = Run.of(trial, options.runs)
         for search in searches:
             search.grow(cap)
-    chosen = [search.at(search.best) for search in searches]
+    chosen = [search.trials[search.best].experiment for search in searches]
     train(list(dict.fromkeys(chosen)), options, watch)
     return [
-        Tuned(experiment, search.values(), search.trials, search.best, search.inside, runs_of(experiment, options))
+        Tuned(
+            search.at(search.best), search.values(), search.trials, search.best, search.inside,
+            runs_of(experiment, options),
+        )
         for search, experiment in zip(searches, chosen, strict=True)
     ]
+
+
+def as_stored(experiment: Experiment, root: Path) -> Experiment:
+    """The same run as the store has it: the learning rate by default may be given, or left out."""
+    left_out = replace(experiment, lr=None)
+    if left_out.peak_lr == experiment.peak_lr and Run.of(experiment, root).summary is None:
+        return left_out if Run.of(left_out, root).summary is not None else experiment
+    return experiment
 
 
 def score(run: Run) -> float:
@@ -140,19 +153,22 @@ def parse_over(text: str) -> dict[str, tuple[float, ...]]:
 def beyond(values: Sequence[float], upwards: bool, share: bool = False) -> float | None:
     """The next value after an end of the grid, by the ratio of the last two; none where there is no ratio.
 
+    After 0, which has a ratio to nothing, it is `FACTOR`.
     What lies between 0 and 1, as a momentum factor does, goes on by the ratio of the distances to 1, and not below 0.
 
     >>> beyond([0.1, 0.2, 0.4], upwards=True), beyond([0.1, 0.2, 0.4], upwards=False)
     (0.8, 0.05)
     >>> beyond([0.8, 0.9], upwards=True, share=True), beyond([0.2, 0.6], upwards=False, share=True)
     (0.95, 0.0)
+    >>> beyond([0, 1e-4], upwards=True)
+    0.0002
     """
     edge, inner = (values[-1], values[-2]) if upwards else (values[0], values[1])
     if share:
         edge, inner = 1 - edge, 1 - inner
-    if min(edge, inner) <= 0:
+    if edge <= 0 or inner < 0:
         return None
-    value = edge * edge / inner
+    value = edge * edge / inner if inner else FACTOR * edge
     return _rounded(max(0.0, 1 - value) if share else value)
 
 

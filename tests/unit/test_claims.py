@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hand_made_stores import cell, leave
 
-from quasiglobal.paper.claims import CLAIMS, Claim, above, momentum_tuning, paper_scores, verdict
+from quasiglobal.paper.claims import CLAIMS, Claim, above, gain_above, momentum_tuning, paper_scores, verdict
 from quasiglobal.paper.published import published
 from quasiglobal.paper.summary import document
 from quasiglobal.report.noise import Sample
@@ -52,6 +52,24 @@ def test_what_did_not_converge_is_below_what_did():
     (found,) = [one for one in CLAIMS[3].judge(paper_scores()) if math.isinf(one.gap.value)]
     assert found.verdict == "holds"
     assert str(found).endswith("the latter did not converge")
+
+
+@pytest.mark.parametrize(("ours", "other", "expected"), [
+    (Sample(9.38, 0.5, 3), Sample(9.38, 0.5, 3), "within noise"),
+    (Sample(9.38, None, 1), Sample(9.38, None, 1), "within noise"),
+    (Sample((0.1 + 0.2) * 100, 0.5, 3), Sample(30.0, 0.5, 3), "within noise"),
+    (Sample(-math.inf, None, 1), Sample(9.38, None, 1), "does not hold"),
+    (Sample(9.38, None, 1), Sample(-math.inf, None, 1), "holds"),
+])  # fmt: skip
+def test_a_tie_is_not_above_and_what_diverged_is_below_with_one_seed_too(ours, other, expected):
+    comparison = next(above("motivation", "QG-DSGDm-N", "DSGD"))
+    (_, high), (_, low) = comparison.terms
+    assert comparison.judge({high: ours, low: other}).verdict == expected
+
+
+def test_equal_gains_are_not_one_above_the_other():
+    comparison = next(gain_above("cifar10", "QG-DSGDm-N", "DSGDm-N", "ring 16, α = 0.1", "ring 16, α = 1"))
+    assert comparison.judge({place: Sample(80.0, 0.5, 3) for _, place in comparison.terms}).verdict == "within noise"
 
 
 def ring(row):
@@ -106,6 +124,21 @@ def test_the_tuning_of_momentum_is_read_from_whatever_the_store_has(tmp_path):
     assert found.why[0] == "2 comparisons, +4.00 to +6.00"
 
 
+def test_a_momentum_factor_of_another_setting_or_with_another_option_is_none_of_the_papers(tmp_path):
+    local = cell("momentum-variants", "DSGDm-N", "α = 0.1")
+    for changes in (
+        {"algorithm": "dsgdm-n:beta=0.5", "data": "digits"},
+        {"algorithm": "dsgdm-n:beta=0.5,sync=momentum"},
+        {"algorithm": "dsgdm-n:beta=0.8", "epochs": 30},
+    ):
+        leave(tmp_path, replace(local, experiment=replace(local.experiment, **changes)), [70])
+    assert momentum_tuning(tmp_path).cells == ()
+    other = replace(local, experiment=replace(local.experiment, algorithm="dsgdm-n:beta=0.8"))
+    leave(tmp_path, other, [70], scale="short")
+    assert momentum_tuning(tmp_path).cells == ()
+    assert momentum_tuning(tmp_path, "short").rows == ("DSGDm-N, β = 0.8",)
+
+
 def test_a_gain_is_a_difference_of_differences():
     first = CLAIMS[1].comparisons[0]
     scores = {place: Sample(0.0, 0.1, 3) for _, place in first.terms}
@@ -120,6 +153,8 @@ def test_a_gain_is_a_difference_of_differences():
 
 
 def test_a_claim_of_your_own_is_a_line():
-    claim = Claim("QG-DSGDm-N is above DSGD on rings.", "here", tuple(above("motivation", "QG-DSGDm-N", "DSGD")))
-    assert len(claim.comparisons) == len(published()["motivation"].columns)
+    on_rings = tuple(above("motivation", "QG-DSGDm-N", "DSGD", column="ring"))
+    claim = Claim("QG-DSGDm-N is above DSGD on rings.", "here", on_rings)
+    rings = [column for column in published()["motivation"].columns if column.startswith("ring")]
+    assert [one.terms[0][1][2] for one in claim.comparisons] == rings
     assert verdict(claim.judge(paper_scores())) == "holds"

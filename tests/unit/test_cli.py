@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from quasiglobal import cli
+from quasiglobal.experiment import Experiment
+from quasiglobal.runs import Run
 
 
 def qg(*words):
@@ -69,6 +71,7 @@ BAD = {
     ("topology", "ring:4", "--plot", "/dev/null/graph.png"): "qg: cannot write /dev/null/graph.png",
     ("reproduce", "figure-topology", "--out", "/dev/null"): "qg: cannot write /dev/null/figure-topology.png",
     ("algorithms", "no_such_module:Name"): "qg: cannot import no_such_module",
+    ("tune", "--engine", "distributed", "--processes", "2"): "qg: qg tune trains on the simulator; leave out --engine",
     ("compare", "/nowhere"): "qg: /nowhere is not a run",
     ("evaluate", "/nowhere"): "qg: cannot read a model from /nowhere",
     ("partition", "digits", "--nodes", "0"): "qg: 1437 examples cannot be split among 0 nodes",
@@ -94,6 +97,47 @@ def test_no_stack_trace_from_a_real_process(tmp_path):
     done = qg("topologi")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def leave_seeds(root, *accuracies):
+    """A run for each seed: its accuracy, or None where it diverged before it was tested."""
+    for seed, accuracy in enumerate(accuracies):
+        run = Run.of(Experiment(epochs=1, seed=seed), root)
+        run.describe()
+        test = {} if accuracy is None else {"accuracy": accuracy, "accuracy_worst": accuracy}
+        run.rewrite([{"epoch": 1, "loss": 1.0 if test else None, "images_per_second": 9.0} | test])
+        run.finish("finished" if test else "diverged", {})
+        yield run
+
+
+def test_a_seed_that_diverged_is_a_star_and_not_left_out_of_the_mean(monkeypatch, capsys, tmp_path):
+    folders = [str(run.folder) for run in leave_seeds(tmp_path, 0.75, 0.8, None)]
+    status, out, _ = inside(monkeypatch, capsys, "compare", *folders, "--markdown")
+    assert status == 0
+    *_, row = out.strip().splitlines()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1:] == ["3", "⋆", "⋆", "⋆", "⋆", "diverged, finished"]
+    status, out, _ = inside(monkeypatch, capsys, "compare", *folders[:2], "--markdown")
+    assert "| 77.50 ± 3.54 |" in out
+
+
+def test_a_run_that_diverged_at_once_is_plotted(monkeypatch, capsys, tmp_path):
+    folders = [str(run.folder) for run in leave_seeds(tmp_path / "runs", None)]
+    status, _, _ = inside(monkeypatch, capsys, "plot", *folders, "--out", str(tmp_path / "curves.png"))
+    assert status == 0
+    assert (tmp_path / "curves.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(("accuracies", "said"), [
+    ((None,), []),
+    ((None, 0.5), ["epoch 1: loss 1.000  accuracy 50.0%, 9 images/s"]),
+    ((0.5, None), ["epoch 1: loss 1.000  accuracy 50.0%, 9 images/s"]),
+])  # fmt: skip
+def test_a_trial_that_diverged_on_another_machine_does_not_stop_the_watching(tmp_path, capsys, accuracies, said):
+    runs = list(leave_seeds(tmp_path, *accuracies))
+    with cli._watcher("plain") as watch:
+        watch(runs, [run.records[-1] for run in runs])
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")] == said
 
 
 def test_brackets_in_a_name_are_not_markup(monkeypatch, capsys, tmp_path):

@@ -131,6 +131,12 @@ def test_what_diverged_is_below_what_did_not(tmp_path):
     assert [to_paper(one) is None for one in group if one.runs] == [True, False]
 
 
+def test_one_seed_that_diverged_where_the_papers_is_best_reverses_the_order(tmp_path):
+    leave(tmp_path, in_motivation("QG-DSGDm-N"), [81], diverged=(0,))
+    leave(tmp_path, in_motivation("DSGDm-N"), [75])
+    assert row_of(tmp_path, "QG-DSGDm-N")["order"].text == "does not hold"
+
+
 def test_another_scale_is_not_held_against_the_paper(tmp_path):
     leave(tmp_path, in_motivation("QG-DSGDm-N"), [90, 91, 92], lr=0.1, scale="smoke")
     line = row_of(tmp_path, "QG-DSGDm-N", scale="smoke")
@@ -138,6 +144,17 @@ def test_another_scale_is_not_held_against_the_paper(tmp_path):
     assert (line["difference"].text, line["noise"].text) == ("", "other scale")
     assert "SMOKE" in document(tmp_path, "smoke").sections[1].title
     assert row_of(tmp_path, "QG-DSGDm-N")["ours"].text == "not run"
+
+
+@pytest.mark.parametrize("scale", ["smoke", "short"])
+def test_another_scale_gives_no_verdict_on_a_claim_or_an_order(tmp_path, scale):
+    leave(tmp_path, in_motivation("QG-DSGDm-N"), [90, 91, 92], lr=0.1, scale=scale)
+    leave(tmp_path, in_motivation("DSGDm-N"), [80, 81, 82], lr=0.1, scale=scale)
+    claims, table = document(tmp_path, scale).sections[:2]
+    assert {row.cells[3].text for row in claims.rows} == {"not run", "other scale"}
+    assert {row.cells[6].text for row in table.rows} == {"", "other scale"}
+    for section in (claims, table):
+        assert not re.search("hold|undecided", section.says), section.says
 
 
 def test_learning_rates_tried_are_drawn(tmp_path):

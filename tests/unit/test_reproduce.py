@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hand_made_stores import leave_table
 
 from quasiglobal import InputError, cli
 from quasiglobal.paper.published import Score
@@ -214,6 +215,23 @@ def test_more_seeds_run_those_seeds_alone_and_the_named_cells_alone(tmp_path):
     assert more.ours().std > 0
 
 
+def test_the_default_rate_is_not_trained_again_where_it_was_left_out(tmp_path):
+    table, chosen = TABLES["single-worker"], cell_of("single-worker", "SGDm-N | GN")
+    default = at_scale(chosen.experiment, "smoke")
+    assert default.lr is None
+    for seed in range(3):
+        ended(tmp_path, default.with_seed(seed), 1.0)
+    trained = []
+
+    def watch(runs, records):
+        trained.extend((run.experiment.peak_lr, run.experiment.seed) for run in runs)
+
+    (one,) = reproduce(table, "smoke", 3, ["sgdm-n | gn"], Options(runs=tmp_path), watch)
+    assert {rate for rate, _ in trained} == {default.peak_lr / 2, default.peak_lr * 2}
+    assert list(one.trials) == [default.peak_lr / 2, default.peak_lr, default.peak_lr * 2]
+    assert [run.experiment for run in one.runs] == [default.with_seed(seed) for seed in range(3)]
+
+
 def test_a_table_that_was_stopped_is_gone_on_with(tmp_path):
     table, cells = TABLES["single-worker"], ["qg-sgdm | bn"]
 
@@ -264,7 +282,7 @@ def test_the_list_has_every_target_with_what_it_takes(monkeypatch, capsys, tmp_p
     status, out, _ = qg(monkeypatch, capsys, "reproduce", "motivation", *words[1:2], "--runs", str(tmp_path))
     assert status == 0
     (line,) = (line for line in out.splitlines() if "│ motivation" in line)
-    assert [word.strip() for word in line.split("│")[3:7]] == ["18", "1", "0", f"{17 * 5 + 4} runs"]
+    assert [word.strip() for word in line.split("│")[2:6]] == ["18", "1", "0", str(17 * 5 + 4)]
     assert "single-worker" not in out, "only what was named"
 
 
@@ -277,12 +295,28 @@ def test_a_table_is_printed_beside_the_papers(monkeypatch, capsys, tmp_path):
     assert "93.01 ± 0.12" not in out, "a cell that was not asked for"
 
 
+@pytest.mark.parametrize("name", ["imagenet", "momentum-variants"])
+def test_no_number_is_cut_off_in_a_terminal_of_80_columns(monkeypatch, capsys, tmp_path, name):
+    leave_table(tmp_path, name, off=-10.5)
+    monkeypatch.setattr(cli, "console", cli.Console(highlight=False, markup=False, width=80))
+    table = TABLES[name]
+    found = outcomes(table, tmp_path)
+    cli.console.print(cli._beside_the_paper(table, found, "paper"))
+    out = capsys.readouterr().out
+    assert "…" not in out
+    for one in found:
+        if one.runs:
+            assert f" {one.cell.score} │ {one.ours()} " in out, one.cell.name
+            assert f" {one.difference:+.2f} " in out
+
+
 def test_what_cannot_be_asked_for_is_said_in_a_sentence(monkeypatch, capsys, tmp_path):
     there = ("--runs", str(tmp_path), "--data-dir", str(tmp_path))
     for words, sentence in {
         ("cifar100",): "qg: unknown target 'cifar100'; did you mean 'cifar10'?",
         ("motivation", *there): "qg: cifar10 is not in",
-        ("motivation", "--cells", "*DSGX*", *there): "qg: no cell of motivation is named as '*DSGX*'",
+        ("motivation", "--cells", "*DSGX*", *there): "qg: no cell of motivation is named as '*DSGX*'; names are as "
+        "'DSGD | ring 16, α = 10' or 'cifar10-resnet20-dsgd-ring16-a10-s0-*'",
         ("motivation", "--engine", "distributed"): "qg: qg reproduce trains on the simulator",
     }.items():
         status, _, err = qg(monkeypatch, capsys, "reproduce", *words)

@@ -93,6 +93,37 @@ def test_the_momentum_map_shows_who_is_ahead_what_diverged_and_what_was_not_run(
     assert len(texts) == len(BETAS) * len(RATES) - 1
 
 
+@pytest.mark.parametrize(("lost", "says", "panel_says"), [
+    ("DSGDm-N, β", "α = 0.1: every DSGDm-N that was run diverged. A cross: it diverged.", "×"),
+    ("QG-DSGDm-N", "α = 0.1: QG-DSGDm-N diverged.", "QG-DSGDm-N diverged"),
+])  # fmt: skip
+def test_the_momentum_map_says_in_words_who_diverged(tmp_path, lost, says, panel_says):
+    cells = TRAINED["figure-momentum-tuning"].table.cells
+    store(tmp_path, cells, lambda cell: None if cell.row.startswith(lost) else 0.5)
+    made = draw("figure-momentum-tuning", tmp_path, "smoke")
+    assert made.says.endswith(says)
+    assert "inf" not in made.says
+    assert {text.get_text() for text in made.figure.axes[1].texts} == {panel_says}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_diverged_at_once_is_drawn_and_said(name, tmp_path):
+    cells = TRAINED[name].table.cells
+    nothing = dict.fromkeys(("loss", "train_accuracy", "test_loss", "weight_norm", "effective_step"))
+    for cell in cells:
+        run = Run.of(at_scale(cell.experiment, "smoke"), tmp_path / "runs")
+        run.describe()
+        run.rewrite([{"epoch": 1, "lr": 0.1, "accuracy": 0.1, "accuracy_averaged": 0.1} | nothing])
+        run.finish("diverged", {})
+    made = draw(name, tmp_path / "runs", "smoke")
+    assert {path.suffix for path in write(made, name, tmp_path)} == {".png", ".svg", ".csv"}
+    assert "not run" not in made.says
+    assert not any(text.get_text() == "not run" for panel in made.figure.axes for text in panel.texts)
+    if name == "figure-effective-step":
+        assert "SGDm, BN, none: diverged" in made.says
+        assert {text.get_text() for panel in made.figure.axes for text in panel.texts} == {"diverged"}
+
+
 def test_the_papers_numbers_stand_beside_ours_at_the_papers_scale_alone(tmp_path):
     cells = TRAINED["figure-ring-scales"].table.cells
     for scale, series in (("smoke", 3), ("paper", 6)):

@@ -62,6 +62,16 @@ def test_the_grid_grows_by_its_own_ratio_where_the_best_is_at_an_end(tmp_path):
     assert (below.best, below.inside) == ((0.025,), True)
 
 
+def test_a_grid_that_starts_at_0_grows_too(tmp_path):
+    found, _ = tuned(tmp_path / "a", lambda one: min(one.weight_decay, 3e-4), {"weight_decay": (0, 1e-4)})
+    assert found.grid["weight_decay"] == (0, 1e-4, 2e-4, 4e-4, 8e-4)
+    assert (found.best, found.inside) == ((4e-4,), True)
+    capped, _ = tuned(tmp_path / "b", lambda one: one.weight_decay, {"weight_decay": (0, 1e-4)}, cap=2)
+    assert not capped.inside
+    zero, _ = tuned(tmp_path / "c", lambda one: -one.weight_decay, {"weight_decay": (0, 1e-4)})
+    assert (zero.grid["weight_decay"], zero.inside) == ((0, 1e-4), True), "nothing lies below 0"
+
+
 def test_growth_ends_at_the_cap_and_says_so(tmp_path):
     found, _ = tuned(tmp_path / "a", near(1e9), {"lr": (0.1, 0.2, 0.4)}, cap=5)
     assert found.grid["lr"] == (0.1, 0.2, 0.4, 0.8, 1.6)
@@ -153,6 +163,7 @@ BAD = {
     "beta=0.9,1.5": r"beta must be in \[0, 1\], got 1.5",
     "batch=16.5": "batch must be a whole number, got 16.5",
     "beta": "cannot read --over beta",
+    "decay=-1,2": "decay must be > 0 and finite, got -1",
 }
 
 

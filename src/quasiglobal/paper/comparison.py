@@ -26,7 +26,9 @@ class Gap:
 
     @property
     def within(self) -> bool | None:
-        """Whether chance explains it."""
+        """Whether chance explains it; it does not where one side diverged, however few the seeds."""
+        if math.isinf(self.value):
+            return False
         return None if self.noise is None else abs(self.value) <= self.noise
 
 

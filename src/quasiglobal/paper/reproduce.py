@@ -100,8 +100,20 @@ def ended(root: Path) -> Ended:
     found: dict[str, list[Run]] = {}
     for run in find(root):
         if run.summary is not None:
-            found.setdefault(_setting(run.experiment), []).append(run)
+            found.setdefault(setting(run.experiment), []).append(run)
     return found
+
+
+def setting(experiment: Experiment) -> str:
+    """The same for experiments that differ in nothing but seed and learning rate, however they are spelled.
+
+    Where data are alike α does not matter, nor does the graph where everybody has the same model.
+    """
+    if experiment.partition == "iid":
+        experiment = replace(experiment, alpha=1.0)
+    if isinstance(algorithm(experiment.algorithm), Centralized):
+        experiment = replace(experiment, topology=f"complete:{parse(experiment.topology).n}")
+    return replace(experiment, seed=0, lr=None).hash
 
 
 def outcomes(table: Table, store: Path | Ended, scale: Scale = "paper") -> list[Outcome]:
@@ -133,7 +145,8 @@ def reproduce(
 
     for rates, experiments in _grids(wanted(), scale).items():
         tune(experiments, {"lr": rates}, replace(options, seeds=1), FEWEST_RATES if scale == "smoke" else CAP, watch)
-    sweep(list(dict.fromkeys(one.experiment for one in wanted())), options, watch)
+    lacking = [experiment for one in wanted() for experiment in _seeds_to_run(one, seeds)]
+    sweep(list(dict.fromkeys(lacking)), replace(options, seeds=1), watch)
     found = outcomes(part, options.runs, scale)
     if lost and not any(one.runs for one in found):
         raise InputError("; ".join(lost.values()))
@@ -141,7 +154,10 @@ def reproduce(
 
 
 def select(table: Table, patterns: Sequence[str]) -> list[Cell]:
-    """The cells whose name, or whose run's name, fits one of the patterns; all without patterns.
+    """The cells whose name, or whose experiment's name, fits one of the patterns; all without patterns.
+
+    The experiment is the paper's with seed 0; a run's folder is named so but for the hash, which the learning rate and
+    the scale change.
 
     >>> from quasiglobal.paper.tables import TABLES
     >>> [cell.name for cell in select(TABLES["motivation"], ["qg-*ring 16*0.1", "*-dsgd-social-a10-*"])]
@@ -152,9 +168,10 @@ def select(table: Table, patterns: Sequence[str]) -> list[Cell]:
 
     for pattern in patterns:
         if not any(fits(cell, pattern) for cell in table.cells):
+            without_hash = table.cells[0].experiment.name.rpartition("-")[0]
             raise InputError(
                 f"no cell of {table.name} is named as {pattern!r}; "
-                f"names are as {table.cells[0].name!r} or {table.cells[0].experiment.name!r}, * stands for anything"
+                f"names are as {table.cells[0].name!r} or {without_hash + '-*'!r}, * stands for anything"
             )
     return [cell for cell in table.cells if not patterns or any(fits(cell, pattern) for pattern in patterns)]
 
@@ -199,9 +216,17 @@ def _grids(found: Iterable[Outcome], scale: Scale) -> dict[tuple[float, ...], li
     return {rates: list(experiments) for rates, experiments in grids.items()}
 
 
+def _seeds_to_run(one: Outcome, seeds: int) -> list[Experiment]:
+    """A cell's experiment with each seed that the store lacks; none where no learning rate has been chosen yet."""
+    if not one.fixed and not one.trials:
+        return []
+    first, have = one.experiment.seed, {run.experiment.seed for run in one.runs}
+    return [one.experiment.with_seed(seed) for seed in range(first, first + seeds) if seed not in have]
+
+
 def _outcome(cell: Cell, scale: Scale, store: Ended) -> Outcome:
     """The best of the cell's algorithms."""
-    found = [_tried(cell, experiment, store.get(_setting(experiment), ())) for experiment in cell.experiments(scale)]
+    found = [_tried(cell, experiment, store.get(setting(experiment), ())) for experiment in cell.experiments(scale)]
     return max(found, key=lambda one: max(map(score, one.trials.values()), default=float("-inf")))
 
 
@@ -215,15 +240,3 @@ def _tried(cell: Cell, experiment: Experiment, runs: Sequence[Run]) -> Outcome:
     seeds = {run.experiment.seed: run for run in runs if run.experiment.peak_lr == best}
     chosen = tuple(seeds[seed] for seed in sorted(seeds))
     return Outcome(cell, replace(experiment, lr=best), chosen, dict(sorted(trials.items())))
-
-
-def _setting(experiment: Experiment) -> str:
-    """The same for experiments that differ in nothing but seed and learning rate, however they are spelled.
-
-    Where data are alike α does not matter, nor does the graph where everybody has the same model.
-    """
-    if experiment.partition == "iid":
-        experiment = replace(experiment, alpha=1.0)
-    if isinstance(algorithm(experiment.algorithm), Centralized):
-        experiment = replace(experiment, topology=f"complete:{parse(experiment.topology).n}")
-    return replace(experiment, seed=0, lr=None).hash

@@ -54,10 +54,10 @@ def write(document: Document, folder: Path, formats: Iterable[str] = FORMATS) ->
 
 def document(root: Path, scale: Scale = "paper") -> Document:
     """The report of the runs under a folder; what was not run says so."""
-    tuning = momentum_tuning(root)
+    tuning = momentum_tuning(root, scale)
     trained = {name: TRAINED[name].table for name in FIGURES}
     found = _outcomes({**TABLES, TUNING: tuning, **trained}, root, scale)
-    claims = _claims([*CLAIMS, tuning_claim(tuning)], our_scores(found))
+    claims = _claims([*CLAIMS, tuning_claim(tuning)], our_scores(found), scale)
     sections = (claims, *(_table(table, found[name], scale) for name, table in TABLES.items()))
     says = _introduction([outcome for name in TABLES for outcome in found[name]], scale)
     return Document("Quasi-global momentum: the paper and our runs", says, sections, LEGEND, _figures(found, scale))
@@ -131,6 +131,8 @@ VERDICTS: Mapping[Verdict, tuple[str, Mark]] = {
     "within noise": ("undecided", "fair"),
     "does not hold": ("does not hold", "bad"),
 }
+OTHER_SCALE = Cell("other scale", mark="none")
+"""In place of a verdict on what are not the paper's experiments."""
 MANY: Mapping[Verdict, str] = {"holds": "hold", "within noise": "are undecided", "does not hold": "do not hold"}
 
 CLAIM_COLUMNS = (
@@ -139,21 +141,24 @@ CLAIM_COLUMNS = (
 )
 
 
-def _claims(claims: Sequence[Claim], ours: Mapping[Place, Sample]) -> Section:
+def _claims(claims: Sequence[Claim], ours: Mapping[Place, Sample], scale: Scale) -> Section:
     papers = paper_scores()
     rows, counts = [], Counter[Verdict]()
     for claim in claims:
         judged, all_of_them = claim.judge(ours), len(claim.comparisons)
         if (result := verdict(judged)) is not None:
             counts[result] += 1
+        held = scale not in DIFFERENCE or not judged
         rows.append(Row((
             Cell(claim.says),
             Cell(claim.where),
             _verdict(claim.judge(papers), all_of_them, "no numbers"),
-            _verdict(judged, all_of_them, "not run"),
+            _verdict(judged, all_of_them, "not run") if held else OTHER_SCALE,
             Cell(f"{len(judged)} of {all_of_them}", len(judged) / max(all_of_them, 1)),
         ), known=result is not None))
     says = [f"{counts[result]} {words}" for result, words in MANY.items() if counts[result]]
+    if scale in DIFFERENCE:
+        says = [f"{counts.total()} run at another scale, which decides nothing"] if counts else []
     says.append(f"{len(claims) - counts.total()} not run")
     return Section("claims", "What the paper claims", ", ".join(says), CLAIM_COLUMNS, tuple(rows))
 
@@ -220,7 +225,7 @@ def _row(outcome: Outcome, group: Sequence[Outcome], anchor: str, scale: Scale) 
         *start,
         _ours(outcome),
         *_difference(outcome, scale),
-        _order(outcome, group),
+        _order(outcome, group, scale),
         _learning_rate(outcome),
         Cell(str(experiment.epochs), experiment.epochs),
         *(_score(score) if (score := outcome.ours(which)) else Cell("") for which in OTHERS),
@@ -247,7 +252,7 @@ def _ours(outcome: Outcome) -> Cell:
 def _difference(outcome: Outcome, scale: Scale) -> tuple[Cell, Cell]:
     """The difference to the paper, and whether it is within the noise."""
     if scale in DIFFERENCE:
-        return Cell(""), Cell("other scale", mark="none")
+        return Cell(""), OTHER_SCALE
     found = to_paper(outcome)
     if found is None:
         return Cell(""), _not_converged(outcome.diverged, outcome.cell.score is None)
@@ -265,10 +270,12 @@ def _not_converged(ours: bool, papers: bool) -> Cell:
     return Cell("ours diverged", mark="bad") if ours else Cell("the paper's diverged", mark="fair")
 
 
-def _order(outcome: Outcome, group: Sequence[Outcome]) -> Cell:
+def _order(outcome: Outcome, group: Sequence[Outcome], scale: Scale) -> Cell:
     found = order(outcome, group)
     if found.verdict is None:
         return Cell("")
+    if scale in DIFFERENCE:
+        return OTHER_SCALE
     text, mark = VERDICTS[found.verdict]
     against = [*found.reversed, *found.unclear]
     return Cell(text, mark=mark, why=(f"not with {', '.join(against)}",) if against else ())

@@ -41,6 +41,7 @@ from quasiglobal.report.plots import (
     draw_dots,
     draw_heat_map,
     frame_cell,
+    log_scale,
     panels,
     style,
 )
@@ -194,7 +195,8 @@ def _loss_and_accuracy(found: Sequence[Outcome], columns: Mapping[str, Mapping[s
         loss, accuracy = axes[2 * k : 2 * k + 2]
         _curves(loss, found, lines, "loss")
         _curves(accuracy, found, lines, "accuracy", 100)
-        loss.set(ylabel="training loss", yscale="log")
+        loss.set(ylabel="training loss")
+        log_scale(loss)
         accuracy.set(ylabel="test accuracy, %")
         for panel in (loss, accuracy):
             panel.set(xlabel="epoch" if k == len(columns) - 1 else "")
@@ -212,7 +214,8 @@ def _effective_step(found: Sequence[Outcome], place: Place) -> Reproduced:
         _curves(norm, found, {column: "-"}, "weight_norm")
         _curves(step, found, {column: "-"}, "effective_step")
         norm.set_title(column.replace("none", "no weight decay"))
-        step.set(xlabel="epoch", yscale="log" if step.lines else "linear")
+        step.set(xlabel="epoch")
+        log_scale(step)
     axes[0].set_ylabel("weight norm ‖x‖")
     axes[len(columns)].set_ylabel("effective step η/‖x‖²")
     _first_legend(axes)
@@ -247,8 +250,8 @@ def _curves(
                 panel, records, measure, colour=_colour(one), label=_method(one) + suffix, factor=factor, line=line
             )
     panel.locator_params(axis="x", nbins=5, integer=True)
-    if not panel.lines:
-        _say(panel, "not run")
+    if not any(np.size(line.get_xdata()) for line in panel.lines):
+        _say(panel, "diverged" if panel.lines else "not run")
 
 
 # ---------------------------------------------------------------------------------------------------- scores
@@ -279,35 +282,40 @@ def _momentum_tuning(found: Sequence[Outcome], place: Place) -> Reproduced:
     figure, axes = panels(1, len(alphas), 4.6, 3.4)
     by_name = _by_name(found)
     rows: list[dict[str, object]] = []
-    words = []
+    words, crosses = [], False
     for panel, alpha in zip(axes, alphas, strict=True):
         column = f"ring 16, α = {alpha:g}"
-        quasi = by_name["QG-DSGDm-N", column].ours()
+        quasi = by_name["QG-DSGDm-N", column]
         gaps = np.array([[_gap(quasi, by_name[_local(beta, rate), column]) for rate in RATES] for beta in BETAS])
         panel.set(xlabel="learning rate of DSGDm-N", ylabel="momentum factor β of DSGDm-N")
         panel.set_title(f"α = {alpha:g}")
         for (i, j), gap in np.ndenumerate(gaps):
             rows.append({"alpha": alpha, "beta": BETAS[i], "lr": RATES[j], "gap": gap})
+        crosses |= bool(np.isinf(gaps).any())
         if np.isnan(gaps).all():
-            _say(panel, "not run")
+            _say(panel, "QG-DSGDm-N diverged" if quasi.diverged else "not run")
+            words.append(f"α = {alpha:g}: QG-DSGDm-N {'diverged' if quasi.diverged else 'or DSGDm-N was not run'}")
             continue
         image = draw_heat_map(panel, gaps, BETAS, RATES, "cividis_r")
         figure.colorbar(image, ax=panel, label="QG-DSGDm-N is ahead by, points")
+        if not np.isfinite(gaps).any():
+            words.append(f"α = {alpha:g}: every DSGDm-N that was run diverged")
+            continue
         i, j = np.unravel_index(np.nanargmin(gaps), gaps.shape)
         frame_cell(panel, int(i), int(j))
         words.append(
             f"α = {alpha:g}: the best DSGDm-N, β = {BETAS[i]:g} and lr = {RATES[j]:g}, is "
             f"{abs(gaps[i, j]):.2f} points {'behind' if gaps[i, j] >= 0 else 'ahead of'} QG-DSGDm-N"
         )
-    return Reproduced(figure, rows, "; ".join(words) + ". A cross: it diverged.")
+    return Reproduced(figure, rows, "; ".join(words) + "." + " A cross: it diverged." * crosses)
 
 
-def _gap(quasi: Score | None, local: Outcome) -> float:
-    """How far local momentum is behind; infinite where it diverged, no number where one of them was not run."""
-    if quasi is None or not local.runs:
+def _gap(quasi: Outcome, local: Outcome) -> float:
+    """How far local momentum is behind; infinite where it diverged, no number without a run or a score to compare."""
+    ours, theirs = local.ours(), quasi.ours()
+    if theirs is None or not local.runs:
         return math.nan
-    ours = local.ours()
-    return math.inf if ours is None else quasi.mean - ours.mean
+    return math.inf if ours is None else theirs.mean - ours.mean
 
 
 def _local(beta: float, rate: float) -> str:
@@ -331,7 +339,8 @@ def _scores(
     panel.set_xticks(range(len(labels)), labels)
     panel.set_xlim(-0.3, len(labels) - 0.7)
     if not panel.lines:
-        _say(panel, "not run")
+        ran = any(by_name[method, column].runs for method, columns in methods.items() for column in columns.values())
+        _say(panel, "diverged" if ran else "not run")
 
 
 def _points(panel: Axes, scores: Mapping[float, Score], colour: str, label: str | None, form: str) -> None:
@@ -418,12 +427,13 @@ def _best_of_columns(found: Sequence[Outcome]) -> str:
 
 
 def _ends(found: Sequence[Outcome], measure: str, what: str) -> str:
-    """In words, a measure of each cell in its last test, the mean over seeds."""
+    """In words, a measure of each cell in its last test, the mean over seeds; a seed that diverged is not left out."""
     words = []
     for one in found:
         ends = [run.summary["last"][measure] for run in one.runs if run.summary and run.summary["last"]]
-        if ends:
-            words.append(f"{one.cell.row}, {one.cell.column}: {sum(ends) / len(ends):.4g}")
+        if one.diverged or ends:
+            reached = "diverged" if one.diverged else f"{sum(ends) / len(ends):.4g}"
+            words.append(f"{one.cell.row}, {one.cell.column}: {reached}")
     return f"{what}: " + "; ".join(words) + "."
 
 

@@ -112,7 +112,8 @@ def draw_curves(curves: Mapping[str, Sequence[Records]]) -> Figure:
             draw_curve(right, seeds, "loss", colour=colour, label=label)
         several = any(len(seeds) > 1 for seeds in curves.values())
         left.set(xlabel="epoch", ylabel="test accuracy, %, mean of the nodes")
-        right.set(xlabel="epoch", ylabel="training loss", yscale="log")
+        right.set(xlabel="epoch", ylabel="training loss")
+        log_scale(right)
         left.legend(loc="lower right", title="band: from seed to seed" if several else None)
     return figure
 
@@ -143,6 +144,12 @@ def draw_curve(
     axes.plot(at, mean, color=colour, linewidth=1.4, linestyle=line, label=label)
     lowest, highest = ([factor * f(r[name] for r in epochs[e]) for e in at] for f, name in ((min, low), (max, high)))
     axes.fill_between(at, lowest, highest, color=colour, alpha=0.15, linewidth=0)
+
+
+def log_scale(axes: Axes) -> None:
+    """A logarithmic scale, where a curve has a positive point: that of a run that diverged at once has none."""
+    if any((np.asarray(line.get_ydata(), dtype=float) > 0).any() for line in axes.lines):
+        axes.set_yscale("log")
 
 
 Grid = Mapping[str, Sequence[float]]
