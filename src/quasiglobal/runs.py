@@ -34,6 +34,7 @@ from quasiglobal.parts import newest as newest_parts
 from quasiglobal.parts import parts_of, records_of
 from quasiglobal.tasks.datasets import Dataset, agreed, load
 from quasiglobal.tasks.models import build
+from quasiglobal.tasks.models.language import PREFIX, language_model
 from quasiglobal.topology import parse
 from quasiglobal.training import Task, Training, average, diverged, in_common
 from quasiglobal.training import epochs as every_epoch
@@ -226,8 +227,15 @@ def data_of(experiment: Experiment, data_dir: Path | None, name: str | None = No
     return agreed(data, experiment.classes, experiment.shape, experiment.mean, experiment.std)
 
 
-def model_of(experiment: Experiment, classes: int, shape: Sequence[int]) -> nn.Module:
-    """A new model, for so many classes and inputs of this shape."""
+def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: int | None = None) -> nn.Module:
+    """A new model, for so many classes and inputs of this shape; of texts, `pad` is what fills them up."""
+    if experiment.model.startswith(PREFIX):
+        if len(shape) != 1:
+            raise InputError(f"{experiment.model} reads texts, not examples of shape {list(shape)}; use other --data")
+        return language_model(
+            experiment.model, classes=classes, pretrained=experiment.pretrained, train=experiment.train, pad=pad,
+            length=shape[0],
+        )
     if is_path(experiment.model):
         own = imported(experiment.model, "model")
         return own if isinstance(own, nn.Module) else own()
