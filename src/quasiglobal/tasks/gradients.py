@@ -4,6 +4,9 @@ The model is any `nn.Module`, unmodified. All copies are one program, `vmap` ove
 a GPU, traced once to plain tensor operations on a CPU. Convolutional networks are the exception. On a GPU, in
 bf16, they have kernels of their own (`stacked.py`). On a CPU, deep ones are arithmetic-bound, grouped convolutions
 are slow, and one model after the other is faster.
+
+Transformers have autograd outside of vmap: the backward pass of attention, which vmap would take apart, is then that of
+one large batch (`models/attention.py`). What they do not train is one for all, and is computed for all at once.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from quasiglobal.arithmetic import full_precision
 from quasiglobal.compiling import compiled
 from quasiglobal.flat import Layout
+from quasiglobal.tasks.models.language import LanguageModel
 from quasiglobal.tasks.stacked import Stacked, stacked_program
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -49,6 +53,10 @@ class StackedModel:
         # Under vmap, a CPU's batch norm does not take bf16 inputs with float32 weights.
         mixed = precision == "bf16" and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts)
         self.one_by_one_on_cpu = deep or mixed
+        language = isinstance(module, LanguageModel)
+        self.one_by_one = language and not module.stacks
+        self.outside = language and not self.one_by_one
+        self._padding = _columns_of_padding(module, layout)
         self._programs: dict[object, Callable[..., Any]] = {}
         self._stacked: dict[object, Stacked | None] = {}
         self._calls: Counter[object] = Counter()
@@ -63,12 +71,16 @@ class StackedModel:
         self.module.train()
         arguments = (x, buffers, inputs, targets)
         with self._precision(x):
-            if self.one_by_one_on_cpu and x.device.type == "cpu":
+            if self._alone(x):
                 g, (losses, (right, after)) = _one_by_one(self._gradient_alone, (0, 0, 0, 0), *arguments)
+            elif self.outside:
+                g, (losses, (right, after)) = self._gradients_of_all(*arguments)
             elif stacked := self._stacked_program(x, buffers, inputs):
                 g, (losses, (right, after)) = self._gradients_stacked(stacked, *arguments)
             else:
                 g, (losses, (right, after)) = self._program(self._gradient_of_one, (0, 0, 0, 0), arguments)(*arguments)
+        for columns in self._padding:
+            g[:, columns] = 0
         return losses, right, g, after
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
@@ -79,8 +91,10 @@ class StackedModel:
         self.module.eval()
         arguments, in_dims = (x, buffers, inputs), (0, 0, None)
         with torch.no_grad(), self._precision(x):
-            if x.device.type == "cpu":      # many examples at a time: nothing is gained by stacking
-                result: Tensor = _one_by_one(self._outputs_of_one, in_dims, *arguments)
+            if self.outside:
+                result: Tensor = vmap(self._outputs_of_one, in_dims=in_dims)(*arguments)
+            elif x.device.type == "cpu" or self.one_by_one:     # many examples at a time: nothing is gained by stacking
+                result = _one_by_one(self._outputs_of_one, in_dims, *arguments)
             elif (stacked := self._outputs_stacked(*arguments)) is not None:
                 result = stacked
             else:
@@ -97,6 +111,13 @@ class StackedModel:
         leaf = row.detach().requires_grad_()
         loss, aux = self._loss_of_one(leaf, after, inputs, targets)
         return torch.autograd.grad(loss, leaf)[0], (loss.detach(), aux)
+
+    def _gradients_of_all(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Any:
+        """The same of all models, by autograd around vmap."""
+        after = {name: value.clone() for name, value in buffers.items()}
+        leaf = x.detach().requires_grad_()
+        losses, aux = vmap(self._loss_of_one, randomness="different")(leaf, after, inputs, targets)
+        return torch.autograd.grad(losses.sum(), leaf)[0], (losses.detach(), aux)
 
     def _loss_of_one(
         self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
@@ -141,6 +162,10 @@ class StackedModel:
             outputs, _, _ = program(models, own, shown)
         return outputs.view(len(x), batches, *outputs.shape[1:])
 
+    def _alone(self, x: Tensor) -> bool:
+        """Whether one model after the other is the way."""
+        return self.one_by_one or (self.one_by_one_on_cpu and x.device.type == "cpu")
+
     def _precision(self, x: Tensor) -> AbstractContextManager[None]:
         """fp32 is float32, also where cuDNN would take TF32 for it."""
         return nullcontext() if self.precision == "bf16" else full_precision(x.device.type)
@@ -178,6 +203,18 @@ class StackedModel:
                 return stacked
             self._programs[key] = stacked
         return self._programs[key]
+
+
+def _columns_of_padding(module: nn.Module, layout: Layout) -> list[slice]:
+    """Where the vectors of embeddings' padding lie in a row: they are not learned, which vmap forgets."""
+    columns = layout.views(torch.arange(layout.size))
+    found = []
+    for name, part in module.named_modules():
+        weight = columns.get(f"{name}.weight" if name else "weight")
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None and weight is not None:
+            vector = weight[part.padding_idx]
+            found.append(slice(int(vector[0]), int(vector[-1]) + 1))
+    return found
 
 
 def _traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
