@@ -18,7 +18,7 @@ from quasiglobal.flat import Layout
 from quasiglobal.parts import newest
 from quasiglobal.runs import Run, data_of, model_of, model_state
 from quasiglobal.tasks.datasets import Dataset, Examples
-from quasiglobal.tasks.images import Images
+from quasiglobal.tasks.inputs import inputs_of
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Exported:
     def predict(self, data: Dataset, examples: Examples, batch: int = 500) -> Tensor:
         """The class that the model gives each example."""
         module = self.module(data)
-        images = Images.of(data, examples, device=torch.device("cpu"))
+        inputs = inputs_of(data, examples, device=torch.device("cpu"))
         with torch.no_grad():
             order = torch.split(torch.arange(len(examples.y)), batch)
-            return torch.cat([module(images.show(index)).argmax(dim=-1) for index in order])
+            return torch.cat([module(inputs.show(index)).argmax(dim=-1) for index in order])
 
 
 def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:

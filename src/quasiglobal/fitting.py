@@ -41,7 +41,7 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
 
     tried = 2
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-        module(torch.zeros(tried, *task.data.shape, dtype=dtype))
+        module(task.data.blank(tried, dtype))
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     activations = sum(size for place, size in kept.items() if place not in own) * experiment.batch // tried
     return parse(experiment.topology).n * (activations + parameters * dtype.itemsize * (1 + state + COPIES))

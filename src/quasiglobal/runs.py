@@ -32,9 +32,10 @@ from quasiglobal.imports import imported, is_path
 from quasiglobal.measures import Record, combined
 from quasiglobal.parts import newest as newest_parts
 from quasiglobal.parts import parts_of, records_of
-from quasiglobal.tasks.datasets import Dataset, agreed, load
+from quasiglobal.tasks.datasets import Corpus, Dataset, agreed, corpus, is_text, load
+from quasiglobal.tasks.datasets.text import LENGTH, cache_folder, check_vocabulary, tokenised
 from quasiglobal.tasks.models import build
-from quasiglobal.tasks.models.language import PREFIX, language_model
+from quasiglobal.tasks.models.language import PREFIX, language_model, tokenizer_of, vocabulary_of
 from quasiglobal.topology import parse
 from quasiglobal.training import Task, Training, average, diverged, in_common
 from quasiglobal.training import epochs as every_epoch
@@ -222,9 +223,22 @@ def _steps_alike(run: Run) -> tuple[str, str]:
 
 
 def data_of(experiment: Experiment, data_dir: Path | None, name: str | None = None) -> Dataset:
-    """The experiment's data, or other data in its terms."""
-    data = load(name or experiment.data, data_dir)
+    """The experiment's data, or other data in its terms; texts as its model's tokenizer reads them."""
+    name = name or experiment.data
+    data = _tokenised(experiment, corpus(name, data_dir)) if is_text(name) else load(name, data_dir)
     return agreed(data, experiment.classes, experiment.shape, experiment.mean, experiment.std)
+
+
+def _tokenised(experiment: Experiment, texts: Corpus) -> Dataset:
+    """Texts as the experiment's model reads them, `shape` tokens of each."""
+    if not experiment.model.startswith(PREFIX):
+        raise InputError(f"{texts.name} is text, which {experiment.model} does not read; use --model hf:NAME or hf:FOLDER")
+    if len(experiment.shape) > 1:
+        raise InputError(f"of a text, shape is its length in tokens, one number, got {list(experiment.shape)}")
+    (length,) = experiment.shape or (LENGTH,)
+    data = tokenised(texts, tokenizer_of(experiment.model), length, cache_folder())
+    check_vocabulary(data, vocabulary_of(experiment.model), experiment.model)
+    return data
 
 
 def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: int | None = None) -> nn.Module:
@@ -245,7 +259,7 @@ def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: in
 def make_task(experiment: Experiment, data: Dataset) -> Task:
     """The experiment's model, with cross-entropy, on the data."""
     return Task(
-        partial(model_of, experiment, len(data.classes), data.shape), nn.functional.cross_entropy, data
+        partial(model_of, experiment, len(data.classes), data.shape, data.pad), nn.functional.cross_entropy, data
     )
 
 

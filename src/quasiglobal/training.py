@@ -31,7 +31,7 @@ from quasiglobal.schedules import Schedule
 from quasiglobal.tasks.batches import Epoch, Owner, Plan
 from quasiglobal.tasks.datasets import Dataset
 from quasiglobal.tasks.gradients import PRECISIONS, Buffers, Loss, StackedModel
-from quasiglobal.tasks.images import Images
+from quasiglobal.tasks.inputs import inputs_of
 from quasiglobal.tasks.partition import fingerprint, split
 from quasiglobal.topology import parse
 
@@ -89,14 +89,14 @@ class Training:
             split(one.partition, train.y.numpy(), self.graph.n, one.alpha, one.seed, train.columns)
             for one in self.experiments
         ]
-        self.images = Images.of(task.data, train, device=device, dtype=self.dtype, moving=experiment.augment)
-        self.test_images = Images.of(task.data, task.data.test, device=device, dtype=self.dtype)
+        self.inputs = inputs_of(task.data, train, device=device, dtype=self.dtype, moving=experiment.augment)
+        self.test_inputs = inputs_of(task.data, task.data.test, device=device, dtype=self.dtype)
         self.targets, self.test_targets = train.y.to(device), task.data.test.y.to(device)
 
         runs, here = zip(self.seeds, self.parts, strict=True), self.engine.nodes
         owners = [Owner(seed, i, parts[i]) for seed, parts in runs for i in here]
         lengths = [len(part) for parts in self.parts for part in parts]
-        self.plan = Plan(owners, experiment.batch, self.images.draw, lengths, experiment.steps)
+        self.plan = Plan(owners, experiment.batch, self.inputs.draw, lengths, experiment.steps, self.inputs.need)
         self.steps_per_epoch = len(self.plan.sizes)
         self.steps = self.steps_per_epoch * experiment.epochs
         self.schedules = [
@@ -124,6 +124,7 @@ class Training:
         self.begin_at(self.x)
         self.epochs_done = 0
         self._static: dict[str, Tensor] = {}
+        self._shapes: Sequence[tuple[int, ...]] = ()
         if device.type == "cpu":
             keep_freed_memory()
         on_one_gpu = device.type == "cuda" and isinstance(self.engine, Simulator)
@@ -161,22 +162,22 @@ class Training:
 
     def advance(self, step: int) -> None:
         """Step 0, 1, … of the epoch."""
-        t, size = self.epochs_done * self.steps_per_epoch + step + 1, self.plan.sizes[step]
+        t, shape = self.epochs_done * self.steps_per_epoch + step + 1, self._shapes[step]
         if self._captured is None:
-            self._step(t, size)
+            self._step(t, *shape)
         else:
-            self._captured((*(band.kind(t) for band in self.bands), size), partial(self._step, t, size))
+            self._captured((*(band.kind(t) for band in self.bands), shape), partial(self._step, t, *shape))
 
     def sums(self) -> tuple[list[list[float]], list[list[float]]]:
         """Each run's and node's loss and right answers so far in the epoch, summed over its examples."""
         loss, right = (self._static[name].view(len(self.seeds), -1).tolist() for name in ("loss", "right"))
         return loss, right
 
-    def _step(self, t: int, size: int) -> None:
+    def _step(self, t: int, size: int, *need: int) -> None:
         """Step t on the batch that the counter points at; everything happens on the device."""
         static = self._static
         at = static["counter"]
-        losses, right, g, buffers = self.model.gradients(self.x, self.buffers, *self._batch(size))
+        losses, right, g, buffers = self.model.gradients(self.x, self.buffers, *self._batch(size, *need))
         self._update(t, g, self._rates(static["lr"].index_select(0, at)[0]))
         if self._captured is None:
             self.buffers = buffers
@@ -207,17 +208,17 @@ class Training:
             return rates[0]
         return rates.repeat_interleave(len(self.engine.nodes))[:, None]
 
-    def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+    def _batch(self, size: int, *need: int) -> tuple[Tensor, Tensor]:
         """The inputs and targets that the counter points at, of every row here."""
-        names = ("index", "flip", "place") if self.images.moving else ("index",)
+        names = ("index", "flip", "place") if self.inputs.moving else ("index",)
         at = self._static["counter"]
         index, *moves = (self._static[name].index_select(0, at)[0, :, :size] for name in names)
-        return self.images.show(index, *moves), self.targets[index]
+        return self.inputs.show(index, *moves, *need), self.targets[index]
 
     def warm_up(self) -> None:
         """Compute a gradient and forget it: the first takes long, which nobody else should wait for."""
         self.begin_epoch()
-        self.model.gradients(self.x, self.buffers, *self._batch(self.plan.sizes[0]))
+        self.model.gradients(self.x, self.buffers, *self._batch(*self._shapes[0]))
 
     def _tensors(self) -> list[Tensor]:
         """All that a step changes."""
@@ -227,6 +228,7 @@ class Training:
 
     def _load(self, epoch: Epoch) -> None:
         """Put an epoch's draws where the steps find them."""
+        self._shapes = epoch.shapes
         first = self.epochs_done * self.steps_per_epoch
         steps = range(first + 1, first + 1 + self.steps_per_epoch)
         rates = [[schedule(step) for schedule in self.schedules] for step in steps]
@@ -246,19 +248,22 @@ class Training:
 
     def _full_gradient(self, rows: slice, x: Tensor) -> Tensor:
         """The gradient over all of each node's own examples, as they are, weight decay included."""
-        total, examples = torch.zeros_like(x), self._examples[rows]
+        total, everything = torch.zeros_like(x), len(self.plan.owners[0].examples)
         buffers = {name: value[rows] for name, value in self.buffers.items()}
-        for index in torch.split(examples, 256, dim=1):
-            _, _, g, _ = self.model.gradients(x, buffers, self.images.show(index), self.targets[index])
+        for examples, need in self._examples:
+            index = examples[rows]
+            _, _, g, _ = self.model.gradients(x, buffers, self.inputs.show(index, *need), self.targets[index])
             total += g * index.shape[1]
-        return total / examples.shape[1] + self.experiment.weight_decay * x
+        return total / everything + self.experiment.weight_decay * x
 
     @cached_property
-    def _examples(self) -> Tensor:
-        """[k, size], the positions of every row's own examples."""
+    def _examples(self) -> list[tuple[Tensor, tuple[int, ...]]]:
+        """The positions [k, size] of every row's own examples, some at a time, and what those need."""
         if len({len(owner.examples) for owner in self.plan.owners}) > 1:
             raise InputError("an algorithm that takes full gradients needs nodes of equal size; use another partition")
-        return torch.from_numpy(np.stack([owner.examples for owner in self.plan.owners])).to(self.device)
+        everything = np.stack([owner.examples for owner in self.plan.owners])
+        pieces = [everything[:, first : first + 256] for first in range(0, everything.shape[1], 256)]
+        return [(torch.from_numpy(piece).to(self.device), self.inputs.need(piece)) for piece in pieces]
 
     # -------------------------------------------------------------------------------------------- measures
 
@@ -304,16 +309,17 @@ class Training:
         """Each row's accuracy and loss on the test data, in test order."""
         right, loss = x.new_zeros(len(x)), x.new_zeros(len(x))
         count = len(self.test_targets)
-        for index in self._test_batches(count):
-            output = self.model.outputs(x, buffers, self.test_images.show(index)).to(self.dtype).flatten(1, 2)
+        for index, need in self._test_batches():
+            shown = self.test_inputs.show(index, *need)
+            output = self.model.outputs(x, buffers, shown).to(self.dtype).flatten(1, 2)
             target = self.test_targets[index].flatten()
             right += (output.argmax(dim=-1) == target).sum(dim=1)
             losses = nn.functional.cross_entropy(output.flatten(0, 1), target.repeat(len(x)), reduction="none")
             loss += losses.view(len(x), -1).sum(dim=1)
         return right / count, loss / count
 
-    def _test_batches(self, count: int) -> list[Tensor]:
-        """Positions [batches, batch]: batches of 32 where the model normalises by the test batch itself.
+    def _test_batches(self) -> list[tuple[Tensor, tuple[int, ...]]]:
+        """Positions [batches, batch], and what those examples need; 32 where the model normalises by the test batch.
 
         The released network does, in test order, so that this is part of the experiment. As many go through the
         models at a time as the memory surely holds.
@@ -322,12 +328,14 @@ class Training:
             isinstance(part, nn.modules.batchnorm._BatchNorm) and not part.track_running_stats
             for part in self.model.module.modules()
         )
-        at_once = SHOWN_AT_ONCE // len(self.x)
+        at_once = SHOWN_AT_ONCE // (len(self.x) * self.test_inputs.cost)
         size = 32 if by_batch else min(500, max(32, at_once))
-        order = torch.arange(count, device=self.device)
+        order = torch.from_numpy(self.test_inputs.order)
+        count = len(order)
         whole, rest = order[: count // size * size].view(-1, size), order[count // size * size :]
         together = torch.split(whole, min(16, max(1, at_once // size)) if by_batch else 1)
-        return [batches for batches in (*together, rest[None]) if batches.numel()]
+        batches = [positions for positions in (*together, rest[None]) if positions.numel()]
+        return [(positions.to(self.device), self.test_inputs.need(positions.numpy())) for positions in batches]
 
     # ------------------------------------------------------------------------------------------ checkpoints
 
@@ -371,7 +379,7 @@ OWN = (
 """What experiments that are rows of one program may differ in; their topologies have as many nodes."""
 
 SHOWN_AT_ONCE = 2**15
-"""Images in a test, counted for every model."""
+"""Images in a test, counted for every model; a text counts for several (`Texts.cost`)."""
 
 WORTH_FUSING = 2.5e11
 """Numbers that the algorithms change in a training, from which on compiling their steps pays (docs/performance.md)."""

@@ -239,7 +239,7 @@ def test_large_pictures_are_trained_on_boxes_and_tested_in_the_middle():
     assert data.shape == (3, 28, 28)
     experiment = replace(SHORT, model="cnn", partition="iid", batch=5, epochs=2)
     training, records = run_all(experiment, task=make_task(experiment, data))
-    assert training.test_images.x.shape == (40, 3, 28, 28)
+    assert training.test_inputs.x.shape == (40, 3, 28, 28)
     assert 0 < records[-1][0]["loss"] < 10
     whole, _ = run_all(experiment, task=make_task(experiment, data))
     assert whole.x.equal(training.x)
