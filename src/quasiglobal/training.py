@@ -321,7 +321,7 @@ class Training:
         ]
 
     def _score(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
-        """Each row's accuracy, loss and, by class, share of right answers on the test data; NaN for a class not there."""
+        """Each row's accuracy and loss on the test data, and its accuracy on each class, NaN where there is none."""
         classes = len(self.task.data.classes)
         right, loss = x.new_zeros(len(x), classes), x.new_zeros(len(x))
         count = len(self.test_targets)

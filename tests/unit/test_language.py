@@ -1,7 +1,7 @@
 """Transformers: stacked gradients are each model's own, whatever of them is trained."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch

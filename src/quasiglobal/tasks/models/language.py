@@ -48,7 +48,7 @@ def language_model(
     """A new model from a folder or the hub, for so many classes and texts of up to `length` tokens.
 
     What the weights do not have, a head for these classes above all, and with `pretrained` false all of it, is
-    drawn from torch's global random numbers. But what is frozen is every seed's: a frozen random base is always the same one.
+    drawn from torch's global random numbers. But a frozen base is everybody's: a random one is always the same.
     """
     transformers = _transformers()
     folder = folder_of(name, weights=pretrained)
@@ -98,7 +98,7 @@ def folder_of(name: str, weights: bool) -> Path:
                 f"the weights in {folder} are a pickle, which can run any code when it is read; get them as "
                 f"safetensors, or set {ALLOW_PICKLE}=1 if you trust where they are from"
             )
-        raise InputError(f"{folder} has no weights ({SAFE[0]}); add them, or start from scratch with --pretrained False")
+        raise InputError(f"{folder} has no weights ({SAFE[0]}); add them, or start from scratch: --pretrained False")
     return folder
 
 
@@ -137,8 +137,8 @@ def _from_hub(name: str, weights: bool) -> Path:
         if not here or _has(folder, ("config.json",) if not weights else SAFE + (PICKLED if _pickles() else ())):
             return folder
     raise InputError(
-        f"there is no model {name}: it is no folder, {cache} does not have it, and the hub could not be reached or lacks "
-        f"it; on a machine with a network, `hf download {name} --local-dir FOLDER`, and then use hf:FOLDER"
+        f"there is no model {name}: it is no folder, {cache} does not have it, and the hub lacks it or cannot be "
+        f"reached; on a machine with a network, `hf download {name} --local-dir FOLDER`, and then use hf:FOLDER"
     )
 
 
@@ -163,8 +163,8 @@ def _loaded(transformers: Any, folder: Path, config: Any) -> Any:
         raise InputError(f"the weights in {folder} are of another model than its config.json says")
     if lacking:
         warnings.warn(
-            f"the weights in {folder} lack {len(lacking)} of the base model's {len(base)} tensors, such as {lacking[0]}; "
-            "they start at random",
+            f"the weights in {folder} lack {len(lacking)} of the base model's {len(base)} tensors, such as "
+            f"{lacking[0]}; they start at random",
             stacklevel=2,
         )
     return model
