@@ -54,7 +54,7 @@ def language_model(
     folder = folder_of(name, weights=pretrained)
     config = _config(transformers, folder, num_labels=classes)
     _check_length(name, config, length)
-    pad = config.pad_token_id if pad is None else pad
+    pad = getattr(config, "pad_token_id", None) if pad is None else pad
     if pad is None:
         raise InputError(f"{name} does not say which id is padding; add pad_token_id to {folder / 'config.json'}")
     config.pad_token_id, config.use_cache = pad, False
@@ -145,7 +145,10 @@ def _from_hub(name: str, weights: bool) -> Path:
 def _config(transformers: Any, folder: Path, **more: Any) -> Any:
     """What the folder says of the model's architecture."""
     with _quiet(transformers), reading(folder, "a transformers model"):
-        return transformers.AutoConfig.from_pretrained(folder, **more)
+        config = transformers.AutoConfig.from_pretrained(folder, **more)
+    if type(config) not in transformers.AutoModelForSequenceClassification._model_mapping:
+        raise InputError(f"transformers has no classifier of texts for {config.model_type} models; use another model")
+    return config
 
 
 def _loaded(transformers: Any, folder: Path, config: Any) -> Any:
@@ -178,10 +181,8 @@ def _drawn(transformers: Any, config: Any) -> Any:
 
 def _attention(transformers: Any, config: Any) -> dict[str, str]:
     """How the model computes attention: by our function where it lets us."""
-    kinds = transformers.AutoModelForSequenceClassification._model_mapping
-    if type(config) not in kinds:
-        raise InputError(f"transformers has no classifier of texts for {config.model_type} models; use another model")
-    return {"attn_implementation": registered()} if kinds[type(config)]._supports_attention_backend else {}
+    kind = transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
+    return {"attn_implementation": registered()} if kind._supports_attention_backend else {}
 
 
 def _check_length(name: str, config: Any, length: int) -> None:
