@@ -9,16 +9,14 @@ from tiny_models import dataset, experiment, task, texts, write_model
 from torch import nn
 
 from quasiglobal.algorithms import ALGORITHMS
-from quasiglobal.errors import InputError
 from quasiglobal.flat import Layout
 from quasiglobal.measures import combined
 from quasiglobal.runs import model_state
 from quasiglobal.tasks.gradients import StackedModel
+from quasiglobal.tasks.models.language import language_model
 from quasiglobal.training import Training, epochs
 
 pytest.importorskip("transformers", reason="needs the extra nlp")
-
-from quasiglobal.tasks.models.language import language_model
 
 K, BATCH, LENGTH, CLASSES = 3, 5, 16, 4
 CPU = torch.device("cpu")

@@ -8,11 +8,10 @@ from tiny_models import experiment, texts, write_model
 
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
-
-transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
-
 from quasiglobal.runs import model_of
 from quasiglobal.tasks.models.language import ALLOW_PICKLE, language_model, vocabulary_of
+
+transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
 
 
 @pytest.fixture

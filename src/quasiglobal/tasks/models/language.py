@@ -162,7 +162,7 @@ def _loaded(transformers: Any, folder: Path, config: Any) -> Any:
     head = {name for name, _ in head_of(model)}
     base = [name for name, _ in model.named_parameters() if name not in head]
     lacking = sorted(set(found["missing_keys"]) - head)
-    if len(lacking) == len(base):
+    if 2 * len(lacking) > len(base):
         raise InputError(f"the weights in {folder} are of another model than its config.json says")
     if lacking:
         warnings.warn(
