@@ -35,6 +35,7 @@ from quasiglobal.parts import parts_of, records_of
 from quasiglobal.tasks.datasets import Corpus, Dataset, agreed, corpus, is_text, load
 from quasiglobal.tasks.datasets.text import LENGTH, cache_folder, tokenised
 from quasiglobal.tasks.models import build
+from quasiglobal.tasks.models.language import PREFIX, tokenizer_of
 from quasiglobal.topology import parse
 from quasiglobal.training import Task, Training, average, diverged, in_common
 from quasiglobal.training import epochs as every_epoch
@@ -230,6 +231,8 @@ def data_of(experiment: Experiment, data_dir: Path | None, name: str | None = No
 
 def _tokenised(experiment: Experiment, texts: Corpus) -> Dataset:
     """Texts as the experiment's model reads them, `shape` tokens of each."""
+    if not experiment.model.startswith(PREFIX):
+        raise InputError(f"{texts.name} is text, which {experiment.model} does not read; use --model hf:NAME_OR_PATH")
     if len(experiment.shape) > 1:
         raise InputError(f"of a text, shape is its length in tokens, one number, got {list(experiment.shape)}")
     (length,) = experiment.shape or (LENGTH,)
