@@ -30,9 +30,10 @@ class Exported:
 
     def module(self, data: Dataset) -> nn.Module:
         """The model, ready to use on inputs like the data's."""
-        module = model_of(self.experiment, len(data.classes), data.shape)
+        module = model_of(self.experiment, len(data.classes), data.shape, data.pad)
+        frozen = {name: value for name, value in module.named_parameters() if not value.requires_grad}
         try:
-            module.load_state_dict(self.state)
+            module.load_state_dict(frozen | self.state)
         except RuntimeError:
             raise InputError(f"the model does not fit {data.name}: other classes, shape or norm") from None
         return module.eval()

@@ -31,7 +31,7 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
     """
     dtype = PRECISIONS[experiment.precision]
     module = task.module(0).to(dtype).train()
-    parameters = sum(parameter.numel() for parameter in module.parameters())
+    parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     state = len(algorithm(experiment.algorithm).init(torch.zeros(1, 1)))
     kept: dict[int, int] = {}
 

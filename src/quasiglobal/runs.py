@@ -33,9 +33,9 @@ from quasiglobal.measures import Record, combined
 from quasiglobal.parts import newest as newest_parts
 from quasiglobal.parts import parts_of, records_of
 from quasiglobal.tasks.datasets import Corpus, Dataset, agreed, corpus, is_text, load
-from quasiglobal.tasks.datasets.text import LENGTH, cache_folder, tokenised
+from quasiglobal.tasks.datasets.text import LENGTH, cache_folder, check_vocabulary, tokenised
 from quasiglobal.tasks.models import build
-from quasiglobal.tasks.models.language import PREFIX, tokenizer_of
+from quasiglobal.tasks.models.language import PREFIX, language_model, tokenizer_of, vocabulary_of
 from quasiglobal.topology import parse
 from quasiglobal.training import Task, Training, average, diverged, in_common
 from quasiglobal.training import epochs as every_epoch
@@ -232,15 +232,24 @@ def data_of(experiment: Experiment, data_dir: Path | None, name: str | None = No
 def _tokenised(experiment: Experiment, texts: Corpus) -> Dataset:
     """Texts as the experiment's model reads them, `shape` tokens of each."""
     if not experiment.model.startswith(PREFIX):
-        raise InputError(f"{texts.name} is text, which {experiment.model} does not read; use --model hf:NAME_OR_PATH")
+        raise InputError(f"{texts.name} is text, which {experiment.model} does not read; use --model hf:FOLDER")
     if len(experiment.shape) > 1:
         raise InputError(f"of a text, shape is its length in tokens, one number, got {list(experiment.shape)}")
     (length,) = experiment.shape or (LENGTH,)
-    return tokenised(texts, tokenizer_of(experiment.model), length, cache_folder())
+    data = tokenised(texts, tokenizer_of(experiment.model), length, cache_folder())
+    check_vocabulary(data, vocabulary_of(experiment.model), experiment.model)
+    return data
 
 
-def model_of(experiment: Experiment, classes: int, shape: Sequence[int]) -> nn.Module:
-    """A new model, for so many classes and inputs of this shape."""
+def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: int | None = None) -> nn.Module:
+    """A new model, for so many classes and inputs of this shape; of texts, `pad` is what fills them up."""
+    if experiment.model.startswith(PREFIX):
+        if len(shape) != 1:
+            raise InputError(f"{experiment.model} reads texts, not examples of shape {list(shape)}; use other --data")
+        return language_model(
+            experiment.model, classes=classes, pretrained=experiment.pretrained, train=experiment.train, pad=pad,
+            length=shape[0],
+        )
     if is_path(experiment.model):
         own = imported(experiment.model, "model")
         return own if isinstance(own, nn.Module) else own()
@@ -250,7 +259,7 @@ def model_of(experiment: Experiment, classes: int, shape: Sequence[int]) -> nn.M
 def make_task(experiment: Experiment, data: Dataset) -> Task:
     """The experiment's model, with cross-entropy, on the data."""
     return Task(
-        partial(model_of, experiment, len(data.classes), data.shape), nn.functional.cross_entropy, data
+        partial(model_of, experiment, len(data.classes), data.shape, data.pad), nn.functional.cross_entropy, data
     )
 
 

@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -33,6 +34,7 @@ from quasiglobal.tasks.datasets import Dataset
 from quasiglobal.tasks.gradients import PRECISIONS, Buffers, Loss, StackedModel
 from quasiglobal.tasks.inputs import inputs_of
 from quasiglobal.tasks.partition import fingerprint, split
+from quasiglobal.tasks.randomness import seeded
 from quasiglobal.topology import parse
 
 
@@ -115,11 +117,10 @@ class Training:
         hosted = len(self.engine.nodes)
         starts = [self.layout.row(dict(module.named_parameters())) for module in modules]
         self.x = torch.stack(starts).repeat_interleave(hosted, dim=0).to(device)
+        kept = [self.layout.buffers(module) for module in modules]
         self.buffers: Buffers = {
-            name: torch.stack([dict(module.named_buffers())[name] for module in modules])
-            .repeat_interleave(hosted, dim=0)
-            .to(device)
-            for name, _ in modules[0].named_buffers()
+            name: torch.stack([own[name] for own in kept]).repeat_interleave(hosted, dim=0).to(device)
+            for name in kept[0]
         }
         self.begin_at(self.x)
         self.epochs_done = 0
@@ -163,10 +164,21 @@ class Training:
     def advance(self, step: int) -> None:
         """Step 0, 1, … of the epoch."""
         t, shape = self.epochs_done * self.steps_per_epoch + step + 1, self._shapes[step]
-        if self._captured is None:
-            self._step(t, *shape)
-        else:
-            self._captured((*(band.kind(t) for band in self.bands), shape), partial(self._step, t, *shape))
+        with self._draws(t):
+            if self._captured is None:
+                self._step(t, *shape)
+            else:
+                self._captured((*(band.kind(t) for band in self.bands), shape), partial(self._step, t, *shape))
+
+    def _draws(self, t: int) -> AbstractContextManager[None]:
+        """Around a step: what its models draw for dropout is a function of the seeds, who is here, and the step.
+
+        So a run that goes on draws what it would have drawn; but nodes that are spread over processes otherwise, or
+        trained together with other seeds, draw other numbers of the same distribution.
+        """
+        if not self.model.random:
+            return nullcontext()
+        return seeded(self.device, *self.seeds, self.engine.nodes[0], t)
 
     def sums(self) -> tuple[list[list[float]], list[list[float]]]:
         """Each run's and node's loss and right answers so far in the epoch, summed over its examples."""
@@ -218,7 +230,8 @@ class Training:
     def warm_up(self) -> None:
         """Compute a gradient and forget it: the first takes long, which nobody else should wait for."""
         self.begin_epoch()
-        self.model.gradients(self.x, self.buffers, *self._batch(*self._shapes[0]))
+        with self._draws(0):
+            self.model.gradients(self.x, self.buffers, *self._batch(*self._shapes[0]))
 
     def _tensors(self) -> list[Tensor]:
         """All that a step changes."""
@@ -272,7 +285,8 @@ class Training:
         n, runs = len(self.engine.nodes), len(self.seeds)
         by_run = self.x.view(runs, n, -1)
         everybody = self._score(self._with_averages(self.x), tree_map(self._with_averages, self.buffers))
-        accuracy, loss = (values[: runs * n].view(runs, n) for values in everybody)
+        accuracy, loss = (values[: runs * n].view(runs, n) for values in everybody[:2])
+        recall = everybody[2][: runs * n].view(runs, n, -1)
         averaged = everybody[0][runs * n :]
         norms = by_run.norm(dim=-1)
         steps = self.epochs_done * self.steps_per_epoch
@@ -280,6 +294,7 @@ class Training:
             {
                 "accuracy": accuracy[r].tolist(),
                 "test_loss": loss[r].tolist(),
+                "recall": [[share if share == share else None for share in node] for node in recall[r].tolist()],
                 "weight_norm": norms[r].tolist(),
                 "bytes_sent": [self.bytes_per_step[r] * steps] * n,
             }
@@ -305,18 +320,19 @@ class Training:
             for _ in band.engine.seeds
         ]
 
-    def _score(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor]:
-        """Each row's accuracy and loss on the test data, in test order."""
-        right, loss = x.new_zeros(len(x)), x.new_zeros(len(x))
+    def _score(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
+        """Each row's accuracy, loss and, by class, share of right answers on the test data; NaN for a class not there."""
+        classes = len(self.task.data.classes)
+        right, loss = x.new_zeros(len(x), classes), x.new_zeros(len(x))
         count = len(self.test_targets)
         for index, need in self._test_batches():
             shown = self.test_inputs.show(index, *need)
             output = self.model.outputs(x, buffers, shown).to(self.dtype).flatten(1, 2)
             target = self.test_targets[index].flatten()
-            right += (output.argmax(dim=-1) == target).sum(dim=1)
+            right.index_add_(1, target, (output.argmax(dim=-1) == target).to(right.dtype))
             losses = nn.functional.cross_entropy(output.flatten(0, 1), target.repeat(len(x)), reduction="none")
             loss += losses.view(len(x), -1).sum(dim=1)
-        return right / count, loss / count
+        return right.sum(dim=1) / count, loss / count, right / torch.bincount(self.test_targets, minlength=classes)
 
     def _test_batches(self) -> list[tuple[Tensor, tuple[int, ...]]]:
         """Positions [batches, batch], and what those examples need; 32 where the model normalises by the test batch.

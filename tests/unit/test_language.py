@@ -1,21 +1,27 @@
 """Transformers: stacked gradients are each model's own, whatever of them is trained."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from tiny_models import texts, write_model
+from tiny_models import dataset, experiment, task, texts, write_model
 from torch import nn
 
+from quasiglobal.algorithms import ALGORITHMS
+from quasiglobal.errors import InputError
 from quasiglobal.flat import Layout
+from quasiglobal.measures import combined
+from quasiglobal.runs import model_state
 from quasiglobal.tasks.gradients import StackedModel
+from quasiglobal.training import Training, epochs
 
 pytest.importorskip("transformers", reason="needs the extra nlp")
 
 from quasiglobal.tasks.models.language import language_model
 
 K, BATCH, LENGTH, CLASSES = 3, 5, 16, 4
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -78,3 +84,94 @@ def test_outputs_are_each_models_own_and_padding_changes_nothing(tmp_path, train
         module.load_state_dict(made.model.layout.views(made.x[i]), strict=False)
         for batch in range(K):
             torch.testing.assert_close(outputs[i, batch], module(made.inputs[batch]).detach(), rtol=1e-10, atol=1e-12)
+
+
+# ------------------------------------------------------------------------------------------------------ training
+
+
+def trained(chosen, experiments=None):
+    training = Training(task(chosen), experiments or [chosen], CPU)
+    return training, [combined([part]) for (part, *_) in epochs(training)]
+
+
+@pytest.mark.parametrize("train", ["all", "head", "lora:2"])
+def test_a_stopped_training_with_dropout_goes_on_bit_for_bit(tmp_path, train):
+    chosen = experiment(write_model(tmp_path, dropout=True), epochs=3, train=train)
+    whole, _ = trained(chosen)
+    first, second = (Training(task(chosen), [chosen], CPU) for _ in range(2))
+    torch.rand(7)                                           # whatever else draws meanwhile
+    first.train_epoch()
+    second.restore([first.rows_of(0)], 1)
+    torch.rand(5)
+    for _ in epochs(second):
+        pass
+    assert second.x.equal(whole.x)
+
+
+def test_dropout_differs_from_step_to_step_and_from_seed_to_seed_and_leaves_torchs_numbers_alone(tmp_path):
+    chosen = experiment(write_model(tmp_path, dropout=True), lr=1e-30, epochs=1, weight_decay=0.0)
+    training = Training(task(chosen), [chosen], CPU)
+    training.begin_epoch()
+    before = torch.random.get_rng_state()
+    losses = []
+    for t in (1, 2, 1):
+        with training._draws(t):
+            losses.append(training.model.gradients(training.x, {}, *training._batch(*training._shapes[0]))[0])
+    assert losses[0].equal(losses[2])
+    assert not losses[0].isclose(losses[1], rtol=1e-6).any()
+    assert torch.random.get_rng_state().equal(before)
+    other = Training(task(chosen), [chosen.with_seed(1)], CPU)
+    other.begin_epoch()
+    with training._draws(1):
+        ours = torch.rand(3)
+    with other._draws(1):
+        assert not ours.equal(torch.rand(3))
+
+
+def test_nodes_that_see_the_same_texts_drop_different_numbers(tmp_path):
+    made = case(write_model(tmp_path, dropout=True))
+    same = made.inputs[:1].expand_as(made.inputs), made.targets[:1].expand_as(made.targets)
+    losses, _, _, _ = made.model.gradients(made.x[:1].expand_as(made.x), {}, *same)
+    assert len(set(losses.tolist())) == K
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if "gossip" not in name])
+def test_every_algorithm_fine_tunes(tmp_path, algorithm):
+    adam = "adam" in algorithm
+    chosen = experiment(
+        write_model(tmp_path), algorithm=algorithm, topology="lazy/ring:4", lr=0.01 if adam else 0.05, epochs=4,
+        partition="iid", train="lora:2",
+    )
+    _, records = trained(chosen)
+    assert records[-1]["loss"] < records[0]["loss"]
+
+
+@pytest.mark.parametrize("train", ["head", "lora:2"])
+def test_what_is_frozen_is_nobodys_row_and_the_same_for_all_seeds(tmp_path, train):
+    chosen = experiment(write_model(tmp_path), train=train, epochs=1)
+    seeds = [chosen, chosen.with_seed(1)]
+    together, _ = trained(chosen, seeds)
+    head = 4 * 32 + 4
+    adapters = 2 * 2 * 2 * (2 * 32)                         # layers, query and value, A and B, rank × width
+    assert together.x.shape == (8, head + (adapters if train != "head" else 0))
+    assert together.bytes_per_step[0] == 2 * 4 * together.x.shape[1]
+    for k, seed in enumerate(seeds):
+        alone, _ = trained(seed)
+        torch.testing.assert_close(together.x[4 * k : 4 * k + 4], alone.x, rtol=0, atol=1e-10)
+    frozen = [name for name, p in together.model.module.named_parameters() if not p.requires_grad]
+    ours, theirs = (dict(Training(task(seed), [seed], CPU).model.module.named_parameters()) for seed in seeds)
+    assert frozen
+    assert all(ours[name].equal(theirs[name]) for name in frozen)
+
+
+def test_a_trained_models_state_is_its_trained_parameters_alone(tmp_path):
+    chosen = experiment(write_model(tmp_path), train="lora:2", epochs=1)
+    training, records = trained(chosen)
+    state = model_state(training.rows_of(0), training.layout, 2)
+    assert set(state) == {name for name, p in training.model.module.named_parameters() if p.requires_grad}
+    module = training.task.module(0).double().eval()
+    module.load_state_dict(state, strict=False)
+    data = dataset()
+    with torch.no_grad():
+        right = (module(data.test.x.long()).argmax(dim=-1) == data.test.y).double().mean()
+    assert records[-1]["accuracy_worst"] <= right <= records[-1]["accuracy_best"]

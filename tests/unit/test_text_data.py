@@ -410,8 +410,15 @@ def test_a_model_of_images_does_not_read(tmp_path):
         datasets.load("csv:mine.csv")
 
 
-def test_shape_is_the_length_of_texts_and_owners_agree_on_classes(tmp_path, monkeypatch):
+@pytest.fixture
+def tiny(monkeypatch):
+    """hf:tiny is a model that reads words."""
     monkeypatch.setattr("quasiglobal.runs.tokenizer_of", lambda model: Words(*ABC))
+    monkeypatch.setattr("quasiglobal.runs.vocabulary_of", lambda model: 6)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_shape_is_the_length_of_texts_and_owners_agree_on_classes(tmp_path):
     write(tmp_path / "mine.csv", "label,text\nskin,a\nbone,b c\n")
     terms = {"classes": ("heart", "skin", "bone"), "shape": (12,)}
     data = data_of(Experiment(data="own", model="hf:tiny", **terms), None, datasets.named("mine.csv"))
@@ -426,8 +433,8 @@ def test_shape_is_the_length_of_texts_and_owners_agree_on_classes(tmp_path, monk
             data_of(Experiment(data="csv:mine.csv", model="hf:tiny", **{**terms, **wrong}), None)
 
 
-def test_the_cache_is_where_it_is_said_to_be(tmp_path, monkeypatch):
-    monkeypatch.setattr("quasiglobal.runs.tokenizer_of", lambda model: Words(*ABC))
+@pytest.mark.usefixtures("tiny")
+def test_the_cache_is_where_it_is_said_to_be(tmp_path):
     write(tmp_path / "mine.csv", "0,a\n1,b\n")
     data_of(Experiment(data="csv:mine.csv", model="hf:tiny"), None)
     assert len(list((tmp_path / "cache" / "tokens").glob("*.safetensors"))) == 1

@@ -283,6 +283,9 @@ def test_a_record_has_the_promised_measures(tmp_path):
                  "accuracy_averaged", "consensus_distance", "weight_norm", "effective_step", "images_per_second"):
         assert np.isfinite(record[name]), name
     assert record["accuracy_worst"] <= record["accuracy"] <= record["accuracy_best"]
+    counts = torch.bincount(load("digits").test.y)
+    answers = (torch.tensor(record["recall_worst"]) * counts).sum()
+    assert float(answers / counts.sum()) == pytest.approx(record["accuracy_worst"], rel=1e-6)
     parameters = run.summary["parameters"]
     assert record["bytes_sent"] == 2 * 4 * parameters * record["step"]
     assert record["effective_step"] == pytest.approx(record["lr"] / record["weight_norm"] ** 2, rel=1e-2)

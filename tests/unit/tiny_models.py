@@ -5,6 +5,10 @@ import json
 import pytest
 import torch
 
+from quasiglobal.experiment import Experiment
+from quasiglobal.runs import make_task
+from quasiglobal.tasks.datasets import Dataset, Examples
+
 VOCABULARY, PAD = 64, 0
 SIZES = {
     "bert": {
@@ -48,3 +52,25 @@ def texts(*shape, seed=0):
     ids = torch.randint(1, VOCABULARY, shape, generator=generator)
     lengths = torch.randint(3, shape[-1] + 1, shape[:-1], generator=generator)
     return torch.where(torch.arange(shape[-1]) < lengths[..., None], ids, PAD)
+
+
+def dataset(count=160, length=16, classes=4):
+    """Texts whose class is that of their first token: for each, so many to learn from and a quarter to be tested on."""
+    x = texts(count * 5 // 4, length)
+    y = x[:, 0] % classes
+    train, test = (Examples(x[part].int(), y[part]) for part in (slice(0, count), slice(count, None)))
+    return Dataset("texts", train, test, tuple(map(str, range(classes))), 1.0, (), (), "none", pad=PAD)
+
+
+def experiment(model, **settings):
+    """Four nodes that learn from 40 texts each, in 5 steps an epoch."""
+    usual = {
+        "data": "texts", "topology": "ring:4", "algorithm": "qg-dadam", "epochs": 2, "batch": 8, "lr": 0.01, "alpha": 1.0,
+        "milestones": (), "precision": "fp64", "pretrained": False,
+    }
+    return Experiment(model=model, **usual | settings)
+
+
+def task(chosen):
+    """What an experiment of `experiment` is about."""
+    return make_task(chosen, dataset())

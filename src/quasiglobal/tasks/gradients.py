@@ -39,6 +39,9 @@ PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float3
 CALLS_BEFORE_COMPILING = 20
 """Of one shape outside training: a test of a few batches is over before it would be compiled."""
 
+LARGE = 10**6
+"""Parameters of a transformer from which on a CPU is faster one after the other, unless the head alone is trained."""
+
 DEEP = 4
 """More convolutions than this, and a CPU is faster one model after the other (`benchmarks/simulator.py`)."""
 
@@ -52,10 +55,11 @@ class StackedModel:
         deep = sum(isinstance(part, nn.modules.conv._ConvNd) for part in parts) > DEEP
         # Under vmap, a CPU's batch norm does not take bf16 inputs with float32 weights.
         mixed = precision == "bf16" and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts)
-        self.one_by_one_on_cpu = deep or mixed
         language = isinstance(module, LanguageModel)
+        self.one_by_one_on_cpu = deep or mixed or (language and _large(module))
         self.one_by_one = language and not module.stacks
         self.outside = language and not self.one_by_one
+        self.random = language or any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts)
         self._padding = _columns_of_padding(module, layout)
         self._programs: dict[object, Callable[..., Any]] = {}
         self._stacked: dict[object, Stacked | None] = {}
@@ -194,7 +198,7 @@ class StackedModel:
         key = (function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments)))
         self._calls[key] += 1
         if key not in self._programs:
-            stacked = vmap(function, in_dims=in_dims)
+            stacked = vmap(function, in_dims=in_dims, randomness="different")
             if on_cpu:
                 stacked = _traced(stacked, arguments)
             elif self.module.training or self._calls[key] > CALLS_BEFORE_COMPILING:
@@ -203,6 +207,12 @@ class StackedModel:
                 return stacked
             self._programs[key] = stacked
         return self._programs[key]
+
+
+def _large(module: LanguageModel) -> bool:
+    """Whether each model has so much arithmetic of its own that a CPU gains nothing by stacking."""
+    base = list(module.model.base_model.parameters())
+    return any(parameter.requires_grad for parameter in base) and sum(map(Tensor.numel, base)) > LARGE
 
 
 def _columns_of_padding(module: nn.Module, layout: Layout) -> list[slice]:

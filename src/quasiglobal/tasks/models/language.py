@@ -52,8 +52,7 @@ def language_model(
     """
     transformers = _transformers()
     folder = folder_of(name, weights=pretrained)
-    with _quiet(transformers), reading(folder, "a transformers model"):
-        config = transformers.AutoConfig.from_pretrained(folder, num_labels=classes)
+    config = _config(transformers, folder, num_labels=classes)
     _check_length(name, config, length)
     pad = config.pad_token_id if pad is None else pad
     if pad is None:
@@ -77,6 +76,12 @@ def tokenizer_of(name: str) -> Any:
     folder = folder_of(name, weights=False)
     with _quiet(transformers), reading(folder, "a transformers model"):
         return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def vocabulary_of(name: str) -> int:
+    """How many tokens the model knows."""
+    config = _config(_transformers(), folder_of(name, weights=False))
+    return int(config.get_text_config().vocab_size)
 
 
 def folder_of(name: str, weights: bool) -> Path:
@@ -137,6 +142,12 @@ def _from_hub(name: str, weights: bool) -> Path:
     )
 
 
+def _config(transformers: Any, folder: Path, **more: Any) -> Any:
+    """What the folder says of the model's architecture."""
+    with _quiet(transformers), reading(folder, "a transformers model"):
+        return transformers.AutoConfig.from_pretrained(folder, **more)
+
+
 def _loaded(transformers: Any, folder: Path, config: Any) -> Any:
     """The model with the folder's weights."""
     auto = transformers.AutoModelForSequenceClassification
@@ -176,7 +187,7 @@ def _attention(transformers: Any, config: Any) -> dict[str, str]:
 def _check_length(name: str, config: Any, length: int) -> None:
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and length > longest:
-        raise InputError(f"{name} takes texts of up to {longest} tokens, got {length}; use --length {longest}")
+        raise InputError(f"{name} takes texts of up to {longest} tokens, got {length}; use --shape {longest}")
 
 
 @contextmanager
