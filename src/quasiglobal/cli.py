@@ -336,6 +336,7 @@ def train(
     Args:
         file: A TOML file with any of the options below, as in `qg train --lr 0.2 mine.toml`; flags win.
     """
+    _check_toml(file)
     if options.engine == "distributed" and options.processes and not launched():
         refuse_faults(experiment)
         spread(qg.topology.parse(experiment.topology).n, options.processes)     # refuses too many, once
@@ -450,6 +451,7 @@ def check(
     Args:
         file: A TOML file with any of the options below; flags win.
     """
+    _check_toml(file)
     graph = qg.topology.parse(experiment.topology)
     table = Table(show_header=False, box=None)
     for name, value in _facts(graph).items():
@@ -489,6 +491,7 @@ def tune(
         cap: The grid does not grow beyond this many trials; 0: it stays as given.
         plot: Draw the grid into this file (.png, .svg or .pdf): a curve over one name, a heat map over two.
     """
+    _check_toml(file)
     names = parse_over(over)
     if plot is not None:
         plots.check_drawable(plot, names)
@@ -834,6 +837,12 @@ def _from_file(words: Sequence[str]) -> Experiment:
     """The experiment of the TOML file among the words of `qg train`, for its flags to start from."""
     files = [word for word in words if word.endswith(".toml") and not word.startswith("-")]
     return from_toml(Path(files[0])) if files else Experiment()
+
+
+def _check_toml(file: Path | None) -> None:
+    """Refuse a word that would otherwise be passed over, as the last of `--pretrained false`."""
+    if file is not None and file.suffix != ".toml":
+        raise qg.InputError(f"{file} is no .toml file; switches take no value, as in --no-pretrained")
 
 
 def main() -> None:
