@@ -27,7 +27,8 @@ class Experiment:
     """Everything that changes the result. Where it runs, and on how many rows at once, does not."""
 
     data: str = "digits"
-    """digits, fashion-mnist, cifar10, imagenet32, imagenet, or folder:PATH; own where every node brings its own."""
+    """digits, fashion-mnist, cifar10, imagenet32, imagenet, folder:PATH; texts: agnews, sst2, csv:PATH; own where every
+    node brings its own."""
     model: str = "cnn"
     """cnn, mlp, resnet20 (any depth 6k + 2), resnet18, vgg11, hf:NAME or hf:FOLDER, or your own package.module:Name."""
     norm: str | None = None
@@ -79,7 +80,8 @@ class Experiment:
     classes: tuple[str, ...] = ()
     """The names of the classes, in order, where several owners have to agree on them; by default the data's."""
     shape: tuple[int, ...] = ()
-    """What the model sees of one example, as channels, height, width; by default the data's."""
+    """What the model sees of one example, as channels, height, width; by default the data's. Of a text: how many
+    tokens, by default 128."""
     mean: tuple[float, ...] = ()
     """Subtracted from each channel, once it is between 0 and 1; by default measured on the training data."""
     std: tuple[float, ...] = ()

@@ -232,7 +232,7 @@ def data_of(experiment: Experiment, data_dir: Path | None, name: str | None = No
 def _tokenised(experiment: Experiment, texts: Corpus) -> Dataset:
     """Texts as the experiment's model reads them, `shape` tokens of each."""
     if not experiment.model.startswith(PREFIX):
-        raise InputError(f"{texts.name} is text, which {experiment.model} does not read; use --model hf:NAME_OR_FOLDER")
+        raise InputError(f"{texts.name} is text, which {experiment.model} does not read; use --model hf:FOLDER")
     if len(experiment.shape) > 1:
         raise InputError(f"of a text, shape is its length in tokens, one number, got {list(experiment.shape)}")
     (length,) = experiment.shape or (LENGTH,)

@@ -112,13 +112,13 @@ def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float =
     if kind == "folder":
         return _own(name, folders.read(Path(os.path.expanduser(path)), memory_limit))
     if name == "own":
-        raise InputError("every node of this run has its own data; name yours, as folder:PATH")
+        raise InputError("every node of this run has its own data; name yours, as folder:PATH or csv:PATH")
     if is_text(name):
         raise InputError(f"{name} is text, which needs a model that reads, such as --model hf:PATH")
     if name not in SOURCES:
         raise unknown("data set", name, [*SOURCES, *TEXT_SOURCES, "folder:PATH", "csv:PATH"])
     source = SOURCES[name]
-    fetch = source.hub and partial(hub.fetch, source.hub, memory_limit)
+    fetch = partial(hub.fetch, source.hub, memory_limit) if source.hub else None
     splits = _read(name, source, data_folder(data_dir), lambda folder: source.read(folder, memory_limit), fetch)
     mean, std = source.mean, source.std
     if mean is None or std is None:

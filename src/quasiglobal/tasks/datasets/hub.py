@@ -48,8 +48,10 @@ def fetch(hub: Hub, memory_limit: float) -> Splits | None:
         return labelled(x, y, len(rows.features["label"].names), hub.repository)
 
     with reading(hub.repository, "a data set of the Hugging Face hub"):
-        splits = _splits(hub)
-        return splits and Splits(*map(examples, splits), tuple(splits[0].features["label"].names))
+        if (splits := _splits(hub)) is None:
+            return None
+        train, test = splits
+        return Splits(examples(train), examples(test), tuple(train.features["label"].names))
 
 
 def fetch_texts(hub: TextHub, name: str, classes: tuple[str, ...]) -> Corpus | None:
@@ -59,8 +61,10 @@ def fetch_texts(hub: TextHub, name: str, classes: tuple[str, ...]) -> Corpus | N
         return Rows(texts, labelled(y, y, len(classes), hub.repository).y)
 
     with reading(hub.repository, "a data set of the Hugging Face hub"):
-        splits = _splits(hub)
-        return splits and Corpus(name, *map(rows, splits), classes)
+        if (splits := _splits(hub)) is None:
+            return None
+        train, test = splits
+        return Corpus(name, rows(train), rows(test), classes)
 
 
 def _splits(hub: Hub | TextHub) -> Any:

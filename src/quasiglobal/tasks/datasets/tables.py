@@ -62,10 +62,11 @@ def read(path: Path, memory_limit: float) -> Corpus:
         table = _table(path, memory_limit)
         classes = table.classes()
         rows = table.rows(classes)
-        return Corpus(name, *(_take(rows, cut) for cut in held_out(len(rows), path)), classes)
+        kept, tested = held_out(len(rows), path)
+        return Corpus(name, _take(rows, kept), _take(rows, tested), classes)
     found = [file for part in ("test", "dev", "val") if (file := locate(path, part, SUFFIXES))]
     if not found:
-        raise InputError(f"{path} has no test.csv (or dev, val; .csv.gz will do) beside train.csv; add one, or name a file")
+        raise InputError(f"{path} has neither test.csv nor dev.csv nor val.csv, plain or .gz; add one, or name a file")
     train, test = (_table(file, memory_limit) for file in (member(path, "train", SUFFIXES), found[0]))
     classes = train.classes()
     if train.numbers is not None and test.numbers is not None:
@@ -110,7 +111,8 @@ class Table:
         found = [places.get(label, -1) for label in self.labels] if numbers is None else numbers
         for place, label, line in zip(found, self.labels, self.lines, strict=True):
             if not 0 <= place < len(classes):
-                known = f"{self.first} to {self.first + len(classes) - 1}" if numbers is not None else ", ".join(classes)
+                span = f"{self.first} to {self.first + len(classes) - 1}"
+                known = ", ".join(classes) if numbers is None else span
                 raise InputError(f"{self.path} has the label {label!r} in line {line}; labels are {known}")
         columns = {name: np.array(values) for name, values in self.columns.items()}
         return Rows(self.texts, torch.tensor(found, dtype=torch.int64), columns)
@@ -158,8 +160,8 @@ def _lines(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
     with reading(path, "a CSV file of texts"), open(path, "rb") as raw:
         gzipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
-        content = gzip.open(raw) if gzipped else raw
-        with content, io.TextIOWrapper(content, encoding="utf-8-sig", newline="") as text:  # type: ignore[type-var]
+        with gzip.open(raw) if gzipped else raw as content:
+            text = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
             reader = csv.reader(text, csv.excel_tab, quoting=csv.QUOTE_NONE) if tabs else csv.reader(text, strict=True)
             yield ((reader.line_num, cells) for cells in reader if cells)
 

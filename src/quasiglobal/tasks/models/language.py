@@ -98,7 +98,7 @@ def folder_of(name: str, weights: bool) -> Path:
                 f"the weights in {folder} are a pickle, which can run any code when it is read; get them as "
                 f"safetensors, or set {ALLOW_PICKLE}=1 if you trust where they are from"
             )
-        raise InputError(f"{folder} has no weights ({SAFE[0]}); add them, or start from scratch: --pretrained False")
+        raise InputError(f"{folder} has no weights ({SAFE[0]}); add them, or start from scratch with --no-pretrained")
     return folder
 
 
