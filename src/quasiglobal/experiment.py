@@ -30,7 +30,7 @@ class Experiment:
     """digits, fashion-mnist, cifar10, imagenet32, imagenet, folder:PATH; texts: agnews, sst2, csv:PATH; own where every
     node brings its own."""
     model: str = "cnn"
-    """cnn, mlp, resnet20 (any depth 6k + 2), resnet18, vgg11; hf:NAME or hf:FOLDER; or your own as package.module:Name."""
+    """cnn, mlp, resnet20 (any depth 6k + 2), resnet18, vgg11, hf:NAME or hf:FOLDER, or your own package.module:Name."""
     norm: str | None = None
     """bn, gn, evonorm, evonorm-released or none; by default the model's own."""
     width: float = 1.0

@@ -150,6 +150,8 @@ class Options:
     """The address of this machine that other processes reach it at."""
     log: Literal["plain", "json"] = "plain"
     """What is said to a log rather than a terminal: sentences, or a JSON object a line."""
+    recompute: bool = False
+    """Of hf: models, keep the layers' inputs alone and compute the rest again for the gradient: less memory, slower."""
     on: Literal["here", "ray"] = "here"
     """This machine, or the Ray cluster it belongs to, one GPU or CPU a cell; --runs is then a folder all share."""
 
@@ -183,7 +185,7 @@ def train(
         chosen = task or make_task(alike[0].experiment, data_of(alike[0].experiment, options.data_dir))
         fit = runs_that_fit(chosen, alike[0].experiment, device)
         for group in (alike[first : first + fit] for first in range(0, len(alike), fit)):
-            training = Training(chosen, [run.experiment for run in group], device)
+            training = Training(chosen, [run.experiment for run in group], device, recomputing=options.recompute)
             found = [run.newest() for run in group]
             if saved := [checkpoint for checkpoint in found if checkpoint]:
                 training.restore([rows for rows, _ in saved], saved[0][1].epochs)
@@ -204,7 +206,7 @@ def prepare(experiment: Experiment, options: Options) -> Training:
     """An experiment's training from its start, as `train` would begin it."""
     task = make_task(experiment, data_of(experiment, options.data_dir))
     experiments = [run.experiment for run in runs_of(experiment, options)]
-    return Training(task, experiments, choose_device(options.device))
+    return Training(task, experiments, choose_device(options.device), recomputing=options.recompute)
 
 
 def _alike(runs: Iterable[Run]) -> list[list[Run]]:

@@ -33,6 +33,7 @@ from quasiglobal.tasks.batches import Epoch, Owner, Plan
 from quasiglobal.tasks.datasets import Dataset
 from quasiglobal.tasks.gradients import PRECISIONS, Buffers, Loss, StackedModel
 from quasiglobal.tasks.inputs import inputs_of
+from quasiglobal.tasks.models.recomputing import recompute
 from quasiglobal.tasks.partition import fingerprint, split
 from quasiglobal.tasks.randomness import seeded
 from quasiglobal.topology import parse
@@ -72,6 +73,7 @@ class Training:
         experiments: Sequence[Experiment],
         device: torch.device,
         engine: Callable[..., Host] = Simulator,
+        recomputing: bool = False,
     ) -> None:
         self.task, self.experiments, self.device = task, together(experiments), device
         self.experiment = experiment = self.experiments[0]
@@ -80,7 +82,10 @@ class Training:
 
         modules = [task.module(seed).to(self.dtype) for seed in self.seeds]
         self.layout = Layout.of_experiment(modules[0], experiment.bn)
-        self.model = StackedModel(task.module(0).to(device, self.dtype), task.loss, self.layout, experiment.precision)
+        module = task.module(0).to(device, self.dtype)
+        if recomputing:
+            recompute(module)
+        self.model = StackedModel(module, task.loss, self.layout, experiment.precision)
         self.bands = _bands(self.experiments, self.layout.shared, engine)
         self.engine = self.bands[0].engine
         self.graph = self.engine.topology
@@ -129,7 +134,8 @@ class Training:
         if device.type == "cpu":
             keep_freed_memory()
         on_one_gpu = device.type == "cuda" and isinstance(self.engine, Simulator)
-        self._captured = Captured(self._tensors) if on_one_gpu else None
+        capturing = on_one_gpu and not recomputing          # which reads the state of generators, and no graph can
+        self._captured = Captured(self._tensors) if capturing else None
         self._fused = self.steps * self.x.numel() >= WORTH_FUSING
 
     # -------------------------------------------------------------------------------------------- the loop
@@ -321,7 +327,7 @@ class Training:
         ]
 
     def _score(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
-        """Each row's accuracy, loss and, by class, share of right answers on the test data; NaN for a class not there."""
+        """Each row's accuracy and loss on the test data, and its accuracy on each class, NaN where there is none."""
         classes = len(self.task.data.classes)
         right, loss = x.new_zeros(len(x), classes), x.new_zeros(len(x))
         count = len(self.test_targets)

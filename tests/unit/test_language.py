@@ -1,7 +1,7 @@
 """Transformers: stacked gradients are each model's own, whatever of them is trained."""
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,16 +9,16 @@ from tiny_models import dataset, experiment, task, texts, write_model
 from torch import nn
 
 from quasiglobal.algorithms import ALGORITHMS
-from quasiglobal.errors import InputError
 from quasiglobal.flat import Layout
 from quasiglobal.measures import combined
 from quasiglobal.runs import model_state
 from quasiglobal.tasks.gradients import StackedModel
+from quasiglobal.tasks.models.language import language_model
+from quasiglobal.tasks.models.recomputing import recompute
+from quasiglobal.tasks.randomness import seeded
 from quasiglobal.training import Training, epochs
 
 pytest.importorskip("transformers", reason="needs the extra nlp")
-
-from quasiglobal.tasks.models.language import language_model
 
 K, BATCH, LENGTH, CLASSES = 3, 5, 16, 4
 CPU = torch.device("cpu")
@@ -84,6 +84,33 @@ def test_outputs_are_each_models_own_and_padding_changes_nothing(tmp_path, train
         module.load_state_dict(made.model.layout.views(made.x[i]), strict=False)
         for batch in range(K):
             torch.testing.assert_close(outputs[i, batch], module(made.inputs[batch]).detach(), rtol=1e-10, atol=1e-12)
+
+
+def kept_bytes(made):
+    """How much the backward pass needs of the forward pass, and the gradient."""
+    kept = []
+
+    def keep(value):
+        kept.append(value.nbytes)
+        return value
+
+    with seeded(CPU, 1), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        _, _, g, _ = made.model.gradients(made.x, {}, made.inputs, made.targets)
+    return sum(kept), g
+
+
+@pytest.mark.parametrize("train", ["all", "lora:2"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
+def test_recomputing_keeps_less_and_changes_nothing_dropout_included(tmp_path, kind, train):
+    made = case(write_model(tmp_path, kind, dropout=True), train)
+    for alone in (False, True):
+        made.model.one_by_one = alone
+        made.model.module.model.gradient_checkpointing_disable()
+        usual, g = kept_bytes(made)
+        recompute(made.model.module)
+        fewer, again = kept_bytes(made)
+        assert fewer < usual / 2
+        assert (again - g).norm() <= 1e-14 * g.norm()
 
 
 # ------------------------------------------------------------------------------------------------------ training

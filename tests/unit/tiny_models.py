@@ -65,8 +65,8 @@ def dataset(count=160, length=16, classes=4):
 def experiment(model, **settings):
     """Four nodes that learn from 40 texts each, in 5 steps an epoch."""
     usual = {
-        "data": "texts", "topology": "ring:4", "algorithm": "qg-dadam", "epochs": 2, "batch": 8, "lr": 0.01, "alpha": 1.0,
-        "milestones": (), "precision": "fp64", "pretrained": False,
+        "data": "texts", "topology": "ring:4", "algorithm": "qg-dadam", "epochs": 2, "batch": 8, "lr": 0.01,
+        "alpha": 1.0, "milestones": (), "precision": "fp64", "pretrained": False,
     }
     return Experiment(model=model, **usual | settings)
 

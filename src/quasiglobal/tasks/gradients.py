@@ -56,8 +56,8 @@ class StackedModel:
         # Under vmap, a CPU's batch norm does not take bf16 inputs with float32 weights.
         mixed = precision == "bf16" and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts)
         language = isinstance(module, LanguageModel)
-        self.one_by_one_on_cpu = deep or mixed or (language and _large(module))
-        self.one_by_one = language and not module.stacks
+        self.one_by_one_on_cpu = deep or mixed or (isinstance(module, LanguageModel) and _large(module))
+        self.one_by_one = isinstance(module, LanguageModel) and not module.stacks
         self.outside = language and not self.one_by_one
         self.random = language or any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts)
         self._padding = _columns_of_padding(module, layout)

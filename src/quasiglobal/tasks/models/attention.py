@@ -87,4 +87,4 @@ class _Folded(torch.autograd.Function):
         query, key, value, *masks = (fold(tensor, dim) for tensor, dim in zip(tensors, dims, strict=True))
         assert query is not None and key is not None and value is not None
         result, _ = attention(module, query, key, value, *masks, **how)      # there may be a vmap around this one
-        return result.unflatten(0, (info.batch_size, batch)), 0
+        return result.view(info.batch_size, batch, *result.shape[1:]), 0

@@ -48,13 +48,13 @@ def language_model(
     """A new model from a folder or the hub, for so many classes and texts of up to `length` tokens.
 
     What the weights do not have, a head for these classes above all, and with `pretrained` false all of it, is
-    drawn from torch's global random numbers. But what is frozen is every seed's: a frozen random base is always the same one.
+    drawn from torch's global random numbers. But a frozen base is everybody's: a random one is always the same.
     """
     transformers = _transformers()
     folder = folder_of(name, weights=pretrained)
     config = _config(transformers, folder, num_labels=classes)
     _check_length(name, config, length)
-    pad = config.pad_token_id if pad is None else pad
+    pad = getattr(config, "pad_token_id", None) if pad is None else pad
     if pad is None:
         raise InputError(f"{name} does not say which id is padding; add pad_token_id to {folder / 'config.json'}")
     config.pad_token_id, config.use_cache = pad, False
@@ -137,15 +137,18 @@ def _from_hub(name: str, weights: bool) -> Path:
         if not here or _has(folder, ("config.json",) if not weights else SAFE + (PICKLED if _pickles() else ())):
             return folder
     raise InputError(
-        f"there is no model {name}: it is no folder, {cache} does not have it, and the hub could not be reached or lacks "
-        f"it; on a machine with a network, `hf download {name} --local-dir FOLDER`, and then use hf:FOLDER"
+        f"there is no model {name}: it is no folder, {cache} does not have it, and the hub lacks it or cannot be "
+        f"reached; on a machine with a network, `hf download {name} --local-dir FOLDER`, and then use hf:FOLDER"
     )
 
 
 def _config(transformers: Any, folder: Path, **more: Any) -> Any:
     """What the folder says of the model's architecture."""
     with _quiet(transformers), reading(folder, "a transformers model"):
-        return transformers.AutoConfig.from_pretrained(folder, **more)
+        config = transformers.AutoConfig.from_pretrained(folder, **more)
+    if type(config) not in transformers.AutoModelForSequenceClassification._model_mapping:
+        raise InputError(f"transformers has no classifier of texts for {config.model_type} models; use another model")
+    return config
 
 
 def _loaded(transformers: Any, folder: Path, config: Any) -> Any:
@@ -159,12 +162,12 @@ def _loaded(transformers: Any, folder: Path, config: Any) -> Any:
     head = {name for name, _ in head_of(model)}
     base = [name for name, _ in model.named_parameters() if name not in head]
     lacking = sorted(set(found["missing_keys"]) - head)
-    if len(lacking) == len(base):
+    if 2 * len(lacking) > len(base):
         raise InputError(f"the weights in {folder} are of another model than its config.json says")
     if lacking:
         warnings.warn(
-            f"the weights in {folder} lack {len(lacking)} of the base model's {len(base)} tensors, such as {lacking[0]}; "
-            "they start at random",
+            f"the weights in {folder} lack {len(lacking)} of the base model's {len(base)} tensors, such as "
+            f"{lacking[0]}; they start at random",
             stacklevel=2,
         )
     return model
@@ -178,10 +181,8 @@ def _drawn(transformers: Any, config: Any) -> Any:
 
 def _attention(transformers: Any, config: Any) -> dict[str, str]:
     """How the model computes attention: by our function where it lets us."""
-    kinds = transformers.AutoModelForSequenceClassification._model_mapping
-    if type(config) not in kinds:
-        raise InputError(f"transformers has no classifier of texts for {config.model_type} models; use another model")
-    return {"attn_implementation": registered()} if kinds[type(config)]._supports_attention_backend else {}
+    kind = transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
+    return {"attn_implementation": registered()} if kind._supports_attention_backend else {}
 
 
 def _check_length(name: str, config: Any, length: int) -> None:
