@@ -110,7 +110,9 @@ def write_model(folder: Path) -> None:
     """A small BERT that has read notes of nobody's, without their wards: from a note it tells which words are in it."""
     import torch
     from tokenizers import BertWordPieceTokenizer
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertModel, BertTokenizerFast, logging
+
+    logging.disable_progress_bar()
 
     rng = random.Random("public")
     texts = [note(rng, rng.choice(list(WARDS))) for _ in range(READ)]
