@@ -25,7 +25,7 @@ WARDS = {
             "a systolic murmur", "an irregular pulse", "raised troponin", "an enlarged left ventricle",
             "ST depression on the trace", "a blood pressure of 170 over 100", "fluid at both lung bases",
         ],
-        "plan": ["echocardiography", "a stress test", "a beta blocker", "a Holter for two days", "coronary angiography"],
+        "plan": ["echocardiography", "a stress test", "a beta blocker", "a Holter for a day", "coronary angiography"],
     },
     "neurology": {
         "complaint": [
@@ -76,7 +76,7 @@ PATTERNS = [
 ]
 WHO = ["A man of {age}", "A woman of {age}", "A teacher of {age}", "A farmer of {age}", "A student of {age}"]
 SINCE = ["for two days", "for three weeks", "since last summer", "on and off for years", "since this morning"]
-COURSE = ["getting worse", "no better with rest", "first episode", "known for long", "worse in the cold", "on no medication"]
+COURSE = ["getting worse", "no better with rest", "first episode", "known for long", "worse in the cold", "on no drugs"]
 
 HOSPITALS, EACH, TESTED, READ, OWN = 4, 240, 400, 2000, 0.95
 """Notes that each hospital has, notes to test everybody with, notes that the model has read, and the share of its own
