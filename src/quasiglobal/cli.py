@@ -386,7 +386,7 @@ def _watcher(log: str) -> Iterator[Watcher]:
                 for run, measured in zip(runs, records, strict=True):
                     to.info("epoch %d", measured["epoch"], extra={"facts": {"run": run.folder.name} | measured})
             elif not console.is_terminal and ("accuracy" in record):
-                console.print(f"epoch {record['epoch']}: {text}, {record['images_per_second']:,.0f} images/s")
+                console.print(f"epoch {record['epoch']}: {text}, {record['images_per_second']:,.0f} examples/s")
 
         yield watch
 

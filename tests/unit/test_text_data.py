@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import quasiglobal as qg
 from quasiglobal import cli
 from quasiglobal.experiment import Experiment
+from quasiglobal.peers import agreement
 from quasiglobal.runs import data_of
 from quasiglobal.tasks import datasets
 from quasiglobal.tasks.batches import Owner, Plan
@@ -438,6 +439,13 @@ def test_the_cache_is_where_it_is_said_to_be(tmp_path):
     write(tmp_path / "mine.csv", "0,a\n1,b\n")
     data_of(Experiment(data="csv:mine.csv", model="hf:tiny"), None)
     assert len(list((tmp_path / "cache" / "tokens").glob("*.safetensors"))) == 1
+
+
+def test_owners_of_texts_agree_on_no_mean_and_std():
+    terms = {"model": "hf:tiny", "classes": ("bone", "skin"), "shape": (12,), "steps": 5}
+    assert agreement(Experiment(**terms)).data == "own"
+    with pytest.raises(qg.InputError, match=r"agree on shape, steps; .*`qg data csv:PATH`"):
+        agreement(Experiment(**{**terms, "shape": (), "steps": 0}))
 
 
 def test_the_name_of_own_data_is_seen_from_its_files(tmp_path):
