@@ -241,7 +241,9 @@ def _traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callabl
     """The function as a list of tensor operations, without vmap's overhead at each of them."""
     from torch.fx.experimental.proxy_tensor import make_fx  # seconds to import, and only needed here
 
-    program = make_fx(lambda *values: function(*values))(*arguments)
+    device = arguments[0].device
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):       # a trace draws for dropout too
+        program = make_fx(lambda *values: function(*values))(*arguments)
     aten = torch.ops.aten
     reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
     for node in program.graph.nodes:
