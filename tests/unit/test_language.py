@@ -44,7 +44,7 @@ def case(name, train="all", **how):
     return Case(StackedModel(module, nn.functional.cross_entropy, layout, "fp64"), x, inputs, targets)
 
 
-def own_gradients(made, attention="eager"):
+def own_gradients(made, attention="eager", bf16=False):
     """Each model's loss and gradient by plain PyTorch and transformers' own attention."""
     losses, gradients = [], []
     for i in range(K):
@@ -52,7 +52,9 @@ def own_gradients(made, attention="eager"):
         module.model.set_attn_implementation(attention)
         module.load_state_dict(made.model.layout.views(made.x[i]), strict=False)
         module.train()
-        loss = nn.functional.cross_entropy(module(made.inputs[i]), made.targets[i])
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            output = module(made.inputs[i])
+        loss = nn.functional.cross_entropy(output.to(made.x.dtype), made.targets[i])
         loss.backward()
         grads = {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
         losses.append(loss.detach())
@@ -71,6 +73,18 @@ def test_stacked_gradients_are_each_models_own(tmp_path, kind, train):
     torch.testing.assert_close(losses, expected, rtol=1e-12, atol=0)
     assert (gradients.norm(dim=1) > 1e-3).all()
     assert ((g - gradients).norm(dim=1) <= 1e-10 * gradients.norm(dim=1)).all()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("train", ["all", "lora:2"])
+def test_stacking_costs_no_precision(tmp_path, train, precision):
+    made = case(write_model(tmp_path), train)
+    _, exact = own_gradients(made)
+    made.model.module.float()
+    made.model.precision, made.x = precision, made.x.float()
+    _, _, ours, _ = made.model.gradients(made.x, {}, made.inputs, made.targets)
+    _, plain = own_gradients(made, "sdpa", bf16=precision == "bf16")
+    assert 0 < (ours - exact).norm() <= 1.5 * (plain - exact).norm()
 
 
 @pytest.mark.parametrize("train", ["all", "head", "lora:2"])
