@@ -147,6 +147,20 @@ def test_your_own_module_trains():
     assert run.records[-1]["accuracy_worst"] - 1e-6 <= accuracy <= run.records[-1]["accuracy_best"] + 1e-6
 
 
+def test_your_own_dropout_is_drawn_anew_each_step_and_again_on_resume():
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    task = qg.Task(module, nn.functional.cross_entropy, load("digits"))
+    plain = qg.Task(nn.Sequential(module[0], nn.Identity(), module[2]), nn.functional.cross_entropy, load("digits"))
+    whole, _ = run_all(SHORT, task=task)
+    first, second = (Training(task, [SHORT], CPU) for _ in range(2))
+    first.train_epoch()
+    second.restore([first.rows_of(0)], 1)
+    for _ in epochs(second):
+        pass
+    assert second.x.equal(whole.x)
+    assert not whole.x.isclose(run_all(SHORT, task=plain)[0].x).all()
+
+
 # ----------------------------------------------------------------------------------------------- data on its way
 
 

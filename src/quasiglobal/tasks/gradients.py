@@ -59,6 +59,7 @@ class StackedModel:
         self.one_by_one_on_cpu = deep or mixed or (isinstance(module, LanguageModel) and _large(module))
         self.one_by_one = isinstance(module, LanguageModel) and not module.stacks
         self.outside = language and not self.one_by_one
+        self.compiles = False
         self.random = language or any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts)
         self._padding = _columns_of_padding(module, layout)
         self._programs: dict[object, Callable[..., Any]] = {}
@@ -78,7 +79,7 @@ class StackedModel:
             if self._alone(x):
                 g, (losses, (right, after)) = _one_by_one(self._gradient_alone, (0, 0, 0, 0), *arguments)
             elif self.outside:
-                g, (losses, (right, after)) = self._gradients_of_all(*arguments)
+                g, (losses, (right, after)) = self._outside_program(arguments)(*arguments)
             elif stacked := self._stacked_program(x, buffers, inputs):
                 g, (losses, (right, after)) = self._gradients_stacked(stacked, *arguments)
             else:
@@ -190,6 +191,15 @@ class StackedModel:
             self._stacked[key] = stacked_program(self.module, self.layout, x, buffers, inputs)
         return self._stacked[key]
 
+    def _outside_program(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        """All transformers' gradients; `compiles` fuses their small operations, at a minute for each shape."""
+        if not self.compiles:
+            return self._gradients_of_all
+        key = ("outside", tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments)))
+        if key not in self._programs:
+            self._programs[key] = compiled(_traced(self._gradients_of_all, arguments))
+        return self._programs[key]
+
     def _program(
         self, function: Callable[..., Any], in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]
     ) -> Callable[..., Any]:
@@ -231,7 +241,9 @@ def _traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callabl
     """The function as a list of tensor operations, without vmap's overhead at each of them."""
     from torch.fx.experimental.proxy_tensor import make_fx  # seconds to import, and only needed here
 
-    program = make_fx(lambda *values: function(*values))(*arguments)
+    device = arguments[0].device
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):       # a trace draws for dropout too
+        program = make_fx(lambda *values: function(*values))(*arguments)
     aten = torch.ops.aten
     reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
     for node in program.graph.nodes:
