@@ -681,6 +681,9 @@ def data(name: Name = None, data_dir: Folder | None = None) -> None:
         there = len(one.train) + len(one.test)
         subset = f", a subset of the {published:,} published" if there < published else ""
         print(f"# {one.name}: {len(one.train):,} training examples and {len(one.test):,} to test{subset}")
+        if isinstance(one, Corpus):
+            words = sorted(len(text.split()) for text in one.train.texts)
+            print(f"# texts of {words[len(words) // 2]} words in the middle, {words[-1]} at most; shape is in tokens")
         for key, value in _terms(one).items():
             print(f"{key} = {json.dumps(value)}")
         return
@@ -695,8 +698,6 @@ def data(name: Name = None, data_dir: Folder | None = None) -> None:
 def _terms(one: Dataset | Corpus) -> dict[str, object]:
     """What several owners of such data have to agree on."""
     if isinstance(one, Corpus):
-        words = sorted(len(text.split()) for text in one.train.texts)
-        print(f"# texts of {words[len(words) // 2]} words in the middle, {words[-1]} at most; shape is in tokens")
         return {"classes": one.classes, "shape": [LENGTH]}
     return {key: getattr(one, key) for key in ("classes", "shape", "mean", "std")}
 

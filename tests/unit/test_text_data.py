@@ -139,6 +139,11 @@ def test_sst2_is_read_as_glue_has_it(tmp_path):
     assert [corpus.classes[y] for y in corpus.test.y] == ["negative", "positive"]
 
 
+def test_a_number_too_long_for_a_label_is_a_name(tmp_path):
+    write(tmp_path / "mine.csv", f"label,text\n{'9' * 5000},a\n{'8' * 5000},b\n")
+    assert datasets.corpus("csv:mine.csv").classes == ("8" * 5000, "9" * 5000)
+
+
 def test_a_byte_order_mark_is_no_part_of_the_header(tmp_path):
     write(tmp_path / "mine.csv", "\ufefflabel,text\n0,a\n1,b\n")
     assert datasets.corpus("csv:mine.csv").classes == ("0", "1")
@@ -171,6 +176,7 @@ BAD = {
     "label below": ("label,text\n0,a\n-1,b\n", "'-1'", "line 3", "labels are 0 to 0"),
     "no text column": ("label,body\n0,a\n", "label, body", "needs label and text"),
     "four columns": ("0,a,b,c\n", "4 columns and no header"),
+    "another header": ("category,message\n0,a\n1,b\n", "'category' first", "call the columns label and text"),
     "ragged": ("label,text\n0,a\n1,b,c\n", "3 columns in line 3"),
     "open quote": ('label,text\n0,"a\n1,b\n', "cannot read", "unexpected end"),
     "swapped columns": ("\n".join(f"a text {k},0" for k in range(1001)), "1,001 classes", "the label comes first"),

@@ -89,7 +89,7 @@ class Table:
     @property
     def numbers(self) -> list[int] | None:
         """The labels from 0 on, where all are whole numbers."""
-        if not all(label.removeprefix("-").isdecimal() and label.isascii() for label in self.labels):
+        if not all(map(_is_number, self.labels)):
             return None
         return [int(label) - self.first for label in self.labels]
 
@@ -145,6 +145,8 @@ def _table(path: Path, memory_limit: float) -> Table:
                 column.append(cells[i].strip())
             size += sum(map(len, cells))
             fits(size, memory_limit, path)
+    if len(table.labels) > 1 and not _is_number(table.labels[0]) and all(map(_is_number, table.labels[1:])):
+        raise InputError(f"{path} has numbers as labels but {table.labels[0]!r} first; call the columns label and text")
     table.columns = {names[i]: column for column, i in zip(columns, others, strict=True)}
     if not table.texts:
         raise InputError(f"{path} holds no rows")
@@ -189,6 +191,11 @@ def _text_columns(path: Path, names: Sequence[str], label: int) -> list[int]:
             return [names.index(name) for name in known]
     there = ", ".join(names)
     raise InputError(f"{path} has the columns {there}; it needs {names[label]} and text, or class, title, description")
+
+
+def _is_number(label: str) -> bool:
+    """Whether it is a whole number that may be a label."""
+    return label.isascii() and label.removeprefix("-").isdecimal() and len(label) < 10
 
 
 def _take(rows: Rows, cut: NDArray[np.int64]) -> Rows:
