@@ -2,10 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test test-slow lint clean help
+.PHONY: run run-text test test-slow lint clean help
 
 run: .venv/installed  ## the main job, on embedded data
 	$(BIN)/qg demo --out out
+
+TEXT := $(BIN)/qg train examples/notes.toml --runs out/text/runs
+run-text: .venv/installed  ## four hospitals fine-tune a transformer's head on made-up notes, alone and together
+	$(BIN)/python examples/notes.py out/text
+	$(TEXT) --topology every:10000/ring:4
+	$(TEXT)
+	$(TEXT) --algorithm qg-dadam --lr 0.001
+	$(TEXT) --algorithm qg-dadam:released=true
+	$(BIN)/qg compare out/text/runs/*
 
 test: lint  ## ruff, mypy --strict and the tests, a few minutes on two cores
 	$(BIN)/pytest -n 2

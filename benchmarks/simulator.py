@@ -63,10 +63,10 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
     total, right = (torch.zeros(n, device=device) for _ in range(2))
 
     def step(at: int) -> None:
-        names = ("index", "flip", "place") if training.images.moving else ("index",)
+        names = ("index", "flip", "place") if training.inputs.moving else ("index",)
         index, *moves = (static[name][at % len(static["index"])] for name in names)
         for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            x = training.images.show(index[i], *(move[i] for move in moves))
+            x = training.inputs.show(index[i], *(move[i] for move in moves))
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 output = model(x)
@@ -112,10 +112,10 @@ def centralized(task: Task, experiment: Experiment, device: torch.device, steps:
         return nn.functional.cross_entropy(output.float(), y), (output.argmax(dim=-1) == y).sum()
 
     def step() -> None:
-        names = ("index", "flip", "place") if training.images.moving else ("index",)
+        names = ("index", "flip", "place") if training.inputs.moving else ("index",)
         index, *moves = (static[name].index_select(0, at)[0].flatten(0, 1) for name in names)
         optimizer.zero_grad(set_to_none=True)
-        loss, answers = loss_of(training.images.show(index, *moves), training.targets[index])
+        loss, answers = loss_of(training.inputs.show(index, *moves), training.targets[index])
         loss.backward()
         optimizer.step()
         total.add_(loss.detach())

@@ -26,7 +26,7 @@ class Board:
         if folder not in self._writers:
             self._writers[folder] = self._make(str(folder / "tensorboard"), purge_step=epoch)
         for name, value in record.items():
-            if name not in ("epoch", "step"):
+            if name not in ("epoch", "step") and not isinstance(value, list):
                 self._writers[folder].add_scalar(name, value, epoch)
         self._writers[folder].flush()
 

@@ -64,7 +64,8 @@ from quasiglobal.runs import (
     prepare,
 )
 from quasiglobal.sweeps import sweep
-from quasiglobal.tasks.datasets import available, load
+from quasiglobal.tasks.datasets import SOURCES, TEXT_SOURCES, Corpus, Dataset, available, corpus, is_text, load
+from quasiglobal.tasks.datasets.text import LENGTH
 from quasiglobal.tasks.partition import class_counts, fingerprint, heterogeneity, split
 from quasiglobal.tuning import CAP, Tuned, parse_over
 from quasiglobal.tuning import tune as tune_experiments
@@ -354,6 +355,7 @@ def train(
     Args:
         file: A TOML file with any of the options below, as in `qg train --lr 0.2 mine.toml`; flags win.
     """
+    _check_toml(file)
     if options.engine == "distributed" and options.processes and not launched():
         refuse_faults(experiment)
         spread(qg.topology.parse(experiment.topology).n, options.processes)     # refuses too many, once
@@ -403,7 +405,7 @@ def _watcher(log: str) -> Iterator[Watcher]:
                 for run, measured in zip(runs, records, strict=True):
                     to.info("epoch %d", measured["epoch"], extra={"facts": {"run": run.folder.name} | measured})
             elif not console.is_terminal and accuracies:
-                console.print(f"epoch {record['epoch']}: {text}, {record['images_per_second']:,.0f} images/s")
+                console.print(f"epoch {record['epoch']}: {text}, {record['images_per_second']:,.0f} examples/s")
 
         yield watch
 
@@ -427,7 +429,7 @@ class _JsonLines(logging.Formatter):
 def node(
     file: Annotated[Positional[Path], arg(metavar="FILE.toml")],
     node: int,
-    data: Annotated[Path, arg(metavar="PATH")],
+    data: Annotated[str, arg(metavar="PATH")],
     rendezvous: Annotated[str, arg(metavar="HOST:PORT")],
     host: str = "127.0.0.1",
     runs: Folder = Path("runs"),
@@ -439,12 +441,13 @@ def node(
     """Be one node of an experiment, with data of your own that nobody else sees.
 
     Every node is started by its owner, with the same experiment, on any machine that reaches its neighbours. The
-    experiment says what all agree on: classes, shape, mean, std and steps. Started again, a node rejoins the others.
+    experiment says what all agree on: classes, shape, steps and, of images, mean and std. Started again, a node
+    rejoins the others.
 
     Args:
         file: The experiment, the same file at every node.
         node: Which node of the topology this is, from 0.
-        data: Your data: class folders of images or an .npz archive.
+        data: Your data: class folders of images, an .npz archive, or texts, as a .csv file or a folder with train.csv.
         rendezvous: Where the nodes meet: somebody's `qg rendezvous`.
         host: The address of this machine that neighbours reach it at.
         runs: The folder for this node's records and checkpoints.
@@ -471,6 +474,7 @@ def check(
     Args:
         file: A TOML file with any of the options below; flags win.
     """
+    _check_toml(file)
     graph = qg.topology.parse(experiment.topology)
     table = Table(show_header=False, box=None)
     for name, value in _facts(graph).items():
@@ -511,6 +515,7 @@ def tune(
         plot: Draw the grid into this file (.png, .svg or .pdf): a curve over one name, a heat map over two.
     """
     _on_the_simulator("tune", options)
+    _check_toml(file)
     names = parse_over(over)
     if plot is not None:
         plots.check_drawable(plot, names)
@@ -690,14 +695,21 @@ def data(name: Name = None, data_dir: Folder | None = None) -> None:
     """List the data sets: what is found where, and how to get the rest. With a name, describe one.
 
     Args:
-        name: A data set, such as folder:PATH; what several owners have to agree on is printed as an experiment has it.
+        name: A data set, such as folder:PATH or csv:PATH; what several owners have to agree on is printed as an
+            experiment has it.
         data_dir: Where to look; by default $QG_DATA or ./data.
     """
     if name is not None:
-        one = load(name, data_dir)
-        print(f"# {one.name}: {len(one.train):,} training examples and {len(one.test):,} to test")
-        for key in ("classes", "shape", "mean", "std"):
-            print(f"{key} = {json.dumps(getattr(one, key))}")
+        one = corpus(name, data_dir) if is_text(name) else load(name, data_dir)
+        published = (SOURCES | TEXT_SOURCES)[name].examples if ":" not in name else 0
+        there = len(one.train) + len(one.test)
+        subset = f", a subset of the {published:,} published" if there < published else ""
+        print(f"# {one.name}: {len(one.train):,} training examples and {len(one.test):,} to test{subset}")
+        if isinstance(one, Corpus):
+            words = sorted(len(text.split()) for text in one.train.texts)
+            print(f"# texts of {words[len(words) // 2]} words in the middle, {words[-1]} at most; shape is in tokens")
+        for key, value in _terms(one).items():
+            print(f"{key} = {json.dumps(value)}")
         return
     for found in available(data_dir):
         if found.where is None:
@@ -705,6 +717,13 @@ def data(name: Name = None, data_dir: Folder | None = None) -> None:
         else:
             missing = f", but without {', '.join(found.missing)}. {found.steps}" if found.missing else ""
             console.print(f"{found.name}: {found.where}{missing}", soft_wrap=True)
+
+
+def _terms(one: Dataset | Corpus) -> dict[str, object]:
+    """What several owners of such data have to agree on."""
+    if isinstance(one, Corpus):
+        return {"classes": one.classes, "shape": [LENGTH]}
+    return {key: getattr(one, key) for key in ("classes", "shape", "mean", "std")}
 
 
 @app.command
@@ -728,7 +747,7 @@ def partition(
         data_dir: Where the data sets lie.
         plot: Draw the dots into this file.
     """
-    dataset = load(name, data_dir)
+    dataset = corpus(name, data_dir) if is_text(name) else load(name, data_dir)
     labels = dataset.train.y.numpy()
     counts = {}
     for value in alpha:
@@ -793,7 +812,7 @@ def predict(
 
     Args:
         file: What `qg export` wrote.
-        data: A data set, such as folder:PATH.
+        data: A data set, such as folder:PATH or csv:PATH.
         data_dir: Where the data sets lie.
     """
     model = read_model(file)
@@ -845,6 +864,12 @@ def _from_file(words: Sequence[str]) -> Experiment:
     """The experiment of the TOML file among the words of `qg train`, for its flags to start from."""
     files = [word for word in words if word.endswith(".toml") and not word.startswith("-")]
     return from_toml(Path(files[0])) if files else Experiment()
+
+
+def _check_toml(file: Path | None) -> None:
+    """Refuse a word that would otherwise be passed over, as the last of `--pretrained false`."""
+    if file is not None and file.suffix != ".toml":
+        raise qg.InputError(f"{file} is no .toml file; switches take no value, as in --no-pretrained")
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ from quasiglobal.algorithms.base import checked
 from quasiglobal.engines.faults import check_probability
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.schedules import scaled_lr
+from quasiglobal.tasks.models.adapters import rank_of
+from quasiglobal.tasks.models.language import PREFIX
 from quasiglobal.topology import parse
 
 
@@ -25,9 +27,10 @@ class Experiment:
     """Everything that changes the result. Where it runs, and on how many rows at once, does not."""
 
     data: str = "digits"
-    """digits, fashion-mnist, cifar10, imagenet32, imagenet, or folder:PATH; own where every node brings its own."""
+    """digits, fashion-mnist, cifar10, imagenet32, imagenet, folder:PATH; texts: agnews, sst2, csv:PATH; own where every
+    node brings its own."""
     model: str = "cnn"
-    """cnn, mlp, resnet20 (any depth 6k + 2), resnet18, vgg11, or your own as package.module:Name."""
+    """cnn, mlp, resnet20 (any depth 6k + 2), resnet18, vgg11, hf:NAME or hf:FOLDER, or your own package.module:Name."""
     norm: str | None = None
     """bn, gn, evonorm, evonorm-released or none; by default the model's own."""
     width: float = 1.0
@@ -77,11 +80,16 @@ class Experiment:
     classes: tuple[str, ...] = ()
     """The names of the classes, in order, where several owners have to agree on them; by default the data's."""
     shape: tuple[int, ...] = ()
-    """What the model sees of one example, as channels, height, width; by default the data's."""
+    """What the model sees of one example, as channels, height, width; by default the data's. Of a text: how many
+    tokens, by default 128."""
     mean: tuple[float, ...] = ()
     """Subtracted from each channel, once it is between 0 and 1; by default measured on the training data."""
     std: tuple[float, ...] = ()
     """What each channel is then divided by."""
+    pretrained: bool = True
+    """Whether an hf: model starts from its weights, or from random ones of the same architecture."""
+    train: str = "all"
+    """What of an hf: model is trained, gossiped and saved: all, head, or lora:RANK (low-rank adapters and the head)."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():             # alpha=1 is alpha=1.0, with the same hash
@@ -100,6 +108,9 @@ class Experiment:
             raise InputError(f"steps must be a whole number >= 0, got {self.steps}")
         for name in ("drop", "churn"):
             check_probability(name, getattr(self, name))
+        rank_of(self.train)
+        if self.train != "all" and not self.model.startswith(PREFIX):
+            raise InputError(f"train = {self.train} is for hf: models; leave it out with {self.model}")
         algorithm(self.algorithm)
 
     @property
@@ -131,7 +142,7 @@ class Experiment:
         return replace(self, seed=seed)
 
 
-YOUNGER = ("drop", "churn", "steps", "wire", "classes", "shape", "mean", "std")
+YOUNGER = ("drop", "churn", "steps", "wire", "classes", "shape", "mean", "std", "pretrained", "train")
 """Fields that came after the first runs: hashed where they are set, so that those runs keep their names."""
 
 RECIPES: dict[str, dict[str, Any]] = {

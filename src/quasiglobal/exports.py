@@ -18,7 +18,7 @@ from quasiglobal.flat import Layout
 from quasiglobal.parts import newest
 from quasiglobal.runs import Run, data_of, model_of, model_state
 from quasiglobal.tasks.datasets import Dataset, Examples
-from quasiglobal.tasks.images import Images
+from quasiglobal.tasks.inputs import inputs_of
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,10 @@ class Exported:
 
     def module(self, data: Dataset) -> nn.Module:
         """The model, ready to use on inputs like the data's."""
-        module = model_of(self.experiment, len(data.classes), data.shape)
+        module = model_of(self.experiment, len(data.classes), data.shape, data.pad)
+        frozen = {name: value for name, value in module.named_parameters() if not value.requires_grad}
         try:
-            module.load_state_dict(self.state)
+            module.load_state_dict(frozen | self.state)
         except RuntimeError:
             raise InputError(f"the model does not fit {data.name}: other classes, shape or norm") from None
         return module.eval()
@@ -40,10 +41,10 @@ class Exported:
     def predict(self, data: Dataset, examples: Examples, batch: int = 500) -> Tensor:
         """The class that the model gives each example."""
         module = self.module(data)
-        images = Images.of(data, examples, device=torch.device("cpu"))
+        inputs = inputs_of(data, examples, device=torch.device("cpu"))
         with torch.no_grad():
             order = torch.split(torch.arange(len(examples.y)), batch)
-            return torch.cat([module(images.show(index)).argmax(dim=-1) for index in order])
+            return torch.cat([module(inputs.show(index)).argmax(dim=-1) for index in order])
 
 
 def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:

@@ -35,7 +35,7 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
     """
     dtype = PRECISIONS[experiment.precision]
     module = task.module(0).to(dtype).train()
-    parameters = sum(parameter.numel() for parameter in module.parameters())
+    parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     kept: dict[int, int] = {}
 
     def keep(value: torch.Tensor) -> torch.Tensor:
@@ -44,7 +44,7 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
 
     tried = 2
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-        module(torch.zeros(tried, *task.data.shape, dtype=dtype))
+        module(task.data.blank(tried, dtype))
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     activations = sum(size for place, size in kept.items() if place not in own) * experiment.batch // tried
     tensors = 1 + _state(experiment.algorithm) + COPIES

@@ -46,6 +46,12 @@ class Layout:
         """The number of columns, d."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
+    @staticmethod
+    def buffers(module: nn.Module) -> dict[str, Tensor]:
+        """What a module keeps besides parameters, such as running statistics; not what it makes anew, as constants."""
+        kept = module.state_dict().keys()
+        return {name: value for name, value in module.named_buffers() if name in kept}
+
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Named parameters as views of a row [d], or stacked [k, …] of rows [k, d]."""
         pieces = torch.split(rows, [math.prod(shape) for shape in self.shapes.values()], dim=-1)

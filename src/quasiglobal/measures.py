@@ -17,10 +17,11 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> Record:
     """An epoch's record of a run, from the measures of those who host its nodes.
 
     Each part has an entry a node in its lists, `loss`, `train_accuracy` and, after a test, `accuracy` and more.
+    `recall_worst` is, for each class, the share of its test examples that the worst node gets right.
     """
     first = parts[0]
 
-    def every(name: str) -> list[float]:
+    def every(name: str) -> list[Any]:
         return [value for part in parts for value in part[name]]
 
     record = {name: first[name] for name in ("epoch", "step", "lr")}
@@ -34,6 +35,8 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> Record:
             "accuracy_worst": min(scores),
             "accuracy_best": max(scores),
         }
+        if all("recall" in part for part in parts):
+            record["recall_worst"] = every("recall")[scores.index(min(scores))]
         if "accuracy_averaged" in first:
             record |= {name: first[name] for name in ("accuracy_averaged", "consensus_distance")}
         record |= {

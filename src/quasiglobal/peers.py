@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from quasiglobal.engines.distributed import Distributed, spread
 from quasiglobal.engines.gloo import Meeting
@@ -19,20 +18,27 @@ from quasiglobal.experiment import Experiment
 from quasiglobal.parts import Part, records_of
 from quasiglobal.processes import refuse_faults, rejoin, take_part
 from quasiglobal.runs import Options, Run, Watcher, choose_device, data_of, facts, make_task
+from quasiglobal.tasks.datasets import named
+from quasiglobal.tasks.models.language import PREFIX
 from quasiglobal.topology import parse
 from quasiglobal.training import Training
 
-AGREED = ("classes", "shape", "mean", "std", "steps")
+AGREED = ("classes", "shape", "steps")
 """What an experiment has to say where every node brings its own data."""
+
+AGREED_OF_IMAGES = ("mean", "std")
+"""And further, where it is no text."""
 
 
 def agreement(experiment: Experiment) -> Experiment:
     """The experiment as all nodes run it, whatever each of them calls its data."""
-    missing = [name for name in AGREED if not getattr(experiment, name)]
+    text = experiment.model.startswith(PREFIX)
+    needed = AGREED if text else AGREED + AGREED_OF_IMAGES
+    missing = [name for name in needed if not getattr(experiment, name)]
     if missing:
         raise InputError(
             f"nodes with their own data have to agree on {', '.join(missing)}; add it to the experiment "
-            "(`qg data folder:PATH` shows what yours has)"
+            f"(`qg data {'csv' if text else 'folder'}:PATH` shows what yours has)"
         )
     refuse_faults(experiment)
     return replace(experiment, data="own", partition="whole")
@@ -41,7 +47,7 @@ def agreement(experiment: Experiment) -> Experiment:
 def train(
     experiment: Experiment,
     node: int,
-    data: Path,
+    data: str,
     rendezvous: str,
     options: Options,
     patience: float,
@@ -58,7 +64,7 @@ def train(
     run = Run.of(experiment, options.runs)
     if run.summary is not None:
         return run
-    task = make_task(experiment, data_of(experiment, None, f"folder:{data}"))
+    task = make_task(experiment, data_of(experiment, None, named(data)))
     part = Part(run.folder, node, [node])
     saved = max(part.epochs())
     training = Training(

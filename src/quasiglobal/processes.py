@@ -91,7 +91,7 @@ def train(experiment: Experiment, options: Options, watch: Watcher = lambda runs
     experiments, device = [run.experiment for run in going], choose_device(options.device)
 
     def training_on(engine: Callable[..., Any]) -> Training:
-        return Training(task, experiments, device, engine)
+        return Training(task, experiments, device, engine, options.recompute)
 
     parts = [Part(run.folder, rank, hosted[rank]) for run in going]
     saved = set.intersection(*(part.epochs() for part in parts))

@@ -34,8 +34,10 @@ from quasiglobal.measures import Record, combined
 from quasiglobal.parts import newest as newest_parts
 from quasiglobal.parts import parts_of, records_of
 from quasiglobal.tasks.batches import step_sizes
-from quasiglobal.tasks.datasets import Dataset, agreed, load
+from quasiglobal.tasks.datasets import Corpus, Dataset, agreed, corpus, is_text, load
+from quasiglobal.tasks.datasets.text import LENGTH, cache_folder, check_vocabulary, tokenised
 from quasiglobal.tasks.models import build
+from quasiglobal.tasks.models.language import PREFIX, language_model, tokenizer_of, vocabulary_of
 from quasiglobal.topology import parse
 from quasiglobal.training import Task, Training, average, diverged, in_common, partition_of
 from quasiglobal.training import epochs as every_epoch
@@ -164,6 +166,8 @@ class Options:
     """The address of this machine that other processes reach it at."""
     log: Literal["plain", "json"] = "plain"
     """What is said to a log rather than a terminal: sentences, or a JSON object a line."""
+    recompute: bool = False
+    """Of hf: models, keep the layers' inputs alone and compute the rest again for the gradient: less memory, slower."""
     on: Literal["here", "ray"] = "here"
     """This machine, or the Ray cluster it belongs to, one GPU or CPU a cell; --runs is then a folder all share."""
 
@@ -204,7 +208,7 @@ def train(
                 with ExitStack() as locks:
                     for run in group:
                         locks.enter_context(alone(run.folder))
-                    _train_together(_begun(group, chosen, device), group, options, watch, board)
+                    _train_together(_begun(group, chosen, device, options.recompute), group, options, watch, board)
     if board:
         board.close()
     return runs
@@ -219,7 +223,7 @@ def prepare(experiment: Experiment, options: Options) -> Training:
     """An experiment's training from its start, as `train` would begin it."""
     task = make_task(experiment, data_of(experiment, options.data_dir))
     experiments = [run.experiment for run in runs_of(experiment, options)]
-    return Training(task, experiments, choose_device(options.device))
+    return Training(task, experiments, choose_device(options.device), recomputing=options.recompute)
 
 
 def _alike(runs: Iterable[Run]) -> list[list[Run]]:
@@ -245,9 +249,9 @@ def _of_equal_epochs(runs: Sequence[Run], task: Task) -> list[list[Run]]:
     return list(groups.values())
 
 
-def _begun(runs: Sequence[Run], task: Task, device: torch.device) -> Training:
+def _begun(runs: Sequence[Run], task: Task, device: torch.device, recompute: bool) -> Training:
     """The training of runs that are at the same epoch, from there on."""
-    training = Training(task, [run.experiment for run in runs], device)
+    training = Training(task, [run.experiment for run in runs], device, recomputing=recompute)
     found = [run.newest() for run in runs]
     if saved := [checkpoint for checkpoint in found if checkpoint]:
         training.restore([rows for rows, _ in saved], saved[0][1].epochs)
@@ -262,13 +266,33 @@ def _steps_alike(run: Run) -> tuple[str, str]:
 
 
 def data_of(experiment: Experiment, data_dir: Path | None, name: str | None = None) -> Dataset:
-    """The experiment's data, or other data in its terms."""
-    data = load(name or experiment.data, data_dir)
+    """The experiment's data, or other data in its terms; texts as its model's tokenizer reads them."""
+    name = name or experiment.data
+    data = _tokenised(experiment, corpus(name, data_dir)) if is_text(name) else load(name, data_dir)
     return agreed(data, experiment.classes, experiment.shape, experiment.mean, experiment.std)
 
 
-def model_of(experiment: Experiment, classes: int, shape: Sequence[int]) -> nn.Module:
-    """A new model, for so many classes and inputs of this shape."""
+def _tokenised(experiment: Experiment, texts: Corpus) -> Dataset:
+    """Texts as the experiment's model reads them, `shape` tokens of each."""
+    if not experiment.model.startswith(PREFIX):
+        raise InputError(f"{texts.name} is text, which {experiment.model} does not read; use --model hf:FOLDER")
+    if len(experiment.shape) > 1:
+        raise InputError(f"of a text, shape is its length in tokens, one number, got {list(experiment.shape)}")
+    (length,) = experiment.shape or (LENGTH,)
+    data = tokenised(texts, tokenizer_of(experiment.model), length, cache_folder())
+    check_vocabulary(data, vocabulary_of(experiment.model), experiment.model)
+    return data
+
+
+def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: int | None = None) -> nn.Module:
+    """A new model, for so many classes and inputs of this shape; of texts, `pad` is what fills them up."""
+    if experiment.model.startswith(PREFIX):
+        if len(shape) != 1:
+            raise InputError(f"{experiment.model} reads texts, not examples of shape {list(shape)}; use other --data")
+        return language_model(
+            experiment.model, classes=classes, pretrained=experiment.pretrained, train=experiment.train, pad=pad,
+            length=shape[0],
+        )
     if is_path(experiment.model):
         own = imported(experiment.model, "model")
         return copy.deepcopy(own) if isinstance(own, nn.Module) else own()
@@ -278,7 +302,7 @@ def model_of(experiment: Experiment, classes: int, shape: Sequence[int]) -> nn.M
 def make_task(experiment: Experiment, data: Dataset) -> Task:
     """The experiment's model, with cross-entropy, on the data."""
     return Task(
-        partial(model_of, experiment, len(data.classes), data.shape), nn.functional.cross_entropy, data
+        partial(model_of, experiment, len(data.classes), data.shape, data.pad), nn.functional.cross_entropy, data
     )
 
 

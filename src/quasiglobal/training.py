@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -31,8 +32,10 @@ from quasiglobal.schedules import Schedule
 from quasiglobal.tasks.batches import Epoch, Owner, Plan, step_sizes
 from quasiglobal.tasks.datasets import Dataset
 from quasiglobal.tasks.gradients import PRECISIONS, Buffers, Loss, StackedModel
-from quasiglobal.tasks.images import Images
+from quasiglobal.tasks.inputs import inputs_of
+from quasiglobal.tasks.models.recomputing import recompute
 from quasiglobal.tasks.partition import Indices, fingerprint, split
+from quasiglobal.tasks.randomness import seeded
 from quasiglobal.topology import parse
 
 
@@ -70,6 +73,7 @@ class Training:
         experiments: Sequence[Experiment],
         device: torch.device,
         engine: Callable[..., Host] = Simulator,
+        recomputing: bool = False,
     ) -> None:
         self.task, self.experiments, self.device = task, together(experiments), device
         self.experiment = experiment = self.experiments[0]
@@ -78,7 +82,10 @@ class Training:
 
         modules = [task.module(seed).to(self.dtype) for seed in self.seeds]
         self.layout = Layout.of_experiment(modules[0], experiment.bn)
-        self.model = StackedModel(task.module(0).to(device, self.dtype), task.loss, self.layout, experiment.precision)
+        module = task.module(0).to(device, self.dtype)
+        if recomputing:
+            recompute(module)
+        self.model = StackedModel(module, task.loss, self.layout, experiment.precision)
         self.bands = _bands(self.experiments, self.layout.shared, engine)
         self.engine = self.bands[0].engine
         self.graph = self.engine.topology
@@ -86,8 +93,8 @@ class Training:
 
         train = task.data.train
         self.parts = [partition_of(task.data, one) for one in self.experiments]
-        self.images = Images.of(task.data, train, device=device, dtype=self.dtype, moving=experiment.augment)
-        self.test_images = Images.of(task.data, task.data.test, device=device, dtype=self.dtype)
+        self.inputs = inputs_of(task.data, train, device=device, dtype=self.dtype, moving=experiment.augment)
+        self.test_inputs = inputs_of(task.data, task.data.test, device=device, dtype=self.dtype)
         self.targets, self.test_targets = train.y.to(device), task.data.test.y.to(device)
 
         runs, here = zip(self.seeds, self.parts, strict=True), self.engine.nodes
@@ -95,7 +102,9 @@ class Training:
         lengths = [[len(part) for part in parts] for parts in self.parts]
         if len({tuple(step_sizes(of, experiment.batch, experiment.steps)) for of in lengths}) > 1:
             raise InputError("runs that train together need epochs of as many steps; use partitions of equal sizes")
-        self.plan = Plan(owners, experiment.batch, self.images.draw, lengths[0], experiment.steps)
+        self.plan = Plan(
+            owners, experiment.batch, self.inputs.draw, lengths[0], experiment.steps, self.inputs.need
+        )
         self.steps_per_epoch = len(self.plan.sizes)
         self.steps = self.steps_per_epoch * experiment.epochs
         self.schedules = [
@@ -114,19 +123,20 @@ class Training:
         hosted = len(self.engine.nodes)
         starts = [self.layout.row(dict(module.named_parameters())) for module in modules]
         self.x = torch.stack(starts).repeat_interleave(hosted, dim=0).to(device)
+        kept = [self.layout.buffers(module) for module in modules]
         self.buffers: Buffers = {
-            name: torch.stack([dict(module.named_buffers())[name] for module in modules])
-            .repeat_interleave(hosted, dim=0)
-            .to(device)
-            for name, _ in modules[0].named_buffers()
+            name: torch.stack([own[name] for own in kept]).repeat_interleave(hosted, dim=0).to(device)
+            for name in kept[0]
         }
         self.begin_at(self.x)
         self.epochs_done = 0
         self._static: dict[str, Tensor] = {}
+        self._shapes: Sequence[tuple[int, ...]] = ()
         if device.type == "cpu":
             keep_freed_memory()
         on_one_gpu = device.type == "cuda" and isinstance(self.engine, Simulator)
-        self._captured = Captured(self._tensors) if on_one_gpu else None
+        capturing = on_one_gpu and not recomputing          # which reads the state of generators, and no graph can
+        self._captured = Captured(self._tensors) if capturing else None
         self._fused = self.steps * self.x.numel() >= WORTH_FUSING
 
     # -------------------------------------------------------------------------------------------- the loop
@@ -160,22 +170,33 @@ class Training:
 
     def advance(self, step: int) -> None:
         """Step 0, 1, … of the epoch."""
-        t, size = self.epochs_done * self.steps_per_epoch + step + 1, self.plan.sizes[step]
-        if self._captured is None:
-            self._step(t, size)
-        else:
-            self._captured((*(band.kind(t) for band in self.bands), size), partial(self._step, t, size))
+        t, shape = self.epochs_done * self.steps_per_epoch + step + 1, self._shapes[step]
+        with self._draws(t):
+            if self._captured is None:
+                self._step(t, *shape)
+            else:
+                self._captured((*(band.kind(t) for band in self.bands), shape), partial(self._step, t, *shape))
+
+    def _draws(self, t: int) -> AbstractContextManager[None]:
+        """Around a step: what its models draw for dropout is a function of the seeds, who is here, and the step.
+
+        So a run that goes on draws what it would have drawn; but nodes that are spread over processes otherwise, or
+        trained together with other seeds, draw other numbers of the same distribution.
+        """
+        if not self.model.random:
+            return nullcontext()
+        return seeded(self.device, *self.seeds, self.engine.nodes[0], t)
 
     def sums(self) -> tuple[list[list[float]], list[list[float]]]:
         """Each run's and node's loss and right answers so far in the epoch, summed over its examples."""
         loss, right = (self._static[name].view(len(self.seeds), -1).tolist() for name in ("loss", "right"))
         return loss, right
 
-    def _step(self, t: int, size: int) -> None:
+    def _step(self, t: int, size: int, *need: int) -> None:
         """Step t on the batch that the counter points at; everything happens on the device."""
         static = self._static
         at = static["counter"]
-        losses, right, g, buffers = self.model.gradients(self.x, self.buffers, *self._batch(size))
+        losses, right, g, buffers = self.model.gradients(self.x, self.buffers, *self._batch(size, *need))
         self._update(t, g, self._rates(static["lr"].index_select(0, at)[0]))
         if self._captured is None:
             self.buffers = buffers
@@ -206,17 +227,18 @@ class Training:
             return rates[0]
         return rates.repeat_interleave(len(self.engine.nodes))[:, None]
 
-    def _batch(self, size: int) -> tuple[Tensor, Tensor]:
+    def _batch(self, size: int, *need: int) -> tuple[Tensor, Tensor]:
         """The inputs and targets that the counter points at, of every row here."""
-        names = ("index", "flip", "place") if self.images.moving else ("index",)
+        names = ("index", "flip", "place") if self.inputs.moving else ("index",)
         at = self._static["counter"]
         index, *moves = (self._static[name].index_select(0, at)[0, :, :size] for name in names)
-        return self.images.show(index, *moves), self.targets[index]
+        return self.inputs.show(index, *moves, *need), self.targets[index]
 
     def warm_up(self) -> None:
         """Compute a gradient and forget it: the first takes long, which nobody else should wait for."""
         self.begin_epoch()
-        self.model.gradients(self.x, self.buffers, *self._batch(self.plan.sizes[0]))
+        with self._draws(0):
+            self.model.gradients(self.x, self.buffers, *self._batch(*self._shapes[0]))
 
     def _tensors(self) -> list[Tensor]:
         """All that a step changes."""
@@ -226,6 +248,7 @@ class Training:
 
     def _load(self, epoch: Epoch) -> None:
         """Put an epoch's draws where the steps find them."""
+        self._shapes = epoch.shapes
         first = self.epochs_done * self.steps_per_epoch
         steps = range(first + 1, first + 1 + self.steps_per_epoch)
         rates = [[schedule(step) for schedule in self.schedules] for step in steps]
@@ -245,19 +268,22 @@ class Training:
 
     def _full_gradient(self, rows: slice, x: Tensor) -> Tensor:
         """The gradient over all of each node's own examples, as they are, weight decay included."""
-        total, examples = torch.zeros_like(x), self._examples[rows]
+        total, everything = torch.zeros_like(x), len(self.plan.owners[0].examples)
         buffers = {name: value[rows] for name, value in self.buffers.items()}
-        for index in torch.split(examples, 256, dim=1):
-            _, _, g, _ = self.model.gradients(x, buffers, self.images.show(index), self.targets[index])
+        for examples, need in self._examples:
+            index = examples[rows]
+            _, _, g, _ = self.model.gradients(x, buffers, self.inputs.show(index, *need), self.targets[index])
             total += g * index.shape[1]
-        return total / examples.shape[1] + self.experiment.weight_decay * x
+        return total / everything + self.experiment.weight_decay * x
 
     @cached_property
-    def _examples(self) -> Tensor:
-        """[k, size], the positions of every row's own examples."""
+    def _examples(self) -> list[tuple[Tensor, tuple[int, ...]]]:
+        """The positions [k, size] of every row's own examples, some at a time, and what those need."""
         if len({len(owner.examples) for owner in self.plan.owners}) > 1:
             raise InputError("an algorithm that takes full gradients needs nodes of equal size; use another partition")
-        return torch.from_numpy(np.stack([owner.examples for owner in self.plan.owners])).to(self.device)
+        everything = np.stack([owner.examples for owner in self.plan.owners])
+        pieces = [everything[:, first : first + 256] for first in range(0, everything.shape[1], 256)]
+        return [(torch.from_numpy(piece).to(self.device), self.inputs.need(piece)) for piece in pieces]
 
     # -------------------------------------------------------------------------------------------- measures
 
@@ -266,7 +292,8 @@ class Training:
         n, runs = len(self.engine.nodes), len(self.seeds)
         by_run = self.x.view(runs, n, -1)
         everybody = self._score(self._with_averages(self.x), tree_map(self._with_averages, self.buffers))
-        accuracy, loss = (values[: runs * n].view(runs, n) for values in everybody)
+        accuracy, loss = (values[: runs * n].view(runs, n) for values in everybody[:2])
+        recall = everybody[2][: runs * n].view(runs, n, -1)
         averaged = everybody[0][runs * n :]
         norms = by_run.norm(dim=-1)
         steps = self.epochs_done * self.steps_per_epoch
@@ -274,6 +301,7 @@ class Training:
             {
                 "accuracy": accuracy[r].tolist(),
                 "test_loss": loss[r].tolist(),
+                "recall": [[share if share == share else None for share in node] for node in recall[r].tolist()],
                 "weight_norm": norms[r].tolist(),
                 "bytes_sent": [self.bytes_per_step[r] * steps] * n,
             }
@@ -299,20 +327,22 @@ class Training:
             for _ in band.engine.seeds
         ]
 
-    def _score(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor]:
-        """Each row's accuracy and loss on the test data, in test order."""
-        right, loss = x.new_zeros(len(x)), x.new_zeros(len(x))
+    def _score(self, x: Tensor, buffers: Buffers) -> tuple[Tensor, Tensor, Tensor]:
+        """Each row's accuracy and loss on the test data, and its accuracy on each class, NaN where there is none."""
+        classes = len(self.task.data.classes)
+        right, loss = x.new_zeros(len(x), classes), x.new_zeros(len(x))
         count = len(self.test_targets)
-        for index in self._test_batches(count):
-            output = self.model.outputs(x, buffers, self.test_images.show(index)).to(self.dtype).flatten(1, 2)
+        for index, need in self._test_batches():
+            shown = self.test_inputs.show(index, *need)
+            output = self.model.outputs(x, buffers, shown).to(self.dtype).flatten(1, 2)
             target = self.test_targets[index].flatten()
-            right += (output.argmax(dim=-1) == target).sum(dim=1)
+            right.index_add_(1, target, (output.argmax(dim=-1) == target).to(right.dtype))
             losses = nn.functional.cross_entropy(output.flatten(0, 1), target.repeat(len(x)), reduction="none")
             loss += losses.view(len(x), -1).sum(dim=1)
-        return right / count, loss / count
+        return right.sum(dim=1) / count, loss / count, right / torch.bincount(self.test_targets, minlength=classes)
 
-    def _test_batches(self, count: int) -> list[Tensor]:
-        """Positions [batches, batch]: batches of 32 where the model normalises by the test batch itself.
+    def _test_batches(self) -> list[tuple[Tensor, tuple[int, ...]]]:
+        """Positions [batches, batch], and what those examples need; 32 where the model normalises by the test batch.
 
         The released network does, in test order, so that this is part of the experiment. As many go through the
         models at a time as the memory surely holds.
@@ -321,12 +351,14 @@ class Training:
             isinstance(part, nn.modules.batchnorm._BatchNorm) and not part.track_running_stats
             for part in self.model.module.modules()
         )
-        at_once = SHOWN_AT_ONCE // len(self.x)
+        at_once = SHOWN_AT_ONCE // (len(self.x) * self.test_inputs.cost)
         size = 32 if by_batch else min(500, max(32, at_once))
-        order = torch.arange(count, device=self.device)
+        order = torch.from_numpy(self.test_inputs.order)
+        count = len(order)
         whole, rest = order[: count // size * size].view(-1, size), order[count // size * size :]
         together = torch.split(whole, min(16, max(1, at_once // size)) if by_batch else 1)
-        return [batches for batches in (*together, rest[None]) if batches.numel()]
+        batches = [positions for positions in (*together, rest[None]) if positions.numel()]
+        return [(positions.to(self.device), self.test_inputs.need(positions.numpy())) for positions in batches]
 
     # ------------------------------------------------------------------------------------------ checkpoints
 
@@ -370,7 +402,7 @@ OWN = (
 """What experiments that are rows of one program may differ in; their topologies have as many nodes."""
 
 SHOWN_AT_ONCE = 2**15
-"""Images in a test, counted for every model."""
+"""Images in a test, counted for every model; a text counts for several (`Texts.cost`)."""
 
 WORTH_FUSING = 2.5e11
 """Numbers that the algorithms change in a training, from which on compiling their steps pays (docs/performance.md)."""

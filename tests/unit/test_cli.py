@@ -59,6 +59,7 @@ def test_a_directed_topology_is_drawn_too(monkeypatch, capsys, tmp_path):
 
 
 BAD = {
+    ("train", "--pretrained", "false"): "qg: false is no .toml file; switches take no value, as in --no-pretrained",
     ("topology", "ring:2"): "qg: ring needs n >= 3, got 2; use complete(2)",
     ("topology", "ring:4", "--plot", "graph.doc"): "qg: cannot draw into graph.doc; end its name with .png",
     ("topology", "ring:4", "--plot", "/proc/graph.png"): "qg: cannot write /proc/graph.png",

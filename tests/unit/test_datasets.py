@@ -334,7 +334,7 @@ def test_available_lists_what_is_found_and_how_to_get_the_rest(tmp_path):
     (tmp_path / "cifar-10-batches-py" / "data_batch_3").unlink()
     write_fashion(tmp_path / "fashion-mnist", ending=".gz")
     found = {line.name: line for line in datasets.available(tmp_path)}
-    assert list(found) == ["digits", "fashion-mnist", "cifar10", "imagenet32", "imagenet"]
+    assert list(found) == ["digits", "fashion-mnist", "cifar10", "imagenet32", "imagenet", "agnews", "sst2"]
     assert found["digits"].where == "embedded"
     assert found["fashion-mnist"].where == str(tmp_path / "fashion-mnist")
     assert found["fashion-mnist"].missing == ()

@@ -106,3 +106,27 @@ def test_outputs_are_each_models_own(name, norm, device):
         for batch in range(K):
             expected = module(inputs[batch]).detach()
             torch.testing.assert_close(outputs[i, batch], expected, rtol=1e-10, atol=1e-12)
+
+
+class Padded(nn.Module):
+    """Sums what it has learned of tokens, the padding's included."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4, padding_idx=0)
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, ids):
+        return self.head(self.embedding(ids).sum(dim=-2))
+
+
+def test_padding_is_not_learned_by_any_model():
+    module = Padded().double()
+    layout = Layout.of(module)
+    x = layout.row(dict(module.named_parameters())).repeat(K, 1)
+    ids, targets = torch.randint(0, 3, (K, BATCH, 5)), torch.randint(0, 10, (K, BATCH))
+    _, _, g, _ = StackedModel(module, nn.functional.cross_entropy, layout, "fp64").gradients(x, {}, ids, targets)
+    for i in range(K):
+        module.zero_grad()
+        nn.functional.cross_entropy(module(ids[i]), targets[i]).backward()
+        torch.testing.assert_close(g[i], layout.row({name: p.grad for name, p in module.named_parameters()}))

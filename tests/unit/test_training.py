@@ -147,6 +147,20 @@ def test_your_own_module_trains():
     assert run.records[-1]["accuracy_worst"] - 1e-6 <= accuracy <= run.records[-1]["accuracy_best"] + 1e-6
 
 
+def test_your_own_dropout_is_drawn_anew_each_step_and_again_on_resume():
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    task = qg.Task(module, nn.functional.cross_entropy, load("digits"))
+    plain = qg.Task(nn.Sequential(module[0], nn.Identity(), module[2]), nn.functional.cross_entropy, load("digits"))
+    whole, _ = run_all(SHORT, task=task)
+    first, second = (Training(task, [SHORT], CPU) for _ in range(2))
+    first.train_epoch()
+    second.restore([first.rows_of(0)], 1)
+    for _ in epochs(second):
+        pass
+    assert second.x.equal(whole.x)
+    assert not whole.x.isclose(run_all(SHORT, task=plain)[0].x).all()
+
+
 # ----------------------------------------------------------------------------------------------- data on its way
 
 
@@ -239,7 +253,7 @@ def test_large_pictures_are_trained_on_boxes_and_tested_in_the_middle():
     assert data.shape == (3, 28, 28)
     experiment = replace(SHORT, model="cnn", partition="iid", batch=5, epochs=2)
     training, records = run_all(experiment, task=make_task(experiment, data))
-    assert training.test_images.x.shape == (40, 3, 28, 28)
+    assert training.test_inputs.x.shape == (40, 3, 28, 28)
     assert 0 < records[-1][0]["loss"] < 10
     whole, _ = run_all(experiment, task=make_task(experiment, data))
     assert whole.x.equal(training.x)
@@ -283,6 +297,9 @@ def test_a_record_has_the_promised_measures(tmp_path):
                  "accuracy_averaged", "consensus_distance", "weight_norm", "effective_step", "images_per_second"):
         assert np.isfinite(record[name]), name
     assert record["accuracy_worst"] <= record["accuracy"] <= record["accuracy_best"]
+    counts = torch.bincount(load("digits").test.y)
+    answers = (torch.tensor(record["recall_worst"]) * counts).sum()
+    assert float(answers / counts.sum()) == pytest.approx(record["accuracy_worst"], rel=1e-6)
     parameters = run.summary["parameters"]
     assert record["bytes_sent"] == 2 * 4 * parameters * record["step"]
     assert record["effective_step"] == pytest.approx(record["lr"] / record["weight_norm"] ** 2, rel=1e-2)

@@ -13,7 +13,7 @@ class Captured:
 
     Two steps of the same key must do the same to the same storage. The first step of a key runs ordinarily on
     a side stream, so that whatever compiles or allocates does so, and the tensors are put back each time; then
-    the step is recorded, and from then on it is replayed.
+    the step is recorded, and from then on it is replayed. What it draws at random is as if it had run once.
     """
 
     def __init__(self, tensors: Callable[[], list[Tensor]]) -> None:
@@ -26,7 +26,7 @@ class Captured:
         self.graphs[key].replay()
 
     def _record(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        before = [tensor.clone() for tensor in self.tensors()]
+        before, drawn = [tensor.clone() for tensor in self.tensors()], torch.cuda.get_rng_state()
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -38,4 +38,5 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
+        torch.cuda.set_rng_state(drawn)
         return graph

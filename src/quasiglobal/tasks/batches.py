@@ -30,11 +30,13 @@ class Epoch:
     """All that is random in an epoch, for all steps at once, on the device.
 
     `index` [steps, k, batch] are positions in the data; where images are augmented, `moves` [steps, k, batch, …]
-    say how each is mirrored and placed. The last step may be shorter than the batch: see `Plan.sizes`.
+    say how each is mirrored and placed. The last step may be shorter than the batch: see `Plan.sizes`. `shapes` are
+    known here, not on the device alone: each step's batch size and, of texts, how many tokens its batch needs.
     """
 
     index: Tensor
     moves: tuple[Tensor, ...]
+    shapes: Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Plan:
     """How many examples each node of a run has, where some are not here."""
     steps: int = 0
     """Of full batches in an epoch; 0 leaves it to the sizes."""
+    need: Callable[[Indices], tuple[int, ...]] = lambda index: ()
+    """What a step's batch of these examples needs besides its size."""
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -73,7 +77,12 @@ class Plan:
             stacked = values.reshape(len(self.owners), steps, self.batch, *values.shape[2:])
             return torch.from_numpy(np.ascontiguousarray(stacked.swapaxes(0, 1))).to(device)
 
-        return Epoch(steps_first(index), tuple(steps_first(np.stack(move)) for move in zip(*moves, strict=True)))
+        shapes = [
+            (size, *self.need(index[:, first : first + size]))
+            for first, size in zip(range(0, index.shape[1], self.batch), self.sizes, strict=True)
+        ]
+        moved = tuple(steps_first(np.stack(move)) for move in zip(*moves, strict=True))
+        return Epoch(steps_first(index), moved, shapes)
 
 
 def step_sizes(lengths: Sequence[int], batch: int, steps: int = 0) -> list[int]:

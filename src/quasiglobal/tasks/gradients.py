@@ -4,6 +4,9 @@ The model is any `nn.Module`, unmodified. All copies are one program, `vmap` ove
 a GPU, traced once to plain tensor operations on a CPU. Convolutional networks are the exception. On a GPU, in
 bf16, they have kernels of their own (`stacked.py`). On a CPU, deep ones are arithmetic-bound, grouped convolutions
 are slow, and one model after the other is faster.
+
+Transformers have autograd outside of vmap: the backward pass of attention, which vmap would take apart, is then that of
+one large batch (`models/attention.py`). What they do not train is one for all, and is computed for all at once.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from quasiglobal.arithmetic import full_precision
 from quasiglobal.compiling import compiled
 from quasiglobal.flat import Layout
+from quasiglobal.tasks.models.language import LanguageModel
 from quasiglobal.tasks.stacked import Stacked, stacked_program
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -35,6 +39,9 @@ PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float3
 CALLS_BEFORE_COMPILING = 20
 """Of one shape outside training: a test of a few batches is over before it would be compiled."""
 
+LARGE = 10**6
+"""Parameters of a transformer from which on a CPU is faster one after the other, unless the head alone is trained."""
+
 DEEP = 4
 """More convolutions than this, and a CPU is faster one model after the other (`benchmarks/simulator.py`)."""
 
@@ -48,7 +55,13 @@ class StackedModel:
         deep = sum(isinstance(part, nn.modules.conv._ConvNd) for part in parts) > DEEP
         # Under vmap, a CPU's batch norm does not take bf16 inputs with float32 weights.
         mixed = precision == "bf16" and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts)
-        self.one_by_one_on_cpu = deep or mixed
+        language = isinstance(module, LanguageModel)
+        self.one_by_one_on_cpu = deep or mixed or (isinstance(module, LanguageModel) and _large(module))
+        self.one_by_one = isinstance(module, LanguageModel) and not module.stacks
+        self.outside = language and not self.one_by_one
+        self.compiles = False
+        self.random = language or any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts)
+        self._padding = _columns_of_padding(module, layout)
         self._programs: dict[object, Callable[..., Any]] = {}
         self._stacked: dict[object, Stacked | None] = {}
         self._calls: Counter[object] = Counter()
@@ -63,12 +76,16 @@ class StackedModel:
         self.module.train()
         arguments = (x, buffers, inputs, targets)
         with self._precision(x):
-            if self.one_by_one_on_cpu and x.device.type == "cpu":
+            if self._alone(x):
                 g, (losses, (right, after)) = _one_by_one(self._gradient_alone, (0, 0, 0, 0), *arguments)
+            elif self.outside:
+                g, (losses, (right, after)) = self._outside_program(arguments)(*arguments)
             elif stacked := self._stacked_program(x, buffers, inputs):
                 g, (losses, (right, after)) = self._gradients_stacked(stacked, *arguments)
             else:
                 g, (losses, (right, after)) = self._program(self._gradient_of_one, (0, 0, 0, 0), arguments)(*arguments)
+        for columns in self._padding:
+            g[:, columns] = 0
         return losses, right, g, after
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
@@ -79,8 +96,10 @@ class StackedModel:
         self.module.eval()
         arguments, in_dims = (x, buffers, inputs), (0, 0, None)
         with torch.no_grad(), self._precision(x):
-            if x.device.type == "cpu":      # many examples at a time: nothing is gained by stacking
-                result: Tensor = _one_by_one(self._outputs_of_one, in_dims, *arguments)
+            if self.outside:
+                result: Tensor = vmap(self._outputs_of_one, in_dims=in_dims)(*arguments)
+            elif x.device.type == "cpu" or self.one_by_one:     # many examples at a time: nothing is gained by stacking
+                result = _one_by_one(self._outputs_of_one, in_dims, *arguments)
             elif (stacked := self._outputs_stacked(*arguments)) is not None:
                 result = stacked
             else:
@@ -97,6 +116,13 @@ class StackedModel:
         leaf = row.detach().requires_grad_()
         loss, aux = self._loss_of_one(leaf, after, inputs, targets)
         return torch.autograd.grad(loss, leaf)[0], (loss.detach(), aux)
+
+    def _gradients_of_all(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Any:
+        """The same of all models, by autograd around vmap."""
+        after = {name: value.clone() for name, value in buffers.items()}
+        leaf = x.detach().requires_grad_()
+        losses, aux = vmap(self._loss_of_one, randomness="different")(leaf, after, inputs, targets)
+        return torch.autograd.grad(losses.sum(), leaf)[0], (losses.detach(), aux)
 
     def _loss_of_one(
         self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
@@ -141,6 +167,10 @@ class StackedModel:
             outputs, _, _ = program(models, own, shown)
         return outputs.view(len(x), batches, *outputs.shape[1:])
 
+    def _alone(self, x: Tensor) -> bool:
+        """Whether one model after the other is the way."""
+        return self.one_by_one or (self.one_by_one_on_cpu and x.device.type == "cpu")
+
     def _precision(self, x: Tensor) -> AbstractContextManager[None]:
         """fp32 is float32, also where cuDNN would take TF32 for it."""
         return nullcontext() if self.precision == "bf16" else full_precision(x.device.type)
@@ -161,6 +191,15 @@ class StackedModel:
             self._stacked[key] = stacked_program(self.module, self.layout, x, buffers, inputs)
         return self._stacked[key]
 
+    def _outside_program(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        """All transformers' gradients; `compiles` fuses their small operations, at a minute for each shape."""
+        if not self.compiles:
+            return self._gradients_of_all
+        key = ("outside", tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments)))
+        if key not in self._programs:
+            self._programs[key] = compiled(_traced(self._gradients_of_all, arguments))
+        return self._programs[key]
+
     def _program(
         self, function: Callable[..., Any], in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]
     ) -> Callable[..., Any]:
@@ -169,7 +208,7 @@ class StackedModel:
         key = (function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments)))
         self._calls[key] += 1
         if key not in self._programs:
-            stacked = vmap(function, in_dims=in_dims)
+            stacked = vmap(function, in_dims=in_dims, randomness="different")
             if on_cpu:
                 stacked = _traced(stacked, arguments)
             elif self.module.training or self._calls[key] > CALLS_BEFORE_COMPILING:
@@ -180,11 +219,31 @@ class StackedModel:
         return self._programs[key]
 
 
+def _large(module: LanguageModel) -> bool:
+    """Whether each model has so much arithmetic of its own that a CPU gains nothing by stacking."""
+    base = list(module.model.base_model.parameters())
+    return any(parameter.requires_grad for parameter in base) and sum(map(Tensor.numel, base)) > LARGE
+
+
+def _columns_of_padding(module: nn.Module, layout: Layout) -> list[slice]:
+    """Where the vectors of embeddings' padding lie in a row: they are not learned, which vmap forgets."""
+    columns = layout.views(torch.arange(layout.size))
+    found = []
+    for name, part in module.named_modules():
+        weight = columns.get(f"{name}.weight" if name else "weight")
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None and weight is not None:
+            vector = weight[part.padding_idx]
+            found.append(slice(int(vector[0]), int(vector[-1]) + 1))
+    return found
+
+
 def _traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
     """The function as a list of tensor operations, without vmap's overhead at each of them."""
     from torch.fx.experimental.proxy_tensor import make_fx  # seconds to import, and only needed here
 
-    program = make_fx(lambda *values: function(*values))(*arguments)
+    device = arguments[0].device
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):       # a trace draws for dropout too
+        program = make_fx(lambda *values: function(*values))(*arguments)
     aten = torch.ops.aten
     reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
     for node in program.graph.nodes:

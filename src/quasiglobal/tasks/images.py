@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quasiglobal.tasks.datasets.base import Dataset, Examples, side_shown
+from quasiglobal.tasks.partition import Indices
 
 PAD = 4
 """Pixels of black around an image that random crops are taken from (flip-crop)."""
@@ -27,6 +28,9 @@ class Images:
     it to 7/8 of the side, and mirrors it; unmoved, it shows the middle of that size.
     Anything that is not images is taken as features: never moved or mirrored.
     """
+
+    cost = 1
+    """In the memory of a test, in images."""
 
     def __init__(
         self,
@@ -59,6 +63,11 @@ class Images:
             examples.x, scale=data.scale, mean=data.mean, std=data.std, augmentation=data.augmentation, **how
         )
 
+    @property
+    def order(self) -> Indices:
+        """In which they are tested."""
+        return np.arange(len(self.x))
+
     def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
         """How `count` images move: whether each is mirrored, and its place, a shift or a box."""
         if not self.moving:
@@ -67,6 +76,10 @@ class Images:
         if self.augmentation == "flip-crop":
             return flip, rng.integers(2 * PAD + 1, size=(count, 2))
         return flip, random_boxes(rng, count, *self.stored[1:])
+
+    def need(self, index: Indices) -> tuple[int, ...]:
+        """What these images need besides their number: nothing, as all have one size."""
+        return ()
 
     def show(self, index: Tensor, flip: Tensor | None = None, place: Tensor | None = None) -> Tensor:
         """The images at these positions, [..., C, H, W], as the model takes them, moved as drawn."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
+import torch
 
 
 def generator(*key: int) -> np.random.Generator:
@@ -13,3 +17,20 @@ def generator(*key: int) -> np.random.Generator:
     """
     # The length is part of the key: NumPy pads with zeros, so that (7,) and (7, 0) would be one.
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((len(key), *key))))
+
+
+@contextmanager
+def seeded(device: torch.device, *key: int) -> Iterator[None]:
+    """What torch draws here, for dropout, is a function of the key; afterwards its generators go on as if nothing was.
+
+    A captured graph takes the generator's seed when it is replayed, so this holds around a replay too.
+
+    >>> with seeded(torch.device("cpu"), 0, 7):
+    ...     first = torch.rand(3)
+    >>> with seeded(torch.device("cpu"), 0, 7):
+    ...     print(first.equal(torch.rand(3)))
+    True
+    """
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
+        torch.manual_seed(int(generator(*key).integers(2**63)))
+        yield

@@ -12,42 +12,41 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.tasks.datasets import cifar, digits, folders, hub, idx
+from quasiglobal.tasks.datasets import cifar, digits, folders, hub, idx, tables
 from quasiglobal.tasks.datasets.base import Dataset, Examples, Splits, agreed, locate, moments
-from quasiglobal.tasks.datasets.hub import Hub
+from quasiglobal.tasks.datasets.hub import Hub, TextHub
+from quasiglobal.tasks.datasets.text import Corpus
 
-__all__ = ["SOURCES", "Dataset", "Examples", "Found", "Source", "agreed", "available", "load"]
+__all__ = [
+    "SOURCES", "TEXT_SOURCES", "Corpus", "Dataset", "Examples", "Found", "Source", "TextSource", "agreed", "available",
+    "corpus", "is_text", "load", "named",
+]  # fmt: skip
+
+Content = TypeVar("Content", Splits, Corpus)
 
 MEMORY_LIMIT = 64e9
 """Bytes: the most that `load` decodes unless told otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """A data set with a name: where it lies, what to know about it, and how to get it."""
+class Place:
+    """Where a data set with a name lies, and how to get it."""
 
-    read: Callable[[Path, float], Splits]
-    """The reader, from a folder and a memory limit."""
     files: tuple[str, ...]
     """What the folder must have; () for what is embedded."""
     suffixes: tuple[str, ...] = ("",)
     """What a file's name may end with."""
     folders: tuple[str, ...] = ()
     """Where to look, relative to the data folder, best first."""
-    hub: Hub | None = None
     steps: str
     """How to get it, with {data} for the data folder."""
     examples: int
     """Training and test examples in the published set."""
-    scale: float = 255
-    mean: tuple[float, ...] | None = None
-    """None: measured on the training examples."""
-    std: tuple[float, ...] | None = None
-    augmentation: str = "none"
 
     def places(self, data: Path) -> list[Path]:
         """The folders to look in."""
@@ -61,6 +60,30 @@ class Source:
         """The folder with most of the files, if one has any."""
         best = min(self.places(data), key=lambda folder: len(self.missing(folder)), default=None)
         return None if best is None or self.missing(best) == self.files else best
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Place):
+    """A data set of images with a name, and what to know about it."""
+
+    read: Callable[[Path, float], Splits]
+    """The reader, from a folder and a memory limit."""
+    hub: Hub | None = None
+    scale: float = 255
+    mean: tuple[float, ...] | None = None
+    """None: measured on the training examples."""
+    std: tuple[float, ...] | None = None
+    augmentation: str = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSource(Place):
+    """The same of texts."""
+
+    read: Callable[[Path, float], Corpus]
+    """The reader, from a folder and a memory limit."""
+    hub: TextHub
+    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -89,22 +112,59 @@ def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float =
     if kind == "folder":
         return _own(name, folders.read(Path(os.path.expanduser(path)), memory_limit))
     if name == "own":
-        raise InputError("every node of this run has its own data; name yours, as folder:PATH")
+        raise InputError("every node of this run has its own data; name yours, as folder:PATH or csv:PATH")
+    if is_text(name):
+        raise InputError(f"{name} is text, which needs a model that reads, such as --model hf:PATH")
     if name not in SOURCES:
-        raise unknown("data set", name, [*SOURCES, "folder:PATH"])
+        raise unknown("data set", name, [*SOURCES, *TEXT_SOURCES, "folder:PATH", "csv:PATH"])
     source = SOURCES[name]
-    splits = _read(name, source, data_folder(data_dir), memory_limit)
+    fetch = partial(hub.fetch, source.hub, memory_limit) if source.hub else None
+    splits = _read(name, source, data_folder(data_dir), lambda folder: source.read(folder, memory_limit), fetch)
     mean, std = source.mean, source.std
     if mean is None or std is None:
         mean, std = moments(splits.train.x, source.scale)
     return Dataset(name, *splits, source.scale, mean, std, source.augmentation)
 
 
+def corpus(name: str, data_dir: Path | str | None = None, *, memory_limit: float = MEMORY_LIMIT) -> Corpus:
+    """The texts of that name, or a user's own: `csv:PATH`, a file or a folder with train.csv and test.csv."""
+    kind, _, path = name.partition(":")
+    if kind == "csv":
+        return tables.read(Path(os.path.expanduser(path)), memory_limit)
+    if name not in TEXT_SOURCES:
+        raise unknown("data set of texts", name, [*TEXT_SOURCES, "csv:PATH"])
+    source = TEXT_SOURCES[name]
+    fetch = partial(hub.fetch_texts, source.hub, name, source.classes)
+    return _read(name, source, data_folder(data_dir), lambda folder: source.read(folder, memory_limit), fetch)
+
+
+def is_text(name: str) -> bool:
+    """Whether data of that name are texts: they are loaded by `corpus`, and need a tokenizer.
+
+    >>> [is_text(name) for name in ("agnews", "csv:mine.csv", "cifar10")]
+    [True, True, False]
+    """
+    return name in TEXT_SOURCES or name.startswith("csv:")
+
+
+def named(data: str) -> str:
+    """The name of a user's own data: as it is, or that of the file or folder at a path.
+
+    >>> named("notes.csv.gz"), named("images"), named("csv:notes")
+    ('csv:notes.csv.gz', 'folder:images', 'csv:notes')
+    """
+    if data.partition(":")[0] in ("csv", "folder"):
+        return data
+    path = Path(os.path.expanduser(data))
+    texts = data.endswith(tables.SUFFIXES) or locate(path, "train", tables.SUFFIXES) is not None
+    return f"{'csv' if texts else 'folder'}:{data}"
+
+
 def available(data_dir: Path | str | None = None) -> list[Found]:
     """What `load` knows by name, what of it is on this machine, and how to get the rest."""
     data = data_folder(data_dir)
     found = []
-    for name, source in SOURCES.items():
+    for name, source in (SOURCES | TEXT_SOURCES).items():
         folder = source.find(data)
         where = str(folder or "embedded") if folder or not source.files else None
         missing = source.missing(folder) if folder else source.files
@@ -117,24 +177,26 @@ def data_folder(data_dir: Path | str | None) -> Path:
     return Path(os.path.expanduser(data_dir or os.environ.get("QG_DATA") or "data"))
 
 
-def _steps(source: Source, data: Path) -> str:
+def _steps(source: Place, data: Path) -> str:
     return source.steps.format(data=shlex.quote(str(data)))
 
 
-def _read(name: str, source: Source, data: Path, memory_limit: float) -> Splits:
-    folder = source.find(data)
-    if folder or not source.files:
-        return source.read(folder or data, memory_limit)
-    lost = f"{name} is not in {' or '.join(map(str, source.places(data)))}"
-    if source.hub:
+def _read(
+    name: str, place: Place, data: Path, read: Callable[[Path], Content], fetch: Callable[[], Content | None] | None
+) -> Content:
+    folder = place.find(data)
+    if folder or not place.files:
+        return read(folder or data)
+    lost = f"{name} is not in {' or '.join(map(str, place.places(data)))}"
+    if fetch:
         try:
-            splits = hub.fetch(source.hub, memory_limit)
+            found = fetch()
         except InputError as error:
             lost += f", and the hub did not help ({error})"
         else:
-            if splits:
-                return splits
-    raise InputError(f"{lost}; get it: {_steps(source, data)}")
+            if found:
+                return found
+    raise InputError(f"{lost}; get it: {_steps(place, data)}")
 
 
 def _own(name: str, splits: Splits) -> Dataset:
@@ -213,3 +275,33 @@ SOURCES: dict[str, Source] = {
     ),
 }
 """What `load` knows by name. A user's own source goes here too: SOURCES["mine"] = Source(…)."""
+
+TEXT_SOURCES: dict[str, TextSource] = {
+    "agnews": TextSource(
+        read=tables.agnews,
+        files=("train", "test"),
+        suffixes=tables.SUFFIXES,
+        folders=("agnews", "ag_news_csv"),
+        hub=TextHub("fancyzhx/ag_news"),
+        steps=(
+            "curl --create-dirs --output-dir {data}/agnews --remote-name-all "
+            "'https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/{{train,test}}.csv'"
+        ),
+        examples=127_600,
+        classes=tables.AGNEWS,
+    ),
+    "sst2": TextSource(
+        read=tables.sst2,
+        files=("train", "dev"),
+        suffixes=tables.SUFFIXES,
+        folders=("sst2", "SST-2"),
+        hub=TextHub("stanfordnlp/sst2", text="sentence", test="validation"),
+        steps=(
+            "mkdir -p {data} && curl --output {data}/SST-2.zip https://dl.fbaipublicfiles.com/glue/data/SST-2.zip && "
+            "unzip -d {data} {data}/SST-2.zip"
+        ),
+        examples=68_221,
+        classes=tables.SST2,
+    ),
+}
+"""What `corpus` knows by name."""

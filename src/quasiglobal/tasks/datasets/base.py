@@ -25,11 +25,11 @@ class Examples:
     """One split: m examples and their labels."""
 
     x: Tensor
-    """Images, uint8 [m, channels, height, width], or a user's own features, float32 [m, …]."""
+    """Images, uint8 [m, channels, height, width]; texts, ids int32 [m, length]; or own features, float32 [m, …]."""
     y: Tensor
     """Labels 0, 1, …, int64 [m]."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """Further columns of a user's own npz file, each of length m."""
+    """Further columns of a user's own file, each of length m."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -60,6 +60,8 @@ class Dataset:
     std: tuple[float, ...]
     augmentation: str
     """What training does to an image: none, flip-crop (pad 4, crop) or resize-crop (ImageNet)."""
+    pad: int | None = None
+    """Of texts, the id that fills the rest of a row: a model's mask is x != pad. None: these are no texts."""
 
     def __post_init__(self) -> None:
         train, test = (f"{split.x.dtype} {list(split.x.shape[1:])}" for split in (self.train, self.test))
@@ -71,6 +73,12 @@ class Dataset:
         """The shape of what a model sees of one example, (channels, height, width) for images."""
         stored = tuple(self.train.x.shape[1:])
         return (stored[0], *map(side_shown, stored[1:])) if self.augmentation == "resize-crop" else stored
+
+    def blank(self, count: int, dtype: torch.dtype) -> Tensor:
+        """So many examples that say nothing, of the type and shape that a model sees; no id of a text is padding."""
+        if self.pad is None:
+            return torch.zeros(count, *self.shape, dtype=dtype)
+        return torch.full((count, *self.shape), int(self.pad == 0))
 
 
 def agreed(
@@ -84,6 +92,8 @@ def agreed(
     if shape and tuple(shape) != data.shape:
         raise InputError(f"{data.name} has examples of shape {list(data.shape)}, but {list(shape)} is agreed")
     for name, values in (("mean", mean), ("std", std)):
+        if values and data.pad is not None:
+            raise InputError(f"{data.name} is text, which has no {name}; leave it out")
         if values and len(values) != data.shape[0]:
             raise InputError(f"{data.name} has {data.shape[0]} channels, but {name} has {len(values)} numbers")
     if not all(value > 0 for value in std):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quasiglobal.tasks.datasets.base import Examples, Pixels, Splits, fits, labelled, reading
+from quasiglobal.tasks.datasets.text import Corpus, Rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -26,15 +27,17 @@ class Hub:
     test: str = "test"
 
 
+@dataclass(frozen=True)
+class TextHub:
+    """The same of texts."""
+
+    repository: str
+    text: str = "text"
+    test: str = "test"
+
+
 def fetch(hub: Hub, memory_limit: float) -> Splits | None:
     """Download the data set, or take what an earlier download left in the cache; None if not installed."""
-    try:
-        package = import_module("datasets")
-    except ImportError:
-        return None
-    if not hasattr(package, "load_dataset"):  # Python takes any folder of that name for a package
-        return None
-
     def examples(rows: Any) -> Examples:
         first = hub.array(rows[0][hub.image])
         fits(len(rows) * math.prod(first.shape), memory_limit, hub.repository)
@@ -45,5 +48,31 @@ def fetch(hub: Hub, memory_limit: float) -> Splits | None:
         return labelled(x, y, len(rows.features["label"].names), hub.repository)
 
     with reading(hub.repository, "a data set of the Hugging Face hub"):
-        train, test = package.load_dataset(hub.repository, split=["train", hub.test])
+        if (splits := _splits(hub)) is None:
+            return None
+        train, test = splits
         return Splits(examples(train), examples(test), tuple(train.features["label"].names))
+
+
+def fetch_texts(hub: TextHub, name: str, classes: tuple[str, ...]) -> Corpus | None:
+    """The same of texts."""
+    def rows(split: Any) -> Rows:
+        texts, y = list(split[hub.text]), np.array(list(split["label"]))
+        return Rows(texts, labelled(y, y, len(classes), hub.repository).y)
+
+    with reading(hub.repository, "a data set of the Hugging Face hub"):
+        if (splits := _splits(hub)) is None:
+            return None
+        train, test = splits
+        return Corpus(name, rows(train), rows(test), classes)
+
+
+def _splits(hub: Hub | TextHub) -> Any:
+    """What is to train on and what to test with, as the package `datasets` gives it; None if it is not installed."""
+    try:
+        package = import_module("datasets")
+    except ImportError:
+        return None
+    if not hasattr(package, "load_dataset"):  # Python takes any folder of that name for a package
+        return None
+    return package.load_dataset(hub.repository, split=["train", hub.test])

@@ -1,0 +1,92 @@
+"""Attention of many models at a time: transformers' own, called once on the batches of all.
+
+vmap has no rule for the backward pass of scaled-dot-product attention, and transformers' masks look at their values,
+which vmap cannot do for all models at once. So an attention and a mask function of our own are registered with
+transformers, and the modules stay as they are: under vmap, the models' batches become one batch, and the gradient is
+that of ordinary autograd around it all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+NAME = "quasiglobal"
+
+
+@cache
+def registered() -> str:
+    """What `attn_implementation` has to be for modules that are stacked; only with the extra."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, mask)
+    return NAME
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    position_bias: Tensor | None = None,
+    **how: Any,
+) -> tuple[Tensor, None]:
+    """Scaled-dot-product attention as transformers calls it, [batch, heads, length, size] → [batch, length, …]."""
+    tensors = (query, key, value, mask, position_bias)
+    if any(tensor is not None and torch._C._functorch.is_batchedtensor(tensor) for tensor in tensors):
+        folded: Tensor = _Folded.apply(module, how, *tensors)  # type: ignore[no-untyped-call]
+        return folded, None
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    result = sdpa_attention_forward(module, query, key, value, mask, position_bias=position_bias, **how)[0]
+    return result, None
+
+
+def mask(**how: Any) -> Tensor:
+    """Who sees whom, bool [batch, 1, length, length], always all of it."""
+    from transformers.masking_utils import sdpa_mask
+
+    found: Tensor = sdpa_mask(**how | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+    return found
+
+
+class _Folded(torch.autograd.Function):
+    """The same for the tensors of all models, which autograd sees outside of vmap."""
+
+    @staticmethod
+    def forward(module: nn.Module, how: dict[str, Any], *tensors: Tensor | None) -> Tensor:
+        raise NotImplementedError("it is called under vmap alone")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Sequence[int | None], module: nn.Module, how: dict[str, Any], *tensors: Tensor | None
+    ) -> tuple[Tensor, int]:
+        dims = in_dims[2:]
+        batch = next(
+            tensor.select(dim, 0).shape[0]
+            for tensor, dim in zip(tensors, dims, strict=True)
+            if tensor is not None and dim is not None
+        )
+
+        def fold(tensor: Tensor | None, dim: int | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            each = tensor[None] if dim is None else tensor.movedim(dim, 0)
+            return each.expand(info.batch_size, batch, *each.shape[2:]).flatten(0, 1)
+
+        query, key, value, *masks = (fold(tensor, dim) for tensor, dim in zip(tensors, dims, strict=True))
+        assert query is not None
+        assert key is not None
+        assert value is not None
+        result, _ = attention(module, query, key, value, *masks, **how)      # there may be a vmap around this one
+        return result.view(info.batch_size, batch, *result.shape[1:]), 0

@@ -1,0 +1,222 @@
+"""Transformers: stacked gradients are each model's own, whatever of them is trained."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+from tiny_models import dataset, experiment, task, texts, write_model
+from torch import nn
+
+from quasiglobal import exports, runs
+from quasiglobal.algorithms import ALGORITHMS
+from quasiglobal.flat import Layout
+from quasiglobal.measures import combined
+from quasiglobal.runs import Options
+from quasiglobal.tasks.gradients import StackedModel
+from quasiglobal.tasks.models.language import language_model
+from quasiglobal.tasks.models.recomputing import recompute
+from quasiglobal.tasks.randomness import seeded
+from quasiglobal.training import Training, epochs
+
+pytest.importorskip("transformers", reason="needs the extra nlp")
+
+K, BATCH, LENGTH, CLASSES = 3, 5, 16, 4
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Case:
+    """K models around one start, and what they see."""
+
+    model: StackedModel
+    x: torch.Tensor
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+def case(name, train="all", **how):
+    torch.manual_seed(0)
+    module = language_model(name, classes=CLASSES, pretrained=False, train=train, **how).double()
+    layout = Layout.of(module)
+    x = layout.row(dict(module.named_parameters())).repeat(K, 1)
+    x = x + 0.05 * torch.randn(x.shape, dtype=x.dtype)
+    inputs, targets = texts(K, BATCH, LENGTH), torch.randint(0, CLASSES, (K, BATCH))
+    return Case(StackedModel(module, nn.functional.cross_entropy, layout, "fp64"), x, inputs, targets)
+
+
+def own_gradients(made, attention="eager", bf16=False):
+    """Each model's loss and gradient by plain PyTorch and transformers' own attention."""
+    losses, gradients = [], []
+    for i in range(K):
+        module = copy.deepcopy(made.model.module)
+        module.model.set_attn_implementation(attention)
+        module.load_state_dict(made.model.layout.views(made.x[i]), strict=False)
+        module.train()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            output = module(made.inputs[i])
+        loss = nn.functional.cross_entropy(output.to(made.x.dtype), made.targets[i])
+        loss.backward()
+        grads = {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
+        losses.append(loss.detach())
+        gradients.append(made.model.layout.row(grads))
+    return torch.stack(losses), torch.stack(gradients)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")      # DeBERTa's
+@pytest.mark.parametrize("train", ["all", "head", "lora:2"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "gpt2", "deberta"])
+def test_stacked_gradients_are_each_models_own(tmp_path, kind, train):
+    made = case(write_model(tmp_path, kind), train)
+    assert made.model.outside == (kind != "deberta"), "which does not let its attention be replaced"
+    losses, _, g, _ = made.model.gradients(made.x, {}, made.inputs, made.targets)
+    expected, gradients = own_gradients(made)
+    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=0)
+    assert (gradients.norm(dim=1) > 1e-3).all()
+    assert ((g - gradients).norm(dim=1) <= 1e-10 * gradients.norm(dim=1)).all()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("train", ["all", "lora:2"])
+def test_stacking_costs_no_precision(tmp_path, train, precision):
+    made = case(write_model(tmp_path), train)
+    _, exact = own_gradients(made)
+    made.model.module.float()
+    made.model.precision, made.x = precision, made.x.float()
+    _, _, ours, _ = made.model.gradients(made.x, {}, made.inputs, made.targets)
+    _, plain = own_gradients(made, "sdpa", bf16=precision == "bf16")
+    assert 0 < (ours - exact).norm() <= 1.5 * (plain - exact).norm()
+
+
+@pytest.mark.parametrize("train", ["all", "head", "lora:2"])
+def test_outputs_are_each_models_own_and_padding_changes_nothing(tmp_path, train):
+    made = case(write_model(tmp_path, dropout=True), train)
+    padded = nn.functional.pad(made.inputs, (0, 16))
+    outputs, longer = (made.model.outputs(made.x, {}, shown) for shown in (made.inputs, padded))
+    torch.testing.assert_close(longer, outputs, rtol=1e-10, atol=1e-12)
+    for i in range(K):
+        module = copy.deepcopy(made.model.module).eval()
+        module.load_state_dict(made.model.layout.views(made.x[i]), strict=False)
+        for batch in range(K):
+            torch.testing.assert_close(outputs[i, batch], module(made.inputs[batch]).detach(), rtol=1e-10, atol=1e-12)
+
+
+def kept_bytes(made):
+    """How much the backward pass needs of the forward pass, and the gradient."""
+    kept = []
+
+    def keep(value):
+        kept.append(value.nbytes)
+        return value
+
+    with seeded(CPU, 1), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        _, _, g, _ = made.model.gradients(made.x, {}, made.inputs, made.targets)
+    return sum(kept), g
+
+
+@pytest.mark.parametrize("train", ["all", "lora:2"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
+def test_recomputing_keeps_less_and_changes_nothing_dropout_included(tmp_path, kind, train):
+    made = case(write_model(tmp_path, kind, dropout=True), train)
+    for alone in (False, True):
+        made.model.one_by_one = alone
+        made.model.module.model.gradient_checkpointing_disable()
+        usual, g = kept_bytes(made)
+        recompute(made.model.module)
+        fewer, again = kept_bytes(made)
+        assert fewer < usual / 2
+        assert (again - g).norm() <= 1e-14 * g.norm()
+
+
+# ------------------------------------------------------------------------------------------------------ training
+
+
+def trained(chosen, experiments=None):
+    training = Training(task(chosen), experiments or [chosen], CPU)
+    return training, [combined([part]) for (part, *_) in epochs(training)]
+
+
+@pytest.mark.parametrize("train", ["all", "head", "lora:2"])
+def test_a_stopped_training_with_dropout_goes_on_bit_for_bit(tmp_path, train):
+    chosen = experiment(write_model(tmp_path, dropout=True), epochs=3, train=train)
+    whole, _ = trained(chosen)
+    first, second = (Training(task(chosen), [chosen], CPU) for _ in range(2))
+    torch.rand(7)                                           # whatever else draws meanwhile
+    first.train_epoch()
+    second.restore([first.rows_of(0)], 1)
+    torch.rand(5)
+    for _ in epochs(second):
+        pass
+    assert second.x.equal(whole.x)
+
+
+def test_dropout_differs_from_step_to_step_and_from_seed_to_seed_and_leaves_torchs_numbers_alone(tmp_path):
+    chosen = experiment(write_model(tmp_path, dropout=True), lr=1e-30, epochs=1, weight_decay=0.0)
+    training = Training(task(chosen), [chosen], CPU)
+    training.begin_epoch()
+    before = torch.random.get_rng_state()
+    losses = []
+    for t in (1, 2, 1):
+        with training._draws(t):
+            losses.append(training.model.gradients(training.x, {}, *training._batch(*training._shapes[0]))[0])
+    assert losses[0].equal(losses[2])
+    assert not losses[0].isclose(losses[1], rtol=1e-6).any()
+    assert torch.random.get_rng_state().equal(before)
+    other = Training(task(chosen), [chosen.with_seed(1)], CPU)
+    other.begin_epoch()
+    with training._draws(1):
+        ours = torch.rand(3)
+    with other._draws(1):
+        assert not ours.equal(torch.rand(3))
+
+
+def test_nodes_that_see_the_same_texts_drop_different_numbers(tmp_path):
+    made = case(write_model(tmp_path, dropout=True))
+    same = made.inputs[:1].expand_as(made.inputs), made.targets[:1].expand_as(made.targets)
+    losses, _, _, _ = made.model.gradients(made.x[:1].expand_as(made.x), {}, *same)
+    assert len(set(losses.tolist())) == K
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if "gossip" not in name])
+def test_every_algorithm_fine_tunes(tmp_path, algorithm):
+    adam = "adam" in algorithm
+    chosen = experiment(
+        write_model(tmp_path), algorithm=algorithm, topology="lazy/ring:4", lr=0.01 if adam else 0.05, epochs=3,
+        eval_every=3, partition="iid", train="lora:2",
+    )
+    _, records = trained(chosen)
+    assert records[-1]["loss"] < records[0]["loss"]
+
+
+@pytest.mark.parametrize("train", ["head", "lora:2"])
+def test_what_is_frozen_is_nobodys_row_and_the_same_for_all_seeds(tmp_path, train):
+    chosen = experiment(write_model(tmp_path), train=train, epochs=1)
+    seeds = [chosen, chosen.with_seed(1)]
+    together, _ = trained(chosen, seeds)
+    head = 4 * 32 + 4
+    adapters = 2 * 2 * 2 * (2 * 32)                         # layers, query and value, A and B, rank × width
+    assert together.x.shape == (8, head + (adapters if train != "head" else 0))
+    assert together.bytes_per_step[0] == 2 * 4 * together.x.shape[1]
+    for k, seed in enumerate(seeds):
+        alone, _ = trained(seed)
+        torch.testing.assert_close(together.x[4 * k : 4 * k + 4], alone.x, rtol=0, atol=1e-10)
+    frozen = [name for name, p in together.model.module.named_parameters() if not p.requires_grad]
+    ours, theirs = (dict(Training(task(seed), [seed], CPU).model.module.named_parameters()) for seed in seeds)
+    assert frozen
+    assert all(ours[name].equal(theirs[name]) for name in frozen)
+
+
+@pytest.mark.parametrize("train", ["all", "lora:2"])
+def test_an_exported_model_has_what_was_trained_and_scores_as_its_node_did(tmp_path, train):
+    names = tuple(map(str, range(CLASSES)))
+    chosen = experiment(write_model(tmp_path / "model"), train=train, precision="fp32", classes=names, shape=(16,))
+    (run,) = runs.train(chosen, Options(runs=tmp_path, device="cpu"), task=task(chosen))
+    data = dataset()
+    scores = []
+    for node in range(4):
+        exports.save(exports.export(run, str(node)), tmp_path / "model.safetensors")
+        exported = exports.read(tmp_path / "model.safetensors")
+        assert sum(value.numel() for value in exported.state.values()) == run.summary["parameters"]
+        scores.append(float((exported.predict(data, data.test) == data.test.y).double().mean()))
+    assert min(scores) == pytest.approx(run.summary["last"]["accuracy_worst"], abs=1e-6)
+    assert max(scores) == pytest.approx(run.summary["last"]["accuracy_best"], abs=1e-6)

@@ -1,0 +1,111 @@
+"""Training on texts: padding changes nothing, and from a CSV file to a tested model everything fits together."""
+
+import csv
+import random
+from dataclasses import replace
+
+import pytest
+import tiny_models
+import torch
+
+from quasiglobal.experiment import Experiment
+from quasiglobal.runs import Options, data_of, make_task, train
+from quasiglobal.tasks.datasets import Examples
+from quasiglobal.training import Training
+
+CPU = torch.device("cpu")
+pytest.importorskip("transformers", reason="needs the extra nlp")
+
+
+def widened(data, width):
+    """The same texts with more padding."""
+    def wide(split):
+        return Examples(torch.nn.functional.pad(split.x, (0, width - split.x.shape[1]), value=data.pad), split.y)
+
+    return replace(data, train=wide(data.train), test=wide(data.test))
+
+
+@pytest.mark.parametrize("algorithm", ["qg-dadam", "mimelite"])
+def test_padding_changes_neither_training_nor_tests(tmp_path, algorithm):
+    """Texts of up to 32 tokens in rows of 32 and of 64: each step is cut to what it needs, and so to the same."""
+    chosen = tiny_models.experiment(tiny_models.write_model(tmp_path / "m"), algorithm=algorithm, epochs=1, steps=2)
+    data = tiny_models.dataset(count=48, length=32)
+    trainings = [Training(make_task(chosen, widened(data, width)), [chosen], CPU) for width in (32, 64)]
+    for training in trainings:
+        training.train_epoch()
+    narrow, wide = trainings
+    torch.testing.assert_close(wide.x, narrow.x, rtol=0, atol=1e-12)
+    assert max(length for _, length in wide._shapes) <= 32
+    (found,), (other,) = narrow.evaluate(), wide.evaluate()
+    assert found["accuracy"] == other["accuracy"]
+    assert found["test_loss"] == pytest.approx(other["test_loss"], abs=1e-12)
+
+
+def test_steps_that_are_cut_shorter_learn_the_same(tmp_path, monkeypatch):
+    """Cut to 16, 24, … tokens or not at all. Adam would divide gradients that are but rounding by themselves."""
+    model = tiny_models.write_model(tmp_path / "m")
+    chosen = tiny_models.experiment(model, algorithm="dsgdm-n", epochs=1, batch=2, steps=4)
+    task = make_task(chosen, tiny_models.dataset(count=48, length=32))
+    ends = []
+    for bucket in (4, 32):
+        monkeypatch.setattr("quasiglobal.tasks.texts.BUCKET", bucket)
+        training = Training(task, [chosen], CPU)
+        training.train_epoch()
+        ends.append((training.x, {length for _, length in training._shapes}))
+    (short, lengths), (full, whole) = ends
+    assert whole == {32}
+    assert min(lengths) < 32
+    torch.testing.assert_close(short, full, rtol=0, atol=1e-13)
+
+
+def write_texts(path, rows, seed):
+    """Texts of words w0 … w39, in a class by their first word; a class's words are its own."""
+    rng = random.Random(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", "text"])
+        for k in range(rows):
+            label = k % 2
+            words = [f"w{rng.randrange(20) * 2 + label}" for _ in range(rng.randint(2, 12))]
+            writer.writerow([("even", "odd")[label], " ".join(words)])
+
+
+def write_reader(folder):
+    """A tiny model with a tokenizer for such words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    name = tiny_models.write_model(folder)
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    words = {word: i for i, word in enumerate([*special, *(f"w{k}" for k in range(40))])}
+    backend = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
+    return name
+
+
+def test_from_a_csv_file_to_a_tested_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
+    write_texts(tmp_path / "mine" / "train.csv", 120, 0)
+    write_texts(tmp_path / "mine" / "test.csv", 40, 1)
+    chosen = Experiment(
+        data=f"csv:{tmp_path}/mine", model=write_reader(tmp_path / "reader"), pretrained=False, topology="ring:3",
+        partition="iid", algorithm="dadam", epochs=4, batch=10, lr=0.01, milestones=(), shape=(16,), eval_every=4,
+    )
+    (run,) = train(chosen, Options(runs=tmp_path / "runs", device="cpu"))
+    assert run.summary["status"] == "finished"
+    assert run.summary["last"]["accuracy"] > 0.95
+    assert len(run.summary["last"]["recall_worst"]) == 2
+
+
+def test_a_tokenizer_with_more_words_than_the_model_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
+    write_texts(tmp_path / "mine.csv", 60, 0)
+    name = write_reader(tmp_path / "reader")
+    tiny_models.write_model(tmp_path / "reader", vocab_size=30)
+    chosen = Experiment(data=f"csv:{tmp_path}/mine.csv", model=name, pretrained=False)
+    with pytest.raises(ValueError, match=r"has the token 43, but hf:.*reader knows 30"):
+        data_of(chosen, None)

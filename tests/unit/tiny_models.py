@@ -1,0 +1,76 @@
+"""Transformers small enough for tests: two layers of 32 numbers, random weights, a vocabulary of 64; no download."""
+
+import json
+
+import pytest
+import torch
+
+from quasiglobal.experiment import Experiment
+from quasiglobal.runs import make_task
+from quasiglobal.tasks.datasets import Dataset, Examples
+
+VOCABULARY, PAD = 64, 0
+SIZES = {
+    "bert": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+        "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+    },
+    "distilbert": {
+        "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "dropout": 0.1, "attention_dropout": 0.1,
+        "seq_classif_dropout": 0.1,
+    },
+    "roberta": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+        "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "bos_token_id": 1, "eos_token_id": 2,
+    },
+    "gpt2": {
+        "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2,
+        "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1,
+    },
+    "deberta": {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+        "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
+    },
+}
+
+
+def write_model(folder, kind="bert", dropout=False, **more):
+    """A folder with a model's config.json; returns its name for --model."""
+    pytest.importorskip("transformers", reason="needs the extra nlp")
+    sizes = {key: value if dropout or value != 0.1 else 0.0 for key, value in SIZES[kind].items()}
+    values = {"model_type": kind, "vocab_size": VOCABULARY, "pad_token_id": PAD} | sizes
+    if kind != "gpt2":
+        values["max_position_embeddings"] = 64
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values | more))
+    return f"hf:{folder}"
+
+
+def texts(*shape, seed=0):
+    """Random ids of these sizes, the last the length; each text has a length of its own, and the rest is padding."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, VOCABULARY, shape, generator=generator)
+    lengths = torch.randint(3, shape[-1] + 1, shape[:-1], generator=generator)
+    return torch.where(torch.arange(shape[-1]) < lengths[..., None], ids, PAD)
+
+
+def dataset(count=160, length=16, classes=4):
+    """Texts whose class is that of their first token: for each, so many to learn from and a quarter to be tested on."""
+    x = texts(count * 5 // 4, length)
+    y = x[:, 0] % classes
+    train, test = (Examples(x[part].int(), y[part]) for part in (slice(0, count), slice(count, None)))
+    return Dataset("texts", train, test, tuple(map(str, range(classes))), 1.0, (), (), "none", pad=PAD)
+
+
+def experiment(model, **settings):
+    """Four nodes that learn from 40 texts each, in 5 steps an epoch."""
+    usual = {
+        "data": "texts", "topology": "ring:4", "algorithm": "qg-dadam", "epochs": 2, "batch": 8, "lr": 0.01,
+        "alpha": 1.0, "milestones": (), "precision": "fp64", "pretrained": False,
+    }
+    return Experiment(model=model, **usual | settings)
+
+
+def task(chosen):
+    """What an experiment of `experiment` is about."""
+    return make_task(chosen, dataset())
