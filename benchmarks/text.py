@@ -92,10 +92,10 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device) -> Time
 
 def measured(name: str, make: Callable[[], Timed], device: torch.device, repeats: int) -> tuple[float, float]:
     """The median of tokens a second, and the peak of memory in GiB; the route is gone afterwards."""
+    timed = make()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    timed = make()
     began = time.perf_counter()
     timed()
     first = time.perf_counter() - began

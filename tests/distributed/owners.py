@@ -47,10 +47,13 @@ class Owners:
         write_data(folder)
         (folder / "experiment.toml").write_text(EXPERIMENT.format(epochs=epochs))
 
+    data = "{number}.npz"
+
     def start(self, number, rendezvous, *words, before=()):
         """`qg node`; what it says on stderr goes into a file, since a pipe would fill up."""
         command = [*before, sys.executable, "-m", "quasiglobal", "node", "experiment.toml", "--node", str(number)]
-        command += ["--data", f"{number}.npz", "--rendezvous", rendezvous, "--runs", f"runs{number}", *words]
+        command += ["--data", self.data.format(number=number), "--rendezvous", rendezvous]
+        command += ["--runs", f"runs{number}", *words]
         with open(self.log(number), "a") as said:
             one_core = os.environ | {"OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(

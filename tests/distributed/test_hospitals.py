@@ -1,0 +1,54 @@
+"""Four hospitals with their own notes, as docs/text.md tells them."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from owners import Owners
+
+from quasiglobal.engines.joining import serve
+from quasiglobal.experiment import Experiment, from_toml
+from quasiglobal.parts import newest
+from quasiglobal.runs import Options, find, train
+
+pytest.importorskip("transformers", reason="needs the extra nlp")
+
+ROOT = Path(__file__).parents[2]
+
+
+class Hospitals(Owners):
+    """They have what examples/notes.py writes, and the experiment of the document, in float64."""
+
+    data = "hospital-{number}"
+
+    def __init__(self, folder):
+        self.folder, self.started = folder, []
+        subprocess.run([sys.executable, ROOT / "examples" / "notes.py", folder], check=True, stdout=subprocess.DEVNULL)
+        (told,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "text.md").read_text(), flags=re.DOTALL)
+        (folder / "experiment.toml").write_text(textwrap.dedent("   " + told.lstrip()) + 'precision = "fp64"\n')
+
+
+@pytest.mark.slow
+def test_hospitals_learn_together_what_the_simulator_learns_from_the_notes_of_all(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
+    four, server = Hospitals(tmp_path), serve("127.0.0.1", 0)
+    try:
+        nodes = [four.start(k, f"127.0.0.1:{server.port}") for k in range(4)]
+        for k, process in enumerate(nodes):
+            four.said(process, k)
+    finally:
+        four.close()
+
+    pooled = {"data": "csv:notes", "partition": "by:hospital"}
+    whole = Experiment(**{**from_toml(tmp_path / "experiment.toml").__dict__, **pooled})
+    (simulated,) = train(whole, Options(runs=tmp_path / "runs", device="cpu"))
+    together = simulated.newest()[0]["x"]
+    for k in range(4):
+        (run,) = find(tmp_path / f"runs{k}")
+        assert torch.allclose(newest(run.folder)[0]["x"][0], together[k], rtol=0, atol=1e-10)
+        assert run.summary["last"]["accuracy"] > 0.95
