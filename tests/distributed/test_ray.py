@@ -13,7 +13,7 @@ from quasiglobal.experiment import Experiment
 from quasiglobal.paper.reproduce import reproduce
 from quasiglobal.paper.tables import TABLES
 from quasiglobal.runs import Options, train
-from quasiglobal.sweeps import sweep
+from quasiglobal.sweeps import _cells, sweep
 from quasiglobal.tuning import tune
 
 TINY = Experiment(model="mlp", topology="ring:4", algorithm="dsgd", epochs=1, alpha=1.0, warmup=0.0)
@@ -23,6 +23,12 @@ def test_without_ray_it_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"Ray is not installed: pip install 'quasiglobal\[ray\]'"):
         sweep([TINY], Options(runs=tmp_path, on="ray"))
+
+
+def test_seeds_and_rates_of_a_cell_are_one_job_of_a_gpu():
+    alike = [replace(TINY, lr=lr, seed=seed) for lr in (0.1, 0.2) for seed in (0, 1)]
+    other = replace(TINY, alpha=0.1)
+    assert _cells([*alike, other]) == [alike, [other]]
 
 
 MINE = """

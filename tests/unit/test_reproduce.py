@@ -9,7 +9,7 @@ from hand_made_stores import leave_table
 
 from quasiglobal import InputError, cli
 from quasiglobal.paper.published import Score
-from quasiglobal.paper.reproduce import outcomes, reproduce
+from quasiglobal.paper.reproduce import _seeds_to_run, outcomes, reproduce
 from quasiglobal.paper.tables import TABLES, at_scale
 from quasiglobal.paper.targets import TARGETS, cost, stand
 from quasiglobal.paper.trained import TRAINED, draw
@@ -230,6 +230,14 @@ def test_the_default_rate_is_not_trained_again_where_it_was_left_out(tmp_path):
     assert {rate for rate, _ in trained} == {default.peak_lr / 2, default.peak_lr * 2}
     assert list(one.trials) == [default.peak_lr / 2, default.peak_lr, default.peak_lr * 2]
     assert [run.experiment for run in one.runs] == [default.with_seed(seed) for seed in range(3)]
+
+
+def test_no_seed_is_run_before_a_rate_is_chosen_unless_the_paper_has_one(tmp_path):
+    assert _seeds_to_run(outcome(tmp_path), 3) == []
+    headline(tmp_path, {0.8: 0.8})
+    assert [one.seed for one in _seeds_to_run(outcome(tmp_path), 3)] == [1, 2]
+    fixed = cell_of("imagenet-topologies", "DSGDm-N | ring 16, α = 1")
+    assert len(_seeds_to_run(outcome(tmp_path, "imagenet-topologies", fixed), 3)) == 3
 
 
 def test_a_table_that_was_stopped_is_gone_on_with(tmp_path):

@@ -118,6 +118,7 @@ def test_what_diverged_at_once_is_drawn_and_said(name, tmp_path):
     made = draw(name, tmp_path / "runs", "smoke")
     assert {path.suffix for path in write(made, name, tmp_path)} == {".png", ".svg", ".csv"}
     assert "not run" not in made.says
+    assert "diverged" in made.says
     assert not any(text.get_text() == "not run" for panel in made.figure.axes for text in panel.texts)
     if name == "figure-effective-step":
         assert "SGDm, BN, none: diverged" in made.says

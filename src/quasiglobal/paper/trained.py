@@ -416,13 +416,16 @@ def _curve_rows(found: Sequence[Outcome]) -> list[dict[str, object]]:
 
 
 def _best_of_columns(found: Sequence[Outcome]) -> str:
-    """In words, every method's score in each column, the best first."""
+    """In words, every method's score in each column, the best first and what diverged last."""
     words = []
     for column in dict.fromkeys(one.cell.column for one in found):
-        scores = {_method(one): score for one in found if one.cell.column == column and (score := one.ours())}
+        here = [one for one in found if one.cell.column == column]
+        scores = {_method(one): score for one in here if (score := one.ours())}
         ranked = sorted(scores.items(), key=lambda entry: -entry[1].mean)
-        if ranked:
-            words.append(f"{column}: " + ", ".join(f"{method} {score}" for method, score in ranked))
+        said = [f"{method} {score}" for method, score in ranked]
+        said += [f"{_method(one)} diverged" for one in here if one.diverged]
+        if said:
+            words.append(f"{column}: " + ", ".join(said))
     return "; ".join(words) + "."
 
 
