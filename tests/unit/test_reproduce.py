@@ -144,7 +144,7 @@ def test_cost_grows_with_the_runs_and_is_unknown_for_data_of_nobody():
     assert cost([], cpu) == 0
     assert cost([one], cpu) > 0
     assert cost([one] * 3, cpu) == pytest.approx(3 * cost([one], cpu))
-    assert cost([replace(one, data="ag-news")], cpu) is None
+    assert cost([replace(one, data="agnews")], cpu) is None
 
 
 def test_missing_data_is_one_sentence_with_the_remedy(tmp_path):
@@ -152,7 +152,7 @@ def test_missing_data_is_one_sentence_with_the_remedy(tmp_path):
     with pytest.raises(InputError, match=r"cifar10 is not in .*; get it: .*curl") as error:
         reproduce(TABLES["single-worker"], options=options)
     assert "\n" not in str(error.value)
-    with pytest.raises(InputError, match="ag-news is none of the data sets that this version reads"):
+    with pytest.raises(InputError, match=r"agnews is not in .*; get it: "):
         reproduce(TABLES["adam"], cells=["*AG News*"], options=options)
 
 
@@ -286,7 +286,7 @@ def test_the_list_has_every_target_with_what_it_takes(monkeypatch, capsys, tmp_p
     assert status == 0
     for name in TARGETS:
         assert f" {name} " in out
-    assert "ag-news, cifar10" in out
+    assert "agnews, cifar10" in out
     status, out, _ = qg(monkeypatch, capsys, "reproduce", "motivation", *words[1:2], "--runs", str(tmp_path))
     assert status == 0
     (line,) = (line for line in out.splitlines() if "│ motivation" in line)

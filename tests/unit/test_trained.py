@@ -146,7 +146,7 @@ def test_partitions_are_drawn_without_a_run_and_missing_data_is_named(tmp_path, 
     counted = [row["examples"] for row in made.rows if (row["n"], row["alpha"]) == (32, 0.1)]
     assert sum(counted) == pytest.approx(1437, abs=32), "every example is somebody's, but for the equal slices' rest"
     assert {path.suffix for path in write(made, "figure-partition", tmp_path)} == {".png", ".svg", ".csv"}
-    monkeypatch.setattr(trained, "PARTITIONS", [("digits", "digits", 16, 1), ("AG News", "ag-news", 16, 1)])
+    monkeypatch.setattr(trained, "PARTITIONS", [("digits", "digits", 16, 1), ("AG News", "agnews", 16, 1)])
     assert "as the data is not here: AG News" in draw("figure-partition", tmp_path, "paper").says
 
 

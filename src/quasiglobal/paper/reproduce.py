@@ -22,7 +22,7 @@ from quasiglobal.paper.published import Score
 from quasiglobal.paper.tables import Cell, Scale, Table, at_scale
 from quasiglobal.runs import Options, Run, Watcher, find
 from quasiglobal.sweeps import sweep
-from quasiglobal.tasks.datasets import SOURCES, available, load
+from quasiglobal.tasks.datasets import available, corpus, is_text, load
 from quasiglobal.topology import parse
 from quasiglobal.tuning import CAP, best_point, rates_around, score, tune
 
@@ -183,11 +183,8 @@ def missing_data(cells: Iterable[Cell], scale: Scale, data_dir: Path | None) -> 
     """
     lost = {}
     for name in absent(data_names(cells, scale), data_dir):
-        if name not in SOURCES:
-            lost[name] = f"{name} is none of the data sets that this version reads; `qg data` lists them"
-            continue
         try:
-            load(name, data_dir)
+            corpus(name, data_dir) if is_text(name) else load(name, data_dir)
         except InputError as error:
             lost[name] = str(error)
     return lost

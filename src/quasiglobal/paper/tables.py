@@ -91,15 +91,13 @@ def at_scale(experiment: Experiment, scale: Scale) -> Experiment:
     if scale != "smoke":
         raise unknown("scale", scale, SCALES)
     kind, _, nodes = experiment.topology.partition(":")
-    model, norm = ("mlp", None) if experiment.model in TEXT_MODELS else ("cnn", experiment.norm or "none")
+    model, norm = ("mlp", None) if experiment.model.startswith("hf:") else ("cnn", experiment.norm or "none")
     return replace(
         experiment, data="digits", model=model, norm=norm, width=0.5, precision="fp32",
         epochs=2, eval_every=2, warmup=0.0, batch=32,
         topology="torus:9" if kind == "social" else f"{kind}:{-(-int(nodes) // 4)}",
     )
 
-
-TEXT_MODELS = ("distilbert",)
 
 # ------------------------------------------------------------------------------------------------ the specs
 
@@ -146,7 +144,7 @@ IMAGENET32: Settings = {"data": "imagenet32", "model": "resnet20", "width": 2.0}
 FIXED_LR: Settings = {"lr": scaled_lr(64, 16)}
 """On full ImageNet the paper tunes nothing; its one learning rate is the one that grows with the batch."""
 AG_NEWS: Settings = {
-    "data": "ag-news", "model": "distilbert", "norm": None,
+    "data": "agnews", "model": "hf:distilbert-base-uncased", "norm": None,
     "epochs": 10, "milestones": (), "warmup": 0.0, "eval_every": 1, "rates": (5e-6, 1e-5, 2e-5),
 }
 ALONE: Settings = {"topology": "complete:1", "partition": "iid"}

@@ -45,7 +45,7 @@ from quasiglobal.report.plots import (
     panels,
     style,
 )
-from quasiglobal.tasks.datasets import load
+from quasiglobal.tasks.datasets import corpus, is_text, load
 from quasiglobal.tasks.partition import class_counts, split
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ PARTITIONS: list[tuple[str, str, int, float]] = [
     *(("CIFAR-10", "cifar10", n, alpha) for n, alphas in ((16, (10, 1, 0.1)), (32, (1, 0.1)), (48, (1, 0.1)))
       for alpha in alphas),
     *(("ImageNet-32", "imagenet32", 16, alpha) for alpha in (1, 0.1)),
-    *((title, name, 16, alpha) for title, name in (("AG News", "ag-news"), ("SST-2", "sst2"))
+    *((title, name, 16, alpha) for title, name in (("AG News", "agnews"), ("SST-2", "sst2"))
       for alpha in (10, 1, 0.1)),
 ]
 """The paper's partitions: title, data, nodes and α."""
@@ -115,10 +115,10 @@ PARTITIONS: list[tuple[str, str, int, float]] = [
 
 def who_holds_what(data: str, nodes: int, alpha: float, data_dir: Path | None) -> NDArray[np.int64]:
     """Examples by node and class in the partition of seed 0."""
-    dataset = load(data, data_dir)
-    labels = dataset.train.y.numpy()
-    parts = split("dirichlet", labels, nodes, alpha, 0, dataset.train.columns)
-    return class_counts(parts, labels, len(dataset.classes))
+    found = corpus(data, data_dir) if is_text(data) else load(data, data_dir)
+    labels = found.train.y.numpy()
+    parts = split("dirichlet", labels, nodes, alpha, 0, found.train.columns)
+    return class_counts(parts, labels, len(found.classes))
 
 
 def _partition(found: Sequence[Outcome], place: Place) -> Reproduced:
