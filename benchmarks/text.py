@@ -1,13 +1,13 @@
 """Tokens per second of n stacked transformers in the whole training loop, against what people write, in one run.
 
     python benchmarks/text.py                           # on a GPU: DistilBERT, n = 16, batch 32, 128 tokens, bf16
-    python benchmarks/text.py --compile                 # the same with the stacked program compiled, which takes minutes
+    python benchmarks/text.py --compile                 # the same, the stacked program compiled, which takes minutes
     python benchmarks/text.py --train lora:8            # or head: the frozen base is shared
     python benchmarks/text.py --cpu                     # a toy of the same architecture, to try the script
 
 The architecture is DistilBERT's, its weights are random, and so are the texts, all of full length: nothing is
-downloaded. Dropout is on, as in its configuration. The plain loop does the same work: for each model forward, backward and
-torch.optim.Adam, then the average with the neighbours. Evaluation is not counted. Padding is: a token is a place.
+downloaded. Dropout is on, as in its configuration. The plain loop does the same work: for each model forward,
+backward and torch.optim.Adam, then the average with the neighbours. Evaluation is not counted.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device) -> Time
 
 def measured(name: str, make: Callable[[], Timed], device: torch.device, repeats: int) -> tuple[float, float]:
     """The median of tokens a second, and the peak of memory in GiB; the route is gone afterwards."""
+    timed = make()
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    timed = make()
     began = time.perf_counter()
     timed()
     first = time.perf_counter() - began

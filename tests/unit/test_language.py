@@ -8,10 +8,11 @@ import torch
 from tiny_models import dataset, experiment, task, texts, write_model
 from torch import nn
 
+from quasiglobal import exports, runs
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.flat import Layout
 from quasiglobal.measures import combined
-from quasiglobal.runs import model_state
+from quasiglobal.runs import Options
 from quasiglobal.tasks.gradients import StackedModel
 from quasiglobal.tasks.models.language import language_model
 from quasiglobal.tasks.models.recomputing import recompute
@@ -44,7 +45,7 @@ def case(name, train="all", **how):
     return Case(StackedModel(module, nn.functional.cross_entropy, layout, "fp64"), x, inputs, targets)
 
 
-def own_gradients(made, attention="eager"):
+def own_gradients(made, attention="eager", bf16=False):
     """Each model's loss and gradient by plain PyTorch and transformers' own attention."""
     losses, gradients = [], []
     for i in range(K):
@@ -52,7 +53,9 @@ def own_gradients(made, attention="eager"):
         module.model.set_attn_implementation(attention)
         module.load_state_dict(made.model.layout.views(made.x[i]), strict=False)
         module.train()
-        loss = nn.functional.cross_entropy(module(made.inputs[i]), made.targets[i])
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            output = module(made.inputs[i])
+        loss = nn.functional.cross_entropy(output.to(made.x.dtype), made.targets[i])
         loss.backward()
         grads = {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
         losses.append(loss.detach())
@@ -71,6 +74,18 @@ def test_stacked_gradients_are_each_models_own(tmp_path, kind, train):
     torch.testing.assert_close(losses, expected, rtol=1e-12, atol=0)
     assert (gradients.norm(dim=1) > 1e-3).all()
     assert ((g - gradients).norm(dim=1) <= 1e-10 * gradients.norm(dim=1)).all()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("train", ["all", "lora:2"])
+def test_stacking_costs_no_precision(tmp_path, train, precision):
+    made = case(write_model(tmp_path), train)
+    _, exact = own_gradients(made)
+    made.model.module.float()
+    made.model.precision, made.x = precision, made.x.float()
+    _, _, ours, _ = made.model.gradients(made.x, {}, made.inputs, made.targets)
+    _, plain = own_gradients(made, "sdpa", bf16=precision == "bf16")
+    assert 0 < (ours - exact).norm() <= 1.5 * (plain - exact).norm()
 
 
 @pytest.mark.parametrize("train", ["all", "head", "lora:2"])
@@ -191,14 +206,17 @@ def test_what_is_frozen_is_nobodys_row_and_the_same_for_all_seeds(tmp_path, trai
     assert all(ours[name].equal(theirs[name]) for name in frozen)
 
 
-def test_a_trained_models_state_is_its_trained_parameters_alone(tmp_path):
-    chosen = experiment(write_model(tmp_path), train="lora:2", epochs=1)
-    training, records = trained(chosen)
-    state = model_state(training.rows_of(0), training.layout, 2)
-    assert set(state) == {name for name, p in training.model.module.named_parameters() if p.requires_grad}
-    module = training.task.module(0).double().eval()
-    module.load_state_dict(state, strict=False)
+@pytest.mark.parametrize("train", ["all", "lora:2"])
+def test_an_exported_model_has_what_was_trained_and_scores_as_its_node_did(tmp_path, train):
+    names = tuple(map(str, range(CLASSES)))
+    chosen = experiment(write_model(tmp_path / "model"), train=train, precision="fp32", classes=names, shape=(16,))
+    (run,) = runs.train(chosen, Options(runs=tmp_path, device="cpu"), task=task(chosen))
     data = dataset()
-    with torch.no_grad():
-        right = (module(data.test.x.long()).argmax(dim=-1) == data.test.y).double().mean()
-    assert records[-1]["accuracy_worst"] <= right <= records[-1]["accuracy_best"]
+    scores = []
+    for node in range(4):
+        exports.save(exports.export(run, str(node)), tmp_path / "model.safetensors")
+        exported = exports.read(tmp_path / "model.safetensors")
+        assert sum(value.numel() for value in exported.state.values()) == run.summary["parameters"]
+        scores.append(float((exported.predict(data, data.test) == data.test.y).double().mean()))
+    assert min(scores) == pytest.approx(run.summary["last"]["accuracy_worst"], abs=1e-6)
+    assert max(scores) == pytest.approx(run.summary["last"]["accuracy_best"], abs=1e-6)

@@ -135,8 +135,13 @@ def test_weights_that_lack_some_of_the_base_are_said(folder):
     weights = load_file(folder / "model.safetensors")
     kept = {name: value for name, value in weights.items() if not name.startswith("pooler")}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
-    with pytest.warns(UserWarning, match=r"lack 2 of the base model's \d+ tensors, such as bert.pooler.dense.bias"):
-        built(folder)
+    said = r"lack 2 of the base model's \d+ tensors, such as bert.pooler.dense.bias"
+    for train, alike in (("all", False), ("head", True)):       # what is frozen is the same for all seeds
+        with pytest.warns(UserWarning, match=said) as warned:
+            first, other = built(folder, train=train), built(folder, seed=1, train=train)
+        assert len(warned) == 2
+        assert first.model.bert.pooler.dense.weight.equal(other.model.bert.pooler.dense.weight) == alike
+        assert not first.model.classifier.weight.equal(other.model.classifier.weight)
 
 
 def test_texts_longer_than_the_model_takes_are_refused(folder):

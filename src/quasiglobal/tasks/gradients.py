@@ -55,12 +55,11 @@ class StackedModel:
         deep = sum(isinstance(part, nn.modules.conv._ConvNd) for part in parts) > DEEP
         # Under vmap, a CPU's batch norm does not take bf16 inputs with float32 weights.
         mixed = precision == "bf16" and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts)
-        language = isinstance(module, LanguageModel)
         self.one_by_one_on_cpu = deep or mixed or (isinstance(module, LanguageModel) and _large(module))
         self.one_by_one = isinstance(module, LanguageModel) and not module.stacks
-        self.outside = language and not self.one_by_one
+        self.outside = isinstance(module, LanguageModel) and module.stacks
         self.compiles = False
-        self.random = language or any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts)
+        self.random = isinstance(module, LanguageModel) or any(map(_drops, parts))
         self._padding = _columns_of_padding(module, layout)
         self._programs: dict[object, Callable[..., Any]] = {}
         self._stacked: dict[object, Stacked | None] = {}
@@ -217,6 +216,10 @@ class StackedModel:
                 return stacked
             self._programs[key] = stacked
         return self._programs[key]
+
+
+def _drops(part: nn.Module) -> bool:
+    return isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0
 
 
 def _large(module: LanguageModel) -> bool:

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +49,25 @@ def language_model(
     """A new model from a folder or the hub, for so many classes and texts of up to `length` tokens.
 
     What the weights do not have, a head for these classes above all, and with `pretrained` false all of it, is
-    drawn from torch's global random numbers. But a frozen base is everybody's: a random one is always the same.
+    drawn from torch's global random numbers. But a frozen base is everybody's: what is random in it is always the same.
     """
     transformers = _transformers()
     folder = folder_of(name, weights=pretrained)
     config = _config(transformers, folder, num_labels=classes)
-    _check_length(name, config, length)
     pad = getattr(config, "pad_token_id", None) if pad is None else pad
     if pad is None:
         raise InputError(f"{name} does not say which id is padding; add pad_token_id to {folder / 'config.json'}")
     config.pad_token_id, config.use_cache = pad, False
+    _check_length(name, config, length)
+    make = partial(_loaded, transformers, folder, config) if pretrained else partial(_drawn, transformers, config)
     with _quiet(transformers), reading(folder, "a transformers model"):
-        model = _loaded(transformers, folder, config) if pretrained else _drawn(transformers, config)
-        if not pretrained and train != "all":
+        model = make()
+        if train != "all":
             head = {key: value.detach() for key, value in head_of(model)}
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")             # said the first time
                 torch.manual_seed(0)
-                model = _drawn(transformers, config)
+                model = make()
             model.load_state_dict(head, strict=False)
         freeze(model, train)
     return LanguageModel(model, pad)
@@ -187,6 +190,8 @@ def _attention(transformers: Any, config: Any) -> dict[str, str]:
 
 def _check_length(name: str, config: Any, length: int) -> None:
     longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and "roberta" in config.model_type:
+        longest -= config.pad_token_id + 1                  # its positions begin after the padding's
     if longest is not None and length > longest:
         raise InputError(f"{name} takes texts of up to {longest} tokens, got {length}; use --shape {longest}")
 

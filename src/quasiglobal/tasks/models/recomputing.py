@@ -1,4 +1,4 @@
-"""Activation checkpointing for many models at a time: the backward pass computes each layer again instead of keeping it.
+"""Activation checkpointing for many models at a time: the backward pass computes each layer again, and keeps little.
 
 T. Chen, B. Xu, C. Zhang, C. Guestrin: Training Deep Nets with Sublinear Memory Cost. 2016.
 
