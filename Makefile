@@ -7,7 +7,8 @@ BIN := .venv/bin
 run: .venv/installed  ## the main job, on embedded data
 	$(BIN)/qg demo --out out
 
-TEXT := $(BIN)/qg train examples/notes.toml --runs out/text/runs
+# On one thread: for a model this small, several only wait for each other.
+TEXT := OMP_NUM_THREADS=1 $(BIN)/qg train examples/notes.toml --runs out/text/runs
 run-text: .venv/installed  ## four hospitals fine-tune a transformer's head on made-up notes, alone and together
 	$(BIN)/python examples/notes.py out/text
 	$(TEXT) --topology every:10000/ring:4

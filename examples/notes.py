@@ -122,6 +122,7 @@ def write_model(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
     torch.manual_seed(0)
+    torch.set_num_threads(1)                                # so that sums are rounded alike every time
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=128,
         max_position_embeddings=128, pad_token_id=0, initializer_range=0.1, hidden_dropout_prob=0.0,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import tiny_models
 import torch
 
 from quasiglobal.experiment import Experiment
@@ -99,3 +100,28 @@ def test_a_resumed_run_goes_on_with_the_same_numbers(norm):
     second.restore([first.rows_of(0)], 1)
     second.train_epoch()
     assert (second.x - whole.x).abs().max() <= 1e-9 * whole.x.abs().max()
+
+
+@pytest.mark.parametrize("train", ["all", "head", "lora:2"])
+def test_captured_transformers_equal_the_cpu(tmp_path, train):
+    chosen = tiny_models.experiment(tiny_models.write_model(tmp_path), train=train, algorithm="qg-dsgdm-n", epochs=3)
+    ends = []
+    for device in ("cuda", "cpu"):
+        training = Training(tiny_models.task(chosen), [chosen], torch.device(device))
+        for _ in epochs(training):
+            pass
+        ends.append(training.x.cpu())
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-9)
+
+
+def test_a_captured_transformer_with_dropout_goes_on_with_the_same_numbers(tmp_path):
+    model = tiny_models.write_model(tmp_path, dropout=True)
+    chosen = tiny_models.experiment(model, algorithm="qg-dsgdm-n", epochs=3)
+    whole, first, second = (Training(tiny_models.task(chosen), [chosen], torch.device("cuda")) for _ in range(3))
+    for _ in epochs(whole):
+        pass
+    first.train_epoch()
+    second.restore([first.rows_of(0)], 1)
+    for _ in epochs(second):
+        pass
+    torch.testing.assert_close(second.x, whole.x, rtol=0, atol=1e-9)

@@ -78,15 +78,12 @@ class _Folded(torch.autograd.Function):
             if tensor is not None and dim is not None
         )
 
-        def fold(tensor: Tensor | None, dim: int | None) -> Tensor | None:
+        def fold(tensor: Tensor | None, dim: int | None) -> Any:
             if tensor is None:
                 return None
             each = tensor[None] if dim is None else tensor.movedim(dim, 0)
             return each.expand(info.batch_size, batch, *each.shape[2:]).flatten(0, 1)
 
-        query, key, value, *masks = (fold(tensor, dim) for tensor, dim in zip(tensors, dims, strict=True))
-        assert query is not None
-        assert key is not None
-        assert value is not None
-        result, _ = attention(module, query, key, value, *masks, **how)      # there may be a vmap around this one
+        folded = [fold(tensor, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+        result, _ = attention(module, *folded, **how)       # there may be a vmap around this one
         return result.view(info.batch_size, batch, *result.shape[1:]), 0
