@@ -11,6 +11,7 @@ how the pieces fit together, not how well anything reads medicine. Each hospital
 
 import csv
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -116,9 +117,10 @@ def write_model(folder: Path) -> None:
 
     rng = random.Random("public")
     texts = [note(rng, rng.choice(list(WARDS))) for _ in range(READ)]
-    trained = BertWordPieceTokenizer()
-    trained.train_from_iterator(texts, vocab_size=1000, show_progress=False)
-    tokenizer = BertTokenizerFast(tokenizer_object=trained._tokenizer)
+    words = sorted({word for text in texts for word in re.findall(r"\w+|\S", text.lower())})
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]     # a trained vocabulary is another one every time
+    wordpiece = BertWordPieceTokenizer({piece: i for i, piece in enumerate(pieces)})
+    tokenizer = BertTokenizerFast(tokenizer_object=wordpiece._tokenizer)
     tokenizer.save_pretrained(folder)
 
     torch.manual_seed(0)
@@ -128,16 +130,16 @@ def write_model(folder: Path) -> None:
         max_position_embeddings=128, pad_token_id=0, initializer_range=0.1, hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    model, words = BertModel(config), torch.nn.Linear(64, len(tokenizer))
+    model, told = BertModel(config), torch.nn.Linear(64, len(tokenizer))
     inputs = tokenizer(texts, padding=True, return_tensors="pt")
     present = torch.zeros(len(texts), len(tokenizer)).scatter_(1, inputs["input_ids"], 1.0)
     share = present.mean(dim=0).clamp(1e-3, 1 - 1e-3)
-    words.bias.data = (share / (1 - share)).log()           # starts at how frequent each word is
-    optimizer = torch.optim.Adam([*model.parameters(), *words.parameters()], lr=0.003)
+    told.bias.data = (share / (1 - share)).log()           # starts at how frequent each word is
+    optimizer = torch.optim.Adam([*model.parameters(), *told.parameters()], lr=0.003)
     for _ in range(300):
         some = torch.randint(len(texts), (64,))
-        told = words(model(**{name: values[some] for name, values in inputs.items()}).pooler_output)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(told, present[some], reduction="sum") / 64
+        found = told(model(**{name: values[some] for name, values in inputs.items()}).pooler_output)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(found, present[some], reduction="sum") / 64
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
