@@ -909,4 +909,4 @@ def _progress() -> Progress:
 
 
 def _say_written(paths: list[Path]) -> None:
-    console.print("wrote " + ", ".join(str(path) for path in paths))
+    console.print("wrote " + ", ".join(str(path) for path in paths), soft_wrap=True)

@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,10 +19,8 @@ from torch import Tensor
 
 from quasiglobal.errors import InputError
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:                                         # Windows
-    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -95,20 +94,22 @@ def alone(folder: Path) -> Iterator[None]:
     """Nobody else is within this for the same folder; raises InputError if somebody is."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror}") from None
+    if sys.platform == "win32":
+        yield
+        return
+    held = os.open(folder, os.O_RDONLY)
     try:
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(f"{folder} is being trained by another process; wait for it, or stop it") from None
-            except OSError:                                 # a file system without locks
-                pass
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{folder} is being trained by another process; wait for it, or stop it") from None
+        except OSError:                                     # a file system without locks
+            pass
         yield
     finally:
-        os.close(lock)
+        os.close(held)
 
 
 def as_line(record: Mapping[str, object]) -> str:

@@ -205,10 +205,13 @@ def train(
         for same in _of_equal_epochs(alike, chosen):
             fit = runs_that_fit(chosen, [run.experiment for run in same], device)
             for group in (same[first : first + fit] for first in range(0, len(same), fit)):
+                settings = [run.experiment for run in group]
+                training = Training(chosen, settings, device, recomputing=options.recompute)
                 with ExitStack() as locks:
                     for run in group:
                         locks.enter_context(alone(run.folder))
-                    _train_together(_begun(group, chosen, device, options.recompute), group, options, watch, board)
+                    _begin(training, group)
+                    _train_together(training, group, options, watch, board)
     if board:
         board.close()
     return runs
@@ -249,15 +252,13 @@ def _of_equal_epochs(runs: Sequence[Run], task: Task) -> list[list[Run]]:
     return list(groups.values())
 
 
-def _begun(runs: Sequence[Run], task: Task, device: torch.device, recompute: bool) -> Training:
-    """The training of runs that are at the same epoch, from there on."""
-    training = Training(task, [run.experiment for run in runs], device, recomputing=recompute)
+def _begin(training: Training, runs: Sequence[Run]) -> None:
+    """Go on from the epoch that the runs are at."""
     found = [run.newest() for run in runs]
     if saved := [checkpoint for checkpoint in found if checkpoint]:
         training.restore([rows for rows, _ in saved], saved[0][1].epochs)
     for run, checkpoint in zip(runs, found, strict=True):
         run.begin(checkpoint and checkpoint[1])
-    return training
 
 
 def _steps_alike(run: Run) -> tuple[str, str]:

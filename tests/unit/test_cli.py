@@ -131,8 +131,8 @@ def test_a_run_that_diverged_at_once_is_plotted(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.parametrize(("accuracies", "said"), [
     ((None,), []),
-    ((None, 0.5), ["epoch 1: loss 1.000  accuracy 50.0%, 9 images/s"]),
-    ((0.5, None), ["epoch 1: loss 1.000  accuracy 50.0%, 9 images/s"]),
+    ((None, 0.5), ["epoch 1: loss 1.000  accuracy 50.0%, 9 examples/s"]),
+    ((0.5, None), ["epoch 1: loss 1.000  accuracy 50.0%, 9 examples/s"]),
 ])  # fmt: skip
 def test_a_trial_that_diverged_on_another_machine_does_not_stop_the_watching(tmp_path, capsys, accuracies, said):
     runs = list(leave_seeds(tmp_path, *accuracies))
