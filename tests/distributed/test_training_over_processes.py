@@ -98,6 +98,7 @@ def test_a_killed_process_is_missed_and_comes_back(tmp_path):
     assert distance < 2 * usual
 
 
+@pytest.mark.slow
 def test_an_exact_mean_stops_without_anybody_and_resumes(tmp_path):
     words = ["--topology", "ring:3", "--epochs", "40", "--algorithm", "slowmo"]
     process = train(tmp_path, *words, "--engine", "distributed", "--processes", "3", "--peer-timeout", "5")
@@ -111,7 +112,8 @@ def test_an_exact_mean_stops_without_anybody_and_resumes(tmp_path):
     assert run.records[-1]["epoch"] == 40
 
 
-@pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", pytest.param("dsgdm-n", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["dsgdm-n", "qg-dsgdm-n"])
 def test_float32_accuracies_agree_after_50_steps(tmp_path, algorithm):
     words = ["--topology", "ring:8", "--algorithm", algorithm, "--epochs", "1", "--steps", "50"]
     ended(train(tmp_path / "here", *words))
