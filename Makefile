@@ -18,10 +18,10 @@ run-text: .venv/installed  ## four hospitals fine-tune a transformer's head on m
 	$(BIN)/qg compare out/text/runs/*
 
 test: lint  ## ruff, mypy --strict and the tests, a few minutes on two cores
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 test-slow: .venv/installed  ## what takes longer
-	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -n 2 --dist worksteal -m slow
 
 lint: .venv/installed
 	$(BIN)/ruff check .
