@@ -24,6 +24,8 @@ COPIES = 8
 
 def runs_that_fit(task: Task, experiments: Sequence[Experiment], device: torch.device) -> int:
     """How many runs like the largest of these fit the free memory of the device, at least one."""
+    if len(experiments) == 1:                               # then it need not be tried
+        return 1
     largest = max(experiments, key=lambda one: _state(one.algorithm))
     return max(1, int(USABLE * free_bytes(device) // bytes_of_run(task, largest)))
 

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -41,6 +41,9 @@ from quasiglobal.tasks.models.language import PREFIX, language_model, tokenizer_
 from quasiglobal.topology import parse
 from quasiglobal.training import Task, Training, average, diverged, in_common, partition_of
 from quasiglobal.training import epochs as every_epoch
+
+Saved = tuple[dict[str, torch.Tensor], checkpoints.Progress] | None
+"""A run's rows as they were saved last, and how far it was; None where nothing was."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Run:
         """Start the records anew."""
         write_lines(self.folder / "metrics.jsonl", records)
 
-    def newest(self) -> tuple[dict[str, torch.Tensor], checkpoints.Progress] | None:
+    def newest(self) -> Saved:
         """What to go on from: the newest checkpoint of the whole, or what processes have left if that is newer."""
         whole = checkpoints.newest(self.folder / "checkpoint")
         rows, epoch, nodes = newest_parts(self.folder)
@@ -200,7 +203,8 @@ def train(
             run.describe()                                  # without it nobody finds the run
     board = Board() if options.tensorboard else None
     device = choose_device(options.device)
-    for alike in _alike(open_runs):
+    saved = {run: run.newest() for run in open_runs}
+    for alike in _alike(saved):
         chosen = task or make_task(alike[0].experiment, data_of(alike[0].experiment, options.data_dir))
         for same in _of_equal_epochs(alike, chosen):
             fit = runs_that_fit(chosen, [run.experiment for run in same], device)
@@ -210,7 +214,7 @@ def train(
                 with ExitStack() as locks:
                     for run in group:
                         locks.enter_context(alone(run.folder))
-                    _begin(training, group)
+                    _begin(training, {run: saved.pop(run) for run in group})
                     _train_together(training, group, options, watch, board)
     if board:
         board.close()
@@ -229,18 +233,19 @@ def prepare(experiment: Experiment, options: Options) -> Training:
     return Training(task, experiments, choose_device(options.device), recomputing=options.recompute)
 
 
-def _alike(runs: Iterable[Run]) -> list[list[Run]]:
+def _alike(saved: Mapping[Run, Saved]) -> list[list[Run]]:
     """Runs that can be rows of one program: they have enough in common, and are after the same epoch."""
     groups: dict[str, list[Run]] = {}
-    for run in runs:
-        saved = run.newest()
-        key = json.dumps([saved[1].epochs if saved else 0, in_common(run.experiment)], sort_keys=True)
+    for run, found in saved.items():
+        key = json.dumps([found[1].epochs if found else 0, in_common(run.experiment)], sort_keys=True)
         groups.setdefault(key, []).append(run)
     return [sorted(group, key=_steps_alike) for group in groups.values()]
 
 
 def _of_equal_epochs(runs: Sequence[Run], task: Task) -> list[list[Run]]:
     """Runs whose epochs have the same steps, together; those of one partition have, whatever their α and seed."""
+    if len({run.experiment.partition for run in runs}) == 1:
+        return [list(runs)]
     sizes: dict[str, tuple[int, ...]] = {}
     groups: dict[tuple[int, ...], list[Run]] = {}
     for run in runs:
@@ -252,12 +257,11 @@ def _of_equal_epochs(runs: Sequence[Run], task: Task) -> list[list[Run]]:
     return list(groups.values())
 
 
-def _begin(training: Training, runs: Sequence[Run]) -> None:
+def _begin(training: Training, saved: Mapping[Run, Saved]) -> None:
     """Go on from the epoch that the runs are at."""
-    found = [run.newest() for run in runs]
-    if saved := [checkpoint for checkpoint in found if checkpoint]:
-        training.restore([rows for rows, _ in saved], saved[0][1].epochs)
-    for run, checkpoint in zip(runs, found, strict=True):
+    if found := [checkpoint for checkpoint in saved.values() if checkpoint]:
+        training.restore([rows for rows, _ in found], found[0][1].epochs)
+    for run, checkpoint in saved.items():
         run.begin(checkpoint and checkpoint[1])
 
 

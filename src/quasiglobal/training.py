@@ -332,7 +332,7 @@ class Training:
         classes = len(self.task.data.classes)
         right, loss = x.new_zeros(len(x), classes), x.new_zeros(len(x))
         count = len(self.test_targets)
-        for index, need in self._test_batches():
+        for index, need in self._test_batches:
             shown = self.test_inputs.show(index, *need)
             output = self.model.outputs(x, buffers, shown).to(self.dtype).flatten(1, 2)
             target = self.test_targets[index].flatten()
@@ -341,6 +341,7 @@ class Training:
             loss += losses.view(len(x), -1).sum(dim=1)
         return right.sum(dim=1) / count, loss / count, right / torch.bincount(self.test_targets, minlength=classes)
 
+    @cached_property
     def _test_batches(self) -> list[tuple[Tensor, tuple[int, ...]]]:
         """Positions [batches, batch], and what those examples need; 32 where the model normalises by the test batch.
 

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import `hand_made_stores`, which pytest's importlib mode does not."""
+"""Lets tests import modules beside them, such as `terminal`, which pytest's importlib mode does not."""
 
 import sys
 from pathlib import Path

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from terminal import inside
 
 from quasiglobal import cli
 from quasiglobal.experiment import Experiment
@@ -13,18 +14,6 @@ from quasiglobal.runs import Run
 def qg(*words):
     command = [sys.executable, "-m", "quasiglobal", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-def inside(monkeypatch, capsys, *words):
-    """The same, in this process: quicker."""
-    monkeypatch.setattr(sys, "argv", ["qg", *words])
-    status = 0
-    try:
-        cli.main()
-    except SystemExit as exit:
-        status = exit.code
-    out = capsys.readouterr()
-    return status, out.out, out.err
 
 
 def test_help_lists_the_commands():

@@ -1,11 +1,11 @@
 """Tables from the store: which rate is best, what counts as tuned, and running what is missing."""
 
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from hand_made_stores import leave_table
+from terminal import inside
 
 from quasiglobal import InputError, cli
 from quasiglobal.paper.published import Score
@@ -268,14 +268,7 @@ def test_what_was_not_measured_is_no_number(tmp_path):
 def qg(monkeypatch, capsys, *words):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(cli, "console", cli.Console(highlight=False, markup=False, width=200))
-    monkeypatch.setattr(sys, "argv", ["qg", *words])
-    status = 0
-    try:
-        cli.main()
-    except SystemExit as exit:
-        status = exit.code
-    out = capsys.readouterr()
-    return status, out.out, out.err
+    return inside(monkeypatch, capsys, *words)
 
 
 def test_the_list_has_every_target_with_what_it_takes(monkeypatch, capsys, tmp_path):

@@ -1,12 +1,12 @@
 """Tuning, with a trainer that makes up its scores, and once for real."""
 
 import math
-import sys
 from dataclasses import replace
 
 import pytest
+from terminal import inside
 
-from quasiglobal import InputError, cli
+from quasiglobal import InputError
 from quasiglobal.experiment import Experiment
 from quasiglobal.report import plots
 from quasiglobal.runs import Options, Run, find
@@ -181,28 +181,18 @@ def test_a_field_of_the_experiment_goes_before_an_option_of_the_same_name(tmp_pa
     assert (found.experiment.alpha, found.experiment.algorithm) == (1.0, "slowmo")
 
 
-def qg(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["qg", *words])
-    status = 0
-    try:
-        cli.main()
-    except SystemExit as ended:
-        status = ended.code
-    return status, *capsys.readouterr()
-
-
 def test_qg_tune_prints_the_grid_draws_it_and_runs_nothing_twice(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ["tune", "--model", "mlp", "--topology", "ring:4", "--algorithm", "dsgd", "--epochs", "1", "--cap", "3"]
     words += ["--over", "lr=0.05,0.2,0.8", "--seeds", "2", "--plot", "grid.svg"]
-    status, out, _ = qg(monkeypatch, capsys, *words)
+    status, out, _ = inside(monkeypatch, capsys, *words)
     assert status == 0
     assert out.count("← best") == 1
     assert "of 3 trials with seed 0" in out
     assert "<svg" in (tmp_path / "grid.svg").read_text()
     runs = {run.folder.name: (run.folder / "summary.json").stat().st_mtime_ns for run in find(tmp_path / "runs")}
     assert len(runs) == 4, "three rates, and the second seed of the best"
-    assert qg(monkeypatch, capsys, *words)[0] == 0
+    assert inside(monkeypatch, capsys, *words)[0] == 0
     again = {run.folder.name: (run.folder / "summary.json").stat().st_mtime_ns for run in find(tmp_path / "runs")}
     assert again == runs
 
@@ -210,7 +200,7 @@ def test_qg_tune_prints_the_grid_draws_it_and_runs_nothing_twice(monkeypatch, ca
 def test_two_names_are_a_table_of_two_sides_and_a_heat_map(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ["tune", "--model", "mlp", "--topology", "ring:4", "--algorithm", "dsgdm", "--epochs", "1", "--cap", "0"]
-    status, out, _ = qg(monkeypatch, capsys, *words, "--over", "lr=0.1,0.2,beta=0.5,0.9", "--plot", "grid.png")
+    status, out, _ = inside(monkeypatch, capsys, *words, "--over", "lr=0.1,0.2,beta=0.5,0.9", "--plot", "grid.png")
     assert status == 0
     assert "beta = 0.5" in out
     assert "it lies at an end of the grid" in out
@@ -223,7 +213,7 @@ def test_a_plot_that_cannot_be_is_refused_before_anything_runs(monkeypatch, caps
         (("--plot", "grid.doc"), "cannot draw into grid.doc"),
         (("--over", "lr=0.1,beta=0.5,alpha=1", "--plot", "a.png"), "a plot shows one or two names"),
     ):
-        status, _, err = qg(monkeypatch, capsys, "tune", *words)
+        status, _, err = inside(monkeypatch, capsys, "tune", *words)
         assert status == 2
         assert sentence in err
     assert list(tmp_path.iterdir()) == []

@@ -195,13 +195,15 @@ def _table(table: Table, found: Sequence[Outcome], scale: Scale) -> Section:
     groups = by_setting(found)
     rows, plots = [], []
     counts = Counter[str]()
+    curves = {id(outcome): _curve(outcome) for outcome in found}
     for k, ((model, column), group) in enumerate(groups.items()):
         title = ", ".join(filter(None, (model, column)))
-        plots += [plot for plot in (_curves(table, k, title, group), _rates(table, k, title, group)) if plot]
+        lines = tuple(line for outcome in group if (line := curves[id(outcome)]))
+        plots += [plot for plot in (_curves(table, k, title, lines), _rates(table, k, title, group)) if plot]
     anchors = {id(outcome): f"{table.name}-{k}" for k, group in enumerate(groups.values()) for outcome in group}
     for outcome in found:
         group = groups[model_and_method(outcome.cell.row)[0], outcome.cell.column]
-        row = _row(outcome, group, anchors[id(outcome)], scale)
+        row = _row(outcome, group, anchors[id(outcome)] if curves[id(outcome)] else None, scale)
         rows.append(row)
         counts.update(cell.text.split()[0] for cell in row.cells[5:6] if cell.mark in ("good", "bad"))
         counts.update(f"order {cell.text}" for cell in row.cells[6:7] if cell.mark in ("good", "fair", "bad"))
@@ -214,7 +216,7 @@ def _table(table: Table, found: Sequence[Outcome], scale: Scale) -> Section:
     return Section(table.name, table.title_at(scale), says, COLUMNS, tuple(rows), table.notes, tuple(plots))
 
 
-def _row(outcome: Outcome, group: Sequence[Outcome], anchor: str, scale: Scale) -> Row:
+def _row(outcome: Outcome, group: Sequence[Outcome], anchor: str | None, scale: Scale) -> Row:
     cell, experiment = outcome.cell, outcome.experiment
     paper = Cell(NOT_CONVERGED) if cell.score is None else _score(cell.score)
     start = (Cell(cell.row), Cell(cell.column), paper)
@@ -229,7 +231,7 @@ def _row(outcome: Outcome, group: Sequence[Outcome], anchor: str, scale: Scale) 
         _learning_rate(outcome),
         Cell(str(experiment.epochs), experiment.epochs),
         *(_score(score) if (score := outcome.ours(which)) else Cell("") for which in OTHERS),
-        Cell("curves", link=anchor) if _drawn(outcome) else Cell(""),
+        Cell("curves", link=anchor) if anchor else Cell(""),
     ), name)
 
 
@@ -293,15 +295,10 @@ MOST_BANDS = 5
 """With more curves in a frame than this, their bands hide each other."""
 
 
-def _curves(table: Table, k: int, title: str, group: Sequence[Outcome]) -> Plot | None:
-    lines = tuple(_curve(outcome) for outcome in group if _drawn(outcome))
+def _curves(table: Table, k: int, title: str, lines: tuple[Line, ...]) -> Plot | None:
     if len(lines) > MOST_BANDS:
         lines = tuple(replace(line, band=()) for line in lines)
     return Plot(f"{table.name}-{k}", title, lines, "epoch", "test accuracy, %") if lines else None
-
-
-def _drawn(outcome: Outcome) -> bool:
-    return bool(_tests(outcome))
 
 
 def _tests(outcome: Outcome) -> dict[int, list[float]]:
@@ -314,8 +311,11 @@ def _tests(outcome: Outcome) -> dict[int, list[float]]:
     return dict(sorted(tests.items()))
 
 
-def _curve(outcome: Outcome) -> Line:
+def _curve(outcome: Outcome) -> Line | None:
+    """The mean over the seeds, None where nothing was tested."""
     tests = _tests(outcome)
+    if not tests:
+        return None
     points = [(epoch, statistics.fmean(values)) for epoch, values in tests.items()]
     band = [(min(values), max(values)) for values in tests.values()] if len(outcome.runs) > 1 else []
     label = model_and_method(outcome.cell.row)[1]

@@ -15,6 +15,7 @@ from quasiglobal.errors import unknown
 from quasiglobal.experiment import RECIPES, Experiment
 from quasiglobal.paper.published import Score, published
 from quasiglobal.schedules import scaled_lr
+from quasiglobal.tasks.models.language import PREFIX
 
 Scale = Literal["smoke", "short", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -91,7 +92,7 @@ def at_scale(experiment: Experiment, scale: Scale) -> Experiment:
     if scale != "smoke":
         raise unknown("scale", scale, SCALES)
     kind, _, nodes = experiment.topology.partition(":")
-    model, norm = ("mlp", None) if experiment.model.startswith("hf:") else ("cnn", experiment.norm or "none")
+    model, norm = ("mlp", None) if experiment.model.startswith(PREFIX) else ("cnn", experiment.norm or "none")
     return replace(
         experiment, data="digits", model=model, norm=norm, width=0.5, precision="fp32",
         epochs=2, eval_every=2, warmup=0.0, batch=32,
@@ -144,7 +145,7 @@ IMAGENET32: Settings = {"data": "imagenet32", "model": "resnet20", "width": 2.0}
 FIXED_LR: Settings = {"lr": scaled_lr(64, 16)}
 """On full ImageNet the paper tunes nothing; its one learning rate is the one that grows with the batch."""
 AG_NEWS: Settings = {
-    "data": "agnews", "model": "hf:distilbert-base-uncased", "norm": None,
+    "data": "agnews", "model": f"{PREFIX}distilbert-base-uncased", "norm": None,
     "epochs": 10, "milestones": (), "warmup": 0.0, "eval_every": 1, "rates": (5e-6, 1e-5, 2e-5),
 }
 ALONE: Settings = {"topology": "complete:1", "partition": "iid"}

@@ -230,14 +230,14 @@ def _large(module: LanguageModel) -> bool:
 
 def _columns_of_padding(module: nn.Module, layout: Layout) -> list[slice]:
     """Where the vectors of embeddings' padding lie in a row: they are not learned, which vmap forgets."""
-    columns = layout.views(torch.arange(layout.size))
-    found = []
-    for name, part in module.named_modules():
-        weight = columns.get(f"{name}.weight" if name else "weight")
-        if isinstance(part, nn.Embedding) and part.padding_idx is not None and weight is not None:
-            vector = weight[part.padding_idx]
-            found.append(slice(int(vector[0]), int(vector[-1]) + 1))
-    return found
+    padding = {
+        f"{name}.weight".removeprefix("."): part.padding_idx
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None
+    }
+    columns = layout.views(torch.arange(layout.size)) if padding else {}
+    vectors = [columns[name][place] for name, place in padding.items() if name in columns]
+    return [slice(int(vector[0]), int(vector[-1]) + 1) for vector in vectors]
 
 
 def _traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
