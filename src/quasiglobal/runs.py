@@ -27,7 +27,7 @@ from quasiglobal.boards import Board
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment, from_mapping
 from quasiglobal.files import alone, append_line, read_json, read_lines, write_json, write_lines
-from quasiglobal.fitting import runs_that_fit
+from quasiglobal.fitting import give_back, runs_that_fit
 from quasiglobal.flat import Layout
 from quasiglobal.imports import imported, is_path
 from quasiglobal.measures import Record, combined
@@ -36,6 +36,7 @@ from quasiglobal.parts import parts_of, records_of
 from quasiglobal.tasks.batches import step_sizes
 from quasiglobal.tasks.datasets import Corpus, Dataset, agreed, corpus, is_text, load
 from quasiglobal.tasks.datasets.text import LENGTH, cache_folder, check_vocabulary, tokenised
+from quasiglobal.tasks.gradients import StackedModel
 from quasiglobal.tasks.models import build
 from quasiglobal.tasks.models.language import PREFIX, language_model, tokenizer_of, vocabulary_of
 from quasiglobal.topology import parse
@@ -207,15 +208,12 @@ def train(
     for alike in _alike(saved):
         chosen = task or make_task(alike[0].experiment, data_of(alike[0].experiment, options.data_dir))
         for same in _of_equal_epochs(alike, chosen):
-            fit = runs_that_fit(chosen, [run.experiment for run in same], device)
+            give_back(device)
+            fit, model = runs_that_fit(chosen, [run.experiment for run in same], device), None
             for group in (same[first : first + fit] for first in range(0, len(same), fit)):
-                settings = [run.experiment for run in group]
-                training = Training(chosen, settings, device, recomputing=options.recompute)
-                with ExitStack() as locks:
-                    for run in group:
-                        locks.enter_context(alone(run.folder))
-                    _begin(training, {run: saved.pop(run) for run in group})
-                    _train_together(training, group, options, watch, board)
+                start = {run: saved.pop(run) for run in group}
+                model = _train_together(chosen, start, device, model, options, watch, board)
+                give_back(device)
     if board:
         board.close()
     return runs
@@ -255,6 +253,26 @@ def _of_equal_epochs(runs: Sequence[Run], task: Task) -> list[list[Run]]:
             sizes[one.partition] = tuple(step_sizes(lengths, one.batch, one.steps))
         groups.setdefault(sizes[one.partition], []).append(run)
     return list(groups.values())
+
+
+def _train_together(
+    task: Task,
+    saved: Mapping[Run, Saved],
+    device: torch.device,
+    model: StackedModel | None,
+    options: Options,
+    watch: Watcher,
+    board: Board | None,
+) -> StackedModel:
+    """Train runs that are at the same epoch as rows of one program; what is returned need not be compiled again."""
+    settings = [run.experiment for run in saved]
+    training = Training(task, settings, device, recomputing=options.recompute, model=model)
+    with ExitStack() as locks:
+        for run in saved:
+            locks.enter_context(alone(run.folder))
+        _begin(training, saved)
+        _train_to_the_end(training, list(saved), options, watch, board)
+    return training.model
 
 
 def _begin(training: Training, saved: Mapping[Run, Saved]) -> None:
@@ -311,10 +329,10 @@ def make_task(experiment: Experiment, data: Dataset) -> Task:
     )
 
 
-def _train_together(
+def _train_to_the_end(
     training: Training, runs: Sequence[Run], options: Options, watch: Watcher, board: Board | None
 ) -> None:
-    """Train runs that are at the same epoch as rows of one program."""
+    """Epoch by epoch, with records and checkpoints of every run."""
     saved = time.monotonic()
     going = dict(enumerate(runs))
     with _patient_interrupts() as interrupted:

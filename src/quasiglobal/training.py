@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import Any
 
@@ -64,7 +64,8 @@ class Training:
     """Several experiments as rows of one program, of the nodes that an engine hosts.
 
     They may differ in what a row has of its own (`OWN`): the seed, the partition of the data, the learning rate, the
-    algorithm. All share the gradients' computation; those next to each other that step alike are a band.
+    algorithm. All share the gradients' computation; those next to each other that step alike are a band. `model` is
+    that of an earlier training of the same task, whose programs need not be compiled again.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Training:
         device: torch.device,
         engine: Callable[..., Host] = Simulator,
         recomputing: bool = False,
+        model: StackedModel | None = None,
     ) -> None:
         self.task, self.experiments, self.device = task, together(experiments), device
         self.experiment = experiment = self.experiments[0]
@@ -82,10 +84,7 @@ class Training:
 
         modules = [task.module(seed).to(self.dtype) for seed in self.seeds]
         self.layout = Layout.of_experiment(modules[0], experiment.bn)
-        module = task.module(0).to(device, self.dtype)
-        if recomputing:
-            recompute(module)
-        self.model = StackedModel(module, task.loss, self.layout, experiment.precision)
+        self.model = model or self._stacked(recomputing)
         self.bands = _bands(self.experiments, self.layout.shared, engine)
         self.engine = self.bands[0].engine
         self.graph = self.engine.topology
@@ -137,7 +136,16 @@ class Training:
         on_one_gpu = device.type == "cuda" and isinstance(self.engine, Simulator)
         capturing = on_one_gpu and not recomputing          # which reads the state of generators, and no graph can
         self._captured = Captured(self._tensors) if capturing else None
-        self._fused = self.steps * self.x.numel() >= WORTH_FUSING
+        changed = self.steps * self.x.numel()
+        self._fused = changed >= WORTH_FUSING
+        self.model.compiles = capturing and changed >= WORTH_COMPILING
+
+    def _stacked(self, recomputing: bool) -> StackedModel:
+        """All copies of the model as one program."""
+        module = self.task.module(0).to(self.device, self.dtype)
+        if recomputing:
+            recompute(module)
+        return StackedModel(module, self.task.loss, self.layout, self.experiment.precision)
 
     # -------------------------------------------------------------------------------------------- the loop
 
@@ -408,6 +416,9 @@ SHOWN_AT_ONCE = 2**15
 WORTH_FUSING = 2.5e11
 """Numbers that the algorithms change in a training, from which on compiling their steps pays (docs/performance.md)."""
 
+WORTH_COMPILING = 1e12
+"""The same for transformers' gradients, which take 45 s to compile for each length of texts (docs/transformers.md)."""
+
 
 def in_common(experiment: Experiment) -> dict[str, Any]:
     """What experiments that are rows of one program have to share."""
@@ -417,8 +428,14 @@ def in_common(experiment: Experiment) -> dict[str, Any]:
 
 def partition_of(data: Dataset, experiment: Experiment) -> list[Indices]:
     """Who holds which training examples."""
-    train, n = data.train, parse(experiment.topology).n
-    return split(experiment.partition, train.y.numpy(), n, experiment.alpha, experiment.seed, train.columns)
+    n = parse(experiment.topology).n
+    return list(_dealt(data, experiment.partition, n, experiment.alpha, experiment.seed))
+
+
+@lru_cache(maxsize=16)
+def _dealt(data: Dataset, kind: str, n: int, alpha: float, seed: int) -> tuple[Indices, ...]:
+    """Once for all runs that deal alike: few classes among many nodes take seconds."""
+    return tuple(split(kind, data.train.y.numpy(), n, alpha, seed, data.train.columns))
 
 
 def together(experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:

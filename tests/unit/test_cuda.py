@@ -6,6 +6,7 @@ import pytest
 import tiny_models
 import torch
 
+import quasiglobal.training
 from quasiglobal.experiment import Experiment
 from quasiglobal.runs import make_task
 from quasiglobal.tasks.datasets import load
@@ -102,19 +103,27 @@ def test_a_resumed_run_goes_on_with_the_same_numbers(norm):
     assert (second.x - whole.x).abs().max() <= 1e-9 * whole.x.abs().max()
 
 
+@pytest.fixture(params=[False, True], ids=["as it is", "compiled"])
+def compiles(request, monkeypatch):
+    """Transformers as in short trainings, and as in long ones."""
+    monkeypatch.setattr(quasiglobal.training, "WORTH_COMPILING", 0.0 if request.param else float("inf"))
+    return request.param
+
+
 @pytest.mark.parametrize("train", ["all", "head", "lora:2"])
-def test_captured_transformers_equal_the_cpu(tmp_path, train):
+def test_captured_transformers_equal_the_cpu(tmp_path, train, compiles):
     chosen = tiny_models.experiment(tiny_models.write_model(tmp_path), train=train, algorithm="qg-dsgdm-n", epochs=3)
     ends = []
     for device in ("cuda", "cpu"):
         training = Training(tiny_models.task(chosen), [chosen], torch.device(device))
+        assert training.model.compiles == (compiles and device == "cuda")
         for _ in epochs(training):
             pass
         ends.append(training.x.cpu())
     torch.testing.assert_close(*ends, rtol=0, atol=1e-9)
 
 
-def test_a_captured_transformer_with_dropout_goes_on_with_the_same_numbers(tmp_path):
+def test_a_captured_transformer_with_dropout_goes_on_with_the_same_numbers(tmp_path, compiles):
     model = tiny_models.write_model(tmp_path, dropout=True)
     chosen = tiny_models.experiment(model, algorithm="qg-dsgdm-n", epochs=3)
     whole, first, second = (Training(tiny_models.task(chosen), [chosen], torch.device("cuda")) for _ in range(3))

@@ -15,6 +15,7 @@ from quasiglobal.measures import combined
 from quasiglobal.runs import Options
 from quasiglobal.tasks.gradients import StackedModel
 from quasiglobal.tasks.models.language import language_model
+from quasiglobal.tasks.models.lowering import Lowered
 from quasiglobal.tasks.models.recomputing import recompute
 from quasiglobal.tasks.randomness import seeded
 from quasiglobal.training import Training, epochs
@@ -86,6 +87,22 @@ def test_stacking_costs_no_precision(tmp_path, train, precision):
     _, _, ours, _ = made.model.gradients(made.x, {}, made.inputs, made.targets)
     _, plain = own_gradients(made, "sdpa", bf16=precision == "bf16")
     assert 0 < (ours - exact).norm() <= 1.5 * (plain - exact).norm()
+
+
+def test_stacked_linear_layers_are_in_the_precision_that_autocast_has_for_one():
+    x, weight, bias = torch.randn(3, 5, 4), torch.randn(3, 6, 4), torch.randn(3, 6)
+    layers = {
+        "linear": lambda x, weight, bias: nn.functional.linear(x, weight, bias),
+        "without bias": lambda x, weight, bias: nn.functional.linear(x, weight),
+        "addmm": lambda x, weight, bias: torch.addmm(bias, x, weight.T),
+    }
+    for name, layer in layers.items():
+        with torch.autocast("cpu", torch.bfloat16):
+            one = torch.stack([layer(*arguments) for arguments in zip(x, weight, bias, strict=True)])
+            with Lowered():
+                stacked, shared = torch.vmap(layer)(x, weight, bias), layer(x[0], weight[0], bias[0])
+        assert one.dtype == stacked.dtype == shared.dtype == torch.bfloat16, name
+        torch.testing.assert_close(stacked, one, rtol=2**-6, atol=2**-6)
 
 
 @pytest.mark.parametrize("train", ["all", "head", "lora:2"])

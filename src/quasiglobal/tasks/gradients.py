@@ -25,6 +25,7 @@ from quasiglobal.arithmetic import full_precision
 from quasiglobal.compiling import compiled
 from quasiglobal.flat import Layout
 from quasiglobal.tasks.models.language import LanguageModel
+from quasiglobal.tasks.models.lowering import Lowered
 from quasiglobal.tasks.stacked import Stacked, stacked_program
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -140,7 +141,7 @@ class StackedModel:
         return outputs
 
     def _output_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
-        with self._autocast(row):
+        with self._autocast(row), Lowered() if self.outside and self.precision == "bf16" else nullcontext():
             output: Tensor = functional_call(self.module, self.layout.views(row) | buffers, (inputs,))
         return output
 
@@ -191,7 +192,7 @@ class StackedModel:
         return self._stacked[key]
 
     def _outside_program(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
-        """All transformers' gradients; `compiles` fuses their small operations, at a minute for each shape."""
+        """All transformers' gradients; `compiles` fuses their small operations, which takes long for each shape."""
         if not self.compiles:
             return self._gradients_of_all
         key = ("outside", tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments)))
