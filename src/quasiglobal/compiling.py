@@ -15,12 +15,15 @@ class Untraceable(Exception):
 
 
 def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
-    """The function, compiled at its first call. TF32, which the compiler recommends, is left alone on purpose."""
+    """The function, compiled at its first call. TF32, which the compiler recommends, is left alone on purpose.
+
+    Nor is anybody helped by hearing which softmax it has chosen.
+    """
     program = torch.compile(function, dynamic=False, backend=backend)
 
     def call(*arguments: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="TensorFloat32")
+            warnings.filterwarnings("ignore", message=r"TensorFloat32|\s*Online softmax")
             return program(*arguments)
 
     return call
