@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tiny_models import dataset, experiment, task, texts, write_model
+from tiny_models import dataset, experiment, learned, task, texts, write_model
 from torch import nn
 
 from quasiglobal import exports, runs
@@ -151,6 +151,20 @@ def test_recomputing_keeps_less_and_changes_nothing_dropout_included(tmp_path, k
 def trained(chosen, experiments=None):
     training = Training(task(chosen), experiments or [chosen], CPU)
     return training, [combined([part]) for (part, *_) in epochs(training)]
+
+
+@pytest.mark.parametrize("algorithm", ["dadam", "qg-dadam:released=true", "adam"])
+def test_adam_makes_steps_of_rounding_where_there_is_no_gradient_and_nowhere_else(tmp_path, algorithm):
+    model = write_model(tmp_path)
+    chosen = experiment(model, algorithm=algorithm, epochs=4)
+    stacked, alone = (Training(task(chosen), [chosen], CPU) for _ in range(2))
+    alone.model.one_by_one_on_cpu = True
+    for training in (stacked, alone):
+        for _ in epochs(training):
+            pass
+    apart, learns = (stacked.x - alone.x).abs(), learned(model)
+    assert apart[:, learns].max() < 1e-12
+    assert apart[:, ~learns].max() > 1e-10
 
 
 @pytest.mark.parametrize("train", ["all", "head", "lora:2"])

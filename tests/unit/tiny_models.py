@@ -1,11 +1,13 @@
 """Transformers small enough for tests: two layers of 32 numbers, random weights, a vocabulary of 64; no download."""
 
 import json
+import math
 
 import pytest
 import torch
 
 from quasiglobal.experiment import Experiment
+from quasiglobal.flat import Layout
 from quasiglobal.runs import make_task
 from quasiglobal.tasks.datasets import Dataset, Examples
 
@@ -69,6 +71,13 @@ def experiment(model, **settings):
         "alpha": 1.0, "milestones": (), "precision": "fp64", "pretrained": False,
     }
     return Experiment(model=model, **usual | settings)
+
+
+def learned(model, train="all"):
+    """Which columns of a row have a gradient: not a key's bias, which adds the same to all of a query's scores."""
+    layout = Layout.of(task(experiment(model, train=train)).module(0))
+    names = [name for name, shape in layout.shapes.items() for _ in range(math.prod(shape))]
+    return torch.tensor([not name.endswith(("key.bias", "k_lin.bias")) for name in names])
 
 
 def task(chosen):
