@@ -12,7 +12,6 @@ from tiny_models import learned, write_model
 CASES = [
     ("all", "qg-dsgdm-n"),
     pytest.param("all", "dadam", marks=pytest.mark.slow),
-    pytest.param("all", "qg-dadam:released=true", marks=pytest.mark.slow),
     pytest.param("lora:2", "qg-dadam", marks=pytest.mark.slow),
 ]
 

@@ -42,9 +42,20 @@ def test_the_results_are_what_their_records_say(capsys):
     page = (ROOT / "docs" / "results" / "README.md").read_text()
     places = re.findall(r"made by: qg compare --markdown (\S+)/\*", page)
     assert places
+    made = {}
     for place in places:
         cli.compare(tuple(sorted((ROOT / place).iterdir())), markdown=True)
-        assert capsys.readouterr().out in page
+        made[place] = capsys.readouterr().out
+        assert made[place] in page
+    beside_the_paper = re.findall(r"^\| `(\S+)`.*?\|.*?\| (.*?) \|.*?\| (.*?) \|", page, re.MULTILINE)
+    assert len(beside_the_paper) == 4
+    for algorithm, nodes, averaged in beside_the_paper:
+        (row,) = (
+            row for row in made["docs/results/agnews"].splitlines()
+            if row.startswith(f"| {algorithm}, ") and "| 3 |" in row and ("alpha=0.1" in row or algorithm == "adam")
+        )
+        assert nodes in row
+        assert averaged in row or algorithm == "adam"
 
 
 def test_the_tables_of_results_are_what_their_records_say(tmp_path):
