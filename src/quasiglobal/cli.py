@@ -65,6 +65,7 @@ from quasiglobal.runs import (
 )
 from quasiglobal.sweeps import sweep
 from quasiglobal.tasks.datasets import SOURCES, TEXT_SOURCES, Corpus, Dataset, available, corpus, is_text, load
+from quasiglobal.tasks.datasets.tables import read_texts
 from quasiglobal.tasks.datasets.text import LENGTH
 from quasiglobal.tasks.partition import class_counts, fingerprint, heterogeneity, split
 from quasiglobal.tuning import CAP, Tuned, parse_over
@@ -808,14 +809,17 @@ def predict(
     data: Annotated[Positional[str], arg(metavar="DATA")],
     data_dir: Folder | None = None,
 ) -> None:
-    """Print the class that an exported model gives each test example of a data set, a line each.
+    """Print the class that an exported model gives each test example of a data set, or each line of a file of texts.
 
     Args:
         file: What `qg export` wrote.
-        data: A data set, such as folder:PATH or csv:PATH.
+        data: A data set, such as folder:PATH or csv:PATH; or PATH.txt, a text a line, and - for the standard input.
         data_dir: Where the data sets lie.
     """
     model = read_model(file)
+    if data == "-" or data.endswith(".txt"):
+        print(*model.classify(read_texts(data)), sep="\n")
+        return
     dataset = data_of(model.experiment, data_dir, data)
     for label in model.predict(dataset, dataset.test).tolist():
         print(dataset.classes[label])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,8 +17,9 @@ from quasiglobal.experiment import Experiment, from_mapping
 from quasiglobal.files import write_tensors
 from quasiglobal.flat import Layout
 from quasiglobal.parts import newest
-from quasiglobal.runs import Run, data_of, model_of, model_state
-from quasiglobal.tasks.datasets import Dataset, Examples
+from quasiglobal.runs import Run, as_tokens, data_of, model_of, model_state
+from quasiglobal.tasks.datasets import Corpus, Dataset, Examples
+from quasiglobal.tasks.datasets.text import Rows
 from quasiglobal.tasks.inputs import inputs_of
 
 
@@ -46,6 +48,15 @@ class Exported:
             order = torch.split(torch.arange(len(examples.y)), batch)
             return torch.cat([module(inputs.show(index)).argmax(dim=-1) for index in order])
 
+    def classify(self, texts: Sequence[str]) -> list[str]:
+        """The name of the class that a model of texts gives each; none of them is kept in the cache."""
+        classes = self.experiment.classes
+        if not classes:
+            raise InputError("the model does not say what its classes are called; export it again")
+        first, everything = (Rows(list(some), torch.zeros(len(some), dtype=torch.int64)) for some in (texts[:1], texts))
+        data = as_tokens(self.experiment, Corpus("the file", first, everything, classes), cache=None)
+        return [classes[label] for label in self.predict(data, data.test).tolist()]
+
 
 def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
     """A node's model, or the average of those that are here, from the run's newest checkpoint."""
@@ -59,11 +70,11 @@ def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
     if node != "average" and not (node.isdigit() and int(node) in nodes):
         raise InputError(f"node must be average or one of {nodes[0]} to {nodes[-1]}, got {node!r}")
     experiment = run.experiment
-    classes, shape = len(experiment.classes), experiment.shape
-    if not classes or not shape:
-        data = data_of(experiment, data_dir)
-        classes, shape = len(data.classes), data.shape
-    layout = Layout.of_experiment(model_of(experiment, classes, shape), experiment.bn)
+    if not experiment.classes or not experiment.shape:
+        data = data_of(experiment, data_dir)                # in whose terms the model sees all data from now on
+        terms = {name: getattr(data, name) for name in ("classes", "shape", "mean", "std")}
+        experiment = replace(experiment, **terms)
+    layout = Layout.of_experiment(model_of(experiment, len(experiment.classes), experiment.shape), experiment.bn)
     return Exported(experiment, model_state(rows, layout, None if node == "average" else nodes.index(int(node))))
 
 

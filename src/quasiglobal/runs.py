@@ -291,18 +291,19 @@ def _steps_alike(run: Run) -> tuple[str, str]:
 def data_of(experiment: Experiment, data_dir: Path | None, name: str | None = None) -> Dataset:
     """The experiment's data, or other data in its terms; texts as its model's tokenizer reads them."""
     name = name or experiment.data
-    data = _tokenised(experiment, corpus(name, data_dir)) if is_text(name) else load(name, data_dir)
+    read = corpus(name, data_dir) if is_text(name) else None
+    data = as_tokens(experiment, read, cache_folder()) if read else load(name, data_dir)
     return agreed(data, experiment.classes, experiment.shape, experiment.mean, experiment.std)
 
 
-def _tokenised(experiment: Experiment, texts: Corpus) -> Dataset:
+def as_tokens(experiment: Experiment, texts: Corpus, cache: Path | None) -> Dataset:
     """Texts as the experiment's model reads them, `shape` tokens of each."""
     if not experiment.model.startswith(PREFIX):
         raise InputError(f"{texts.name} is text, which {experiment.model} does not read; use --model hf:FOLDER")
     if len(experiment.shape) > 1:
         raise InputError(f"of a text, shape is its length in tokens, one number, got {list(experiment.shape)}")
     (length,) = experiment.shape or (LENGTH,)
-    data = tokenised(texts, tokenizer_of(experiment.model), length, cache_folder())
+    data = tokenised(texts, tokenizer_of(experiment.model), length, cache)
     check_vocabulary(data, vocabulary_of(experiment.model), experiment.model)
     return data
 

@@ -1,6 +1,7 @@
 """Training on texts: padding changes nothing, and from a CSV file to a tested model everything fits together."""
 
 import csv
+import io
 import random
 from dataclasses import replace
 
@@ -8,9 +9,12 @@ import pytest
 import tiny_models
 import torch
 
+from quasiglobal import cli, exports
+from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
 from quasiglobal.runs import Options, data_of, make_task, train
 from quasiglobal.tasks.datasets import Examples
+from quasiglobal.tasks.datasets.tables import read_texts
 from quasiglobal.training import Training
 
 CPU = torch.device("cpu")
@@ -87,7 +91,7 @@ def write_reader(folder):
     return name
 
 
-def test_from_a_csv_file_to_a_tested_model(tmp_path, monkeypatch):
+def test_from_a_csv_file_to_a_model_in_use(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
     write_texts(tmp_path / "mine" / "train.csv", 120, 0)
     write_texts(tmp_path / "mine" / "test.csv", 40, 1)
@@ -99,6 +103,35 @@ def test_from_a_csv_file_to_a_tested_model(tmp_path, monkeypatch):
     assert run.summary["status"] == "finished"
     assert run.summary["last"]["accuracy"] > 0.95
     assert len(run.summary["last"]["recall_worst"]) == 2
+
+    model = tmp_path / "model.safetensors"
+    exports.save(exports.export(run, "average"), model)
+    kept = sorted((tmp_path / "cache").rglob("*"))
+    (tmp_path / "new.txt").write_text("w1 w3 w5\nw2 w4 w6 w8\nw7 w9 w11\n")
+    cli.predict(model, str(tmp_path / "new.txt"))
+    assert capsys.readouterr().out.split() == ["odd", "even", "odd"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("w4 w2 w2"))
+    cli.predict(model, "-")
+    assert capsys.readouterr().out.split() == ["even"]
+    assert sorted((tmp_path / "cache").rglob("*")) == kept, "texts that were but classified are not kept"
+
+    (tmp_path / "odd.csv").write_text("label,text\n" + "odd,w1 w3 w5\n" * 20)     # names count, not places
+    cli.evaluate(model, f"csv:{tmp_path}/odd.csv")
+    assert "100.00% of 4 test examples" in " ".join(capsys.readouterr().out.split())
+    (tmp_path / "other.csv").write_text("label,text\n" + "prime,w1 w3 w5\neven,w2 w4\n" * 20)
+    with pytest.raises(InputError, match="prime"):
+        cli.evaluate(model, f"csv:{tmp_path}/other.csv")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "No such file"), (b"", "holds no texts"), (b"one\n\ntwo\n", "first is line 2"), (b"\xff\xfe\x00", "utf-8")],
+)
+def test_a_bad_file_of_texts_is_one_sentence(tmp_path, content, said):
+    if content is not None:
+        (tmp_path / "new.txt").write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        read_texts(str(tmp_path / "new.txt"))
 
 
 def test_a_tokenizer_with_more_words_than_the_model_is_refused(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,6 +73,17 @@ def read(path: Path, memory_limit: float) -> Corpus:
     if train.numbers is not None and test.numbers is not None:
         classes = max(classes, test.classes(), key=len)
     return Corpus(name, train.rows(classes), test.rows(classes), classes)
+
+
+def read_texts(path: str) -> list[str]:
+    """The texts of a file that has one a line and no labels; - is the standard input."""
+    with reading(Path(path), "a file of texts"):
+        texts = (sys.stdin.read() if path == "-" else Path(path).read_text("utf-8-sig")).splitlines()
+    if not texts:
+        raise InputError(f"{path} holds no texts")
+    if empty := [line for line, text in enumerate(texts, 1) if not text.strip()]:
+        raise InputError(f"{path} has {len(empty):,} empty lines, the first is line {empty[0]}; leave them out")
+    return texts
 
 
 @dataclass
