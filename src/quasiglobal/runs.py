@@ -91,6 +91,11 @@ class Run:
         """finished, diverged or unfinished."""
         return self.summary["status"] if self.summary else "unfinished"
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything of it."""
+        return (self.folder / "experiment.json").exists()
+
     def describe(self) -> None:
         """Make the folder, and say in it what is run."""
         write_json(self.folder / "experiment.json", asdict(self.experiment))
@@ -200,7 +205,7 @@ def train(
     runs = [run for one in experiments for run in runs_of(one, options)]
     open_runs = dict.fromkeys(run for run in runs if run.summary is None)
     for run in runs:
-        if run not in open_runs and not (run.folder / "experiment.json").exists():
+        if run not in open_runs and not run.begun:
             run.describe()                                  # without it nobody finds the run
     board = Board() if options.tensorboard else None
     device = choose_device(options.device)

@@ -94,9 +94,10 @@ def tune(
 def as_stored(experiment: Experiment, root: Path) -> Experiment:
     """The same run as the store has it: the learning rate by default may be given, or left out."""
     left_out = replace(experiment, lr=None)
-    if left_out.peak_lr == experiment.peak_lr and Run.of(experiment, root).summary is None:
-        return left_out if Run.of(left_out, root).summary is not None else experiment
-    return experiment
+    if left_out.peak_lr != experiment.peak_lr:
+        return experiment
+    runs = (Run.of(one, root) for one in (experiment, left_out))
+    return max(runs, key=lambda run: (run.summary is not None, run.begun)).experiment
 
 
 def score(run: Run) -> float:

@@ -53,6 +53,20 @@ def test_the_first_grid_lies_around_the_experiments_own_rate(tmp_path):
     assert [len(call) for call in calls] == [3, 1]
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_run_that_was_begun_without_a_rate_is_taken_up(tmp_path, ended):
+    begun = Run.of(TINY, tmp_path)
+    assert begun.experiment.lr is None
+    begun.describe()
+    if ended:
+        begun.rewrite([{"epoch": 1, "accuracy": 0.9}])
+        begun.finish("finished", {})
+    found, calls = tuned(tmp_path, lambda one: 1 - 0.1 * abs(math.log(one.peak_lr / 0.2)), {"lr": ()})
+    assert TINY in [one for one, _ in calls[0]]
+    assert found.trials[(0.2,)].folder == begun.folder
+    assert not Run.of(replace(TINY, lr=0.2), tmp_path).begun
+
+
 def test_the_grid_grows_by_its_own_ratio_where_the_best_is_at_an_end(tmp_path):
     above, _ = tuned(tmp_path / "a", near(2.7), {"lr": (0.1, 0.3, 0.9)})
     assert above.grid["lr"] == (0.1, 0.3, 0.9, 2.7, 8.1)
