@@ -153,7 +153,7 @@ def trained(chosen, experiments=None):
     return training, [combined([part]) for (part, *_) in epochs(training)]
 
 
-@pytest.mark.parametrize("algorithm", ["dadam", "qg-dadam:released=true", "adam"])
+@pytest.mark.parametrize("algorithm", ["dadam", "qg-dadam:released=true"])
 def test_adam_makes_steps_of_rounding_where_there_is_no_gradient_and_nowhere_else(tmp_path, algorithm):
     model = write_model(tmp_path)
     chosen = experiment(model, algorithm=algorithm, epochs=4)
