@@ -243,6 +243,7 @@ def reproduce(
     listing: Annotated[bool, arg(name="list")] = False,
     scale: Scale = "paper",
     cells: Annotated[tuple[str, ...], arg(metavar="GLOB...")] = (),
+    tune_short: bool = False,
     out: Folder = Path("out"),
     options: Around = THREE_SEEDS,
 ) -> None:
@@ -256,6 +257,7 @@ def reproduce(
         scale: smoke shows in minutes on a CPU that all works, with digits; short has a tenth of the epochs.
         cells: Only the cells whose name fits one of these, as in 'QG-*ring 16*0.1'; or the name of their run of seed 0
             at the paper's scale, with * for the hash.
+        tune_short: Tune on runs of a tenth of the epochs, which is said beside the results.
         out: The folder for a figure's PNG, SVG and CSV.
     """
     _on_the_simulator("reproduce", options)
@@ -274,7 +276,7 @@ def reproduce(
     found: list[Outcome] = []
     if table.cells:
         with _watcher(options.log) as watch:
-            found = run_table(table, scale, options.seeds, cells, options, watch)
+            found = run_table(table, scale, options.seeds, cells, options, watch, tune_short)
         lacking = [one.cell for one in found if len(one.runs) < options.seeds]
         for sentence in missing_data(lacking, scale, options.data_dir).values():
             console.print(f"data missing: {sentence}", soft_wrap=True)

@@ -1,6 +1,7 @@
 """Tables from the store: which rate is best, what counts as tuned, and running what is missing."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from quasiglobal.paper.tables import TABLES, at_scale
 from quasiglobal.paper.targets import TARGETS, cost, stand
 from quasiglobal.paper.trained import TRAINED, draw
 from quasiglobal.runs import Options, Run
+from quasiglobal.tuning import tune
 
 
 def cell_of(table, name):
@@ -90,6 +92,46 @@ def test_few_rates_or_a_best_at_the_end_do_not_count_as_tuned(tmp_path, scores, 
     assert not outcome(tmp_path).tuned
     assert outcome(tmp_path).how == how
     assert outcome(tmp_path).ours().std is None
+
+
+def test_a_rate_from_short_runs_counts_where_it_was_run_and_is_marked(tmp_path):
+    short = at_scale(HEADLINE.experiment, "short")
+    for rate, accuracy in ((0.4, 0.5), (0.8, 0.7), (1.6, 0.6)):
+        ended(tmp_path, replace(short, lr=rate), accuracy)
+    assert outcome(tmp_path).how == "not run"
+    headline(tmp_path, {0.4: 0.79})
+    assert outcome(tmp_path).how == "not tuned"
+    headline(tmp_path, {0.8: 0.78})
+    one = outcome(tmp_path)
+    assert (one.how, one.tuned, one.ours().mean) == ("best of 3 short runs", True, pytest.approx(78.0))
+    assert one.experiment == replace(HEADLINE.experiment, lr=0.8)
+    headline(tmp_path, {1.6: 0.1})
+    assert outcome(tmp_path).how == "at an end of 3", "enough rates at the paper's own scale go first"
+    ended(tmp_path, replace(short, lr=3.2), 0.9)
+    assert outcome(tmp_path, scale="short").how == "at an end of 4"
+
+
+def test_tuning_on_short_runs_trains_at_the_papers_scale_at_their_best_alone(tmp_path, monkeypatch):
+    trained = []
+
+    def train(experiments, options, watch):
+        trained.extend(experiments)
+        for one in experiments:
+            ended(tmp_path, one, 0.9 - abs(one.lr - 1.6))
+
+    monkeypatch.setattr("quasiglobal.paper.reproduce.sweep", train)
+    monkeypatch.setattr("quasiglobal.paper.reproduce.tune", partial(tune, train=train))
+    monkeypatch.setattr("quasiglobal.paper.reproduce.absent", lambda names, data_dir: [])
+    (one,) = reproduce(
+        TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path), tune_short=True
+    )
+    assert (one.how, one.experiment.lr, len(one.runs)) == ("best of 4 short runs", 1.6, 2)
+    assert [(run.epochs, run.lr, run.seed) for run in trained if run.epochs == 300] == [(300, 1.6, 0), (300, 1.6, 1)]
+    done = len(trained)
+    reproduce(TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path), tune_short=True)
+    assert len(trained) == done, "nothing is run twice"
+    with pytest.raises(InputError, match="leave it out"):
+        reproduce(TABLES["motivation"], "smoke", tune_short=True)
 
 
 def test_a_seed_that_diverged_is_no_number_rather_than_left_out(tmp_path):

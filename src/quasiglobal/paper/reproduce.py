@@ -2,7 +2,8 @@
 
 The store is the only truth. The learning rate of a cell is the best of its trials: the ended runs of seed 0 that are
 the cell's experiment but for the learning rate. `tuning.py` says what best means: by the accuracy of the last test, a
-diverged run worse than any, of equals the smaller rate.
+diverged run worse than any, of equals the smaller rate. Where too few rates were tried at the paper's scale, that of
+runs at the short scale counts if the cell was run at it, and is marked.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Outcome:
     """The runs of this experiment that have ended, a seed each."""
     trials: Mapping[float, Run]
     """Seed 0 by learning rate, smallest first."""
+    tuned_short: bool = False
+    """Whether the trials have a tenth of the epochs."""
 
     @property
     def fixed(self) -> bool:
@@ -66,9 +69,10 @@ class Outcome:
             return "fixed"
         if not self.trials:
             return "not run"
-        if self.tuned:
-            return f"best of {len(self.trials)}"
-        return "not tuned" if len(self.trials) < FEWEST_RATES else f"at an end of {len(self.trials)}"
+        if len(self.trials) < FEWEST_RATES:
+            return "not tuned"
+        found = f"{'best' if self.tuned else 'at an end'} of {len(self.trials)}"
+        return f"{found} short runs" if self.tuned_short else found
 
     @property
     def diverged(self) -> bool:
@@ -129,23 +133,33 @@ def reproduce(
     cells: Sequence[str] = (),
     options: Options | None = None,
     watch: Watcher = lambda runs, records: None,
+    tune_short: bool = False,
 ) -> list[Outcome]:
     """Run what the store lacks of a table, or of the cells that the patterns name, and read its outcomes.
 
     Learning rates are tuned on seed 0; then all seeds run at the best. A rate that the store already has as tuned
-    is taken as it is. Where data is missing cells stay as the store has them; it is an error if it has none.
+    is taken as it is. `tune_short` tunes on runs of the short scale. Where data is missing cells stay as the store has
+    them; it is an error if it has none.
     """
+    if tune_short and scale != "paper":
+        raise InputError(f"--tune-short is for the paper's scale; with --scale {scale} leave it out")
     options = replace(options or Options(), seeds=seeds)
     chosen = select(table, cells)
     part = replace(table, cells=tuple(chosen))
     lost = missing_data(chosen, scale, options.data_dir)
 
-    def wanted() -> list[Outcome]:
+    def wanted(scale: Scale) -> list[Outcome]:
         return [one for one in outcomes(part, options.runs, scale) if one.experiment.data not in lost]
 
-    for rates, experiments in _grids(wanted(), scale).items():
+    settled = [one.cell.name for one in wanted(scale) if one.fixed or one.tuned] if tune_short else []
+    tried: Scale = "short" if tune_short else scale
+    for rates, experiments in _grids((one for one in wanted(tried) if one.cell.name not in settled), tried).items():
         tune(experiments, {"lr": rates}, replace(options, seeds=1), FEWEST_RATES if scale == "smoke" else CAP, watch)
-    lacking = [experiment for one in wanted() for experiment in _seeds_to_run(one, seeds)]
+    rated = wanted(scale)
+    if tune_short:
+        store = ended(options.runs)
+        rated = [one if one.cell.name in settled else _at_short_rate(one.cell, store) or one for one in rated]
+    lacking = [experiment for one in rated for experiment in _seeds_to_run(one, seeds)]
     sweep(list(dict.fromkeys(lacking)), replace(options, seeds=1), watch)
     found = outcomes(part, options.runs, scale)
     if lost and not any(one.runs for one in found):
@@ -224,7 +238,22 @@ def _seeds_to_run(one: Outcome, seeds: int) -> list[Experiment]:
 def _outcome(cell: Cell, scale: Scale, store: Ended) -> Outcome:
     """The best of the cell's algorithms."""
     found = [_tried(cell, experiment, store.get(setting(experiment), ())) for experiment in cell.experiments(scale)]
-    return max(found, key=lambda one: max(map(score, one.trials.values()), default=float("-inf")))
+    best = max(found, key=lambda one: max(map(score, one.trials.values()), default=float("-inf")))
+    if scale != "paper" or best.fixed or len(best.trials) >= FEWEST_RATES:
+        return best
+    short = _at_short_rate(cell, store)
+    return short if short and short.runs else best
+
+
+def _at_short_rate(cell: Cell, store: Ended) -> Outcome | None:
+    """The cell at the paper's scale and the rate that is best at the short one; None where too few were tried."""
+    short = _outcome(cell, "short", store)
+    if len(short.trials) < FEWEST_RATES:
+        return None
+    alike = (one for one in cell.experiments("paper") if one.algorithm == short.experiment.algorithm)
+    chosen = replace(next(alike), lr=short.experiment.peak_lr)
+    found = _tried(cell, chosen, store.get(setting(chosen), ()))
+    return replace(found, trials=short.trials, tuned_short=True)
 
 
 def _tried(cell: Cell, experiment: Experiment, runs: Sequence[Run]) -> Outcome:
