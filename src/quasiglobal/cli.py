@@ -301,7 +301,7 @@ def _targets(names: Sequence[str], scale: Scale, options: Options) -> Table:
     store, device = ended(options.runs), choose_device(options.device)
     caption = (
         f"At {scale} scale with {options.seeds} seeds. A grid of learning rates may grow beyond the runs counted here; "
-        f"times are from a few steps of each model on {device.type}."
+        f"times are from the store's runs of such models on {device.type}, else from a few plain steps."
     )
     missing = Column("data missing", overflow="fold")
     table = Table(Column("target", no_wrap=True), "cells", "begun", "done", "runs left", "about", missing)
@@ -317,7 +317,7 @@ def _targets(names: Sequence[str], scale: Scale, options: Options) -> Table:
             continue
         at = stand(target.table, store, scale, options.seeds, options.data_dir)
         with console.status(f"estimating {name}"):
-            seconds = cost(at.to_run, device)
+            seconds = cost(at.to_run, device, store)
         about = "unknown" if seconds is None else _duration(seconds)
         counts = (at.cells, at.begun, at.done, len(at.to_run))
         table.add_row(name, *map(str, counts), about, ", ".join(at.missing), *shows)

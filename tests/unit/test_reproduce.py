@@ -11,6 +11,7 @@ from terminal import inside
 from quasiglobal import InputError, cli
 from quasiglobal.paper.published import Score
 from quasiglobal.paper.reproduce import _seeds_to_run, outcomes, reproduce
+from quasiglobal.paper.reproduce import ended as stored
 from quasiglobal.paper.tables import TABLES, at_scale
 from quasiglobal.paper.targets import TARGETS, cost, stand
 from quasiglobal.paper.trained import TRAINED, draw
@@ -189,6 +190,19 @@ def test_cost_grows_with_the_runs_and_is_unknown_for_data_of_nobody():
     assert cost([replace(one, data="agnews")], cpu) is None
 
 
+def test_cost_goes_by_the_stores_own_runs_on_such_a_device(tmp_path):
+    one, cpu, cuda = at_scale(HEADLINE.experiment, "smoke"), torch.device("cpu"), torch.device("cuda")
+    for seed, speed in enumerate((1.0, 2.0, 50.0)):
+        run = Run.of(replace(one, seed=seed, lr=0.1), tmp_path)
+        run.describe()
+        run.rewrite([{"epoch": 2, "accuracy": 0.5, "images_per_second": speed}])
+        run.finish("finished", {"device": "cuda"})
+    store = stored(tmp_path)
+    assert cost([one], cuda, store) == one.epochs * 1797 / 2
+    assert cost([one], cpu, store) < one.epochs * 1797 / 50
+    assert cost([replace(one, width=0.25)], cpu, store) > 0
+
+
 def test_missing_data_is_one_sentence_with_the_remedy(tmp_path):
     options = Options(runs=tmp_path, data_dir=tmp_path)
     with pytest.raises(InputError, match=r"cifar10 is not in .*; get it: .*curl") as error:
@@ -316,7 +330,7 @@ def qg(monkeypatch, capsys, *words):
 def test_the_list_has_every_target_with_what_it_takes(monkeypatch, capsys, tmp_path):
     headline(tmp_path, {0.8: 0.8})
     words = ("reproduce", "--list", "--scale", "short", "--runs", str(tmp_path), "--data-dir", str(tmp_path))
-    monkeypatch.setattr(cli, "cost", lambda experiments, device: 90.0)
+    monkeypatch.setattr(cli, "cost", lambda experiments, device, store: 90.0)
     status, out, _ = qg(monkeypatch, capsys, *words)
     assert status == 0
     for name in TARGETS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -71,18 +72,36 @@ def stand(table: Table, store: Path | Ended, scale: Scale, seeds: int, data_dir:
     )
 
 
-def cost(experiments: Iterable[Experiment], device: torch.device) -> float | None:
+def cost(experiments: Iterable[Experiment], device: torch.device, store: Ended | None = None) -> float | None:
     """About how many seconds this machine takes for runs; None where a data set or model is none of ours.
 
-    Images over the speed of a plain step. A data set's examples count test images too, which stand for the tests.
+    Images over the speed that the store's runs of such a model have had on such a device, or else that of a plain step.
+    A data set's examples count test images too, which stand for the tests.
     """
-    seconds = 0.0
+    seconds, known = 0.0, _recorded(store or {}, device)
     for one in experiments:
         if one.data not in SHOWN:
             return None
-        alike = Experiment(data=one.data, model=one.model, width=one.width, precision=one.precision)
-        seconds += one.epochs * SOURCES[one.data].examples / _speed(alike, device)
+        alike = _alike(one)
+        seconds += one.epochs * SOURCES[one.data].examples / (known.get(alike) or _speed(alike, device))
     return seconds
+
+
+def _alike(experiment: Experiment) -> Experiment:
+    """What a speed depends on most."""
+    one = experiment
+    return Experiment(data=one.data, model=one.model, width=one.width, precision=one.precision)
+
+
+def _recorded(store: Ended, device: torch.device) -> dict[Experiment, float]:
+    """Images a second of the store's runs on such a device, the median for each kind of model."""
+    found: dict[Experiment, list[float]] = {}
+    for run in (run for runs in store.values() for run in runs):
+        summary = run.summary or {}
+        speed = (summary.get("last") or {}).get("images_per_second")
+        if speed and summary.get("device") == device.type:
+            found.setdefault(_alike(run.experiment), []).append(speed)
+    return {alike: statistics.median(speeds) for alike, speeds in found.items()}
 
 
 SHOWN: dict[str, tuple[int, Sequence[int]]] = {
