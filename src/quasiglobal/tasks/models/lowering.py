@@ -1,7 +1,7 @@
 """Linear layers of many models in 16 bits, as autocast has them for one.
 
-vmap takes a linear layer apart before autocast sees it: its bias then stays in float32 and makes all that follows
-float32 too, twice the memory and more than twice the time. Here the layer's arguments are cast first.
+vmap takes a linear layer apart before autocast sees it: its bias then stays in float32, and makes what follows float32
+too. Here the layer's arguments are cast first.
 """
 
 from __future__ import annotations
