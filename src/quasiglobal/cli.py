@@ -796,11 +796,11 @@ def evaluate(
 
     Args:
         file: What `qg export` wrote.
-        data: Another data set than the model's own.
+        data: Another data set than the model's own; of csv:FILE all rows count.
         data_dir: Where the data sets lie.
     """
     model = read_model(file)
-    dataset = data_of(model.experiment, data_dir, data)
+    dataset = data_of(model.experiment, data_dir, data, testing=True)
     right = model.predict(dataset, dataset.test) == dataset.test.y
     console.print(f"{100 * right.double().mean():.2f}% of {len(right)} test examples of {dataset.name}")
 
@@ -815,14 +815,17 @@ def predict(
 
     Args:
         file: What `qg export` wrote.
-        data: A data set, such as folder:PATH or csv:PATH; or PATH.txt, a text a line, and - for the standard input.
+        data: A data set, such as folder:PATH or csv:PATH, of which a file is taken whole and in its order; or PATH.txt,
+            a text a line, and - for the standard input.
         data_dir: Where the data sets lie.
     """
     model = read_model(file)
     if data == "-" or data.endswith(".txt"):
         print(*model.classify(read_texts(data)), sep="\n")
         return
-    dataset = data_of(model.experiment, data_dir, data)
+    if Path(data).is_file():
+        raise qg.InputError(f"{data} is neither texts, PATH.txt, nor a data set; say what it is, as in csv:{data}")
+    dataset = data_of(model.experiment, data_dir, data, testing=True)
     for label in model.predict(dataset, dataset.test).tolist():
         print(dataset.classes[label])
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,23 +19,27 @@ from quasiglobal.experiment import Experiment, from_mapping
 from quasiglobal.files import write_tensors
 from quasiglobal.flat import Layout
 from quasiglobal.parts import newest
-from quasiglobal.runs import Run, as_tokens, data_of, model_of, model_state
-from quasiglobal.tasks.datasets import Corpus, Dataset, Examples
-from quasiglobal.tasks.datasets.text import Rows
+from quasiglobal.runs import Run, as_tokens, data_of, model_of, model_state, terms_of
+from quasiglobal.tasks.datasets import Dataset, Examples
+from quasiglobal.tasks.datasets.text import Rows, to_test
 from quasiglobal.tasks.inputs import inputs_of
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A model with the experiment that it is from."""
+    """A model with the experiment that it is from, in whose classes, shape, mean and std it sees all data."""
 
     experiment: Experiment
     state: dict[str, Tensor]
+    frozen: str = ""
+    """A hash of what was not trained, and so is not in the state; empty where that is nothing."""
 
     def module(self, data: Dataset) -> nn.Module:
         """The model, ready to use on inputs like the data's."""
         module = model_of(self.experiment, len(data.classes), data.shape, data.pad)
-        frozen = {name: value for name, value in module.named_parameters() if not value.requires_grad}
+        frozen = _frozen(module)
+        if self.frozen and self.frozen != fingerprint(frozen):
+            raise InputError(f"{self.experiment.model} has other weights than those that the model was trained on")
         try:
             module.load_state_dict(frozen | self.state)
         except RuntimeError:
@@ -53,8 +59,8 @@ class Exported:
         classes = self.experiment.classes
         if not classes:
             raise InputError("the model does not say what its classes are called; export it again")
-        first, everything = (Rows(list(some), torch.zeros(len(some), dtype=torch.int64)) for some in (texts[:1], texts))
-        data = as_tokens(self.experiment, Corpus("the file", first, everything, classes), cache=None)
+        rows = Rows(list(texts), torch.zeros(len(texts), dtype=torch.int64))
+        data = as_tokens(self.experiment, to_test("the file", rows, classes), cache=None)
         return [classes[label] for label in self.predict(data, data.test).tolist()]
 
 
@@ -69,18 +75,41 @@ def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
             raise InputError(f"{run.folder} has no checkpoint yet; train it first")
     if node != "average" and not (node.isdigit() and int(node) in nodes):
         raise InputError(f"node must be average or one of {nodes[0]} to {nodes[-1]}, got {node!r}")
-    experiment = run.experiment
-    if not experiment.classes or not experiment.shape:
-        data = data_of(experiment, data_dir)                # in whose terms the model sees all data from now on
-        terms = {name: getattr(data, name) for name in ("classes", "shape", "mean", "std")}
-        experiment = replace(experiment, **terms)
-    layout = Layout.of_experiment(model_of(experiment, len(experiment.classes), experiment.shape), experiment.bn)
-    return Exported(experiment, model_state(rows, layout, None if node == "average" else nodes.index(int(node))))
+    experiment = _in_its_terms(run, data_dir)
+    module = model_of(experiment, len(experiment.classes), experiment.shape)
+    layout = Layout.of_experiment(module, experiment.bn)
+    if layout.size != rows["x"].shape[1]:
+        raise InputError(f"{run.folder} was trained on other classes or shapes than {experiment.data} has now")
+    frozen = _frozen(module)
+    state = model_state(rows, layout, None if node == "average" else nodes.index(int(node)))
+    return Exported(experiment, state, fingerprint(frozen) if frozen else "")
+
+
+def _in_its_terms(run: Run, data_dir: Path | None) -> Experiment:
+    """The experiment with all that its data told it; the data is asked only where the run does not know."""
+    experiment, known = run.experiment, (run.summary or {}).get("terms")
+    if known is None and not (experiment.classes and experiment.shape):
+        known = terms_of(data_of(experiment, data_dir))
+    terms: dict[str, Any] = {name: tuple(value) for name, value in (known or {}).items()}
+    return replace(experiment, **terms)
+
+
+def _frozen(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in module.named_parameters() if not value.requires_grad}
+
+
+def fingerprint(tensors: dict[str, Tensor]) -> str:
+    """A short hash of names and values."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode() + tensors[name].contiguous().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def save(exported: Exported, path: Path) -> None:
     """A plain safetensors state_dict; the experiment is in the file's metadata."""
-    write_tensors(path, exported.state, {"experiment": json.dumps(asdict(exported.experiment))})
+    said = {"experiment": json.dumps(asdict(exported.experiment)), "frozen": exported.frozen}
+    write_tensors(path, exported.state, said)
 
 
 def read(path: Path) -> Exported:
@@ -94,4 +123,4 @@ def read(path: Path) -> Exported:
         raise InputError(f"cannot read a model from {path}; write one with `qg export RUN --out {path}`") from None
     except (KeyError, ValueError):
         raise InputError(f"{path} was not written by `qg export`: it does not say which model it is") from None
-    return Exported(experiment, state)
+    return Exported(experiment, state, metadata.get("frozen", ""))

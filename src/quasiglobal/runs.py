@@ -293,10 +293,15 @@ def _steps_alike(run: Run) -> tuple[str, str]:
     return run.experiment.algorithm, run.experiment.topology
 
 
-def data_of(experiment: Experiment, data_dir: Path | None, name: str | None = None) -> Dataset:
-    """The experiment's data, or other data in its terms; texts as its model's tokenizer reads them."""
+def data_of(
+    experiment: Experiment, data_dir: Path | None, name: str | None = None, testing: bool = False
+) -> Dataset:
+    """The experiment's data, or other data in its terms; texts as its model's tokenizer reads them.
+
+    `testing` is for a model that is trained already: all of a file of texts is then to test with, in its order.
+    """
     name = name or experiment.data
-    read = corpus(name, data_dir) if is_text(name) else None
+    read = corpus(name, data_dir, testing) if is_text(name) else None
     data = as_tokens(experiment, read, cache_folder()) if read else load(name, data_dir)
     return agreed(data, experiment.classes, experiment.shape, experiment.mean, experiment.std)
 
@@ -390,9 +395,15 @@ def facts(training: Training, run: int) -> Record:
     return {
         "parameters": training.layout.size,
         "partition": training.fingerprint(run),
+        "terms": terms_of(training.task.data),
         "device": str(training.device),
         "torch": torch.__version__,
     }
+
+
+def terms_of(data: Dataset) -> Record:
+    """What a model has to know of its data to see others as it saw these: fields of `Experiment`."""
+    return {name: list(getattr(data, name)) for name in ("classes", "shape", "mean", "std")}
 
 
 def choose_device(name: str) -> torch.device:

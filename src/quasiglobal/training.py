@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -416,7 +417,7 @@ SHOWN_AT_ONCE = 2**15
 WORTH_FUSING = 2.5e11
 """Numbers that the algorithms change in a training, from which on compiling their steps pays (docs/performance.md)."""
 
-WORTH_COMPILING = 1e12
+WORTH_COMPILING = 2e12
 """The same for transformers' gradients, which take 45 s to compile for each length of texts (docs/transformers.md)."""
 
 
@@ -428,14 +429,15 @@ def in_common(experiment: Experiment) -> dict[str, Any]:
 
 def partition_of(data: Dataset, experiment: Experiment) -> list[Indices]:
     """Who holds which training examples."""
-    n = parse(experiment.topology).n
-    return list(_dealt(data, experiment.partition, n, experiment.alpha, experiment.seed))
+    key = (experiment.partition, parse(experiment.topology).n, experiment.alpha, experiment.seed)
+    dealt = DEALT.setdefault(data, {})
+    if key not in dealt:
+        dealt[key] = split(key[0], data.train.y.numpy(), *key[1:], data.train.columns)
+    return dealt[key]
 
 
-@lru_cache(maxsize=16)
-def _dealt(data: Dataset, kind: str, n: int, alpha: float, seed: int) -> tuple[Indices, ...]:
-    """Once for all runs that deal alike: few classes among many nodes take seconds."""
-    return tuple(split(kind, data.train.y.numpy(), n, alpha, seed, data.train.columns))
+DEALT: WeakKeyDictionary[Dataset, dict[tuple[str, int, float, int], list[Indices]]] = WeakKeyDictionary()
+"""Who holds what of a data set, once for all runs that deal alike: few classes among many nodes take seconds."""
 
 
 def together(experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:

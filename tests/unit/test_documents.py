@@ -47,15 +47,17 @@ def test_the_results_are_what_their_records_say(capsys):
         cli.compare(tuple(sorted((ROOT / place).iterdir())), markdown=True)
         made[place] = capsys.readouterr().out
         assert made[place] in page
-    beside_the_paper = re.findall(r"^\| `(\S+)`.*?\|.*?\| (.*?) \|.*?\| (.*?) \|", page, re.MULTILINE)
+    beside_the_paper = re.findall(r"^\| `(\S+)`.*?\| (.*?) \| (.*?) \| (.*?) \| (.*?) \|", page, re.MULTILINE)
     assert len(beside_the_paper) == 4
-    for algorithm, nodes, averaged in beside_the_paper:
-        (row,) = (
-            row for row in made["docs/results/agnews"].splitlines()
-            if row.startswith(f"| {algorithm}, ") and "| 3 |" in row and ("alpha=0.1" in row or algorithm == "adam")
-        )
-        assert nodes in row
-        assert averaged in row or algorithm == "adam"
+    rows = [row for row in made["docs/results/agnews"].splitlines() if "| 3 |" in row]
+    for algorithm, rate, *cells in beside_the_paper:
+        own = [row.split(" | ") for row in rows if row.startswith(f"| {algorithm}, ")]
+        assert all(f"lr={float(rate)}" in row[0] for row in own)
+        scores = {alpha: row for row in own for alpha in ("0.1", "1.0") if f"alpha={alpha}" in row[0]}
+        if algorithm == "adam":
+            assert cells == [scores["1.0"][2], "the same", "the same"]
+        else:
+            assert cells == [scores["0.1"][2], scores["1.0"][2], scores["0.1"][5]]
 
 
 def test_the_tables_of_results_are_what_their_records_say(tmp_path):

@@ -10,6 +10,7 @@ from torch import nn
 
 from quasiglobal import exports, runs
 from quasiglobal.algorithms import ALGORITHMS
+from quasiglobal.errors import InputError
 from quasiglobal.flat import Layout
 from quasiglobal.measures import combined
 from quasiglobal.runs import Options
@@ -94,7 +95,9 @@ def test_stacked_linear_layers_are_in_the_precision_that_autocast_has_for_one():
     layers = {
         "linear": lambda x, weight, bias: nn.functional.linear(x, weight, bias),
         "without bias": lambda x, weight, bias: nn.functional.linear(x, weight),
+        "by name": lambda x, weight, bias: nn.functional.linear(x, weight=weight, bias=bias),
         "addmm": lambda x, weight, bias: torch.addmm(bias, x, weight.T),
+        "scaled": lambda x, weight, bias: torch.addmm(bias, x, weight.T, alpha=2),
     }
     for name, layer in layers.items():
         with torch.autocast("cpu", torch.bfloat16):
@@ -251,3 +254,7 @@ def test_an_exported_model_has_what_was_trained_and_scores_as_its_node_did(tmp_p
         scores.append(float((exported.predict(data, data.test) == data.test.y).double().mean()))
     assert min(scores) == pytest.approx(run.summary["last"]["accuracy_worst"], abs=1e-6)
     assert max(scores) == pytest.approx(run.summary["last"]["accuracy_best"], abs=1e-6)
+    if train != "all":
+        write_model(tmp_path / "model", num_hidden_layers=3)
+        with pytest.raises(InputError, match="other weights"):
+            exported.predict(data, data.test)

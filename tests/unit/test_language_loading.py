@@ -9,7 +9,7 @@ from tiny_models import experiment, texts, write_model
 from quasiglobal.errors import InputError
 from quasiglobal.experiment import Experiment
 from quasiglobal.runs import model_of
-from quasiglobal.tasks.models.language import ALLOW_PICKLE, language_model, vocabulary_of
+from quasiglobal.tasks.models.language import ALLOW_PICKLE, language_model, tokenizer_of, vocabulary_of
 
 transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
 
@@ -156,6 +156,16 @@ def test_settings_that_do_not_go_together_are_one_sentence(folder):
         Experiment(train="head")
     with pytest.raises(InputError, match=r"reads texts, not examples of shape \[1, 8, 8\]"):
         model_of(experiment(f"hf:{folder}"), 10, (1, 8, 8))
+
+
+def test_adapters_of_a_rank_above_their_matrices_are_refused(folder):
+    with pytest.raises(InputError, match="train = lora:33 is for matrices of that many rows and columns, here are 32"):
+        built(folder, train="lora:33")
+
+
+def test_a_model_without_a_tokenizer_is_refused(folder):
+    with pytest.raises(InputError, match=r"has no tokenizer \(tokenizer.json\)"):
+        tokenizer_of(f"hf:{folder}")
 
 
 def test_what_is_trained_is_part_of_a_runs_name_where_it_is_set(folder):

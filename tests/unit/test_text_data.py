@@ -172,10 +172,12 @@ def test_what_is_missing_is_named_with_how_to_get_it():
 
 
 BAD = {
-    "empty text": ("label,text\n0,a\n1,  \n0,b\n1,\n", "2 empty texts", "line 3"),
+    "empty text": ("label,text\n0,a\n1,  \n0,b\n1,\n", "no text in line 3", "2 such rows"),
+    "empty label": ("label,text\na,b\n,c\n", "no label in line 3"),
     "label below": ("label,text\n0,a\n-1,b\n", "'-1'", "line 3", "labels are 0 to 0"),
     "no text column": ("label,body\n0,a\n", "label, body", "needs label and text"),
-    "four columns": ("0,a,b,c\n", "4 columns and no header"),
+    "four columns": ("0,a,b,c\n", "no header and 4 columns"),
+    "semicolons": ("label;text\n0;a\n", "no header and 1 columns between commas"),
     "another header": ("category,message\n0,a\n1,b\n", "'category' first", "call the columns label and text"),
     "ragged": ("label,text\n0,a\n1,b,c\n", "3 columns in line 3"),
     "open quote": ('label,text\n0,"a\n1,b\n', "cannot read", "unexpected end"),
@@ -215,7 +217,7 @@ def test_a_broken_gz_is_refused(tmp_path, cut):
 
 def test_what_is_no_text_and_what_is_not_there_is_refused(tmp_path):
     (tmp_path / "mine.csv").write_bytes(b"0,\xff\xfe\n")
-    refused("csv:mine.csv", "cannot read mine.csv", "utf-8")
+    refused("csv:mine.csv", "cannot read mine.csv", "save it as such")
     refused("csv:yours.csv", "yours.csv", "No such file")
     (tmp_path / "empty").mkdir()
     refused("csv:empty", "neither test.csv nor dev.csv")

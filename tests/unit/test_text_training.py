@@ -110,22 +110,36 @@ def test_from_a_csv_file_to_a_model_in_use(tmp_path, monkeypatch, capsys):
     (tmp_path / "new.txt").write_text("w1 w3 w5\nw2 w4 w6 w8\nw7 w9 w11\n")
     cli.predict(model, str(tmp_path / "new.txt"))
     assert capsys.readouterr().out.split() == ["odd", "even", "odd"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("w4 w2 w2"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfw4 w2\x0cw2\r\nw1 w3")))
     cli.predict(model, "-")
-    assert capsys.readouterr().out.split() == ["even"]
+    assert capsys.readouterr().out.split() == ["even", "odd"], "a form feed ends no line"
     assert sorted((tmp_path / "cache").rglob("*")) == kept, "texts that were but classified are not kept"
 
     (tmp_path / "odd.csv").write_text("label,text\n" + "odd,w1 w3 w5\n" * 20)     # names count, not places
     cli.evaluate(model, f"csv:{tmp_path}/odd.csv")
-    assert "100.00% of 4 test examples" in " ".join(capsys.readouterr().out.split())
+    assert "100.00% of 20 test examples" in " ".join(capsys.readouterr().out.split())
+    cli.predict(model, f"csv:{tmp_path}/mine")              # its test.csv, whose rows are even and odd by turns
+    assert capsys.readouterr().out.split()[:6] == ["even", "odd"] * 3
     (tmp_path / "other.csv").write_text("label,text\n" + "prime,w1 w3 w5\neven,w2 w4\n" * 20)
     with pytest.raises(InputError, match="prime"):
         cli.evaluate(model, f"csv:{tmp_path}/other.csv")
+    with pytest.raises(InputError, match="as in csv:"):
+        cli.predict(model, str(tmp_path / "other.csv"))
+
+    for split in ("train", "test"):                         # a run knows what its classes were called
+        path = tmp_path / "mine" / f"{split}.csv"
+        path.write_text(path.read_text().replace("even", "zero"))
+    assert exports.export(run, "average").experiment.classes == ("even", "odd")
+    (run.folder / "summary.json").unlink()
+    with open(tmp_path / "mine" / "train.csv", "a") as file:
+        file.write("two,w2 w4\n")
+    with pytest.raises(InputError, match="trained on other classes"):
+        exports.export(run, "average")
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(None, "No such file"), (b"", "holds no texts"), (b"one\n\ntwo\n", "first is line 2"), (b"\xff\xfe\x00", "utf-8")],
+    [(None, "No such file"), (b"", "holds no texts"), (b"one\n\ntwo\n", "nothing in line 2"), (b"\xff\x00", "UTF-8")],
 )
 def test_a_bad_file_of_texts_is_one_sentence(tmp_path, content, said):
     if content is not None:

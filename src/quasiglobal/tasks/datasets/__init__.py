@@ -126,11 +126,17 @@ def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float =
     return Dataset(name, *splits, source.scale, mean, std, source.augmentation)
 
 
-def corpus(name: str, data_dir: Path | str | None = None, *, memory_limit: float = MEMORY_LIMIT) -> Corpus:
-    """The texts of that name, or a user's own: `csv:PATH`, a file or a folder with train.csv and test.csv."""
+def corpus(
+    name: str, data_dir: Path | str | None = None, testing: bool = False, *, memory_limit: float = MEMORY_LIMIT
+) -> Corpus:
+    """The texts of that name, or a user's own: `csv:PATH`, a file or a folder with train.csv and test.csv.
+
+    `testing` leaves a user's texts as they are, all to test with, and asks for no train.csv.
+    """
     kind, _, path = name.partition(":")
     if kind == "csv":
-        return tables.read(Path(os.path.expanduser(path)), memory_limit)
+        read = tables.read_to_test if testing else tables.read
+        return read(Path(os.path.expanduser(path)), memory_limit)
     if name not in TEXT_SOURCES:
         raise unknown("data set of texts", name, [*TEXT_SOURCES, "csv:PATH"])
     source = TEXT_SOURCES[name]

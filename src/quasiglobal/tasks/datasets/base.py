@@ -168,6 +168,8 @@ def reading(path: object, what: str) -> Iterator[None]:
         yield
     except InputError:
         raise
+    except UnicodeDecodeError:
+        raise InputError(f"cannot read {path} as {what}: it is not UTF-8; save it as such") from None
     except Exception as error:
         said = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise InputError(f"cannot read {path} as {what}: {said.splitlines()[0][:200]}") from None

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from quasiglobal.errors import InputError
 from quasiglobal.tasks.datasets.base import fits, held_out, locate, member, reading
-from quasiglobal.tasks.datasets.text import Corpus, Rows
+from quasiglobal.tasks.datasets.text import Corpus, Rows, to_test
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
@@ -65,25 +65,40 @@ def read(path: Path, memory_limit: float) -> Corpus:
         rows = table.rows(classes)
         kept, tested = held_out(len(rows), path)
         return Corpus(name, _take(rows, kept), _take(rows, tested), classes)
-    found = [file for part in ("test", "dev", "val") if (file := locate(path, part, SUFFIXES))]
-    if not found:
-        raise InputError(f"{path} has neither test.csv nor dev.csv nor val.csv, plain or .gz; add one, or name a file")
-    train, test = (_table(file, memory_limit) for file in (member(path, "train", SUFFIXES), found[0]))
+    tests = _tests_of(path)
+    train, test = (_table(file, memory_limit) for file in (member(path, "train", SUFFIXES), tests))
     classes = train.classes()
     if train.numbers is not None and test.numbers is not None:
         classes = max(classes, test.classes(), key=len)
     return Corpus(name, train.rows(classes), test.rows(classes), classes)
 
 
+def read_to_test(path: Path, memory_limit: float) -> Corpus:
+    """All of a user's file, or of a folder's test.csv (dev, val), in its order and to test with alone."""
+    table = _table(_tests_of(path) if os.path.isdir(path) else path, memory_limit)
+    classes = table.classes()
+    return to_test(f"csv:{path}", table.rows(classes), classes)
+
+
 def read_texts(path: str) -> list[str]:
     """The texts of a file that has one a line and no labels; - is the standard input."""
-    with reading(Path(path), "a file of texts"):
-        texts = (sys.stdin.read() if path == "-" else Path(path).read_text("utf-8-sig")).splitlines()
+    name = "the standard input" if path == "-" else path
+    with reading(name, "a file of texts"):
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        texts = [line.removesuffix("\n") for line in io.StringIO(content.decode("utf-8-sig"), newline=None)]
     if not texts:
-        raise InputError(f"{path} holds no texts")
+        raise InputError(f"{name} holds no texts")
     if empty := [line for line, text in enumerate(texts, 1) if not text.strip()]:
-        raise InputError(f"{path} has {len(empty):,} empty lines, the first is line {empty[0]}; leave them out")
+        raise InputError(f"{name} has nothing in line {empty[0]}, and {len(empty):,} such lines; leave them out")
     return texts
+
+
+def _tests_of(folder: Path) -> Path:
+    """The file of a folder that is to test with."""
+    found = [file for part in ("test", "dev", "val") if (file := locate(folder, part, SUFFIXES))]
+    if not found:
+        raise InputError(f"{folder} has neither test.csv nor dev.csv nor val.csv, plain or .gz; add one or name a file")
+    return found[0]
 
 
 @dataclass
@@ -162,8 +177,9 @@ def _table(path: Path, memory_limit: float) -> Table:
     table.columns = {names[i]: column for column, i in zip(columns, others, strict=True)}
     if not table.texts:
         raise InputError(f"{path} holds no rows")
-    if empty := [line for line, text in zip(table.lines, table.texts, strict=True) if not text]:
-        raise InputError(f"{path} has {len(empty):,} empty texts, the first in line {empty[0]}; leave such rows out")
+    for what, cells in (("text", table.texts), ("label", table.labels)):
+        if empty := [line for line, cell in zip(table.lines, cells, strict=True) if not cell]:
+            raise InputError(f"{path} has no {what} in line {empty[0]}, and {len(empty):,} such rows; leave them out")
     return table
 
 
@@ -190,8 +206,8 @@ def _usual(path: Path, columns: int) -> list[str]:
     usual = {2: ["label", "text"], 3: ["class", "title", "description"]}
     if columns not in usual:
         raise InputError(
-            f"{path} has {columns} columns and no header; it needs label, text or class, title, description, "
-            "or a first row with these names"
+            f"{path} has no header and {columns} columns between commas; it needs label, text or class, title, "
+            "description, or a first row with these names"
         )
     return usual[columns]
 

@@ -49,6 +49,11 @@ class Corpus:
     classes: tuple[str, ...]
 
 
+def to_test(name: str, rows: Rows, classes: Sequence[str]) -> Corpus:
+    """Texts that nothing is learned from."""
+    return Corpus(name, Rows([], torch.zeros(0, dtype=torch.int64)), rows, tuple(classes))
+
+
 class Tokenizer(Protocol):
     """What is needed of a tokenizer; those of transformers have it."""
 
@@ -101,7 +106,7 @@ def tokenised(corpus: Corpus, tokenizer: Tokenizer, length: int, cache: Path | N
 
 def check_vocabulary(data: Dataset, size: int, model: str) -> None:
     """Refuse texts with an id that a model of `size` tokens does not have."""
-    largest = max(int(split.x.max()) for split in (data.train, data.test))
+    largest = max(int(split.x.max()) for split in (data.train, data.test) if split.x.numel())
     if largest >= size:
         raise InputError(
             f"{data.name} has the token {largest}, but {model} knows {size}, from 0 to {size - 1}; "

@@ -61,3 +61,8 @@ def _add_lora(model: Any, rank: int) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out")         # GPT-2's layers, for which peft sets it
         inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=rank, target_modules=where), model)
+    named = [(name, parameter.shape) for name, parameter in model.named_parameters()]
+    sides = [shape[1] for name, shape in named if ".lora_A." in name]
+    sides += [shape[0] for name, shape in named if ".lora_B." in name]
+    if rank > min(sides):
+        raise InputError(f"train = lora:{rank} is for matrices of that many rows and columns, here are {min(sides)}")

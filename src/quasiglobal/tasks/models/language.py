@@ -77,6 +77,8 @@ def tokenizer_of(name: str) -> Any:
     """The tokenizer that belongs to the model, as transformers has it."""
     transformers = _transformers()
     folder = folder_of(name, weights=False)
+    if not _has(folder, TOKENIZERS) and not any(folder.glob("*.model")):    # transformers would make one without words
+        raise InputError(f"{folder} has no tokenizer ({TOKENIZERS[0]}); copy it there from where the model is from")
     with _quiet(transformers), reading(folder, "a transformers model"):
         return transformers.AutoTokenizer.from_pretrained(folder)
 
@@ -107,6 +109,7 @@ def folder_of(name: str, weights: bool) -> Path:
 
 SAFE = ("model.safetensors", "model.safetensors.index.json")
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json")
 
 
 def _has(folder: Path, names: tuple[str, ...]) -> bool:

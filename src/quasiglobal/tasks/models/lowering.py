@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 
 class Lowered(TorchFunctionMode):
@@ -20,27 +21,25 @@ class Lowered(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        own = OWN.get(function)
-        if own is None or kwargs or not any(map(_stacked, args)):
-            return function(*args, **(kwargs or {}))
-        device = args[0].device.type
+        own, named = OWN.get(function), kwargs or {}
+        tensors = [value for value in (*args, *named.values()) if isinstance(value, Tensor)]
+        if own is None or not any(map(torch._C._functorch.is_batchedtensor, tensors)):
+            return function(*args, **named)
+        device = tensors[0].device.type
         lower = torch.get_autocast_dtype(device)
         with torch.autocast(device, enabled=False):
-            return own(*(value.to(lower) if isinstance(value, Tensor) else value for value in args))
+            args, named = tree_map_only(Tensor, lambda value: value.to(lower), (tuple(args), named))
+            return own(*args, **named)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    product = x @ weight.mT
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = input @ weight.mT
     return product if bias is None else product + bias
 
 
-def _addmm(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    return x @ weight + bias
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return alpha * (mat1 @ mat2) + beta * input if (alpha, beta) != (1, 1) else mat1 @ mat2 + input
 
 
 OWN: dict[Any, Callable[..., Tensor]] = {nn.functional.linear: _linear, torch.addmm: _addmm}
 """What a layer calls, and the same of tensors that are cast already."""
-
-
-def _stacked(value: Any) -> bool:
-    return isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
