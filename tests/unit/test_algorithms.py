@@ -188,3 +188,15 @@ def test_mimelite_draws_its_clients_from_seed_and_round():
     assert len(set(rounds)) > 1
     assert rounds == moved(0)
     assert rounds != moved(1)
+
+
+@pytest.mark.parametrize(("algorithm", "rates"), [("dadam", (0, 1)), ("qg-dadam:released=true", (1e6, 1e9))])
+def test_the_released_adam_jumps_where_neighbours_cancel_and_the_next_gradient_is_zero(algorithm, rates):
+    """Node 1 and its neighbours 0 and 2 step by −1, 1 and 0 rates at first: their mean stays, and so does v."""
+    gradient = torch.tensor([[1.0], [-1.0], [0.0], [-1.0]], dtype=torch.float64)
+    start, lr = torch.zeros(1, dtype=torch.float64), 1e-3
+    before, after = (
+        qg.minimize(lambda x, t: gradient * (t == 1), start, algorithm, "ring:4", lr=lr, steps=steps).x for steps in (1, 2)
+    )
+    moved = float((after - before).abs().max()) / lr
+    assert rates[0] < moved < rates[1]
