@@ -196,7 +196,7 @@ def test_the_released_adam_jumps_where_neighbours_cancel_and_the_next_gradient_i
     gradient = torch.tensor([[1.0], [-1.0], [0.0], [-1.0]], dtype=torch.float64)
     start, lr = torch.zeros(1, dtype=torch.float64), 1e-3
     before, after = (
-        qg.minimize(lambda x, t: gradient * (t == 1), start, algorithm, "ring:4", lr=lr, steps=steps).x for steps in (1, 2)
+        qg.minimize(lambda x, t: gradient * (t == 1), start, algorithm, "ring:4", lr=lr, steps=k).x for k in (1, 2)
     )
     moved = float((after - before).abs().max()) / lr
     assert rates[0] < moved < rates[1]
