@@ -847,10 +847,16 @@ def _comparison(runs: Sequence[Run]) -> Table:
     return table
 
 
+def _order(experiment: Experiment) -> tuple[object, ...]:
+    """Rows for readers: alike ones next to each other, numbers as such."""
+    one = experiment
+    return one.data, one.model, one.algorithm, one.topology, one.partition, one.alpha, one.peak_lr
+
+
 def _scores(runs: Sequence[Run]) -> list[list[str]]:
     """Mean ± std over seeds of the last and of the best test; a seed that diverged makes it ⋆, as in the paper."""
     rows = []
-    for label, group in group_by_setting(runs).items():
+    for label, group in sorted(group_by_setting(runs).items(), key=lambda item: _order(item[1][0].experiment)):
         lasts = [run.summary["last"] for run in group if run.summary and run.summary["last"]]
         bests = [run.summary["best"] for run in group if run.summary and run.summary["best"]]
         statuses = ", ".join(sorted({run.status for run in group}))
