@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -62,9 +63,10 @@ from quasiglobal.runs import (
     group_by_setting,
     last_and_best,
     prepare,
+    terms_of,
 )
 from quasiglobal.sweeps import sweep
-from quasiglobal.tasks.datasets import SOURCES, TEXT_SOURCES, Corpus, Dataset, available, corpus, is_text, load
+from quasiglobal.tasks.datasets import SOURCES, TEXT_SOURCES, Corpus, Dataset, available, raw
 from quasiglobal.tasks.datasets.tables import read_texts
 from quasiglobal.tasks.datasets.text import LENGTH
 from quasiglobal.tasks.partition import class_counts, fingerprint, heterogeneity, split
@@ -703,7 +705,7 @@ def data(name: Name = None, data_dir: Folder | None = None) -> None:
         data_dir: Where to look; by default $QG_DATA or ./data.
     """
     if name is not None:
-        one = corpus(name, data_dir) if is_text(name) else load(name, data_dir)
+        one = raw(name, data_dir)
         published = (SOURCES | TEXT_SOURCES)[name].examples if ":" not in name else 0
         there = len(one.train) + len(one.test)
         subset = f", a subset of the {published:,} published" if there < published else ""
@@ -726,7 +728,7 @@ def _terms(one: Dataset | Corpus) -> dict[str, object]:
     """What several owners of such data have to agree on."""
     if isinstance(one, Corpus):
         return {"classes": one.classes, "shape": [LENGTH]}
-    return {key: getattr(one, key) for key in ("classes", "shape", "mean", "std")}
+    return terms_of(one)
 
 
 @app.command
@@ -750,7 +752,7 @@ def partition(
         data_dir: Where the data sets lie.
         plot: Draw the dots into this file.
     """
-    dataset = corpus(name, data_dir) if is_text(name) else load(name, data_dir)
+    dataset = raw(name, data_dir)
     labels = dataset.train.y.numpy()
     counts = {}
     for value in alpha:
@@ -847,10 +849,8 @@ def _comparison(runs: Sequence[Run]) -> Table:
     return table
 
 
-def _order(experiment: Experiment) -> tuple[object, ...]:
-    """Rows for readers: alike ones next to each other, numbers as such."""
-    one = experiment
-    return one.data, one.model, one.algorithm, one.topology, one.partition, one.alpha, one.peak_lr
+_order = attrgetter("data", "model", "algorithm", "topology", "partition", "alpha", "peak_lr")
+"""Of experiments, for readers: alike ones next to each other, numbers as such."""
 
 
 def _scores(runs: Sequence[Run]) -> list[list[str]]:

@@ -15,9 +15,8 @@ class Untraceable(Exception):
 
 
 def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
-    """The function, compiled at its first call. TF32, which the compiler recommends, is left alone on purpose.
-
-    Nor is anybody helped by hearing which softmax it has chosen.
+    """The function, compiled at its first call, without the compiler's hints on TF32, which is left alone on purpose,
+    and on the softmax that it takes.
     """
     program = torch.compile(function, dynamic=False, backend=backend)
 

@@ -39,7 +39,7 @@ class Exported:
         module = model_of(self.experiment, len(data.classes), data.shape, data.pad)
         frozen = _frozen(module)
         if self.frozen and self.frozen != fingerprint(frozen):
-            raise InputError(f"{self.experiment.model} has other weights than those that the model was trained on")
+            raise InputError(f"the base of {self.experiment.model} has other weights than in training; bring those back")
         try:
             module.load_state_dict(frozen | self.state)
         except RuntimeError:
@@ -79,7 +79,9 @@ def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
     module = model_of(experiment, len(experiment.classes), experiment.shape)
     layout = Layout.of_experiment(module, experiment.bn)
     if layout.size != rows["x"].shape[1]:
-        raise InputError(f"{run.folder} was trained on other classes or shapes than {experiment.data} has now")
+        raise InputError(
+            f"{run.folder} was trained on other classes or shapes than {experiment.data} has now; bring its data back"
+        )
     frozen = _frozen(module)
     state = model_state(rows, layout, None if node == "average" else nodes.index(int(node)))
     return Exported(experiment, state, fingerprint(frozen) if frozen else "")

@@ -213,7 +213,6 @@ def train(
     for alike in _alike(saved):
         chosen = task or make_task(alike[0].experiment, data_of(alike[0].experiment, options.data_dir))
         for same in _of_equal_epochs(alike, chosen):
-            give_back(device)
             fit, model = runs_that_fit(chosen, [run.experiment for run in same], device), None
             for group in (same[first : first + fit] for first in range(0, len(same), fit)):
                 start = {run: saved.pop(run) for run in group}
@@ -301,8 +300,10 @@ def data_of(
     `testing` is for a model that is trained already: all of a file of texts is then to test with, in its order.
     """
     name = name or experiment.data
-    read = corpus(name, data_dir, testing) if is_text(name) else None
-    data = as_tokens(experiment, read, cache_folder()) if read else load(name, data_dir)
+    if is_text(name):
+        data = as_tokens(experiment, corpus(name, data_dir, testing), cache_folder())
+    else:
+        data = load(name, data_dir)
     return agreed(data, experiment.classes, experiment.shape, experiment.mean, experiment.std)
 
 

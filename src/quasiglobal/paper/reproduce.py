@@ -23,7 +23,7 @@ from quasiglobal.paper.published import Score
 from quasiglobal.paper.tables import Cell, Scale, Table, at_scale
 from quasiglobal.runs import Options, Run, Watcher, find
 from quasiglobal.sweeps import sweep
-from quasiglobal.tasks.datasets import available, corpus, is_text, load
+from quasiglobal.tasks.datasets import available, raw
 from quasiglobal.topology import parse
 from quasiglobal.tuning import CAP, best_point, rates_around, score, tune
 
@@ -148,16 +148,18 @@ def reproduce(
     part = replace(table, cells=tuple(chosen))
     lost = missing_data(chosen, scale, options.data_dir)
 
-    def wanted(scale: Scale) -> list[Outcome]:
-        return [one for one in outcomes(part, options.runs, scale) if one.experiment.data not in lost]
+    def wanted(store: Ended, scale: Scale) -> list[Outcome]:
+        return [one for one in outcomes(part, store, scale) if one.experiment.data not in lost]
 
-    settled = [one.cell.name for one in wanted(scale) if one.fixed or one.tuned] if tune_short else []
     tried: Scale = "short" if tune_short else scale
-    for rates, experiments in _grids((one for one in wanted(tried) if one.cell.name not in settled), tried).items():
+    store = ended(options.runs)
+    settled = [one.cell.name for one in wanted(store, scale) if one.fixed or one.tuned] if tune_short else []
+    untuned = [one for one in wanted(store, tried) if one.cell.name not in settled]
+    for rates, experiments in _grids(untuned, tried).items():
         tune(experiments, {"lr": rates}, replace(options, seeds=1), FEWEST_RATES if scale == "smoke" else CAP, watch)
-    rated = wanted(scale)
+    store = ended(options.runs)
+    rated = wanted(store, scale)
     if tune_short:
-        store = ended(options.runs)
         rated = [one if one.cell.name in settled else _at_short_rate(one.cell, store) or one for one in rated]
     lacking = [experiment for one in rated for experiment in _seeds_to_run(one, seeds)]
     sweep(list(dict.fromkeys(lacking)), replace(options, seeds=1), watch)
@@ -198,7 +200,7 @@ def missing_data(cells: Iterable[Cell], scale: Scale, data_dir: Path | None) -> 
     lost = {}
     for name in absent(data_names(cells, scale), data_dir):
         try:
-            corpus(name, data_dir) if is_text(name) else load(name, data_dir)
+            raw(name, data_dir)
         except InputError as error:
             lost[name] = str(error)
     return lost

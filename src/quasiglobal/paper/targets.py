@@ -87,9 +87,8 @@ def cost(experiments: Iterable[Experiment], device: torch.device, store: Ended |
     return seconds
 
 
-def _alike(experiment: Experiment) -> Experiment:
+def _alike(one: Experiment) -> Experiment:
     """What a speed depends on most."""
-    one = experiment
     return Experiment(data=one.data, model=one.model, width=one.width, precision=one.precision)
 
 

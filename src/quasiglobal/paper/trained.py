@@ -45,7 +45,7 @@ from quasiglobal.report.plots import (
     panels,
     style,
 )
-from quasiglobal.tasks.datasets import corpus, is_text, load
+from quasiglobal.tasks.datasets import raw
 from quasiglobal.tasks.partition import class_counts, split
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ PARTITIONS: list[tuple[str, str, int, float]] = [
 
 def who_holds_what(data: str, nodes: int, alpha: float, data_dir: Path | None) -> NDArray[np.int64]:
     """Examples by node and class in the partition of seed 0."""
-    found = corpus(data, data_dir) if is_text(data) else load(data, data_dir)
+    found = raw(data, data_dir)
     labels = found.train.y.numpy()
     parts = split("dirichlet", labels, nodes, alpha, 0, found.train.columns)
     return class_counts(parts, labels, len(found.classes))

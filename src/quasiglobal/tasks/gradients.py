@@ -195,7 +195,7 @@ class StackedModel:
         """All transformers' gradients; `compiles` fuses their small operations, which takes long for each shape."""
         if not self.compiles:
             return self._gradients_of_all
-        key = ("outside", tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments)))
+        key = _key(self._gradients_of_all, arguments)
         if key not in self._programs:
             self._programs[key] = compiled(_traced(self._gradients_of_all, arguments))
         return self._programs[key]
@@ -205,7 +205,7 @@ class StackedModel:
     ) -> Callable[..., Any]:
         """`function` of one model for all rows, by the route that is fast here."""
         on_cpu = arguments[0].device.type == "cpu"
-        key = (function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments)))
+        key = _key(function, arguments)
         self._calls[key] += 1
         if key not in self._programs:
             stacked = vmap(function, in_dims=in_dims, randomness="different")
@@ -217,6 +217,11 @@ class StackedModel:
                 return stacked
             self._programs[key] = stacked
         return self._programs[key]
+
+
+def _key(function: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
+    """What a program is for: a function, and arguments of these shapes and types."""
+    return function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments))
 
 
 def _drops(part: nn.Module) -> bool:

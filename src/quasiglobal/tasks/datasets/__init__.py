@@ -144,6 +144,11 @@ def corpus(
     return _read(name, source, data_folder(data_dir), lambda folder: source.read(folder, memory_limit), fetch)
 
 
+def raw(name: str, data_dir: Path | str | None = None) -> Dataset | Corpus:
+    """The data of that name: images or features by `load`, texts by `corpus`, before a tokenizer has seen them."""
+    return corpus(name, data_dir) if is_text(name) else load(name, data_dir)
+
+
 def is_text(name: str) -> bool:
     """Whether data of that name are texts: they are loaded by `corpus`, and need a tokenizer.
 

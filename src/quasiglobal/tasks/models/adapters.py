@@ -65,4 +65,7 @@ def _add_lora(model: Any, rank: int) -> None:
     sides = [shape[1] for name, shape in named if ".lora_A." in name]
     sides += [shape[0] for name, shape in named if ".lora_B." in name]
     if rank > min(sides):
-        raise InputError(f"train = lora:{rank} is for matrices of that many rows and columns, here are {min(sides)}")
+        raise InputError(
+            f"train = lora:{rank} is for matrices of that many rows and columns, here are {min(sides)}; "
+            "use a rank up to that"
+        )
