@@ -39,7 +39,7 @@ class Exported:
         module = model_of(self.experiment, len(data.classes), data.shape, data.pad)
         frozen = _frozen(module)
         if self.frozen and self.frozen != fingerprint(frozen):
-            raise InputError(f"the base of {self.experiment.model} has other weights than in training; bring those back")
+            raise InputError(f"{self.experiment.model} has other weights than in training; bring those back")
         try:
             module.load_state_dict(frozen | self.state)
         except RuntimeError:
