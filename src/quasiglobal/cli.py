@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -259,7 +258,8 @@ def reproduce(
         scale: smoke shows in minutes on a CPU that all works, with digits; short has a tenth of the epochs.
         cells: Only the cells whose name fits one of these, as in 'QG-*ring 16*0.1'; or the name of their run of seed 0
             at the paper's scale, with * for the hash.
-        tune_short: Tune on runs of a tenth of the epochs, which is said beside the results.
+        tune_short: Tune on runs of a tenth of the epochs, which is said beside the results. Where data are very
+            heterogeneous these rates look too small for the whole run (docs/results/README.md).
         out: The folder for a figure's PNG, SVG and CSV.
     """
     _on_the_simulator("reproduce", options)
@@ -849,8 +849,10 @@ def _comparison(runs: Sequence[Run]) -> Table:
     return table
 
 
-_order = attrgetter("data", "model", "algorithm", "topology", "partition", "alpha", "peak_lr")
-"""Of experiments, for readers: alike ones next to each other, numbers as such."""
+def _order(one: Experiment) -> tuple[object, ...]:
+    """For readers: alike experiments next to each other, numbers as such."""
+    learner = (one.data, one.model, one.norm or "", one.algorithm)
+    return *learner, one.topology, one.partition, one.alpha, one.epochs, one.peak_lr
 
 
 def _scores(runs: Sequence[Run]) -> list[list[str]]:

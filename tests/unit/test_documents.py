@@ -64,6 +64,22 @@ def test_the_tables_of_results_are_what_their_records_say(tmp_path):
     results = ROOT / "docs" / "results"
     (made,) = summary.write(summary.document(results / "runs"), tmp_path, ["markdown"])
     assert made.read_text() == (results / made.name).read_text(), "qg report makes them again"
+    (section,) = re.findall(r"^## CIFAR-10: architectures.*?(?=^## )", made.read_text(), re.MULTILINE | re.DOTALL)
+    shown = [line for line in section.splitlines() if line.startswith("|") and "| not run |" not in line]
+    assert "\n".join(shown) in (results / "README.md").read_text()
+
+
+def test_the_readmes_headline_is_what_the_tables_say():
+    tables = (ROOT / "docs" / "results" / "tables.md").read_text()
+
+    def ours(method, setting):
+        row = rf"\| ResNet-EvoNorm-20: {re.escape(method)} \| ring 16, {setting} \| \S+ ± \S+ \| ([\d.]+)"
+        return f"{float(re.search(row, tables)[1]):.1f}"
+
+    for alpha in ("1", "0.1"):
+        plain, local, quasi_global = (ours(method, f"α = {alpha}") for method in ("DSGD", "DSGDm-N", "QG-DSGDm-N"))
+        assert re.search(rf"{plain}, {local} and {quasi_global} %\sat α = {alpha}\b", README)
+    assert f"centralized training {ours('SGDm-N (centralized)', 'iid')} %" in README
 
 
 def test_your_algorithm_in_15_lines_works(capsys):

@@ -185,7 +185,7 @@ def _verdict(judged: Sequence[Judged], all_of_them: int, otherwise: str) -> Cell
 COLUMNS = (
     Column("method"), Column("setting"), Column("paper", numeric=True), Column("ours", numeric=True),
     Column("difference", numeric=True), Column("noise"), Column("order"),
-    Column("lr", numeric=True, brief=False), Column("epochs", numeric=True, brief=False),
+    Column("lr", numeric=True), Column("epochs", numeric=True, brief=False),
     Column("best", numeric=True, brief=False), Column("averaged", numeric=True, brief=False),
     Column("curves", brief=False),
 )
@@ -332,7 +332,7 @@ def _rates(table: Table, k: int, title: str, group: Sequence[Outcome]) -> Plot |
             if run.status == "finished" and (summary := run.summary)
         ]
         if len(points) > 1:
-            label = model_and_method(outcome.cell.row)[1]
+            label = model_and_method(outcome.cell.row)[1] + (", short runs" if outcome.tuned_short else "")
             lines.append(Line(label, points, dots=True, algorithm=outcome.experiment.algorithm))
     if not lines:
         return None

@@ -50,4 +50,4 @@ def _form(column: Column) -> str:
 
 
 def _text(cell: Cell, column: Column) -> str:
-    return escaped(cell.text if column.share is None else cell.sentence)
+    return escaped(cell.sentence if column.numeric or column.share is not None else cell.text)

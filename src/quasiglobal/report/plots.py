@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -106,8 +107,7 @@ def draw_curves(curves: Mapping[str, Sequence[Records]]) -> Figure:
     """Test accuracy and training loss over the epochs; each label has the records of several seeds."""
     with style():
         figure, (left, right) = panels(1, 2, 4.6, 3.2)
-        for k, (label, seeds) in enumerate(curves.items()):
-            colour = COLOURS.get(label.partition(":")[0], CYCLE[k % len(CYCLE)])
+        for (label, seeds), colour in zip(curves.items(), colours_of(list(curves)), strict=True):
             draw_curve(left, seeds, "accuracy", colour=colour, label=label, factor=100)
             draw_curve(right, seeds, "loss", colour=colour, label=label)
         several = any(len(seeds) > 1 for seeds in curves.values())
@@ -116,6 +116,21 @@ def draw_curves(curves: Mapping[str, Sequence[Records]]) -> Figure:
         log_scale(right)
         left.legend(loc="lower right", title="band: from seed to seed" if several else None)
     return figure
+
+
+def colours_of(labels: Sequence[str]) -> list[str]:
+    """A colour for each label: that of the algorithm it names, where no other names it; else one that is left.
+
+    >>> colours_of(["dsgd, lr=1.6", "qg-dsgdm-n:mu=0.5, lr=0.8"]) == [GREY, BLUE]
+    True
+    >>> colours_of(["dsgd, lr=1.6", "dsgd, lr=0.8", "qg-dsgdm-n"]) == [RED, GREEN, BLUE]
+    True
+    """
+    words = [[word.partition(":")[0] for word in label.split(", ")] for label in labels]
+    own = [next((COLOURS[word] for word in those if word in COLOURS), None) for those in words]
+    unique = [colour if own.count(colour) == 1 else None for colour in own]
+    left = itertools.cycle([colour for colour in CYCLE if colour not in unique] or CYCLE)
+    return [colour or next(left) for colour in unique]
 
 
 def draw_curve(
