@@ -133,7 +133,6 @@ VERDICTS: Mapping[Verdict, tuple[str, Mark]] = {
 }
 OTHER_SCALE = Cell("other scale", mark="none")
 """In place of a verdict on what are not the paper's experiments."""
-MANY: Mapping[Verdict, str] = {"holds": "hold", "within noise": "are undecided", "does not hold": "do not hold"}
 
 CLAIM_COLUMNS = (
     Column("claim", share=0.31), Column("where", share=0.13), Column("in the paper's numbers", share=0.2),
@@ -156,10 +155,10 @@ def _claims(claims: Sequence[Claim], ours: Mapping[Place, Sample], scale: Scale)
             _verdict(judged, all_of_them, "not run") if held else OTHER_SCALE,
             Cell(f"{len(judged)} of {all_of_them}", len(judged) / max(all_of_them, 1)),
         ), known=result is not None))
-    says = [f"{counts[result]} {words}" for result, words in MANY.items() if counts[result]]
+    says = [f"{text}: {counts[result]}" for result, (text, _) in VERDICTS.items() if counts[result]]
     if scale in DIFFERENCE:
-        says = [f"{counts.total()} run at another scale, which decides nothing"] if counts else []
-    says.append(f"{len(claims) - counts.total()} not run")
+        says = [f"run at another scale, which decides nothing: {counts.total()}"] if counts else []
+    says.append(f"not run: {len(claims) - counts.total()}")
     return Section("claims", "What the paper claims", ", ".join(says), CLAIM_COLUMNS, tuple(rows))
 
 
