@@ -258,17 +258,21 @@ def reproduce(
         scale: smoke shows in minutes on a CPU that all works, with digits; short has a tenth of the epochs.
         cells: Only the cells whose name fits one of these, as in 'QG-*ring 16*0.1'; or the name of their run of seed 0
             at the paper's scale, with * for the hash.
-        tune_short: Tune on runs of a tenth of the epochs, which is said beside the results. Where data are very
-            heterogeneous these rates look too small for the whole run (docs/results/README.md).
+        tune_short: Tune on runs of a tenth of the epochs, which is said beside the results. They may
+            be too small for the whole run; without this option such cells are tuned again, over all epochs.
         out: The folder for a figure's PNG, SVG and CSV.
     """
     _on_the_simulator("reproduce", options)
     if name is not None and name not in TARGETS:
         raise unknown("target", name, TARGETS)
     if listing or name is None:
-        console.print(_targets([name] if name else list(TARGETS), scale, options))
+        if cells:
+            raise qg.InputError("--list shows whole targets; leave out --cells")
+        console.print(_targets([name] if name else list(TARGETS), scale, options, tune_short))
         return
     table = TARGETS[name].table
+    if cells and (table is None or not table.cells):
+        raise qg.InputError(f"{name} has no cells to choose from; leave out --cells")
     if table is None:
         with console.status(f"making {name}"):
             made, written = make_figure(name, out)
@@ -298,7 +302,7 @@ def _on_the_simulator(command: str, options: Options) -> None:
         raise qg.InputError(f"qg {command} trains on the simulator; leave out --engine distributed")
 
 
-def _targets(names: Sequence[str], scale: Scale, options: Options) -> Table:
+def _targets(names: Sequence[str], scale: Scale, options: Options, tune_short: bool) -> Table:
     """Every target with its cells, what the store has of them, and what the rest takes."""
     store, device = ended(options.runs), choose_device(options.device)
     caption = (
@@ -306,7 +310,7 @@ def _targets(names: Sequence[str], scale: Scale, options: Options) -> Table:
         f"times are from the store's runs of such models on {device.type}, else from a few plain steps."
     )
     missing = Column("data missing", overflow="fold")
-    table = Table(Column("target", no_wrap=True), "cells", "begun", "done", "runs left", "about", missing)
+    table = Table(Column("target", no_wrap=True), "cells", "tried", "done", "runs left", "about", missing)
     table.caption = caption
     if console.width >= WIDE:
         table.add_column("shows")
@@ -317,11 +321,11 @@ def _targets(names: Sequence[str], scale: Scale, options: Options) -> Table:
             lost = absent(target.data if scale != "smoke" else (), options.data_dir)
             table.add_row(name, "-", "-", "-", "-", "seconds", ", ".join(lost), *shows)
             continue
-        at = stand(target.table, store, scale, options.seeds, options.data_dir)
+        at = stand(target.table, store, scale, options.seeds, options.data_dir, tune_short)
         with console.status(f"estimating {name}"):
-            seconds = cost(at.to_run, device, store)
-        about = "unknown" if seconds is None else _duration(seconds)
-        counts = (at.cells, at.begun, at.done, len(at.to_run))
+            seconds, everything = cost(at.to_run, device, store)
+        about = _duration(seconds) if everything else f"over {_duration(seconds)}" if seconds else "unknown"
+        counts = (at.cells, at.tried, at.done, len(at.to_run))
         table.add_row(name, *map(str, counts), about, ", ".join(at.missing), *shows)
     return table
 
@@ -529,7 +533,10 @@ def tune(
     console.print(_grid(tuned))
     best = ", ".join(f"{name} = {value:g}" for name, value in zip(tuned.grid, tuned.best, strict=True))
     inside = "" if tuned.inside else f"; it lies at an end of the grid: raise --cap above {cap}, or give other values"
-    console.print(f"best: {best}, of {len(tuned.trials)} trials with seed {experiment.seed}{inside}", soft_wrap=True)
+    said = f"best: {best}, of {len(tuned.trials)} trials with seed {experiment.seed}{inside}"
+    if not any(map(math.isfinite, tuned.scores.values())):
+        said = f"all {len(tuned.trials)} trials diverged; give other values with --over"
+    console.print(said, soft_wrap=True)
     console.print(_comparison(tuned.runs))
     if plot is not None:
         plots.save_as(plots.draw_tuning(tuned.grid, tuned.scores, tuned.best), plot)
@@ -541,7 +548,7 @@ def _grid(tuned: Tuned) -> Table:
     def cell(point: tuple[float, ...]) -> str:
         reached = tuned.scores[point]
         text = f"{100 * reached:.2f}" if math.isfinite(reached) else "diverged"
-        return f"{text} ← best" if point == tuned.best else text
+        return f"{text} ← best" if point == tuned.best and math.isfinite(reached) else text
 
     names = list(tuned.grid)
     if len(names) != 2:

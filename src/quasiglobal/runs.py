@@ -359,7 +359,7 @@ def _train_to_the_end(
                     del going[k]
             watch([runs[k] for k in records], list(records.values()))
             if not going:
-                return
+                break
             last = training.epochs_done == training.experiment.epochs
             if last or interrupted or time.monotonic() - saved >= options.checkpoint_seconds:
                 for k, run in going.items():
@@ -369,6 +369,8 @@ def _train_to_the_end(
                 raise KeyboardInterrupt
     for k, run in going.items():
         run.finish("finished", facts(training, k))
+    if interrupted:                                         # in the last epoch: nothing is lost, nothing else begins
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -71,6 +71,8 @@ def tune(
     highest accuracy in its last test; one that diverged is worst; of equals the smaller is taken, by the first name
     first. `over={"lr": ()}` takes three rates around each experiment's own, `FACTOR` apart.
     """
+    if cap < 0:
+        raise InputError(f"cap must be >= 0, got {cap}")
     searches = [_Search.of(experiment, over) for experiment in experiments]
     once = replace(options, seeds=1)
     while wanted := [(search, point) for search in searches for point in search.untried()]:
@@ -197,7 +199,9 @@ class _Search:
             given = values or (rates_around(experiment.peak_lr) if name == "lr" else ())
             if not given:
                 raise InputError(f"{name} needs values to tune over: {name}=…,…")
-            axes[name] = sorted(set(given))
+            if len(set(given)) < len(given):
+                raise InputError(f"{name} has a value twice; give each once")
+            axes[name] = sorted(given)
         search = cls(experiment, axes, known)
         for point in search.untried():
             search.at(point)                                # refuses what cannot be, before anything is run

@@ -131,6 +131,11 @@ def test_tuning_on_short_runs_trains_at_the_papers_scale_at_their_best_alone(tmp
     done = len(trained)
     reproduce(TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path), tune_short=True)
     assert len(trained) == done, "nothing is run twice"
+    assert stand(TABLES["motivation"], tmp_path, "paper", seeds=2, short=True).done == 1
+    assert stand(TABLES["motivation"], tmp_path, "paper", seeds=2).done == 0
+    (one,) = reproduce(TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path))
+    assert (one.how, one.experiment.lr) == ("best of 4", 1.6), "tuned at the paper's scale, unless asked otherwise"
+    assert {run.epochs for run in trained[done:]} == {300}
     with pytest.raises(InputError, match="leave it out"):
         reproduce(TABLES["motivation"], "smoke", tune_short=True)
 
@@ -170,13 +175,13 @@ def test_a_further_tuned_option_counts_at_its_best(tmp_path):
 def test_what_is_to_be_run_shrinks_with_what_the_store_has(tmp_path):
     table = TABLES["motivation"]
     before = stand(table, tmp_path, "paper", seeds=3, data_dir=tmp_path)
-    assert (before.cells, before.begun, before.done) == (18, 0, 0)
+    assert (before.cells, before.tried, before.done) == (18, 0, 0)
     assert len(before.to_run) == 18 * (3 + 2), "three rates, then two more seeds at the best"
     assert before.missing == ("cifar10",)
     headline(tmp_path, {0.4: 0.7, 0.8: 0.8, 1.6: 0.7})
     ended(tmp_path, replace(HEADLINE.experiment, lr=0.8, seed=1), 0.8)
     after = stand(table, tmp_path, "paper", seeds=3, data_dir=tmp_path)
-    assert (after.begun, after.done, len(after.to_run)) == (1, 0, 17 * 5 + 1)
+    assert (after.tried, after.done, len(after.to_run)) == (1, 0, 17 * 5 + 1)
     ended(tmp_path, replace(HEADLINE.experiment, lr=0.8, seed=2), 0.8)
     assert stand(table, tmp_path, "paper", seeds=3).done == 1
 
@@ -184,10 +189,12 @@ def test_what_is_to_be_run_shrinks_with_what_the_store_has(tmp_path):
 def test_cost_grows_with_the_runs_and_is_unknown_for_data_of_nobody():
     one = at_scale(HEADLINE.experiment, "smoke")
     cpu = torch.device("cpu")
-    assert cost([], cpu) == 0
-    assert cost([one], cpu) > 0
-    assert cost([one] * 3, cpu) == pytest.approx(3 * cost([one], cpu))
-    assert cost([replace(one, data="agnews")], cpu) is None
+    assert cost([], cpu) == (0, True)
+    (seconds, everything), (three, _) = cost([one], cpu), cost([one] * 3, cpu)
+    assert everything
+    assert seconds > 0
+    assert three == pytest.approx(3 * seconds)
+    assert cost([one, replace(one, data="agnews")], cpu) == (pytest.approx(seconds), False)
 
 
 def test_cost_goes_by_the_stores_own_runs_on_such_a_device(tmp_path):
@@ -198,9 +205,9 @@ def test_cost_goes_by_the_stores_own_runs_on_such_a_device(tmp_path):
         run.rewrite([{"epoch": 2, "accuracy": 0.5, "images_per_second": speed}])
         run.finish("finished", {"device": "cuda"})
     store = stored(tmp_path)
-    assert cost([one], cuda, store) == one.epochs * 1797 / 2
-    assert cost([one], cpu, store) < one.epochs * 1797 / 50
-    assert cost([replace(one, width=0.25)], cpu, store) > 0
+    assert cost([one], cuda, store) == (one.epochs * 1797 / 2, True)
+    assert cost([one], cpu, store)[0] < one.epochs * 1797 / 50
+    assert cost([replace(one, width=0.25)], cpu, store)[0] > 0
 
 
 def test_missing_data_is_one_sentence_with_the_remedy(tmp_path):
@@ -330,17 +337,25 @@ def qg(monkeypatch, capsys, *words):
 def test_the_list_has_every_target_with_what_it_takes(monkeypatch, capsys, tmp_path):
     headline(tmp_path, {0.8: 0.8})
     words = ("reproduce", "--list", "--scale", "short", "--runs", str(tmp_path), "--data-dir", str(tmp_path))
-    monkeypatch.setattr(cli, "cost", lambda experiments, device, store: 90.0)
+    monkeypatch.setattr(cli, "cost", lambda experiments, device, store: (90.0, False))
     status, out, _ = qg(monkeypatch, capsys, *words)
     assert status == 0
     for name in TARGETS:
         assert f" {name} " in out
     assert "agnews, cifar10" in out
+    assert "over 2 min" in out
     status, out, _ = qg(monkeypatch, capsys, "reproduce", "motivation", *words[1:2], "--runs", str(tmp_path))
     assert status == 0
     (line,) = (line for line in out.splitlines() if "│ motivation" in line)
     assert [word.strip() for word in line.split("│")[2:6]] == ["18", "1", "0", str(17 * 5 + 4)]
     assert "single-worker" not in out, "only what was named"
+
+
+@pytest.mark.parametrize("words", [("--list",), ("figure-2d",)])
+def test_cells_are_refused_where_there_are_none(monkeypatch, capsys, words):
+    status, _, err = qg(monkeypatch, capsys, "reproduce", *words, "--cells", "*")
+    assert status == 2
+    assert "leave out --cells" in err
 
 
 def test_a_table_is_printed_beside_the_papers(monkeypatch, capsys, tmp_path):

@@ -11,7 +11,7 @@ from quasiglobal.paper import trained
 from quasiglobal.paper.figures import write
 from quasiglobal.paper.tables import TABLES, at_scale
 from quasiglobal.paper.trained import BETAS, RATES, TRAINED, draw
-from quasiglobal.runs import Run
+from quasiglobal.runs import Run, find
 
 DRAWN = [name for name, figure in TRAINED.items() if figure.table.cells]
 
@@ -48,6 +48,16 @@ def test_every_figure_names_experiments_that_can_be_run_and_draws_them(name, tmp
     assert made.rows
     assert not any(text.get_text() == "not run" for panel in made.figure.axes for text in panel.texts)
     assert len(drawn(made.figure)) >= 2
+
+
+def test_a_curve_of_a_single_test_is_a_dot(tmp_path):
+    cells = TRAINED["figure-curves"].table.cells
+    store(tmp_path / "runs", cells)
+    for run in find(tmp_path / "runs"):
+        run.rewrite([{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": 0.5, "accuracy": 0.5}])
+    lines = [line for panel in drawn(draw("figure-curves", tmp_path / "runs", "smoke").figure) for line in panel.lines]
+    assert len(lines) == len(cells)
+    assert {line.get_marker() for line in lines} == {"o"}
 
 
 @pytest.mark.parametrize("name", DRAWN)

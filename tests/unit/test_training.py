@@ -692,6 +692,20 @@ def test_a_program_that_stopped_goes_on_with_all_its_algorithms(tmp_path):
         assert all(value.equal(other.newest()[0][name]) for name, value in one.newest()[0].items())
 
 
+@pytest.mark.parametrize("rate", [0.1, 1e30])
+def test_a_stop_in_the_last_epoch_of_a_program_keeps_the_next_from_beginning(tmp_path, rate):
+    first, second = replace(SHORT, lr=rate), replace(SHORT, batch=16)
+
+    def stop(runs, records):
+        if records[0]["epoch"] == SHORT.epochs or rate > 1:             # at such a rate the first epoch is the last
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train([first, second], settled(tmp_path), stop)
+    assert Run.of(first, tmp_path).status == ("diverged" if rate > 1 else "finished")
+    assert not Run.of(second, tmp_path).begun
+
+
 def test_what_a_run_takes_grows_with_its_nodes_its_batch_and_its_algorithms_state():
     def bytes_of(**changes):
         experiment = replace(SHORT, model="cnn", **changes)

@@ -170,6 +170,7 @@ BAD = {
     "seed=0,1": "unknown number",
     "augment=0,1": "unknown number",
     "lr=0.1,0.2,lr=0.4": "names lr twice",
+    "lr=0.1,0.2,0.1": "lr has a value twice",
     "lr=a,b": "lr must be a number, got 'a'",
     "lr=inf": "lr must be finite",
     "lr=0,0.1": "lr must be > 0",
@@ -209,6 +210,20 @@ def test_qg_tune_prints_the_grid_draws_it_and_runs_nothing_twice(monkeypatch, ca
     assert inside(monkeypatch, capsys, *words)[0] == 0
     again = {run.folder.name: (run.folder / "summary.json").stat().st_mtime_ns for run in find(tmp_path / "runs")}
     assert again == runs
+
+
+def test_where_everything_diverged_nothing_is_best(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    words = ["tune", "--model", "mlp", "--topology", "ring:4", "--algorithm", "dsgd", "--epochs", "1"]
+    words += ["--over", "lr=1e30,2e30"]
+    status, out, _ = inside(monkeypatch, capsys, *words, "--cap", "0")
+    assert status == 0
+    assert "all 2 trials diverged; give other values" in out
+    assert "best:" not in out
+    assert "← best" not in out
+    status, _, err = inside(monkeypatch, capsys, *words, "--cap", "-1")
+    assert status == 2
+    assert "cap must be >= 0, got -1" in err
 
 
 def test_two_names_are_a_table_of_two_sides_and_a_heat_map(monkeypatch, capsys, tmp_path):

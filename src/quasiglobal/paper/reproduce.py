@@ -120,10 +120,13 @@ def setting(experiment: Experiment) -> str:
     return replace(experiment, seed=0, lr=None).hash
 
 
-def outcomes(table: Table, store: Path | Ended, scale: Scale = "paper") -> list[Outcome]:
-    """What the store, a folder of runs, has of each cell of a table."""
+def outcomes(table: Table, store: Path | Ended, scale: Scale = "paper", short: bool = True) -> list[Outcome]:
+    """What the store, a folder of runs, has of each cell of a table.
+
+    `short`: whether a rate from short runs counts where too few were tried at the paper's scale.
+    """
     runs = ended(store) if isinstance(store, Path) else store
-    return [_outcome(cell, scale, runs) for cell in table.cells]
+    return [(short and _at_short_rate(cell, scale, runs)) or _outcome(cell, scale, runs) for cell in table.cells]
 
 
 def reproduce(
@@ -138,8 +141,8 @@ def reproduce(
     """Run what the store lacks of a table, or of the cells that the patterns name, and read its outcomes.
 
     Learning rates are tuned on seed 0; then all seeds run at the best. A rate that the store already has as tuned
-    is taken as it is. `tune_short` tunes on runs of the short scale. Where data is missing cells stay as the store has
-    them; it is an error if it has none.
+    is taken as it is; one from short runs with `tune_short` alone, which tunes on those. Where data is missing cells
+    stay as the store has them; it is an error if it has none.
     """
     if tune_short and scale != "paper":
         raise InputError(f"--tune-short is for the paper's scale; with --scale {scale} leave it out")
@@ -149,7 +152,7 @@ def reproduce(
     lost = missing_data(chosen, scale, options.data_dir)
 
     def wanted(store: Ended, scale: Scale) -> list[Outcome]:
-        return [one for one in outcomes(part, store, scale) if one.experiment.data not in lost]
+        return [one for one in outcomes(part, store, scale, short=False) if one.experiment.data not in lost]
 
     tried: Scale = "short" if tune_short else scale
     store = ended(options.runs)
@@ -160,7 +163,7 @@ def reproduce(
     store = ended(options.runs)
     rated = wanted(store, scale)
     if tune_short:
-        rated = [one if one.cell.name in settled else _at_short_rate(one.cell, store) or one for one in rated]
+        rated = [one if one.cell.name in settled else _chosen_short(one.cell, store) or one for one in rated]
     lacking = [experiment for one in rated for experiment in _seeds_to_run(one, seeds)]
     sweep(list(dict.fromkeys(lacking)), replace(options, seeds=1), watch)
     found = outcomes(part, options.runs, scale)
@@ -240,14 +243,19 @@ def _seeds_to_run(one: Outcome, seeds: int) -> list[Experiment]:
 def _outcome(cell: Cell, scale: Scale, store: Ended) -> Outcome:
     """The best of the cell's algorithms."""
     found = [_tried(cell, experiment, store.get(setting(experiment), ())) for experiment in cell.experiments(scale)]
-    best = max(found, key=lambda one: max(map(score, one.trials.values()), default=float("-inf")))
-    if scale != "paper" or best.fixed or len(best.trials) >= FEWEST_RATES:
-        return best
-    short = _at_short_rate(cell, store)
-    return short if short and short.runs else best
+    return max(found, key=lambda one: max(map(score, one.trials.values()), default=float("-inf")))
 
 
-def _at_short_rate(cell: Cell, store: Ended) -> Outcome | None:
+def _at_short_rate(cell: Cell, scale: Scale, store: Ended) -> Outcome | None:
+    """The cell at the rate from short runs, if it was run at it and too few were tried at the paper's scale."""
+    long = _outcome(cell, "paper", store)
+    if scale != "paper" or long.fixed or len(long.trials) >= FEWEST_RATES:
+        return None
+    short = _chosen_short(cell, store)
+    return short if short and short.runs else None
+
+
+def _chosen_short(cell: Cell, store: Ended) -> Outcome | None:
     """The cell at the paper's scale and the rate that is best at the short one; None where too few were tried."""
     short = _outcome(cell, "short", store)
     if len(short.trials) < FEWEST_RATES:

@@ -24,7 +24,7 @@ from quasiglobal.paper.claims import (
     tuning_claim,
     verdict,
 )
-from quasiglobal.paper.comparison import Verdict, by_setting, model_and_method, order, to_paper
+from quasiglobal.paper.comparison import PAPER_SEEDS, Verdict, by_setting, model_and_method, order, to_paper
 from quasiglobal.paper.published import NOT_CONVERGED, Score
 from quasiglobal.paper.reproduce import Outcome, Which, outcomes
 from quasiglobal.paper.tables import DIFFERENCE, TABLES, Scale, Table
@@ -115,7 +115,8 @@ LEGEND = (
     "The order holds for a method when, of the others of the same model in the same column that were run, those are "
     "below it that are below it in the paper; it is undecided when the exceptions are within the noise of our runs.",
     "A claim holds when every comparison comes out as it says, so far when not all were run, and does not hold when "
-    "one is the other way round beyond the noise; in between it is undecided. The paper's own numbers are judged by "
+    "one is the other way round beyond the noise; in between it is undecided. To hold, a difference need not be "
+    "beyond the noise, as few of three seeds are; how many are stands beside it. The paper's own numbers are judged by "
     "the same rule. Of comparisons between equals one in forty is beyond the noise on the wrong side by chance alone.",
     "A learning rate is the best of those tried with seed 0. It counts as tuned when it is inside a grid of at least "
     "three; at an end of the grid, a better one may lie beyond. ⋆: did not converge. Curves are means over seeds; the "
@@ -142,24 +143,20 @@ CLAIM_COLUMNS = (
 
 def _claims(claims: Sequence[Claim], ours: Mapping[Place, Sample], scale: Scale) -> Section:
     papers = paper_scores()
-    rows, counts = [], Counter[Verdict]()
+    rows, counts = [], Counter[str]()
     for claim in claims:
         judged, all_of_them = claim.judge(ours), len(claim.comparisons)
-        if (result := verdict(judged)) is not None:
-            counts[result] += 1
-        held = scale not in DIFFERENCE or not judged
+        found = _verdict(judged, all_of_them, "not run") if scale not in DIFFERENCE or not judged else OTHER_SCALE
+        counts[found.text] += 1
         rows.append(Row((
             Cell(claim.says),
             Cell(claim.where),
             _verdict(claim.judge(papers), all_of_them, "no numbers"),
-            _verdict(judged, all_of_them, "not run") if held else OTHER_SCALE,
+            found,
             Cell(f"{len(judged)} of {all_of_them}", len(judged) / max(all_of_them, 1)),
-        ), known=result is not None))
-    says = [f"{text}: {counts[result]}" for result, (text, _) in VERDICTS.items() if counts[result]]
-    if scale in DIFFERENCE:
-        says = [f"run at another scale, which decides nothing: {counts.total()}"] if counts else []
-    says.append(f"not run: {len(claims) - counts.total()}")
-    return Section("claims", "What the paper claims", ", ".join(says), CLAIM_COLUMNS, tuple(rows))
+        ), known=bool(judged)))
+    says = ", ".join(f"{text}: {counts[text]}" for text in sorted(counts))
+    return Section("claims", "What the paper claims", says, CLAIM_COLUMNS, tuple(rows))
 
 
 def _verdict(judged: Sequence[Judged], all_of_them: int, otherwise: str) -> Cell:
@@ -168,7 +165,7 @@ def _verdict(judged: Sequence[Judged], all_of_them: int, otherwise: str) -> Cell
         return Cell(otherwise, mark="none")
     text, mark = VERDICTS[result]
     if result == "holds" and len(judged) < all_of_them:
-        text = "holds so far"
+        text, mark = "holds so far", "fair"
     if len(judged) == 1:
         return Cell(text, mark=mark, why=(str(judged[0]),))
     values = [one.gap.value for one in judged if math.isfinite(one.gap.value)]
@@ -176,7 +173,9 @@ def _verdict(judged: Sequence[Judged], all_of_them: int, otherwise: str) -> Cell
     wrong = [one for kind in ("does not hold", "within noise") for one in judged if one.verdict == kind]
     right = [one for one in judged if one.verdict == "holds"]
     exceptions = f", not so in {len(wrong)}" if wrong else ""
-    return Cell(text, mark=mark, why=(f"{len(judged)} comparisons{span}{exceptions}", *map(str, wrong + right)))
+    clear = sum(one.gap.within is False for one in right)
+    beyond = f", {clear or 'none'} beyond the noise" if text == "holds so far" else ""
+    return Cell(text, mark=mark, why=(f"{len(judged)} comparisons{span}{exceptions}{beyond}", *map(str, wrong + right)))
 
 
 # ------------------------------------------------------------------------------------------------ the tables
@@ -260,9 +259,11 @@ def _difference(outcome: Outcome, scale: Scale) -> tuple[Cell, Cell]:
     value = Cell(signed(found.value), found.value)
     if found.noise is None:
         return value, Cell("unknown", mark="none", why=("no standard deviation",))
-    if found.within:
-        return value, Cell(f"within ±{found.noise:.2f}", mark="good")
-    return value, Cell(f"beyond ±{found.noise:.2f}", mark="bad")
+    if not found.within:
+        return value, Cell(f"beyond ±{found.noise:.2f}", mark="bad")
+    if len(outcome.runs) < PAPER_SEEDS:
+        return value, Cell("too few seeds", mark="none", why=(f"±{found.noise:.2f}",))
+    return value, Cell(f"within ±{found.noise:.2f}", mark="good")
 
 
 def _not_converged(ours: bool, papers: bool) -> Cell:

@@ -47,7 +47,7 @@ class Stand:
     """How far a target is in a store."""
 
     cells: int
-    begun: int
+    tried: int
     """Cells with a run that has ended."""
     done: int
     """Cells with all seeds, at the paper's own learning rate or the best of three or more."""
@@ -57,34 +57,37 @@ class Stand:
     """Data sets that the disk has not."""
 
 
-def stand(table: Table, store: Path | Ended, scale: Scale, seeds: int, data_dir: Path | None = None) -> Stand:
-    """What the store has of a table, and what it lacks."""
-    found = outcomes(table, store, scale)
+def stand(
+    table: Table, store: Path | Ended, scale: Scale, seeds: int, data_dir: Path | None = None, short: bool = False
+) -> Stand:
+    """What the store has of a table, and what it lacks; `short`: whether a rate from short runs will do."""
+    found = outcomes(table, store, scale, short)
     lacking: dict[Experiment, list[Experiment]] = {}
     for one in found:
         lacking[one.cell.experiment] = _to_run(one, scale, seeds)       # cells may share an experiment
     return Stand(
         cells=len(found),
-        begun=sum(bool(one.trials) for one in found),
+        tried=sum(bool(one.trials) for one in found),
         done=sum(not _to_run(one, scale, seeds) for one in found),
         to_run=tuple(experiment for several in lacking.values() for experiment in several),
         missing=tuple(absent(data_names(table.cells, scale), data_dir)),
     )
 
 
-def cost(experiments: Iterable[Experiment], device: torch.device, store: Ended | None = None) -> float | None:
-    """About how many seconds this machine takes for runs; None where a data set or model is none of ours.
+def cost(experiments: Iterable[Experiment], device: torch.device, store: Ended | None = None) -> tuple[float, bool]:
+    """About how many seconds this machine takes for runs, and whether that is all: of texts it is not known.
 
     Images over the speed that the store's runs of such a model have had on such a device, or else that of a plain step.
     A data set's examples count test images too, which stand for the tests.
     """
-    seconds, known = 0.0, _recorded(store or {}, device)
+    seconds, known, everything = 0.0, _recorded(store or {}, device), True
     for one in experiments:
-        if one.data not in SHOWN:
-            return None
-        alike = _alike(one)
-        seconds += one.epochs * SOURCES[one.data].examples / (known.get(alike) or _speed(alike, device))
-    return seconds
+        if one.data in SHOWN:
+            alike = _alike(one)
+            seconds += one.epochs * SOURCES[one.data].examples / (known.get(alike) or _speed(alike, device))
+        else:
+            everything = False
+    return seconds, everything
 
 
 def _alike(one: Experiment) -> Experiment:

@@ -1,6 +1,8 @@
-"""A report's tables as LaTeX, for papers: booktabs rules, and longtable where a page is too short."""
+"""A report as LaTeX, for papers: booktabs rules, longtable where pages are too short, on their side for width."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from quasiglobal.report.document import Cell, Column, Document, Section
 
@@ -15,8 +17,10 @@ SIGNS = {
 
 def latex(document: Document) -> str:
     """The tables of a report, to be read by a paper of your own with \\input."""
-    needs = "% \\usepackage{booktabs,longtable,amssymb}"
-    return "\n\n".join([f"% {document.title}\n{needs}", *map(_table, document.sections)]) + "\n"
+    needs = "% \\usepackage{amssymb,array,booktabs,longtable,pdflscape}"
+    begin = r"\begin{landscape}\footnotesize\setlength{\tabcolsep}{3pt}"
+    tables = map(_table, document.sections)
+    return "\n\n".join([f"% {document.title}\n{needs}", begin, *tables, r"\end{landscape}"]) + "\n"
 
 
 def escaped(text: str) -> str:
@@ -30,7 +34,8 @@ def escaped(text: str) -> str:
 
 def _table(section: Section) -> str:
     chosen = [k for k, column in enumerate(section.columns) if column.brief]
-    form = "".join(_form(section.columns[k]) for k in chosen)
+    first = replace(section.columns[0], share=section.columns[0].share or FIRST)
+    form = "".join(map(_form, [first, *(section.columns[k] for k in chosen[1:])]))
     heads = " & ".join(escaped(section.columns[k].title) for k in chosen)
     rows = [" & ".join(_text(row.cells[k], section.columns[k]) for k in chosen) + r" \\" for row in section.rows]
     return "\n".join([
@@ -40,12 +45,17 @@ def _table(section: Section) -> str:
         *rows,
         r"\bottomrule",
         r"\end{longtable}",
+        *(rf"\noindent {escaped(note)}\par" for note in section.notes),
     ])
+
+
+FIRST = 0.2
+"""The share of the page's width for the first column, where it has none: the longest texts are there."""
 
 
 def _form(column: Column) -> str:
     if column.share is not None:
-        return rf"p{{{column.share:g}\linewidth}}"
+        return rf">{{\raggedright\arraybackslash}}p{{{column.share:g}\linewidth}}"
     return "r" if column.numeric else "l"
 
 

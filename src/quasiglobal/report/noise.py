@@ -13,7 +13,8 @@ EXPLANATION = (
     "A difference is within the noise when it is at most t·√(s₁²/k₁ + s₂²/k₂), where s is the standard deviation over "
     "k seeds and t Student's 97.5 % quantile at Welch's degrees of freedom: scores that are the same in truth pass at "
     "least 19 times in 20. Three seeds each leave 2 to 4 degrees of freedom, so t is 4.3 to 2.8, not 2. A score of one "
-    "seed, or one without a standard deviation, borrows that of the scores it is compared with."
+    "seed, or one without a standard deviation, borrows that of the scores it is compared with; of fewer than three "
+    "seeds the noise is so large that being within it says nothing."
 )
 
 

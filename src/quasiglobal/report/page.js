@@ -22,9 +22,8 @@ function sort(head) {
   const numeric = head.classList.contains("number");
   const order = (a, b) => {
     const [left, right] = [key(a), key(b)];
-    if (!numeric) return direction * compare(left, right);
     if (left === "" || right === "") return (left === "") - (right === "");
-    return direction * (left - right);
+    return direction * (numeric ? left - right : compare(left, right));
   };
   body.append(...[...body.rows].sort(order));
 }

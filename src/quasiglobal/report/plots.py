@@ -156,7 +156,8 @@ def draw_curve(
                 epochs[record["epoch"]] = [*epochs.get(record["epoch"], []), record]
     at = sorted(epochs)
     mean = [factor * sum(r[measure] for r in epochs[e]) / len(epochs[e]) for e in at]
-    axes.plot(at, mean, color=colour, linewidth=1.4, linestyle=line, label=label)
+    marker = "o" if len(at) == 1 else None                  # a line has two points or more
+    axes.plot(at, mean, color=colour, linewidth=1.4, linestyle=line, label=label, marker=marker, markersize=4)
     lowest, highest = ([factor * f(r[name] for r in epochs[e]) for e in at] for f, name in ((min, low), (max, high)))
     axes.fill_between(at, lowest, highest, color=colour, alpha=0.15, linewidth=0)
 
