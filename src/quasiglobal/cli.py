@@ -258,8 +258,8 @@ def reproduce(
         scale: smoke shows in minutes on a CPU that all works, with digits; short has a tenth of the epochs.
         cells: Only the cells whose name fits one of these, as in 'QG-*ring 16*0.1'; or the name of their run of seed 0
             at the paper's scale, with * for the hash.
-        tune_short: Tune on runs of a tenth of the epochs, which is said beside the results. They may
-            be too small for the whole run; without this option such cells are tuned again, over all epochs.
+        tune_short: Tune on runs of a tenth of the epochs, which is said beside the results. Such rates may be too
+            small for the whole run; without this option the cells are tuned again, over all epochs.
         out: The folder for a figure's PNG, SVG and CSV.
     """
     _on_the_simulator("reproduce", options)
