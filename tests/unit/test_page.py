@@ -70,6 +70,8 @@ def test_a_column_is_sorted_up_and_then_down_with_what_was_not_run_last(visit):
         assert head.get_attribute("aria-sort") == state
         assert means(page) == expected
         assert column(page, 4)[3:] == ["not run"] * 15
+    page.locator("#motivation th", has_text="noise").get_by_role("button").click()
+    assert all(column(page, 6)[:3]), "words too"
     page.locator("#motivation th", has_text="setting").get_by_role("button").click()
     assert head.get_attribute("aria-sort") is None
     settings = [text.replace("\u00a0", " ") for text in column(page, 2)]
