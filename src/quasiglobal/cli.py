@@ -44,7 +44,7 @@ from quasiglobal.paper.reproduce import Outcome, absent, ended, missing_data
 from quasiglobal.paper.reproduce import reproduce as run_table
 from quasiglobal.paper.tables import TABLES, Scale
 from quasiglobal.paper.tables import Table as Targeted
-from quasiglobal.paper.targets import TARGETS, cost, stand
+from quasiglobal.paper.targets import TARGETS, cost, recorded, stand
 from quasiglobal.paper.trained import draw as draw_trained
 from quasiglobal.parts import parts_of
 from quasiglobal.peers import train as train_node
@@ -305,6 +305,7 @@ def _on_the_simulator(command: str, options: Options) -> None:
 def _targets(names: Sequence[str], scale: Scale, options: Options, tune_short: bool) -> Table:
     """Every target with its cells, what the store has of them, and what the rest takes."""
     store, device = ended(options.runs), choose_device(options.device)
+    speeds = recorded(store, device)
     caption = (
         f"At {scale} scale with {options.seeds} seeds. A grid of learning rates may grow beyond the runs counted here; "
         f"times are from the store's runs of such models on {device.type}, else from a few plain steps."
@@ -323,7 +324,7 @@ def _targets(names: Sequence[str], scale: Scale, options: Options, tune_short: b
             continue
         at = stand(target.table, store, scale, options.seeds, options.data_dir, tune_short)
         with console.status(f"estimating {name}"):
-            seconds, everything = cost(at.to_run, device, store)
+            seconds, everything = cost(at.to_run, device, speeds)
         about = _duration(seconds) if everything else f"over {_duration(seconds)}" if seconds else "unknown"
         counts = (at.cells, at.tried, at.done, len(at.to_run))
         table.add_row(name, *map(str, counts), about, ", ".join(at.missing), *shows)
@@ -678,7 +679,9 @@ def plot(folders: Folders = (), out: File = Path("out/curves.png")) -> None:
         out: The picture (.png, .svg or .pdf).
     """
     groups = group_by_setting(_runs_at(folders))
-    plots.save_as(plots.draw_curves({label: [run.records for run in group] for label, group in groups.items()}), out)
+    curves = {label: [run.records for run in group] for label, group in groups.items()}
+    algorithms = [group[0].experiment.algorithm for group in groups.values()]
+    plots.save_as(plots.draw_curves(curves, algorithms), out)
     _say_written([out])
 
 

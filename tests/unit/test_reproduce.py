@@ -13,7 +13,7 @@ from quasiglobal.paper.published import Score
 from quasiglobal.paper.reproduce import _seeds_to_run, outcomes, reproduce
 from quasiglobal.paper.reproduce import ended as stored
 from quasiglobal.paper.tables import TABLES, at_scale
-from quasiglobal.paper.targets import TARGETS, cost, stand
+from quasiglobal.paper.targets import TARGETS, cost, recorded, stand
 from quasiglobal.paper.trained import TRAINED, draw
 from quasiglobal.runs import Options, Run
 from quasiglobal.tuning import tune
@@ -189,12 +189,12 @@ def test_what_is_to_be_run_shrinks_with_what_the_store_has(tmp_path):
 def test_cost_grows_with_the_runs_and_is_unknown_for_data_of_nobody():
     one = at_scale(HEADLINE.experiment, "smoke")
     cpu = torch.device("cpu")
-    assert cost([], cpu) == (0, True)
-    (seconds, everything), (three, _) = cost([one], cpu), cost([one] * 3, cpu)
+    assert cost([], cpu, {}) == (0, True)
+    (seconds, everything), (three, _) = cost([one], cpu, {}), cost([one] * 3, cpu, {})
     assert everything
     assert seconds > 0
     assert three == pytest.approx(3 * seconds)
-    assert cost([one, replace(one, data="agnews")], cpu) == (pytest.approx(seconds), False)
+    assert cost([one, replace(one, data="agnews")], cpu, {}) == (pytest.approx(seconds), False)
 
 
 def test_cost_goes_by_the_stores_own_runs_on_such_a_device(tmp_path):
@@ -205,9 +205,9 @@ def test_cost_goes_by_the_stores_own_runs_on_such_a_device(tmp_path):
         run.rewrite([{"epoch": 2, "accuracy": 0.5, "images_per_second": speed}])
         run.finish("finished", {"device": "cuda"})
     store = stored(tmp_path)
-    assert cost([one], cuda, store) == (one.epochs * 1797 / 2, True)
-    assert cost([one], cpu, store)[0] < one.epochs * 1797 / 50
-    assert cost([replace(one, width=0.25)], cpu, store)[0] > 0
+    assert cost([one], cuda, recorded(store, cuda)) == (one.epochs * 1797 / 2, True)
+    assert cost([one], cpu, recorded(store, cpu))[0] < one.epochs * 1797 / 50
+    assert cost([replace(one, width=0.25)], cpu, recorded(store, cpu))[0] > 0
 
 
 def test_missing_data_is_one_sentence_with_the_remedy(tmp_path):
@@ -337,7 +337,7 @@ def qg(monkeypatch, capsys, *words):
 def test_the_list_has_every_target_with_what_it_takes(monkeypatch, capsys, tmp_path):
     headline(tmp_path, {0.8: 0.8})
     words = ("reproduce", "--list", "--scale", "short", "--runs", str(tmp_path), "--data-dir", str(tmp_path))
-    monkeypatch.setattr(cli, "cost", lambda experiments, device, store: (90.0, False))
+    monkeypatch.setattr(cli, "cost", lambda experiments, device, speeds: (90.0, False))
     status, out, _ = qg(monkeypatch, capsys, *words)
     assert status == 0
     for name in TARGETS:

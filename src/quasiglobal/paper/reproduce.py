@@ -126,7 +126,8 @@ def outcomes(table: Table, store: Path | Ended, scale: Scale = "paper", short: b
     `short`: whether a rate from short runs counts where too few were tried at the paper's scale.
     """
     runs = ended(store) if isinstance(store, Path) else store
-    return [(short and _at_short_rate(cell, scale, runs)) or _outcome(cell, scale, runs) for cell in table.cells]
+    found = [_outcome(cell, scale, runs) for cell in table.cells]
+    return [_or_at_short_rate(one, runs) for one in found] if short and scale == "paper" else found
 
 
 def reproduce(
@@ -246,13 +247,12 @@ def _outcome(cell: Cell, scale: Scale, store: Ended) -> Outcome:
     return max(found, key=lambda one: max(map(score, one.trials.values()), default=float("-inf")))
 
 
-def _at_short_rate(cell: Cell, scale: Scale, store: Ended) -> Outcome | None:
+def _or_at_short_rate(one: Outcome, store: Ended) -> Outcome:
     """The cell at the rate from short runs, if it was run at it and too few were tried at the paper's scale."""
-    long = _outcome(cell, "paper", store)
-    if scale != "paper" or long.fixed or len(long.trials) >= FEWEST_RATES:
-        return None
-    short = _chosen_short(cell, store)
-    return short if short and short.runs else None
+    if one.fixed or len(one.trials) >= FEWEST_RATES:
+        return one
+    short = _chosen_short(one.cell, store)
+    return short if short and short.runs else one
 
 
 def _chosen_short(cell: Cell, store: Ended) -> Outcome | None:

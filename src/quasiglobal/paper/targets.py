@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -74,29 +74,33 @@ def stand(
     )
 
 
-def cost(experiments: Iterable[Experiment], device: torch.device, store: Ended | None = None) -> tuple[float, bool]:
+Speeds = Mapping[Experiment, float]
+"""Images a second, by what they depend on most."""
+
+
+def cost(experiments: Iterable[Experiment], device: torch.device, speeds: Speeds) -> tuple[float, bool]:
     """About how many seconds this machine takes for runs, and whether that is all: of texts it is not known.
 
-    Images over the speed that the store's runs of such a model have had on such a device, or else that of a plain step.
+    Images over the speed that runs of such a model have had (`recorded`), or else that of a plain step.
     A data set's examples count test images too, which stand for the tests.
     """
-    seconds, known, everything = 0.0, _recorded(store or {}, device), True
+    seconds, everything = 0.0, True
     for one in experiments:
         if one.data in SHOWN:
             alike = _alike(one)
-            seconds += one.epochs * SOURCES[one.data].examples / (known.get(alike) or _speed(alike, device))
+            seconds += one.epochs * SOURCES[one.data].examples / (speeds.get(alike) or _speed(alike, device))
         else:
             everything = False
     return seconds, everything
 
 
 def _alike(one: Experiment) -> Experiment:
-    """What a speed depends on most."""
+    """What its speed depends on most."""
     return Experiment(data=one.data, model=one.model, width=one.width, precision=one.precision)
 
 
-def _recorded(store: Ended, device: torch.device) -> dict[Experiment, float]:
-    """Images a second of the store's runs on such a device, the median for each kind of model."""
+def recorded(store: Ended, device: torch.device) -> Speeds:
+    """Those of the store's runs on such a device, the median for each kind of model."""
     found: dict[Experiment, list[float]] = {}
     for run in (run for runs in store.values() for run in runs):
         summary = run.summary or {}

@@ -103,11 +103,11 @@ Records = Sequence[Mapping[str, Any]]
 """What was measured in a run, an entry an epoch."""
 
 
-def draw_curves(curves: Mapping[str, Sequence[Records]]) -> Figure:
-    """Test accuracy and training loss over the epochs; each label has the records of several seeds."""
+def draw_curves(curves: Mapping[str, Sequence[Records]], algorithms: Sequence[str]) -> Figure:
+    """Test accuracy and training loss over the epochs; each label has an algorithm and the records of several seeds."""
     with style():
         figure, (left, right) = panels(1, 2, 4.6, 3.2)
-        for (label, seeds), colour in zip(curves.items(), colours_of(list(curves)), strict=True):
+        for (label, seeds), colour in zip(curves.items(), colours_of(algorithms), strict=True):
             draw_curve(left, seeds, "accuracy", colour=colour, label=label, factor=100)
             draw_curve(right, seeds, "loss", colour=colour, label=label)
         several = any(len(seeds) > 1 for seeds in curves.values())
@@ -118,16 +118,15 @@ def draw_curves(curves: Mapping[str, Sequence[Records]]) -> Figure:
     return figure
 
 
-def colours_of(labels: Sequence[str]) -> list[str]:
-    """A colour for each label: that of the algorithm it names, where no other names it; else one that is left.
+def colours_of(algorithms: Sequence[str]) -> list[str]:
+    """A colour for each curve: its algorithm's own where no other has it, else one that is left.
 
-    >>> colours_of(["dsgd, lr=1.6", "qg-dsgdm-n:mu=0.5, lr=0.8"]) == [GREY, BLUE]
+    >>> colours_of(["dsgd", "qg-dsgdm-n:mu=0.5"]) == [GREY, BLUE]
     True
-    >>> colours_of(["dsgd, lr=1.6", "dsgd, lr=0.8", "qg-dsgdm-n"]) == [RED, GREEN, BLUE]
+    >>> colours_of(["dsgd", "dsgd", "qg-dsgdm-n"]) == [RED, GREEN, BLUE]
     True
     """
-    words = [[word.partition(":")[0] for word in label.split(", ")] for label in labels]
-    own = [next((COLOURS[word] for word in those if word in COLOURS), None) for those in words]
+    own = [COLOURS.get(name.partition(":")[0]) for name in algorithms]
     unique = [colour if own.count(colour) == 1 else None for colour in own]
     left = itertools.cycle([colour for colour in CYCLE if colour not in unique] or CYCLE)
     return [colour or next(left) for colour in unique]
