@@ -21,7 +21,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 import quasiglobal as qg
 from quasiglobal.catalogue import Entry, catalogue, describe
@@ -509,7 +509,7 @@ def tune(
     file: Toml = None,
     experiment: Flat = NOTHING,
     options: Around = HERE,
-    over: str = "lr",
+    over: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="NAME=VALUES")] = (),
     cap: int = CAP,
     plot: File | None = None,
 ) -> None:
@@ -519,14 +519,15 @@ def tune(
 
     Args:
         file: A TOML file with any of the options below; flags win.
-        over: What to tune and its values, as in lr=0.1,0.2,0.4,beta=0.8,0.9: fields of the experiment or options of
-            the algorithm, all combinations. A bare lr takes three rates around the experiment's own.
+        over: What to tune and its values, as in lr=0.1,0.2,0.4,beta=0.8,0.9 or as an --over each: fields of the
+            experiment or options of the algorithm, all combinations. By default, and as a bare lr, three rates around
+            the experiment's own.
         cap: The grid does not grow beyond this many trials; 0: it stays as given.
         plot: Draw the grid into this file (.png, .svg or .pdf): a curve over one name, a heat map over two.
     """
     _on_the_simulator("tune", options)
     _check_toml(file)
-    names = parse_over(over)
+    names = parse_over(",".join(over or ("lr",)))
     if plot is not None:
         plots.check_drawable(plot, names)
     with _watcher(options.log) as watch:

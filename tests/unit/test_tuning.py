@@ -229,17 +229,20 @@ def test_where_everything_diverged_nothing_is_best(monkeypatch, capsys, tmp_path
 def test_two_names_are_a_table_of_two_sides_and_a_heat_map(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     words = ["tune", "--model", "mlp", "--topology", "ring:4", "--algorithm", "dsgdm", "--epochs", "1", "--cap", "0"]
-    status, out, _ = inside(monkeypatch, capsys, *words, "--over", "lr=0.1,0.2,beta=0.5,0.9", "--plot", "grid.png")
+    words += ["--over", "lr=0.1,0.2", "--over", "beta=0.5,0.9", "--plot", "grid.png"]
+    status, out, _ = inside(monkeypatch, capsys, *words)
     assert status == 0
+    assert "of 4 trials with seed 0" in out
     assert "beta = 0.5" in out
     assert "it lies at an end of the grid" in out
     assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_plot_that_cannot_be_is_refused_before_anything_runs(monkeypatch, capsys, tmp_path):
+def test_what_cannot_be_tuned_or_drawn_is_refused_before_anything_runs(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     for words, sentence in (
         (("--plot", "grid.doc"), "cannot draw into grid.doc"),
+        (("--over", "lr=0.1,0.2", "--over", "lr=0.4"), "--over names lr twice"),
         (("--over", "lr=0.1,beta=0.5,alpha=1", "--plot", "a.png"), "a plot shows one or two names"),
     ):
         status, _, err = inside(monkeypatch, capsys, "tune", *words)
