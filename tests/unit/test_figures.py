@@ -34,6 +34,18 @@ def test_the_same_figure_is_the_same_file(tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+def test_a_figure_is_computed_on_one_thread(monkeypatch, tmp_path):
+    seen = []
+    small = figures.FIGURES["figure-topology"]
+    monkeypatch.setitem(figures.FIGURES, "figure-topology", lambda: (seen.append(torch.get_num_threads()), small())[1])
+    torch.set_num_threads(2)
+    try:
+        figures.reproduce("figure-topology", tmp_path)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_an_unknown_figure_is_one_sentence(tmp_path):
     with pytest.raises(qg.InputError, match="did you mean 'figure-2d'"):
         figures.reproduce("figure-2", tmp_path)

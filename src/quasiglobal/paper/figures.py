@@ -6,7 +6,8 @@ Each function computes its numbers with `qg.minimize`, draws them, and says in w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -386,9 +387,20 @@ def reproduce(name: str, folder: Path) -> tuple[Reproduced, list[Path]]:
     """Make a figure of the paper: PNG, SVG and CSV in the folder."""
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)
-    with style():
+    with style(), one_thread():
         made = FIGURES[name]()
     return made, write(made, name, folder)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Problems as small as these gain nothing from a second thread, and on a busy machine wait for it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def write(made: Reproduced, name: str, folder: Path) -> list[Path]:
