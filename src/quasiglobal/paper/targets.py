@@ -62,14 +62,13 @@ def stand(
 ) -> Stand:
     """What the store has of a table, and what it lacks; `short`: whether a rate from short runs will do."""
     found = outcomes(table, store, scale, short)
-    lacking: dict[Experiment, list[Experiment]] = {}
-    for one in found:
-        lacking[one.cell.experiment] = _to_run(one, scale, seeds)       # cells may share an experiment
+    lacking = [_to_run(one, scale, seeds) for one in found]
+    once = {one.cell.experiment: several for one, several in zip(found, lacking, strict=True)}  # cells may share it
     return Stand(
         cells=len(found),
         tried=sum(bool(one.trials) for one in found),
-        done=sum(not _to_run(one, scale, seeds) for one in found),
-        to_run=tuple(experiment for several in lacking.values() for experiment in several),
+        done=sum(not several for several in lacking),
+        to_run=tuple(experiment for several in once.values() for experiment in several),
         missing=tuple(absent(data_names(table.cells, scale), data_dir)),
     )
 
