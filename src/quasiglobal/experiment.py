@@ -50,7 +50,8 @@ class Experiment:
     batch: int = 32
     """Examples a node takes a step."""
     steps: int = 0
-    """Steps an epoch; 0 is once through a node's data, on average over the nodes."""
+    """Steps of one epoch; 0: once through a node's data, on average over the nodes. (`qg.minimize(steps=…)` counts all
+    steps of a run.)"""
     lr: float | None = None
     """The peak learning rate; by default 0.1 for each 64 examples of the global batch."""
     warmup: float = 5.0
@@ -105,7 +106,7 @@ class Experiment:
         if not 0 < self.decay < float("inf"):
             raise InputError(f"decay must be > 0 and finite, got {self.decay:g}")
         if self.steps < 0:
-            raise InputError(f"steps must be a whole number >= 0, got {self.steps}")
+            raise InputError(f"steps must be a whole number >= 0, got {self.steps}; it counts one epoch")
         for name in ("drop", "churn"):
             check_probability(name, getattr(self, name))
         rank_of(self.train)
@@ -116,7 +117,7 @@ class Experiment:
     @property
     def hash(self) -> str:
         """Eight digits that stand for all fields."""
-        defaults = {field.name: field.default for field in fields(self) if field.name in YOUNGER}
+        defaults = {field.name: field.default for field in fields(self) if field.name not in FIRST_FIELDS}
         values = {name: value for name, value in asdict(self).items() if value != defaults.get(name, MISSING)}
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -142,8 +143,12 @@ class Experiment:
         return replace(self, seed=seed)
 
 
-YOUNGER = ("drop", "churn", "steps", "wire", "classes", "shape", "mean", "std", "pretrained", "train")
-"""Fields that came after the first runs: hashed where they are set, so that those runs keep their names."""
+FIRST_FIELDS = (
+    "data", "model", "norm", "width", "bn", "algorithm", "topology", "partition", "alpha", "epochs", "batch", "lr",
+    "warmup", "warmup_from", "milestones", "decay", "weight_decay", "augment", "precision", "eval_every", "seed",
+)
+"""The fields that are always hashed. Any other came later, and is hashed where it is not at its default, so that runs
+that were made before it keep their names."""
 
 RECIPES: dict[str, dict[str, Any]] = {
     "cifar10": {

@@ -76,7 +76,8 @@ def minimize(
         algorithm: a name with options, as `qg algorithms` lists them, or an `Algorithm`.
         topology: a name, as `qg topology` takes it, or a `Topology`.
         lr: a number, or lr(t) for t = 1, 2, …
-        steps: the step to stop after, counted from the very start also when a run is resumed.
+        steps: how many steps in total, counted from the very start also when a run is resumed. (`Experiment.steps`,
+            of `qg.train` and the command line, counts the steps of one epoch.)
         weight_decay: L2, added to the gradient as weight_decay · x; a number, or a tensor as lr.
         full_gradient: full_gradient(x) → [n, d] over all of each node's data, which `mimelite` asks for;
             without it, the gradient at the same step.
@@ -97,8 +98,9 @@ def minimize(
     """
     algorithm, topology = algorithms.algorithm(algorithm), parse(topology)
     engine = engine or Simulator(topology, seeds=(seed,))
-    if str(engine.topology) != str(topology):
-        raise InputError(f"the engine is for {engine.topology}, but the topology is {topology}; give one of them")
+    if engine.topology != topology:
+        other = "another topology of the same name" if str(engine.topology) == str(topology) else str(topology)
+        raise InputError(f"the engine is for {engine.topology}, but the topology is {other}; give one of them")
     if gradient is not None and not callable(gradient):
         raise InputError(f"gradient must be a function of (x, t), got {gradient!r}")
     warn_of_w(algorithm, topology)
@@ -161,7 +163,7 @@ def _start(x0: ArrayLike | Tensor, engine: Host) -> Tensor:
 def _learning_rates(lr: LearningRate, steps: int, algorithm: Algorithm, x: Tensor) -> list[Tensor]:
     """The learning rate of every step, known before the first."""
     if whole(steps) is None or steps < 0:
-        raise InputError(f"steps must be a whole number >= 0, got {steps!r}")
+        raise InputError(f"steps must be a whole number >= 0, got {steps!r}; it is the total of the run")
     if isinstance(lr, list | tuple):
         raise InputError("lr must be a number, a tensor or a function; for a list of rates: lambda t: rates[t - 1]")
     rates = [_rate(lr(t) if callable(lr) else lr, "lr", x, f" at step {t}") for t in range(1, steps + 1)]

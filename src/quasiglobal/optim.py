@@ -67,6 +67,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             timeout=timeout, host=host,
         ).connect()
         self.steps = 0
+        self._rows: dict[str, tuple[list[tuple[float, int]], Tensor]] = {}
         self._write(self.engine.broadcast(self._row()))
         self._state: State = self.algorithm.init(self._row())
 
@@ -151,13 +152,16 @@ class GossipOptimizer(torch.optim.Optimizer):
         ]
         if len({value for value, _ in values}) == 1:
             return torch.tensor(values[0][0], dtype=first.dtype, device=first.device)
-        each = [value for value, count in values for _ in range(count)]
-        return torch.tensor([each], dtype=first.dtype, device=first.device)
+        known, row = self._rows.get(name, (None, None))
+        if row is None or known != values:          # schedulers change it once an epoch at most
+            row = torch.cat([first.new_full((count,), value) for value, count in values])[None]
+            self._rows[name] = values, row
+        return row
 
     def _check_alike(self, store: Store, rank: int, size: int, timeout: float) -> None:
         """Whether every node holds the same architecture and runs the same algorithm on the same graph."""
         shapes = [tuple(p.shape) for p in self._trained]
-        facts = f"{shapes} {self._trained[0].dtype} {self.algorithm!r} {self.topology}"
+        facts = f"{shapes} {self._trained[0].dtype} {self.algorithm!r} {self.topology.fingerprint}"
         mine = hashlib.sha256(facts.encode()).hexdigest()
         theirs = told(store, "alike", mine, rank, size, timeout)
         strange = [node for node, digest in enumerate(theirs) if digest != mine]

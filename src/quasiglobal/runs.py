@@ -487,9 +487,11 @@ def train_task(
 ) -> Trained:
     """Train a task of your own, in memory: `qg.train(task, algorithm=…, topology=…, epochs=…)`.
 
-    `settings` are further fields of `Experiment`: alpha, lr, batch, partition, seed, ….
+    `settings` are further fields of `Experiment`: alpha, lr, batch, partition, seed, …. The learning rate is constant
+    unless `warmup` or `milestones` are given; either selects the paper's schedule, with its defaults for the other.
     """
-    fields = {"algorithm": algorithm, "topology": topology, "epochs": epochs} | settings
+    constant = {} if {"warmup", "milestones"} & settings.keys() else {"warmup": 0.0, "milestones": ()}
+    fields = {"algorithm": algorithm, "topology": topology, "epochs": epochs} | constant | settings
     experiment = from_mapping({"data": task.data.name, "model": "own"} | fields, "qg.train")
     training = Training(task, [experiment], choose_device(device))
     records = []

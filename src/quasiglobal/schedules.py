@@ -5,6 +5,7 @@ P. Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour. 201
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from quasiglobal.errors import InputError
@@ -40,8 +41,18 @@ class Schedule:
         done = t - 1
         if done < self.warmup_steps and self.peak > self.warmup_from:
             return self.warmup_from + (self.peak - self.warmup_from) * done / self.warmup_steps
-        passed = sum(done >= round(fraction * self.steps) for fraction in self.milestones)
+        passed = sum(done >= _nearest(fraction * self.steps) for fraction in self.milestones)
         return self.peak * self.decay**passed
+
+
+def _nearest(number: float) -> int:
+    """The nearest whole number; halves go up.
+
+    >>> [_nearest(number) for number in (4.5, 5.5, 5.49)]
+    [5, 6, 5]
+    """
+    below = math.floor(number)
+    return below + (number - below >= 0.5)
 
 
 def scaled_lr(batch: int, nodes: int, base: float = 0.1, base_batch: int = 64) -> float:

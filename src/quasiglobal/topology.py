@@ -5,6 +5,7 @@ X⁺ = W X: row i of W weighs what node i receives, so node i's neighbours are t
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,27 @@ class Topology:
         if len({W.shape for W in self.matrices}) > 1:
             raise InputError(f"{self.name}: each W must be of one size")
         _check_connected(self._links(), self.name)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether two topologies mix alike at every step, whatever they are called."""
+        if not isinstance(other, Topology):
+            return NotImplemented
+        return self.matrices is other.matrices or self.fingerprint == other.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all matrices: equal for topologies that mix alike.
+
+        >>> parse("every:1/ring:4").fingerprint == ring(4).fingerprint != ring(5).fingerprint
+        True
+        """
+        digest = hashlib.sha256()
+        for W in self.matrices:
+            digest.update(len(W).to_bytes(8, "little") + (W + 0.0).astype("<f8").tobytes())     # -0.0 is 0.0
+        return digest.hexdigest()[:16]
 
     def __str__(self) -> str:
         return self.name

@@ -346,8 +346,7 @@ class Training:
             output = self.model.outputs(x, buffers, shown).to(self.dtype).flatten(1, 2)
             target = self.test_targets[index].flatten()
             right.index_add_(1, target, (output.argmax(dim=-1) == target).to(right.dtype))
-            losses = nn.functional.cross_entropy(output.flatten(0, 1), target.repeat(len(x)), reduction="none")
-            loss += losses.view(len(x), -1).sum(dim=1)
+            loss += self.model.losses(output, target) * len(target)
         return right.sum(dim=1) / count, loss / count, right / torch.bincount(self.test_targets, minlength=classes)
 
     @cached_property

@@ -122,3 +122,36 @@ def averaged(rank, store, size):
     gossiped = row(net)
     optimizer.average()
     return gossiped, row(net), row(model()) + (size - 1) / 2
+
+
+def with_own_weights(rank, store, size):
+    """What a node says whose W has the name of the others' alone."""
+    W = [[[0.5, 0.5], [0.5, 0.5]], [[0.9, 0.1], [0.1, 0.9]]][rank]
+    try:
+        qg.optim.GossipOptimizer(
+            model().parameters(), "dsgd", qg.topology.from_matrices([W]), meeting=(store, rank, size), timeout=10.0
+        )
+    except qg.InputError as error:
+        return str(error)
+    return "they met"
+
+
+def rates_of_groups(rank, store, size):
+    """The row of learning rates at two steps of one schedule, and after it has changed."""
+    one, other = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(1))
+    seen = []
+
+    class Watching(qg.Algorithm):
+        def step(self, x, g, state, node):
+            seen.append(node.lr)
+            return x, state
+
+    optimizer = qg.optim.GossipOptimizer(
+        [{"params": [one], "lr": 1.0}, {"params": [other], "lr": 0.5}], Watching(), "complete:1",
+        meeting=(store, rank, size),
+    )
+    for factor in (1.0, 1.0, 0.5):
+        optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = factor, 0.5 * factor
+        optimizer.step()
+    first, second, third = seen
+    return first is second, third is not second, third[0].tolist()

@@ -89,3 +89,15 @@ def test_the_example_runs_under_torchrun():
 def test_without_torchrun_it_says_so():
     with pytest.raises(qg.InputError, match="torchrun"):
         qg.optim.GossipOptimizer(loops.model().parameters(), "dsgd", "ring:3")
+
+
+def test_nodes_with_different_matrices_of_one_name_do_not_meet():
+    for said in together(2, loops.with_own_weights, 2):
+        assert re.search(r"nodes \[\d\] hold another architecture, algorithm or topology", said)
+
+
+def test_the_rates_of_groups_are_one_row_that_is_kept():
+    for same, changed, values in together(1, loops.rates_of_groups, 1):
+        assert same
+        assert changed
+        assert values == [0.5, 0.5, 0.5, 0.25]

@@ -27,6 +27,12 @@ def test_a_small_peak_has_no_warm_up_and_no_milestones_means_constant():
     assert {constant(t) for t in range(1, 101)} == {0.05}
 
 
+@pytest.mark.parametrize(("steps", "fraction", "last"), [(9, 0.5, 5), (11, 0.5, 6), (10, 0.5, 5), (90, 1 / 3, 30)])
+def test_a_milestone_on_half_a_step_is_rounded_up(steps, fraction, last):
+    schedule = Schedule(peak=0.05, steps=steps, milestones=(fraction,))
+    assert [schedule(t) for t in range(1, steps + 1)] == [0.05] * last + [0.05 * 0.1] * (steps - last)
+
+
 def test_bad_schedules_are_one_sentence():
     with pytest.raises(qg.InputError, match="lr must be > 0"):
         Schedule(peak=0.0, steps=10)

@@ -148,6 +148,14 @@ def test_numpy_numbers_are_numbers():
         run(lr=0.5, algorithm=algorithm).history)
 
 
+def test_an_engine_for_another_w_of_the_same_name_is_refused():
+    ring, lazy = (topology.from_matrices([graph.weights()]) for graph in (topology.ring(8), topology.ring(8).lazy()))
+    assert str(ring) == str(lazy)
+    with pytest.raises(qg.InputError, match=r"the engine is for matrices, but .* another .* same name"):
+        run(graph=lazy, engine=Simulator(ring))
+    assert run(graph=ring, engine=Simulator(topology.ring(8))).x.equal(run(graph="ring:8").x), "and of one W is taken"
+
+
 def test_zero_steps_is_the_start():
     assert run(steps=0).history.equal(torch.zeros(1, 8, 3, dtype=torch.float64))
 

@@ -274,3 +274,12 @@ def test_a_malformed_edge_list_is_one_sentence(tmp_path, text):
 def test_steps_count_from_one():
     with pytest.raises(qg.InputError, match="steps count from 1"):
         topology.ring(4).weights(0)
+
+
+def test_topologies_are_compared_by_their_matrices():
+    given = topology.from_matrices([topology.ring(4).weights()])
+    assert given == topology.ring(4)
+    assert len({given, topology.ring(4), topology.parse("every:1/ring:4")}) == 1
+    assert given != topology.from_matrices([topology.ring(4).lazy().weights()])
+    assert topology.ring(4) != topology.parse("every:2/ring:4")
+    assert topology.ring(4) != "ring:4"

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
@@ -145,6 +145,30 @@ def test_your_own_module_trains():
         output = model((data.test.x / data.scale - data.mean[0]) / data.std[0])
     accuracy = (output.argmax(dim=1) == data.test.y).double().mean()
     assert run.records[-1]["accuracy_worst"] - 1e-6 <= accuracy <= run.records[-1]["accuracy_best"] + 1e-6
+
+
+def test_the_test_loss_is_the_tasks_own():
+    def hundredfold(output, target):
+        return 100 * nn.functional.cross_entropy(output, target)
+
+    module, data = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits")
+    plain, scaled = (
+        qg.train(qg.Task(module, loss, data), algorithm="dsgd", topology="ring:4", epochs=1, lr=lr, partition="iid")
+        for loss, lr in ((nn.functional.cross_entropy, 0.5), (hundredfold, 0.005))
+    )
+    assert scaled.records[-1]["test_loss"] == pytest.approx(100 * plain.records[-1]["test_loss"], rel=1e-3)
+    assert scaled.records[-1]["loss"] == pytest.approx(100 * plain.records[-1]["loss"], rel=1e-3)
+
+
+def test_from_python_the_learning_rate_is_constant_unless_a_schedule_is_asked_for():
+    def rates(**settings):
+        task = qg.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), nn.functional.cross_entropy, load("digits"))
+        run = qg.train(task, algorithm="dsgd", topology="ring:4", epochs=4, lr=0.5, batch=512, **settings)
+        return [record["lr"] for record in run.records]
+
+    assert rates() == [0.5] * 4
+    assert rates(milestones=(0.5,), warmup=0.0) == pytest.approx([0.5, 0.5, 0.05, 0.05])
+    assert rates(warmup=2.0) == pytest.approx([0.1, 0.3, 0.05, 0.005])
 
 
 def test_your_own_dropout_is_drawn_anew_each_step_and_again_on_resume():
@@ -566,6 +590,16 @@ def test_toml_and_flags_are_the_same_fields(tmp_path):
     assert (experiment.data, experiment.model, experiment.epochs) == ("cifar10", "resnet20", 10)
     assert (experiment.milestones, experiment.lr) == ((0.5,), 1.0)
     assert from_mapping(json.loads(json.dumps(asdict(experiment))), "json") == experiment
+
+
+def test_a_field_that_came_later_is_not_hashed_at_its_default():
+    @dataclass(frozen=True, kw_only=True)
+    class Later(Experiment):
+        clip: float | None = None
+
+    values = asdict(SHORT)
+    assert Later(**values).name == SHORT.name
+    assert Later(**values, clip=1.0).name != SHORT.name
 
 
 def test_a_whole_number_names_the_same_run_as_the_number_it_is():

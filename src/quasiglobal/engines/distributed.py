@@ -79,7 +79,8 @@ class Distributed(Host):
         self._home = {node: process for process, nodes in enumerate(hosted) for node in nodes}
         self._exchange: Moment = (0, 0)
         self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
-        self._experiment, self._secret = experiment.encode(), os.environ.get("QG_SECRET", "").encode()
+        self._experiment = f"{experiment} {topology.fingerprint}".encode()      # what two sides have to agree on
+        self._secret = os.environ.get("QG_SECRET", "").encode()
         self.edges: dict[int, Edge] = {}
         self.lost: dict[int, str] = {}
         self.models: list[Tensor] = []

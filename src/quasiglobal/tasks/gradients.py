@@ -106,6 +106,14 @@ class StackedModel:
                 result = self._program(self._outputs_of_one, in_dims, arguments)(*arguments)
         return result
 
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Each row's loss [k] of its outputs [k, examples, …] against the same targets [examples, …]."""
+        with torch.no_grad():
+            if outputs.device.type == "cpu" or self.one_by_one:
+                return torch.stack([self.loss(output, targets) for output in outputs])
+            result: Tensor = vmap(self.loss, in_dims=(0, None))(outputs, targets)
+            return result
+
     def _gradient_of_one(self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Any:
         after = {name: value.clone() for name, value in buffers.items()}      # BatchNorm writes into its own
         return grad_and_value(self._loss_of_one, has_aux=True)(row, after, inputs, targets)

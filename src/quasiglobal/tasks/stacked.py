@@ -9,16 +9,18 @@ of the kernels' own parameters: those are left in shares, and put in their place
 from __future__ import annotations
 
 import copy
+import logging
 import operator
 import os
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call, functionalize, vmap
+from torch.overrides import TorchFunctionMode
 
 from quasiglobal.flat import Layout
 from quasiglobal.tasks.models.norms import EvoNormS0
@@ -30,25 +32,68 @@ def stacked_program(
     module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
 ) -> Stacked | None:
     """The program for arguments like these; None for a model that it would not help, or that cannot be traced."""
+    place = _Place(type(module).__name__)
     try:
-        traced = _traced(module, layout, x, buffers, inputs)
-    except Exception:       # tracing runs the model's own code: what is wrong with it shows on the ordinary route too
+        traced = _traced(module, layout, x, buffers, inputs, place)
+    except Exception as error:      # tracing runs the model's own code: an error of its own shows on the next route too
+        _say_once(f"{place} cannot be traced for the kernels ({_first_line(error)}); it runs without them")
         return None
     program = Stacked(traced, layout, x)
     return program if program.gains else None
 
 
+log = logging.getLogger("quasiglobal")
+
+
+@cache
+def _say_once(sentence: str) -> None:
+    log.warning(sentence)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+
+
+class _Place(TorchFunctionMode):
+    """Where a trace is: the module and the operation that were called last."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        self.module, self.operation = module, "its forward"
+
+    def __str__(self) -> str:
+        return f"{self.operation} in {self.module}"
+
+    def follow(self, root: nn.Module) -> None:
+        """Note which part of a module is called."""
+        for name, part in root.named_modules():
+            if name:
+                text = f"{type(root).__name__}.{name} ({type(part).__name__})"
+                part.register_forward_pre_hook(partial(self._enter, text))
+
+    def _enter(self, text: str, part: nn.Module, args: object) -> None:
+        self.module = text
+
+    def __torch_function__(
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.operation = getattr(function, "__name__", str(function))
+        return function(*args, **(kwargs or {}))
+
+
 def _traced(
-    module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
+    module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, place: _Place
 ) -> fx.GraphModule:
     """One model's forward as a list of operations on its parameters, its buffers and its inputs [batch, …]."""
     from torch.fx.experimental.proxy_tensor import make_fx  # seconds to import
 
     known = _recognised(module)
+    place.follow(known)
 
     def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Any:
         after = {name: value.clone() for name, value in buffers.items()}
-        return functional_call(known, parameters | after, (inputs,)), after
+        with place:
+            return functional_call(known, parameters | after, (inputs,)), after
 
     first = {name: value[0] for name, value in buffers.items()}
     with torch.no_grad():
