@@ -25,7 +25,7 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 import quasiglobal as qg
-from quasiglobal.catalogue import traffic
+from quasiglobal.engines.costs import traffic
 
 ALGORITHM = "qg-dsgdm-n"
 TOPOLOGIES = ("one-peer-exponential", "ring")

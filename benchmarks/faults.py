@@ -19,8 +19,8 @@ from torch import Tensor
 
 import quasiglobal as qg
 from quasiglobal.algorithms import ALGORITHMS, Algorithm
-from quasiglobal.catalogue import traffic
 from quasiglobal.cli import _markdown
+from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.simulator import Simulator
 
 N, D, NOISE, TAIL = 16, 10, 0.1, 200

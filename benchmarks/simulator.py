@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import nn
 
+from quasiglobal.data.sources import Dataset, Examples
 from quasiglobal.engines.capture import Captured
-from quasiglobal.experiment import Experiment
-from quasiglobal.tasks.datasets import Dataset, Examples
-from quasiglobal.tasks.models import build
-from quasiglobal.training import Task, Training
+from quasiglobal.models import build
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.program import Task, Training
 
 
 def random_data(shape: tuple[int, int, int], examples: int, augmentation: str) -> Dataset:

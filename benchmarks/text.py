@@ -23,10 +23,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from quasiglobal.experiment import Experiment
-from quasiglobal.runs import make_task
-from quasiglobal.tasks.datasets import Dataset, Examples
-from quasiglobal.training import Task, Training
+from quasiglobal.data.sources import Dataset, Examples
+from quasiglobal.runs.local import make_task
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.program import Task, Training
 
 CLASSES = 4
 TOY = {"dim": 64, "hidden_dim": 256, "n_layers": 2, "n_heads": 4, "vocab_size": 500}

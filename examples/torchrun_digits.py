@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import quasiglobal as qg  # ← 1
-from quasiglobal.tasks.datasets import load
-from quasiglobal.tasks.partition import split
+from quasiglobal.data.partition import split
+from quasiglobal.data.sources import load
 
 node, nodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])                      # ← 2
 data = load("digits")

@@ -12,9 +12,9 @@ from quasiglobal.algorithms import ALGORITHMS, Algorithm, Node, State, algorithm
 from quasiglobal.checks import CheckFailed, check_algorithm
 from quasiglobal.errors import InputError
 from quasiglobal.minimize import Diverged, Result, minimize
-from quasiglobal.runs import train_task as train
+from quasiglobal.runs.local import train_task as train
 from quasiglobal.topology import Topology
-from quasiglobal.training import Task
+from quasiglobal.training.program import Task
 
 __all__ = [
     "ALGORITHMS",

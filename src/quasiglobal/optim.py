@@ -11,9 +11,9 @@ from torch import Tensor
 
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
-from quasiglobal.engines.distributed import Distributed
-from quasiglobal.engines.gloo import Meeting, Store
-from quasiglobal.engines.joining import join, told
+from quasiglobal.engines.distributed.engine import Distributed
+from quasiglobal.engines.distributed.gloo import Meeting, Store
+from quasiglobal.engines.distributed.rendezvous import join, told
 from quasiglobal.engines.simulator import warn_of_w
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology, parse

@@ -17,8 +17,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from quasiglobal.common.imports import imported, is_path
 from quasiglobal.errors import InputError, unknown, whole
-from quasiglobal.imports import imported, is_path
 
 Matrix = NDArray[np.float64]
 

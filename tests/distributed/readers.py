@@ -5,9 +5,9 @@ from functools import partial
 import torch
 from tiny_models import experiment, task
 
-from quasiglobal.engines.distributed import Distributed, spread
+from quasiglobal.engines.distributed.engine import Distributed, spread
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.training import Training, epochs
+from quasiglobal.training.program import Training, epochs
 
 CPU, NODES, STEPS = torch.device("cpu"), 4, 20
 

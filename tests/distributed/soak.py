@@ -8,9 +8,9 @@ import signal
 import time
 from dataclasses import dataclass
 
-from quasiglobal.engines.joining import serve
-from quasiglobal.experiment import Experiment
-from quasiglobal.runs import Options, Run
+from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.runs.local import Options, Run
+from quasiglobal.training.experiment import Experiment
 
 PROCESSES, EPOCHS, TIMEOUT = 4, 200, 2.0
 PAUSE = 0.08
@@ -51,7 +51,7 @@ def take_part(rank, port, experiment, folder):
     """One process of the run, as `qg train --engine distributed` is under torchrun."""
     import torch
 
-    from quasiglobal.processes import train
+    from quasiglobal.runs.processes import train
 
     torch.set_num_threads(1)
     logging.basicConfig(format="%(asctime)s %(message)s")
@@ -66,7 +66,7 @@ def take_part(rank, port, experiment, folder):
 def survive(experiment, faults, folder, seconds=120):
     """Run it with these faults; the run, once all processes have ended well. No process outlives the call."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["quasiglobal.processes"])
+    context.set_forkserver_preload(["quasiglobal.runs.processes"])
     server = serve("127.0.0.1", 0)
     run = Run.of(experiment, folder)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from owners import Owners
 
-from quasiglobal.engines.joining import serve
-from quasiglobal.experiment import Experiment, from_toml
-from quasiglobal.parts import newest
-from quasiglobal.runs import Options, find, train
+from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.runs.local import Options, find, train
+from quasiglobal.runs.parts import newest
+from quasiglobal.training.experiment import Experiment, from_toml
 
 pytest.importorskip("transformers", reason="needs the extra nlp")
 

@@ -10,7 +10,7 @@ import hosts
 import pytest
 from commands import wait_for
 
-from quasiglobal.runs import find
+from quasiglobal.runs.local import find
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,12 +8,12 @@ import torch
 from commands import wait_for
 
 import quasiglobal as qg
-from quasiglobal import exports
-from quasiglobal.engines.joining import serve
-from quasiglobal.experiment import Experiment, from_toml
-from quasiglobal.parts import newest
-from quasiglobal.peers import agreement
-from quasiglobal.runs import Options, data_of, find, train
+from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.runs import export as exports
+from quasiglobal.runs.local import Options, data_of, find, train
+from quasiglobal.runs.parts import newest
+from quasiglobal.runs.peers import agreement
+from quasiglobal.training.experiment import Experiment, from_toml
 
 
 def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owners):

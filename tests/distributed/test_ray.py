@@ -9,12 +9,12 @@ import pytest
 
 import quasiglobal
 from quasiglobal import InputError
-from quasiglobal.experiment import Experiment
 from quasiglobal.paper.reproduce import reproduce
 from quasiglobal.paper.tables import TABLES
-from quasiglobal.runs import Options, train
-from quasiglobal.sweeps import _cells, sweep
-from quasiglobal.tuning import tune
+from quasiglobal.runs.local import Options, train
+from quasiglobal.runs.sweep import _cells, sweep
+from quasiglobal.runs.tuning import tune
+from quasiglobal.training.experiment import Experiment
 
 TINY = Experiment(model="mlp", topology="ring:4", algorithm="dsgd", epochs=1, alpha=1.0, warmup=0.0)
 

@@ -14,7 +14,7 @@ import torch
 from commands import PATIENCE, WORDS, ended, train, wait_for_epoch
 from processes import together
 
-from quasiglobal.runs import find
+from quasiglobal.runs.local import find
 
 
 def test_neighbours_with_one_secret_and_experiment_tell_their_step():

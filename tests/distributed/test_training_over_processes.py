@@ -8,9 +8,9 @@ import pytest
 import torch
 from commands import PATIENCE, ended, rank, train, wait_for_epoch
 
-from quasiglobal import checkpoints
-from quasiglobal.parts import Part, records_of
-from quasiglobal.runs import find
+from quasiglobal.runs import checkpoints
+from quasiglobal.runs.local import find
+from quasiglobal.runs.parts import Part, records_of
 
 EXACT = ["--topology", "ring:8", "--precision", "fp64", "--epochs", "6"]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import quasiglobal as qg
-from quasiglobal.schedules import Schedule, scaled_lr
+from quasiglobal.training.schedule import Schedule, scaled_lr
 
 OFFICIAL = dict(np.load(Path(__file__).parent / "lr_schedules_official.npz"))
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from quasiglobal.cli import main
-from quasiglobal.experiment import from_mapping
+from quasiglobal.training.experiment import from_mapping
 
 HERE = Path(__file__).parent / "version1"
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import quasiglobal as qg
-from quasiglobal.experiment import Experiment, from_toml
-from quasiglobal.runs import Options, train
+from quasiglobal.runs.local import Options, train
+from quasiglobal.training.experiment import Experiment, from_toml
 
 NAMES = [field.name for field in fields(Experiment)]
 

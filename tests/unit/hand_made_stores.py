@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from quasiglobal.paper.tables import TABLES, at_scale
-from quasiglobal.runs import Run
+from quasiglobal.runs.local import Run
 
 
 def cell(table, row, column):

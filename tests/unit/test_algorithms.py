@@ -8,7 +8,7 @@ import quasiglobal as qg
 from quasiglobal.algorithms.quasi_global import QGDSGDm
 from quasiglobal.algorithms.sgd import DSGDm
 from quasiglobal.algorithms.slowmo import SlowMo
-from quasiglobal.catalogue import catalogue, describe, traffic
+from quasiglobal.engines.costs import catalogue, describe, traffic
 
 NAMES = [
     "sgd", "sgdm", "sgdm-n", "adam", "dsgd", "dsgdm", "dsgdm-n", "dadam", "qg-dsgdm", "qg-dsgdm-n",

@@ -7,8 +7,8 @@ import pytest
 from terminal import inside
 
 from quasiglobal import cli
-from quasiglobal.experiment import Experiment
-from quasiglobal.runs import Run
+from quasiglobal.runs.local import Run
+from quasiglobal.training.experiment import Experiment
 
 
 def qg(*words):

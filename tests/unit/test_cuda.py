@@ -6,11 +6,11 @@ import pytest
 import tiny_models
 import torch
 
-import quasiglobal.training
-from quasiglobal.experiment import Experiment
-from quasiglobal.runs import make_task
-from quasiglobal.tasks.datasets import load
-from quasiglobal.training import Training, epochs
+import quasiglobal.training.program
+from quasiglobal.data.sources import load
+from quasiglobal.runs.local import make_task
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.program import Training, epochs
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -44,7 +44,7 @@ def test_captured_steps_equal_the_cpu(algorithm):
 
 @pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "qg-dadam", "slowmo:tau=3", "mimelite"])
 def test_fused_steps_equal_the_cpu(algorithm, monkeypatch):
-    monkeypatch.setattr("quasiglobal.training.WORTH_FUSING", 0)
+    monkeypatch.setattr("quasiglobal.training.program.WORTH_FUSING", 0)
     experiment = replace(SHORT, algorithm=algorithm)
     there, here = trained(experiment, "cuda"), trained(experiment, "cpu")
     torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
@@ -53,7 +53,7 @@ def test_fused_steps_equal_the_cpu(algorithm, monkeypatch):
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_algorithms_step_on_their_own_rows(fused, monkeypatch):
-    monkeypatch.setattr("quasiglobal.training.WORTH_FUSING", 0 if fused else float("inf"))
+    monkeypatch.setattr("quasiglobal.training.program.WORTH_FUSING", 0 if fused else float("inf"))
     names = ("qg-dsgdm-n", "dmsgd", "sgdm-n")
     experiments = [replace(SHORT, algorithm=name, lr=lr) for name in names for lr in (0.05, 0.02)]
     task = make_task(SHORT, load("digits"))
@@ -106,7 +106,7 @@ def test_a_resumed_run_goes_on_with_the_same_numbers(norm):
 @pytest.fixture(params=[False, True], ids=["as it is", "compiled"])
 def compiles(request, monkeypatch):
     """Transformers as in short trainings, and as in long ones."""
-    monkeypatch.setattr(quasiglobal.training, "WORTH_COMPILING", 0.0 if request.param else float("inf"))
+    monkeypatch.setattr(quasiglobal.training.program, "WORTH_COMPILING", 0.0 if request.param else float("inf"))
     return request.param
 
 

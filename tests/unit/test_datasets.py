@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import quasiglobal as qg
-from quasiglobal.tasks import datasets
-from quasiglobal.tasks.datasets import folders, pickles
-from quasiglobal.tasks.datasets.base import moments
-from quasiglobal.tasks.randomness import generator
+from quasiglobal.data import sources as datasets
+from quasiglobal.data.dataset import moments
+from quasiglobal.data.randomness import generator
+from quasiglobal.data.readers import folders, pickles
 
 RNG = np.random.default_rng(0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quasiglobal import cli
-from quasiglobal.catalogue import catalogue
+from quasiglobal.engines.costs import catalogue
 from quasiglobal.paper import summary
 
 ROOT = Path(__file__).parents[2]

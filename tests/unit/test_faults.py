@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import quasiglobal as qg
-from quasiglobal import processes
 from quasiglobal.algorithms import ALGORITHMS
-from quasiglobal.catalogue import traffic
+from quasiglobal.data.sources import load
+from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.faults import WINDOW, Faults
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.experiment import Experiment
-from quasiglobal.runs import Options, Run, make_task
-from quasiglobal.tasks.datasets import load
-from quasiglobal.training import Training
+from quasiglobal.runs import processes
+from quasiglobal.runs.local import Options, Run, make_task
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.program import Training
 
 N, D, STEPS, LR = 8, 3, 50, 0.1
 GRAPH = qg.topology.ring(N)

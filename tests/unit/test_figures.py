@@ -8,10 +8,10 @@ import torch
 
 import quasiglobal as qg
 from quasiglobal import topology
-from quasiglobal.measures import path_length
 from quasiglobal.paper import figures
 from quasiglobal.paper.demo import BASE, Setting, compare, draw, numbers
-from quasiglobal.tasks.toy import rosenbrock, winding_valley
+from quasiglobal.paper.toy import rosenbrock, winding_valley
+from quasiglobal.training.metrics import path_length
 
 FAST = ["figure-2d", "figure-topology"]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from quasiglobal.flat import Layout
-from quasiglobal.tasks.gradients import PRECISIONS, StackedModel
-from quasiglobal.tasks.models import build
+from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.stack import PRECISIONS, StackedModel
+from quasiglobal.models import build
 
 NORMS = ("bn", "gn", "evonorm", "evonorm-released")
 SMALL = [("mlp", None, "cpu"), ("cnn", "none", "cpu"), *(("cnn", norm, "cpu") for norm in NORMS)]

@@ -8,18 +8,19 @@ import torch
 from tiny_models import dataset, experiment, learned, task, texts, write_model
 from torch import nn
 
-from quasiglobal import exports, runs
 from quasiglobal.algorithms import ALGORITHMS
+from quasiglobal.data.randomness import seeded
 from quasiglobal.errors import InputError
-from quasiglobal.flat import Layout
-from quasiglobal.measures import combined
-from quasiglobal.runs import Options
-from quasiglobal.tasks.gradients import StackedModel
-from quasiglobal.tasks.models.language import language_model
-from quasiglobal.tasks.models.lowering import Lowered
-from quasiglobal.tasks.models.recomputing import recompute
-from quasiglobal.tasks.randomness import seeded
-from quasiglobal.training import Training, epochs
+from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.stack import StackedModel
+from quasiglobal.models.language.autocast import Lowered
+from quasiglobal.models.language.checkpointing import recompute
+from quasiglobal.models.language.loading import language_model
+from quasiglobal.runs import export as exports
+from quasiglobal.runs import local as runs
+from quasiglobal.runs.local import Options
+from quasiglobal.training.metrics import combined
+from quasiglobal.training.program import Training, epochs
 
 pytest.importorskip("transformers", reason="needs the extra nlp")
 

@@ -9,9 +9,9 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from quasiglobal.errors import InputError
-from quasiglobal.tasks.models import MODELS, NORMS, build
-from quasiglobal.tasks.models.layers import convolution
-from quasiglobal.tasks.models.norms import EvoNormS0
+from quasiglobal.models import MODELS, NORMS, build
+from quasiglobal.models.layers import convolution
+from quasiglobal.models.norms import EvoNormS0
 
 # Small enough for seconds, large enough that the last stage still sees 2 x 2 places: on a single one a shift
 # is exactly undone by the batch normalisation after the next convolution, and its gradient is only rounding.

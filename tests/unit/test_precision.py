@@ -8,8 +8,8 @@ import torch
 
 import quasiglobal as qg
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.experiment import Experiment
-from quasiglobal.runs import Options, prepare
+from quasiglobal.runs.local import Options, prepare
+from quasiglobal.training.experiment import Experiment
 
 N, D, STEPS = 16, 200, 240
 

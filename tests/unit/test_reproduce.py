@@ -15,8 +15,8 @@ from quasiglobal.paper.reproduce import ended as stored
 from quasiglobal.paper.tables import TABLES, at_scale
 from quasiglobal.paper.targets import TARGETS, cost, recorded, stand
 from quasiglobal.paper.trained import TRAINED, draw
-from quasiglobal.runs import Options, Run
-from quasiglobal.tuning import tune
+from quasiglobal.runs.local import Options, Run
+from quasiglobal.runs.tuning import tune
 
 
 def cell_of(table, name):

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from quasiglobal.flat import Layout
-from quasiglobal.tasks.gradients import StackedModel
-from quasiglobal.tasks.models import build
-from quasiglobal.tasks.stacked import stacked_program
+from quasiglobal.gradients.kernels.program import stacked_program
+from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.stack import StackedModel
+from quasiglobal.models import build
 
 K, BATCH = 2, 3
 
@@ -77,7 +77,7 @@ NETWORKS = {"usual": Usual, "unusual": Unusual, "vgg11": partial(build, "vgg11",
 def route(request, monkeypatch):
     """The kernels run on a CPU in Triton's interpreter, where there is Triton (see conftest.py)."""
     if request.param == "operations":
-        monkeypatch.setattr("quasiglobal.tasks.stacked._kernels", lambda x: False)
+        monkeypatch.setattr("quasiglobal.gradients.kernels.program._kernels", lambda x: False)
         return
     pytest.importorskip("triton")
     if "TRITON_INTERPRET" not in os.environ:
@@ -209,7 +209,7 @@ def outputs_one_by_one(module, layout, x, buffers, inputs, autocast=False):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_pooling_is_pytorchs(dtype):
     pytest.importorskip("triton")
-    from quasiglobal.tasks import kernels
+    from quasiglobal.gradients.kernels import triton_kernels as kernels
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)

@@ -7,12 +7,12 @@ import pytest
 
 from quasiglobal import InputError, algorithm
 from quasiglobal.algorithms.centralized import Centralized
-from quasiglobal.experiment import from_mapping
+from quasiglobal.data.sources import SOURCES, TEXT_SOURCES
 from quasiglobal.paper.published import published
 from quasiglobal.paper.tables import SCALES, TABLES, at_scale
-from quasiglobal.runs import model_of
-from quasiglobal.tasks.datasets import SOURCES, TEXT_SOURCES
+from quasiglobal.runs.local import model_of
 from quasiglobal.topology import parse
+from quasiglobal.training.experiment import from_mapping
 
 CELLS = [(table, cell) for table in TABLES.values() for cell in table.cells]
 

@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 
 import quasiglobal as qg
 from quasiglobal import cli
-from quasiglobal.experiment import Experiment
-from quasiglobal.peers import agreement
-from quasiglobal.runs import data_of
-from quasiglobal.tasks import datasets
-from quasiglobal.tasks.batches import Owner, Plan
-from quasiglobal.tasks.datasets import text as texts_module
-from quasiglobal.tasks.datasets.text import check_vocabulary, tokenised
-from quasiglobal.tasks.texts import Texts
+from quasiglobal.data import corpus as texts_module
+from quasiglobal.data import sources as datasets
+from quasiglobal.data.batches import Owner, Plan
+from quasiglobal.data.corpus import check_vocabulary, tokenised
+from quasiglobal.data.texts import Texts
+from quasiglobal.runs.local import data_of
+from quasiglobal.runs.peers import agreement
+from quasiglobal.training.experiment import Experiment
 
 CPU = torch.device("cpu")
 
@@ -310,7 +310,7 @@ def test_a_disk_that_is_full_leaves_no_cache_and_does_not_stop_the_work(tmp_path
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("quasiglobal.files.save_file", full)
+    monkeypatch.setattr("quasiglobal.common.files.save_file", full)
     with pytest.warns(UserWarning, match=r"not kept: cannot write .*No space left.*QG_CACHE"):
         data = tokenised(corpus_of(["a b"]), Words(*ABC), 8, tmp_path / "cache")
     assert data.train.x.shape == (1, 8)
@@ -422,8 +422,8 @@ def test_a_model_of_images_does_not_read(tmp_path):
 @pytest.fixture
 def tiny(monkeypatch):
     """hf:tiny is a model that reads words."""
-    monkeypatch.setattr("quasiglobal.runs.tokenizer_of", lambda model: Words(*ABC))
-    monkeypatch.setattr("quasiglobal.runs.vocabulary_of", lambda model: 6)
+    monkeypatch.setattr("quasiglobal.runs.local.tokenizer_of", lambda model: Words(*ABC))
+    monkeypatch.setattr("quasiglobal.runs.local.vocabulary_of", lambda model: 6)
 
 
 @pytest.mark.usefixtures("tiny")

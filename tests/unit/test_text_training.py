@@ -9,13 +9,14 @@ import pytest
 import tiny_models
 import torch
 
-from quasiglobal import cli, exports
+from quasiglobal import cli
+from quasiglobal.data.readers.tables import read_texts
+from quasiglobal.data.sources import Examples
 from quasiglobal.errors import InputError
-from quasiglobal.experiment import Experiment
-from quasiglobal.runs import Options, data_of, make_task, train
-from quasiglobal.tasks.datasets import Examples
-from quasiglobal.tasks.datasets.tables import read_texts
-from quasiglobal.training import Training
+from quasiglobal.runs import export as exports
+from quasiglobal.runs.local import Options, data_of, make_task, train
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.program import Training
 
 CPU = torch.device("cpu")
 pytest.importorskip("transformers", reason="needs the extra nlp")
@@ -52,7 +53,7 @@ def test_steps_that_are_cut_shorter_learn_the_same(tmp_path, monkeypatch):
     task = make_task(chosen, tiny_models.dataset(count=48, length=32))
     ends = []
     for bucket in (4, 32):
-        monkeypatch.setattr("quasiglobal.tasks.texts.BUCKET", bucket)
+        monkeypatch.setattr("quasiglobal.data.texts.BUCKET", bucket)
         training = Training(task, [chosen], CPU)
         training.train_epoch()
         ends.append((training.x, {length for _, length in training._shapes}))

@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from quasiglobal.measures import consensus_distance
-from quasiglobal.tasks.toy import (
+from quasiglobal.paper.toy import (
     NoisyWell,
     gradient_of,
     pull_towards,
     rosenbrock,
     winding_valley,
 )
+from quasiglobal.training.metrics import consensus_distance
 
 
 def numerical_gradient(function, x, h=1e-6):

@@ -11,7 +11,7 @@ from quasiglobal.paper import trained
 from quasiglobal.paper.figures import write
 from quasiglobal.paper.tables import TABLES, at_scale
 from quasiglobal.paper.trained import BETAS, RATES, TRAINED, draw
-from quasiglobal.runs import Run, find
+from quasiglobal.runs.local import Run, find
 
 DRAWN = [name for name, figure in TRAINED.items() if figure.table.cells]
 

@@ -15,18 +15,29 @@ from safetensors import SafetensorError
 from torch import nn
 
 import quasiglobal as qg
-from quasiglobal import checkpoints, exports, files
 from quasiglobal.algorithms import ALGORITHMS
-from quasiglobal.estimate import estimate
-from quasiglobal.experiment import Experiment, from_mapping, from_toml
-from quasiglobal.fitting import bytes_of_run
-from quasiglobal.measures import combined
-from quasiglobal.runs import Options, Run, find, group_by_setting, make_task, model_state, prepare, train
-from quasiglobal.tasks.batches import Owner, Plan
-from quasiglobal.tasks.datasets import Dataset, Examples, load
-from quasiglobal.tasks.images import PAD, Images, random_boxes
-from quasiglobal.tasks.models import build
-from quasiglobal.training import Task, Training, epochs
+from quasiglobal.common import files
+from quasiglobal.data.batches import Owner, Plan
+from quasiglobal.data.images import PAD, Images, random_boxes
+from quasiglobal.data.sources import Dataset, Examples, load
+from quasiglobal.models import build
+from quasiglobal.runs import export as exports
+from quasiglobal.runs.estimate import estimate
+from quasiglobal.runs.local import (
+    Options,
+    Run,
+    checkpoints,
+    find,
+    group_by_setting,
+    make_task,
+    model_state,
+    prepare,
+    train,
+)
+from quasiglobal.runs.memory import bytes_of_run
+from quasiglobal.training.experiment import Experiment, from_mapping, from_toml
+from quasiglobal.training.metrics import combined
+from quasiglobal.training.program import Task, Training, epochs
 
 CPU = torch.device("cpu")
 SHORT = Experiment(model="mlp", topology="ring:4", epochs=3, lr=0.05, alpha=1.0, batch=64)
@@ -704,7 +715,7 @@ def test_runs_that_cannot_share_a_program_train_one_after_the_other(tmp_path, mo
     runs = train([*settings, common], settled(tmp_path / "a"), watch)
     assert programs == [2, 1, 1]
     assert [run.experiment for run in runs] == [*settings, common]
-    monkeypatch.setattr("quasiglobal.runs.runs_that_fit", lambda *_: 2)
+    monkeypatch.setattr("quasiglobal.runs.local.runs_that_fit", lambda *_: 2)
     train(common, settled(tmp_path / "b", seeds=5), watch)
     assert programs[3:] == [2, 2, 1], "as many at a time as fit the memory"
     with pytest.raises(qg.InputError, match="runs that train together need one batch, got 64 and 32"):

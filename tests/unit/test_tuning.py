@@ -7,10 +7,10 @@ import pytest
 from terminal import inside
 
 from quasiglobal import InputError
-from quasiglobal.experiment import Experiment
 from quasiglobal.report import plots
-from quasiglobal.runs import Options, Run, find
-from quasiglobal.tuning import NUMBERS, parse_over, tune
+from quasiglobal.runs.local import Options, Run, find
+from quasiglobal.runs.tuning import NUMBERS, parse_over, tune
+from quasiglobal.training.experiment import Experiment
 
 TINY = Experiment(model="mlp", topology="ring:4", algorithm="dsgdm-n", epochs=1, alpha=1.0, warmup=0.0)
 

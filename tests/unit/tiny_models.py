@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from quasiglobal.experiment import Experiment
-from quasiglobal.flat import Layout
-from quasiglobal.runs import make_task
-from quasiglobal.tasks.datasets import Dataset, Examples
+from quasiglobal.data.sources import Dataset, Examples
+from quasiglobal.gradients.layout import Layout
+from quasiglobal.runs.local import make_task
+from quasiglobal.training.experiment import Experiment
 
 VOCABULARY, PAD = 64, 0
 SIZES = {

@@ -17,8 +17,8 @@ from quasiglobal.algorithms.mimelite import MimeLite
 from quasiglobal.algorithms.quasi_global import QHM, QGDSGDm
 from quasiglobal.algorithms.sgd import DSGD, DSGDm
 from quasiglobal.algorithms.slowmo import SlowMo
+from quasiglobal.common.imports import imported, is_path
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.imports import imported, is_path
 
 __all__ = [
     "ALGORITHMS", "Algorithm", "Needs", "Node", "State", "Wrapper", "algorithm", "numeric_options", "with_option",

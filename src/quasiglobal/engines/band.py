@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, State
-from quasiglobal.arithmetic import full_precision
-from quasiglobal.compiling import Untraceable, compiled_in_place
 from quasiglobal.engines.host import Host
+from quasiglobal.gradients.compiling import Untraceable, compiled_in_place
+from quasiglobal.gradients.precision import full_precision
 
 FullGradient = Callable[[Tensor], Tensor]
 

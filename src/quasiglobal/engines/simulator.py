@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Node, State
-from quasiglobal.arithmetic import full_precision
 from quasiglobal.engines.faults import Faults
 from quasiglobal.engines.host import Host
 from quasiglobal.errors import InputError
+from quasiglobal.gradients.precision import full_precision
 from quasiglobal.topology import TOLERANCE, Topology
 
 

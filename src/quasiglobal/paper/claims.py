@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quasiglobal.algorithms import with_option
-from quasiglobal.experiment import Experiment
 from quasiglobal.paper.comparison import Gap, Verdict, gap, model_and_method, our_sample, paper_sample
 from quasiglobal.paper.published import published
 from quasiglobal.paper.reproduce import Outcome, setting
 from quasiglobal.paper.tables import TABLES, Cell, Scale, Table, at_scale
 from quasiglobal.report.noise import Sample
-from quasiglobal.runs import find
+from quasiglobal.runs.local import find
+from quasiglobal.training.experiment import Experiment
 
 Place = tuple[str, str, str]
 """A cell: table, row, column."""

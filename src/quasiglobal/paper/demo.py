@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quasiglobal.experiment import Experiment
 from quasiglobal.report.plots import COLOURS, draw_curve, panels, style
-from quasiglobal.runs import Options, Run, last_and_best, train
-from quasiglobal.tuning import best_point, score
+from quasiglobal.runs.local import Options, Run, last_and_best, train
+from quasiglobal.runs.tuning import best_point, score
+from quasiglobal.training.experiment import Experiment
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

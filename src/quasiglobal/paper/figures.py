@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from quasiglobal import topology
+from quasiglobal.common.files import write_csv
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.errors import unknown
-from quasiglobal.files import write_csv
-from quasiglobal.measures import consensus_distance, path_length
 from quasiglobal.minimize import minimize
+from quasiglobal.paper.toy import NoisyWell, gradient_of, pull_towards, rosenbrock, winding_valley
 from quasiglobal.report.plots import BLACK, BLUE, COLOURS, GREEN, RED, draw_topology, panels, save, style
-from quasiglobal.tasks.toy import NoisyWell, gradient_of, pull_towards, rosenbrock, winding_valley
 from quasiglobal.topology import Topology
+from quasiglobal.training.metrics import consensus_distance, path_length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,15 +17,15 @@ from typing import Literal
 
 from quasiglobal.algorithms import algorithm
 from quasiglobal.algorithms.centralized import Centralized
+from quasiglobal.data.sources import available, raw
 from quasiglobal.errors import InputError
-from quasiglobal.experiment import Experiment
 from quasiglobal.paper.published import Score
 from quasiglobal.paper.tables import Cell, Scale, Table, at_scale
-from quasiglobal.runs import Options, Run, Watcher, find
-from quasiglobal.sweeps import sweep
-from quasiglobal.tasks.datasets import available, raw
+from quasiglobal.runs.local import Options, Run, Watcher, find
+from quasiglobal.runs.sweep import sweep
+from quasiglobal.runs.tuning import CAP, best_point, rates_around, score, tune
 from quasiglobal.topology import parse
-from quasiglobal.tuning import CAP, best_point, rates_around, score, tune
+from quasiglobal.training.experiment import Experiment
 
 Which = Literal["last", "best", "averaged"]
 MEASURES: Mapping[Which, tuple[str, str]] = {

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from quasiglobal.files import replacing
+from quasiglobal.common.files import replacing
 from quasiglobal.paper.claims import (
     CLAIMS,
     TUNING,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from quasiglobal.errors import unknown
-from quasiglobal.experiment import RECIPES, Experiment
+from quasiglobal.models.language.loading import PREFIX
 from quasiglobal.paper.published import Score, published
-from quasiglobal.schedules import scaled_lr
-from quasiglobal.tasks.models.language import PREFIX
+from quasiglobal.training.experiment import RECIPES, Experiment
+from quasiglobal.training.schedule import scaled_lr
 
 Scale = Literal["smoke", "short", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from quasiglobal.estimate import images_per_second
-from quasiglobal.experiment import Experiment
+from quasiglobal.data.sources import SOURCES
 from quasiglobal.paper.figures import FIGURES
 from quasiglobal.paper.reproduce import FEWEST_RATES, Ended, Outcome, absent, data_names, outcomes
 from quasiglobal.paper.tables import TABLES, Scale, Table
 from quasiglobal.paper.trained import PARTITIONS, TRAINED
-from quasiglobal.tasks.datasets import SOURCES
+from quasiglobal.runs.estimate import images_per_second
+from quasiglobal.training.experiment import Experiment
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quasiglobal.algorithms import with_option
+from quasiglobal.data.partition import class_counts, split
+from quasiglobal.data.sources import raw
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.experiment import Experiment
 from quasiglobal.paper.figures import Reproduced
 from quasiglobal.paper.published import Score
 from quasiglobal.paper.reproduce import Outcome, outcomes
@@ -45,8 +46,7 @@ from quasiglobal.report.plots import (
     panels,
     style,
 )
-from quasiglobal.tasks.datasets import raw
-from quasiglobal.tasks.partition import class_counts, split
+from quasiglobal.training.experiment import Experiment
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

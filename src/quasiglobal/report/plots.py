@@ -12,8 +12,8 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from quasiglobal.common.files import replacing
 from quasiglobal.errors import InputError
-from quasiglobal.files import replacing
 from quasiglobal.topology import Topology
 
 if TYPE_CHECKING:       # a second to import, which a command that draws nothing need not wait for

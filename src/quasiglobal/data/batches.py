@@ -1,0 +1,104 @@
+"""Which examples each node sees at each step, and how they are shown: a function of (seed, node, epoch)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quasiglobal.data.partition import Indices
+from quasiglobal.data.randomness import generator
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A row of x: node `node` of the run with this seed, and the examples it holds."""
+
+    seed: int
+    node: int
+    examples: Indices
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """All that is random in an epoch, for all steps at once, on the device.
+
+    `index` [steps, k, batch] are positions in the data; where images are augmented, `moves` [steps, k, batch, …]
+    say how each is mirrored and placed. The last step may be shorter than the batch: see `Plan.sizes`. `shapes` are
+    known here, not on the device alone: each step's batch size and, of texts, how many tokens its batch needs.
+    """
+
+    index: Tensor
+    moves: tuple[Tensor, ...]
+    shapes: Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every node goes through its own examples in a new order each epoch.
+
+    Nodes of equal size keep the last, shorter batch. Where sizes differ, an epoch is ⌈mean size / batch⌉ steps
+    of full batches, and each node cycles through its own shuffled stream; likewise where the steps are given.
+    """
+
+    owners: Sequence[Owner]
+    batch: int
+    draw: Callable[[np.random.Generator, int], tuple[NDArray[np.generic], ...]] = lambda rng, count: ()
+    """How that many examples move."""
+    lengths: Sequence[int] | None = None
+    """How many examples each node of a run has, where some are not here."""
+    steps: int = 0
+    """Of full batches in an epoch; 0 leaves it to the sizes."""
+    need: Callable[[Indices], tuple[int, ...]] = lambda index: ()
+    """What a step's batch of these examples needs besides its size."""
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The batch size of each step of an epoch."""
+        return step_sizes(self.lengths or [len(owner.examples) for owner in self.owners], self.batch, self.steps)
+
+    def epoch(self, number: int, device: torch.device) -> Epoch:
+        """The draws of epoch 0, 1, …; what is beyond the last step's size is padding."""
+        steps, need = len(self.sizes), sum(self.sizes)
+        index = np.zeros((len(self.owners), steps * self.batch), dtype=np.int64)
+        moves = []
+        for row, owner in enumerate(self.owners):
+            rng = generator(owner.seed, owner.node, number)
+            index[row, :need] = owner.examples[_stream(rng, len(owner.examples), need)]
+            moves.append(self.draw(rng, index.shape[1]))
+
+        def steps_first(values: NDArray[np.generic]) -> Tensor:
+            stacked = values.reshape(len(self.owners), steps, self.batch, *values.shape[2:])
+            return torch.from_numpy(np.ascontiguousarray(stacked.swapaxes(0, 1))).to(device)
+
+        shapes = [
+            (size, *self.need(index[:, first : first + size]))
+            for first, size in zip(range(0, index.shape[1], self.batch), self.sizes, strict=True)
+        ]
+        moved = tuple(steps_first(np.stack(move)) for move in zip(*moves, strict=True))
+        return Epoch(steps_first(index), moved, shapes)
+
+
+def step_sizes(lengths: Sequence[int], batch: int, steps: int = 0) -> list[int]:
+    """The batch size of each step of an epoch, for a run whose nodes have so many examples each; see `Plan`.
+
+    >>> step_sizes([70, 70], batch=32), step_sizes([30, 110], batch=32), step_sizes([70, 70], batch=32, steps=2)
+    ([32, 32, 6], [32, 32, 32], [32, 32])
+    """
+    if steps:
+        return [batch] * steps
+    if len(set(lengths)) > 1:
+        return [batch] * math.ceil(sum(lengths) / len(lengths) / batch)
+    full, rest = divmod(lengths[0], batch)
+    return [batch] * full + ([rest] if rest else [])
+
+
+def _stream(rng: np.random.Generator, size: int, need: int) -> Indices:
+    """The first `need` of a shuffled stream over `size` examples, shuffled anew when it runs out."""
+    return np.concatenate([rng.permutation(size) for _ in range(math.ceil(need / size))])[:need]

@@ -1,0 +1,198 @@
+"""What a data set is once it is in memory, and what every reader needs to get it there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quasiglobal.data.randomness import generator
+from quasiglobal.errors import InputError
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """One split: m examples and their labels."""
+
+    x: Tensor
+    """Images, uint8 [m, channels, height, width]; texts, ids int32 [m, length]; or own features, float32 [m, …]."""
+    y: Tensor
+    """Labels 0, 1, …, int64 [m]."""
+    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Further columns of a user's own file, each of length m."""
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+class Splits(NamedTuple):
+    """What a reader returns: the examples of both purposes and the names of the classes."""
+
+    train: Examples
+    test: Examples
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and test examples, and how to turn them into the numbers that a model sees.
+
+    A model sees (x / scale − mean) / std, each channel with its own mean and std.
+    """
+
+    name: str
+    train: Examples
+    test: Examples
+    classes: tuple[str, ...]
+    scale: float
+    """The pixel value that means 1: 255, or 16 for the digits; 1 for features."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augmentation: str
+    """What training does to an image: none, flip-crop (pad 4, crop) or resize-crop (ImageNet)."""
+    pad: int | None = None
+    """Of texts, the id that fills the rest of a row: a model's mask is x != pad. None: these are no texts."""
+
+    def __post_init__(self) -> None:
+        train, test = (f"{split.x.dtype} {list(split.x.shape[1:])}" for split in (self.train, self.test))
+        if train != test:
+            raise InputError(f"{self.name}: a training example is {train}, but a test example is {test}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what a model sees of one example, (channels, height, width) for images."""
+        stored = tuple(self.train.x.shape[1:])
+        return (stored[0], *map(side_shown, stored[1:])) if self.augmentation == "resize-crop" else stored
+
+    def blank(self, count: int, dtype: torch.dtype) -> Tensor:
+        """So many examples that say nothing, of the type and shape that a model sees; no id of a text is padding."""
+        if self.pad is None:
+            return torch.zeros(count, *self.shape, dtype=dtype)
+        return torch.full((count, *self.shape), int(self.pad == 0))
+
+
+def agreed(
+    data: Dataset, classes: Sequence[str], shape: Sequence[int], mean: Sequence[float], std: Sequence[float]
+) -> Dataset:
+    """The data in terms that several owners have agreed on; an empty one stays as the data has it.
+
+    An owner may lack some of the classes; its labels become places in the list that all share. Where it has numbers
+    for names, as an .npz archive does, they are these places already.
+    """
+    if shape and tuple(shape) != data.shape:
+        raise InputError(f"{data.name} has examples of shape {list(data.shape)}, but {list(shape)} is agreed")
+    for name, values in (("mean", mean), ("std", std)):
+        if values and data.pad is not None:
+            raise InputError(f"{data.name} is text, which has no {name}; leave it out")
+        if values and len(values) != data.shape[0]:
+            raise InputError(f"{data.name} has {data.shape[0]} channels, but {name} has {len(values)} numbers")
+    if not all(value > 0 for value in std):
+        raise InputError(f"std must be > 0, got {list(std)}")
+    train, test = data.train, data.test
+    if classes:
+        numbered = data.classes == tuple(map(str, range(len(data.classes))))
+        known = [str(place) for place in range(len(classes))] if numbered else list(classes)
+        for name in data.classes:
+            if name not in known:
+                raise InputError(f"{data.name} has the class {name!r}, but {', '.join(classes)} are agreed")
+        places = torch.tensor([known.index(name) for name in data.classes])
+        train, test = (replace(split, y=places[split.y]) for split in (train, test))
+    return replace(
+        data, train=train, test=test, classes=tuple(classes) or data.classes,
+        mean=tuple(mean) or data.mean, std=tuple(std) or data.std,
+    )
+
+
+def side_shown(side: int) -> int:
+    """How much of a stored picture's side a model sees under resize-crop: 224 of 256 pixels."""
+    return side * 7 // 8
+
+
+def labelled(x: NDArray[Any], y: NDArray[Any], classes: int, where: object, first: int = 0) -> Examples:
+    """Examples whose labels are first, …, first + classes − 1 in the file, once all of it fits together."""
+    if len(x) == 0:
+        raise InputError(f"{where} holds no examples")
+    if len(x) != len(y):
+        raise InputError(f"{where} has {len(x)} examples, but {len(y)} labels")
+    lowest, highest = int(y.min()), int(y.max())
+    if lowest < first or highest >= first + classes:
+        bad = lowest if lowest < first else highest
+        raise InputError(f"{where} has the label {bad}; labels are {first} to {first + classes - 1}")
+    labels = torch.from_numpy(y.astype(np.int64) - first)
+    return Examples(torch.from_numpy(np.require(x, requirements=["C", "W"])), labels)
+
+
+def held_out(m: int, where: object) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A fixed split of m examples where the data comes without one: 80 % train, 20 % test."""
+    if m < 2:
+        raise InputError(f"{where} needs 2 examples or more for a training and a test set, got {m}")
+    order = generator(0).permutation(m)
+    return order[: m * 4 // 5], order[m * 4 // 5 :]
+
+
+def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of x / scale, for each channel. A constant channel counts as std 1.
+
+    >>> moments(torch.tensor([[[[0, 255]]], [[[255, 0]]]], dtype=torch.uint8), 255)
+    ((0.5,), (0.5,))
+    """
+    if x.dtype == torch.uint8:  # from the 256 counts: exact, and without a copy in floating point
+        counts = torch.zeros(x.shape[1], 256, dtype=torch.float64)
+        for images in torch.split(x, 4096):
+            for channel, total in zip(images.unbind(dim=1), counts, strict=True):
+                total += torch.bincount(channel.flatten(), minlength=256)
+        values = torch.arange(256, dtype=torch.float64) / scale
+        share = counts / counts.sum(dim=1, keepdim=True)
+        mean = (share * values).sum(dim=1)
+        std = (share * (values - mean[:, None]) ** 2).sum(dim=1).sqrt()
+    else:
+        numbers = x.double().transpose(0, 1).flatten(1) / scale
+        mean, std = numbers.mean(dim=1), numbers.std(dim=1, correction=0)
+    return tuple(mean.tolist()), tuple(s if s > 0 else 1.0 for s in std.tolist())
+
+
+@contextmanager
+def reading(path: object, what: str) -> Iterator[None]:
+    """Whatever a damaged file makes a parser raise, said in one sentence that names the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except UnicodeDecodeError:
+        raise InputError(f"cannot read {path} as {what}: it is not UTF-8; save it as such") from None
+    except Exception as error:
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise InputError(f"cannot read {path} as {what}: {said.splitlines()[0][:200]}") from None
+
+
+def locate(folder: Path, name: str, suffixes: Sequence[str] = ("",)) -> Path | None:
+    """The first of name + suffix that the folder has."""
+    paths = (folder / f"{name}{suffix}" for suffix in suffixes)
+    return next((path for path in paths if os.path.exists(path)), None)
+
+
+def member(folder: Path, name: str, suffixes: Sequence[str] = ("",)) -> Path:
+    """The file of that name in the folder, with one of the suffixes."""
+    path = locate(folder, name, suffixes)
+    if path is None or not os.path.isfile(path):
+        raise InputError(f"{folder / name} is missing; get the data set again")
+    return path
+
+
+def fits(size: int, memory_limit: float, where: object) -> None:
+    """Refuse to decode more bytes than the limit."""
+    if size > memory_limit:
+        raise InputError(
+            f"{where} needs {size / 1e9:.3g} GB of memory, above the limit of {memory_limit / 1e9:.3g} GB; "
+            "raise memory_limit if you have it"
+        )

@@ -1,0 +1,199 @@
+"""Who holds which examples: fixed for the whole run, a function of (labels, n, α, seed); disjoint, but for `whole`.
+
+M. Yurochkin et al.: Bayesian nonparametric federated learning of neural networks. ICML 2019.
+T.-M. H. Hsu, H. Qi, M. Brown: Measuring the effects of non-identical data distribution. 2019.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quasiglobal.data.randomness import generator
+from quasiglobal.errors import InputError, unknown
+
+Indices = NDArray[np.int64]
+
+GROUP = 10
+"""The experiments behind the paper's tables split the nodes into groups of at most ten."""
+
+REDRAWS = 50_000
+"""How often a group is dealt anew before we give up: four classes among ten nodes at α = 0.1 need 3,600 on average."""
+
+
+def split(
+    kind: str,
+    labels: Indices,
+    n: int,
+    alpha: float = 1.0,
+    seed: int = 0,
+    columns: Mapping[str, NDArray[np.generic]] | None = None,
+) -> list[Indices]:
+    """The examples of each of n nodes by a partition's name.
+
+    dirichlet        as in the experiments behind the paper's tables; equal sizes
+    dirichlet-plain  as the paper's text says: each node draws its own class mix from Dirichlet(α)
+    iid              a random split; equal sizes
+    shards:K         sorted by class, cut into K pieces a node, dealt at random; equal sizes
+    by:COLUMN        natural clients: a node for each value of the column, n of them
+    whole            every node has all examples, as where each is given its own data
+
+    >>> [len(part) for part in split("shards:2", np.repeat([0, 1], 50), n=4)]
+    [24, 24, 24, 24]
+    """
+    if kind == "whole":
+        return [np.arange(len(labels))] * n
+    if not 1 <= n <= len(labels):
+        raise InputError(f"{len(labels)} examples cannot be split among {n} nodes; take fewer nodes")
+    name, _, argument = kind.partition(":")
+    if name == "by":
+        return by_column(argument, columns or {}, n)
+    if name == "shards":
+        return shards(labels, n, _pieces(argument), seed)
+    if kind == "iid":
+        return _equal([generator(seed, n).permutation(len(labels))], n)
+    if kind in DIRICHLET:
+        if not 0 < alpha < float("inf"):
+            raise InputError(f"alpha must be > 0, got {alpha}; 0.1 is very heterogeneous, 10 nearly uniform")
+        return DIRICHLET[kind](labels, n, alpha, seed)
+    raise unknown("partition", name, [*DIRICHLET, "iid", "shards", "by", "whole"])
+
+
+def dirichlet(labels: Indices, n: int, alpha: float, seed: int) -> list[Indices]:
+    """Each class is dealt out among the nodes in Dirichlet(α) shares; all nodes end up with equally many.
+
+    As in the experiments behind the paper's tables: nodes come in groups of at most ten, each with its own
+    random slice of the data of proportional size. Within a group, a node that already has the group's mean
+    gets no more, and the draw is repeated until the smallest list has half the mean. The lists, one after
+    the other, are then cut into n equal slices; the remainder, fewer than n examples, is left out.
+
+    >>> parts = dirichlet(np.repeat([0, 1], 50), n=4, alpha=0.1, seed=0)
+    >>> [len(part) for part in parts], len(np.unique(np.concatenate(parts)))
+    ([25, 25, 25, 25], 100)
+    """
+    rng = generator(seed, n)
+    shuffled = rng.permutation(len(labels))
+    sizes = [min(GROUP, n - first) for first in range(0, n, GROUP)]
+    ends = (np.cumsum(sizes) * len(labels) // n).tolist()
+    lists: list[Indices] = []
+    for size, start, end in zip(sizes, [0, *ends], ends, strict=False):
+        lists += _deal(shuffled[start:end], labels, size, alpha, rng)
+    return _equal(lists, n)
+
+
+def dirichlet_plain(labels: Indices, n: int, alpha: float, seed: int) -> list[Indices]:
+    """Each node draws a class mix q ~ Dirichlet(α p), p the classes' shares, and takes its examples by it.
+
+    As p sums to 1, an α here is as heterogeneous as α divided by the number of classes in `dirichlet`.
+    Nodes take turns, an example each, of a class drawn from their mix among those that still have examples,
+    so that all have equally many; the remainder, fewer than n examples, is left out.
+    """
+    rng = generator(seed, n)
+    classes, counts = np.unique(labels, return_counts=True)
+    mixes = rng.dirichlet(alpha * counts / counts.sum(), size=n)
+    stock = [rng.permutation(np.flatnonzero(labels == label)).tolist() for label in classes]
+    parts: list[list[int]] = [[] for _ in range(n)]
+    for _ in range(len(labels) // n):
+        for part, mix in zip(parts, mixes, strict=True):
+            left = mix * np.array([len(examples) > 0 for examples in stock])
+            if left.sum() == 0:
+                left = np.array([float(len(examples)) for examples in stock])
+            part.append(stock[rng.choice(len(classes), p=left / left.sum())].pop())
+    return [np.array(part, dtype=np.int64) for part in parts]
+
+
+def shards(labels: Indices, n: int, pieces: int, seed: int) -> list[Indices]:
+    """Examples sorted by class are cut into equal shards; each node gets `pieces` of them at random."""
+    size = len(labels) // (n * pieces)
+    if size < 1:
+        raise InputError(f"{len(labels)} examples are too few for {n * pieces} shards; take fewer a node")
+    rng = generator(seed, n)
+    mixed = rng.permutation(len(labels))
+    by_class = mixed[np.argsort(labels[mixed], kind="stable")][: size * n * pieces]
+    dealt = rng.permutation(by_class.reshape(n * pieces, size))
+    return list(dealt.reshape(n, pieces * size))
+
+
+def by_column(column: str, columns: Mapping[str, NDArray[np.generic]], n: int) -> list[Indices]:
+    """A node for each value of the column, in the values' order. Sizes differ as they do in nature."""
+    if column not in columns:
+        raise unknown("column", column, columns)
+    values, owner = np.unique(columns[column], return_inverse=True)
+    if len(values) != n:
+        raise InputError(
+            f"column {column!r} has {len(values)} values, but there are {n} nodes; make them equal"
+        )
+    return [np.flatnonzero(owner == i) for i in range(n)]
+
+
+DIRICHLET: dict[str, Callable[[Indices, int, float, int], list[Indices]]] = {
+    "dirichlet": dirichlet,
+    "dirichlet-plain": dirichlet_plain,
+}
+
+
+def class_counts(parts: Sequence[Indices], labels: Indices, classes: int) -> NDArray[np.int64]:
+    """[n, classes], how many examples of each class each node has: the paper's dots."""
+    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+
+
+def heterogeneity(counts: NDArray[np.int64]) -> tuple[float, float]:
+    """The nodes' mean label entropy in nats, and their mean total-variation distance to the whole.
+
+    >>> heterogeneity(np.array([[10, 0], [0, 10]]))
+    (0.0, 0.5)
+    """
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    whole = counts.sum(axis=0) / counts.sum()
+    entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(axis=1).mean()
+    return float(abs(entropy)), float(np.abs(shares - whole).sum(axis=1).mean() / 2)
+
+
+def fingerprint(parts: Sequence[Indices]) -> str:
+    """A short hash of who holds what."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + np.asarray(part, dtype="<i8").tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _equal(lists: Sequence[Indices], n: int) -> list[Indices]:
+    """The lists one after the other, cut into n equal slices."""
+    everything = np.concatenate(lists)
+    each = len(everything) // n
+    return list(everything[: each * n].reshape(n, each))
+
+
+def _pieces(argument: str) -> int:
+    if not argument.isdigit() or int(argument) < 1:
+        raise InputError(f"shards needs how many a node gets, as in shards:2, got {argument!r}")
+    return int(argument)
+
+
+def _deal(
+    examples: Indices, labels: Indices, n: int, alpha: float, rng: np.random.Generator
+) -> list[Indices]:
+    """One group's lists, dealt class by class."""
+    mean = len(examples) / n
+    by_class = [examples[labels[examples] == label] for label in np.unique(labels[examples])]
+    for _ in range(REDRAWS):
+        parts: list[list[Indices]] = [[] for _ in range(n)]
+        counts = np.zeros(n)
+        for of_class in by_class:
+            members = rng.permutation(of_class)
+            shares = rng.dirichlet(np.full(n, alpha)) * (counts < mean)
+            if shares.sum() == 0:
+                shares = (counts < mean).astype(np.float64)
+            cuts = (np.cumsum(shares / shares.sum())[:-1] * len(members)).astype(np.int64)
+            for part, piece in zip(parts, np.split(members, cuts), strict=True):
+                part.append(piece)
+            counts = np.array([sum(map(len, part)) for part in parts])
+        if counts.min() >= mean / 2:
+            return [np.concatenate(part) for part in parts]
+    raise InputError(
+        f"in {REDRAWS:,} draws of Dirichlet({alpha:g}) some of {n} nodes always had under half the mean; "
+        "take a larger alpha, fewer nodes or another partition"
+    )

@@ -1,0 +1,159 @@
+"""Folders of image files, one for each class: a user's own, and ImageNet.
+
+O. Russakovsky et al.: ImageNet large scale visual recognition challenge. IJCV, 2015.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from quasiglobal.data.dataset import Examples, Pixels, Splits, fits, held_out, reading
+from quasiglobal.data.readers import npz
+from quasiglobal.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
+"""What a file may be, whatever its name says: others of Pillow's start programs to read a picture."""
+
+SIDE = 256
+"""Of an ImageNet picture in memory."""
+
+Files = list[tuple[Path, int]]
+"""Each picture and the number of its class."""
+
+
+def read(path: Path, memory_limit: float) -> Splits:
+    """A user's own: PATH/train/CLASS/… with PATH/test/CLASS/… or PATH/val/CLASS/…; or PATH/CLASS/…, of which
+    a fixed fifth is held out; or an .npz archive.
+
+    All pictures have one size. They stay gray where every one is gray, and are red, green, blue otherwise.
+    """
+    if os.path.isfile(path):
+        return npz.read(path, memory_limit)
+    if not os.path.isdir(path):
+        raise InputError(f"{path} is neither an .npz file nor a folder of class folders")
+    parts = [name for name in ("train", "test", "val") if os.path.isdir(path / name)]
+    if not parts:
+        classes = _classes(path)
+        files = _files(path, classes)
+        train, test = ([files[i] for i in cut] for cut in held_out(len(files), path))
+    elif "train" in parts and len(parts) > 1:
+        train, test, classes = _split(path / "train", path / parts[1])
+    else:
+        raise InputError(f"{path} has {parts[0]} alone; it needs train and test, or only class folders")
+    shape = _common_shape([file for file, _ in train + test])
+    fits(len(train + test) * math.prod(shape), memory_limit, path)
+    array = partial(pixels, channels=shape[0])
+    return Splits(_decode(train, shape, array), _decode(test, shape, array), classes)
+
+
+def imagenet(folder: Path, memory_limit: float) -> Splits:
+    """train/CLASS/… and val/CLASS/…, the pictures of any size.
+
+    In memory each is 256 × 256: the shorter side scaled to 256, and of the longer the middle. Training takes
+    its random crops out of these squares, not out of the whole pictures.
+    """
+    train, test, classes = _split(folder / "train", folder / "val")
+    shape = (3, SIDE, SIDE)
+    fits(len(train + test) * math.prod(shape), memory_limit, folder)
+    return Splits(_decode(train, shape, middle), _decode(test, shape, middle), classes)
+
+
+def pixels(image: Image, channels: int) -> Pixels:
+    """A picture as it is, [channels, height, width], gray or red, green, blue."""
+    values = np.asarray(image.convert("L" if channels == 1 else "RGB"))
+    return np.atleast_3d(values).transpose(2, 0, 1)
+
+
+def middle(image: Image) -> Pixels:
+    """The square in the middle, scaled to 256 × 256 (bilinear), [3, 256, 256]."""
+    from PIL.Image import Resampling
+
+    side = min(image.size)
+    left, top = ((length - side) / 2 for length in image.size)
+    box = left, top, left + side, top + side  # cut before scaling: a 1 x 60000 picture would become gigabytes
+    return pixels(image.convert("RGB").resize((SIDE, SIDE), Resampling.BILINEAR, box), 3)
+
+
+def _split(train: Path, test: Path) -> tuple[Files, Files, tuple[str, ...]]:
+    classes = _classes(train)
+    strange = set(_classes(test)) - set(classes)
+    if strange:
+        raise InputError(f"{test} has the class {min(strange)!r}, which {train} has not")
+    return _files(train, classes), _files(test, classes), classes
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    with reading(folder, "a folder of class folders"):
+        names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+    if not names:
+        raise InputError(f"{folder} has no folders; it needs one for each class, with its images")
+    return tuple(names)
+
+
+def _files(folder: Path, classes: tuple[str, ...]) -> Files:
+    files: Files = []
+    for label, name in enumerate(classes):
+        with reading(folder / name, "a folder of images"):
+            entries = os.scandir(folder / name) if os.path.isdir(folder / name) else ()
+            found = sorted(Path(e) for e in entries if e.is_file() and Path(e).suffix.lower() in ENDINGS)
+        files += [(file, label) for file in found]
+    if not files:
+        raise InputError(f"{folder} holds no images in its class folders ({', '.join(sorted(ENDINGS))})")
+    return files
+
+
+def _common_shape(files: list[Path]) -> tuple[int, int, int]:
+    """Of all the pictures, from their headers."""
+    sizes: dict[tuple[int, int], Path] = {}
+    channels = 1
+    for file in files:
+        with _opened(file) as image:
+            if image.mode[0] in "IF":
+                raise InputError(f"{file} has more than 8 bits a pixel; convert it to 8")
+            channels = max(channels, 1 if image.mode in ("1", "L", "LA") else 3)
+            sizes.setdefault(image.size, file)
+        if len(sizes) > 1:
+            (size, first), (other, second) = sizes.items()
+            raise InputError(
+                f"all images need one size, but {first} has {size[0]} x {size[1]} pixels "
+                f"and {second} has {other[0]} x {other[1]}"
+            )
+    (width, height), *_ = sizes
+    return channels, height, width
+
+
+def _decode(files: Files, shape: tuple[int, int, int], array: Callable[[Image], Pixels]) -> Examples:
+    x = np.empty((len(files), *shape), np.uint8)
+    block = 64
+
+    def fill(start: int) -> None:
+        for row in range(start, min(start + block, len(files))):
+            with _opened(files[row][0]) as image:
+                x[row] = array(image)
+
+    with ThreadPoolExecutor() as pool:  # Pillow decodes and scales without Python's lock
+        for _ in pool.map(fill, range(0, len(files), block)):
+            pass
+    return Examples(torch.from_numpy(x), torch.tensor([label for _, label in files]))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Image]:
+    import PIL.Image  # only needed here
+
+    with reading(file, "an image"), PIL.Image.open(file, formats=FORMATS) as image:
+        yield image

@@ -1,0 +1,78 @@
+"""Data sets from the Hugging Face hub, through its package `datasets` (the extra `[data]`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quasiglobal.data.corpus import Corpus, Rows
+from quasiglobal.data.dataset import Examples, Pixels, Splits, fits, labelled, reading
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True)
+class Hub:
+    """Where the hub keeps a data set, and how it calls things."""
+
+    repository: str
+    array: Callable[[Image], Pixels]
+    image: str = "image"
+    test: str = "test"
+
+
+@dataclass(frozen=True)
+class TextHub:
+    """The same of texts."""
+
+    repository: str
+    text: str = "text"
+    test: str = "test"
+
+
+def fetch(hub: Hub, memory_limit: float) -> Splits | None:
+    """Download the data set, or take what an earlier download left in the cache; None if not installed."""
+    def examples(rows: Any) -> Examples:
+        first = hub.array(rows[0][hub.image])
+        fits(len(rows) * math.prod(first.shape), memory_limit, hub.repository)
+        x = np.empty((len(rows), *first.shape), np.uint8)
+        for i, row in enumerate(rows):
+            x[i] = hub.array(row[hub.image])
+        y = np.array(list(rows["label"]))
+        return labelled(x, y, len(rows.features["label"].names), hub.repository)
+
+    with reading(hub.repository, "a data set of the Hugging Face hub"):
+        if (splits := _splits(hub)) is None:
+            return None
+        train, test = splits
+        return Splits(examples(train), examples(test), tuple(train.features["label"].names))
+
+
+def fetch_texts(hub: TextHub, name: str, classes: tuple[str, ...]) -> Corpus | None:
+    """The same of texts."""
+    def rows(split: Any) -> Rows:
+        texts, y = list(split[hub.text]), np.array(list(split["label"]))
+        return Rows(texts, labelled(y, y, len(classes), hub.repository).y)
+
+    with reading(hub.repository, "a data set of the Hugging Face hub"):
+        if (splits := _splits(hub)) is None:
+            return None
+        train, test = splits
+        return Corpus(name, rows(train), rows(test), classes)
+
+
+def _splits(hub: Hub | TextHub) -> Any:
+    """What is to train on and what to test with, as the package `datasets` gives it; None if it is not installed."""
+    try:
+        package = import_module("datasets")
+    except ImportError:
+        return None
+    if not hasattr(package, "load_dataset"):  # Python takes any folder of that name for a package
+        return None
+    return package.load_dataset(hub.repository, split=["train", hub.test])

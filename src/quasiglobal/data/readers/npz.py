@@ -1,0 +1,91 @@
+"""NumPy's .npz archives: a user's own examples with any further columns."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quasiglobal.data.dataset import Examples, Splits, fits, held_out, labelled, reading
+from quasiglobal.errors import InputError
+
+MOST_CLASSES = 1_000_000
+"""A larger label is a mistake, not a class."""
+
+
+def read(path: Path, memory_limit: float) -> Splits:
+    """x, y and, where the user has split them, x_test, y_test; every other array is a column.
+
+    x is uint8 [m, height, width] or [m, channels, height, width], or floating point [m, …]; y is 0, 1, ….
+    A column `c` belongs to the training examples and `c_test` to the test examples. Without x_test a fixed
+    fifth of the examples is held out, with its part of the columns.
+    """
+    content = arrays(path, memory_limit)
+    is_split = "x_test" in content or "y_test" in content
+    train = _examples(path, {name: a for name, a in content.items() if not (is_split and _is_test(name))})
+    if is_split:
+        tests = {name.removesuffix("_test"): a for name, a in content.items() if _is_test(name)}
+        test = _examples(path, tests, suffix="_test")
+    else:
+        train, test = (_take(train, cut) for cut in held_out(len(train), path))
+    classes = 1 + max(int(train.y.max()), int(test.y.max()))
+    return Splits(train, test, tuple(str(k) for k in range(classes)))
+
+
+def arrays(path: Path, memory_limit: float) -> dict[str, NDArray[Any]]:
+    """All arrays of the archive; pickled objects are refused."""
+    with reading(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
+        fits(sum(entry.file_size for entry in archive.infolist()), memory_limit, path)
+        with np.load(path, allow_pickle=False) as content:
+            return {name: np.asarray(content[name]) for name in content.files}
+
+
+def _is_test(name: str) -> bool:
+    return name.endswith("_test")
+
+
+def _take(examples: Examples, rows: NDArray[np.int64]) -> Examples:
+    at = torch.from_numpy(rows)
+    columns = {name: column[rows] for name, column in examples.columns.items()}
+    return Examples(examples.x[at], examples.y[at], columns)
+
+
+def _examples(path: Path, content: dict[str, NDArray[Any]], suffix: str = "") -> Examples:
+    for name in ("x", "y"):
+        if name not in content:
+            raise InputError(f"{path} has no array {name}{suffix}; it needs x, y, or x, y, x_test, y_test")
+    x, y = _numbers(content.pop("x"), f"x{suffix} in {path}"), content.pop("y")
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise InputError(f"y{suffix} in {path} is {y.dtype} {list(y.shape)}; it needs whole numbers [m]")
+    examples = labelled(x, y, MOST_CLASSES, f"x{suffix}, y{suffix} in {path}")
+    for name, column in content.items():
+        if column.shape[:1] != y.shape:
+            raise InputError(
+                f"column {name}{suffix} in {path} is {list(column.shape)}; it needs a row for each of the "
+                f"{len(y)} examples"
+            )
+    return Examples(examples.x, examples.y, content)
+
+
+def _numbers(x: NDArray[Any], where: str) -> NDArray[Any]:
+    """uint8 images with a channel dimension, or float32 features."""
+    if x.dtype.kind == "f" and x.ndim >= 2:
+        with np.errstate(over="ignore"):
+            features = x.astype(np.float32)
+        if not np.isfinite(features).all():
+            raise InputError(f"{where} has a value that is not a finite number")
+        return features
+    if x.dtype == np.uint8 and x.ndim == 3:
+        return x[:, None]
+    if x.dtype == np.uint8 and x.ndim == 4:
+        if x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+            raise InputError(f"{where} is {list(x.shape)}: put channels first, x.transpose(0, 3, 1, 2)")
+        return x
+    raise InputError(
+        f"{where} is {x.dtype} {list(x.shape)}; it needs uint8 images [m, height, width] or "
+        "[m, channels, height, width], or floating-point features [m, ...]"
+    )

@@ -1,0 +1,231 @@
+"""Texts from CSV files, plain or gzipped: AG News, SST-2, and a user's own.
+
+X. Zhang, J. Zhao, Y. LeCun: Character-level convolutional networks for text classification. NeurIPS 2015.
+R. Socher et al.: Recursive deep models for semantic compositionality over a sentiment treebank. EMNLP 2013.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quasiglobal.data.corpus import Corpus, Rows, to_test
+from quasiglobal.data.dataset import fits, held_out, locate, member, reading
+from quasiglobal.errors import InputError
+
+SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+
+AGNEWS = ("World", "Sports", "Business", "Sci/Tech")
+SST2 = ("negative", "positive")
+
+LABELS = ("label", "class", "class index")
+"""What a header may call the label; a first row without any of these is no header."""
+
+TEXTS = (("text",), ("sentence",), ("title", "description"))
+"""What it may call the text, the first that it has."""
+
+MOST_CLASSES = 1_000
+"""More are a column that is no label."""
+
+
+def agnews(folder: Path, memory_limit: float) -> Corpus:
+    """News of four classes: 120,000 to train and 7,600 to test, or what part of them there is."""
+    train, test = (_table(member(folder, name, SUFFIXES), memory_limit) for name in ("train", "test"))
+    return Corpus("agnews", train.rows(AGNEWS), test.rows(AGNEWS), AGNEWS)
+
+
+def sst2(folder: Path, memory_limit: float) -> Corpus:
+    """Phrases of film reviews, 67,349 to train; the 872 of `dev` to test, as GLUE keeps the test's labels to itself."""
+    train, test = (_table(member(folder, name, SUFFIXES), memory_limit) for name in ("train", "dev"))
+    return Corpus("sst2", train.rows(SST2), test.rows(SST2), SST2)
+
+
+def read(path: Path, memory_limit: float) -> Corpus:
+    """A user's own: a file, of which a fixed fifth is held out, or a folder with train.csv and test.csv (dev, val).
+
+    A row is label, text, or class, title, description; with a header they may come in any order, and other columns are
+    kept. Labels are names, or numbers that count from 0, but from 1 in rows of class, title, description, as those
+    are published. Files may be gzipped, and have tabs for commas if their name ends with .tsv.
+    """
+    name = f"csv:{path}"
+    if not os.path.isdir(path):
+        table = _table(path, memory_limit)
+        classes = table.classes()
+        rows = table.rows(classes)
+        kept, tested = held_out(len(rows), path)
+        return Corpus(name, _take(rows, kept), _take(rows, tested), classes)
+    tests = _tests_of(path)
+    train, test = (_table(file, memory_limit) for file in (member(path, "train", SUFFIXES), tests))
+    classes = train.classes()
+    if train.numbers is not None and test.numbers is not None:
+        classes = max(classes, test.classes(), key=len)
+    return Corpus(name, train.rows(classes), test.rows(classes), classes)
+
+
+def read_to_test(path: Path, memory_limit: float) -> Corpus:
+    """All of a user's file, or of a folder's test.csv (dev, val), in its order and to test with alone."""
+    table = _table(_tests_of(path) if os.path.isdir(path) else path, memory_limit)
+    classes = table.classes()
+    return to_test(f"csv:{path}", table.rows(classes), classes)
+
+
+def read_texts(path: str) -> list[str]:
+    """The texts of a file that has one a line and no labels; - is the standard input."""
+    name = "the standard input" if path == "-" else path
+    with reading(name, "a file of texts"):
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        texts = [line.removesuffix("\n") for line in io.StringIO(content.decode("utf-8-sig"), newline=None)]
+    if not texts:
+        raise InputError(f"{name} holds no texts")
+    if empty := [line for line, text in enumerate(texts, 1) if not text.strip()]:
+        raise InputError(f"{name} has nothing in line {empty[0]}, and {len(empty):,} such lines; leave them out")
+    return texts
+
+
+def _tests_of(folder: Path) -> Path:
+    """The file of a folder that is to test with."""
+    found = [file for part in ("test", "dev", "val") if (file := locate(folder, part, SUFFIXES))]
+    if not found:
+        raise InputError(f"{folder} has neither test.csv nor dev.csv nor val.csv, plain or .gz; add one or name a file")
+    return found[0]
+
+
+@dataclass
+class Table:
+    """A file's rows, and the lines that they end in."""
+
+    path: Path
+    first: int
+    """Where numbers start that stand for labels."""
+    labels: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    columns: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> list[int] | None:
+        """The labels from 0 on, where all are whole numbers."""
+        if not all(map(_is_number, self.labels)):
+            return None
+        return [int(label) - self.first for label in self.labels]
+
+    def classes(self) -> tuple[str, ...]:
+        """The labels that there are: their names in order, or all numbers up to the largest."""
+        numbers = self.numbers
+        count = len(set(self.labels)) if numbers is None else 1 + max(numbers)
+        if count > MOST_CLASSES:
+            raise InputError(
+                f"{self.path} has {count:,} classes, more than {MOST_CLASSES:,}; "
+                "the label comes first, or has the header label"
+            )
+        return tuple(sorted(set(self.labels))) if numbers is None else tuple(map(str, range(count)))
+
+    def rows(self, classes: Sequence[str]) -> Rows:
+        """The texts with their labels as places among the classes."""
+        places = dict(zip(classes, range(len(classes)), strict=True))
+        numbers = self.numbers
+        found = [places.get(label, -1) for label in self.labels] if numbers is None else numbers
+        for place, label, line in zip(found, self.labels, self.lines, strict=True):
+            if not 0 <= place < len(classes):
+                span = f"{self.first} to {self.first + len(classes) - 1}"
+                known = ", ".join(classes) if numbers is None else span
+                raise InputError(f"{self.path} has the label {label!r} in line {line}; labels are {known}")
+        columns = {name: np.array(values) for name, values in self.columns.items()}
+        return Rows(self.texts, torch.tensor(found, dtype=torch.int64), columns)
+
+
+def _table(path: Path, memory_limit: float) -> Table:
+    """The file's rows, once every one has a text."""
+    with _lines(path) as lines:
+        first = next(lines, None)
+        if first is None:
+            raise InputError(f"{path} holds no rows")
+        names = [cell.strip().casefold() for cell in first[1]]
+        header = any(name in LABELS for name in names)
+        if not header:
+            names = _usual(path, len(names))
+        label = next(names.index(name) for name in LABELS if name in names)
+        parts = _text_columns(path, names, label)
+        table = Table(path, first=int(len(parts) == 2))
+        others = [i for i in range(len(names)) if i != label and i not in parts]
+        columns: list[list[str]] = [[] for _ in others]
+        size = 0
+        for line, cells in lines if header else _chained(first, lines):
+            if len(cells) != len(names):
+                raise InputError(f"{path} has {len(cells)} columns in line {line}, but {len(names)} before it")
+            text = " ".join(cells[i].strip() for i in parts).strip()
+            table.labels.append(cells[label].strip())
+            table.texts.append(text)
+            table.lines.append(line)
+            for column, i in zip(columns, others, strict=True):
+                column.append(cells[i].strip())
+            size += sum(map(len, cells))
+            fits(size, memory_limit, path)
+    if len(table.labels) > 1 and not _is_number(table.labels[0]) and all(map(_is_number, table.labels[1:])):
+        raise InputError(f"{path} has numbers as labels but {table.labels[0]!r} first; call the columns label and text")
+    table.columns = {names[i]: column for column, i in zip(columns, others, strict=True)}
+    if not table.texts:
+        raise InputError(f"{path} holds no rows")
+    for what, cells in (("text", table.texts), ("label", table.labels)):
+        if empty := [line for line, cell in zip(table.lines, cells, strict=True) if not cell]:
+            raise InputError(f"{path} has no {what} in line {empty[0]}, and {len(empty):,} such rows; leave them out")
+    return table
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
+    """The rows of a file with the lines that they end in; empty lines do not count."""
+    tabs = any(ending == ".tsv" for ending in path.suffixes)
+    with reading(path, "a CSV file of texts"), open(path, "rb") as raw:
+        gzipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        with gzip.open(raw) if gzipped else raw as content:
+            text = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
+            reader = csv.reader(text, csv.excel_tab, quoting=csv.QUOTE_NONE) if tabs else csv.reader(text, strict=True)
+            yield ((reader.line_num, cells) for cells in reader if cells)
+
+
+def _chained(first: tuple[int, list[str]], rest: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
+    yield first
+    yield from rest
+
+
+def _usual(path: Path, columns: int) -> list[str]:
+    """What the columns are without a header."""
+    usual = {2: ["label", "text"], 3: ["class", "title", "description"]}
+    if columns not in usual:
+        raise InputError(
+            f"{path} has no header and {columns} columns between commas; it needs label, text or class, title, "
+            "description, or a first row with these names"
+        )
+    return usual[columns]
+
+
+def _text_columns(path: Path, names: Sequence[str], label: int) -> list[int]:
+    """Where the text is."""
+    for known in TEXTS:
+        if all(name in names for name in known):
+            return [names.index(name) for name in known]
+    there = ", ".join(names)
+    raise InputError(f"{path} has the columns {there}; it needs {names[label]} and text, or class, title, description")
+
+
+def _is_number(label: str) -> bool:
+    """Whether it is a whole number that may be a label."""
+    return label.isascii() and label.removeprefix("-").isdecimal() and len(label) < 10
+
+
+def _take(rows: Rows, cut: NDArray[np.int64]) -> Rows:
+    columns = {name: column[cut] for name, column in rows.columns.items()}
+    return Rows([rows.texts[i] for i in cut], rows.y[torch.from_numpy(cut)], columns)

@@ -1,0 +1,318 @@
+"""Data sets by name, read from the user's disk into memory.
+
+Each is looked for in the data folder: the argument, else $QG_DATA, else ./data. What is not there comes from
+the Hugging Face hub, where the extra `[data]` is installed and a network is there.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from quasiglobal.data.corpus import Corpus
+from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, locate, moments
+from quasiglobal.data.readers import cifar, digits, folders, hub, idx, tables
+from quasiglobal.data.readers.hub import Hub, TextHub
+from quasiglobal.errors import InputError, unknown
+
+__all__ = [
+    "SOURCES", "TEXT_SOURCES", "Corpus", "Dataset", "Examples", "Found", "Source", "TextSource", "agreed", "available",
+    "corpus", "is_text", "load", "named",
+]  # fmt: skip
+
+Content = TypeVar("Content", Splits, Corpus)
+
+MEMORY_LIMIT = 64e9
+"""Bytes: the most that `load` decodes unless told otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a data set with a name lies, and how to get it."""
+
+    files: tuple[str, ...]
+    """What the folder must have; () for what is embedded."""
+    suffixes: tuple[str, ...] = ("",)
+    """What a file's name may end with."""
+    folders: tuple[str, ...] = ()
+    """Where to look, relative to the data folder, best first."""
+    steps: str
+    """How to get it, with {data} for the data folder."""
+    examples: int
+    """Training and test examples in the published set."""
+
+    def places(self, data: Path) -> list[Path]:
+        """The folders to look in."""
+        return [data / folder for folder in self.folders]
+
+    def missing(self, folder: Path) -> tuple[str, ...]:
+        """The files that the folder lacks."""
+        return tuple(name for name in self.files if locate(folder, name, self.suffixes) is None)
+
+    def find(self, data: Path) -> Path | None:
+        """The folder with most of the files, if one has any."""
+        best = min(self.places(data), key=lambda folder: len(self.missing(folder)), default=None)
+        return None if best is None or self.missing(best) == self.files else best
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Place):
+    """A data set of images with a name, and what to know about it."""
+
+    read: Callable[[Path, float], Splits]
+    """The reader, from a folder and a memory limit."""
+    hub: Hub | None = None
+    scale: float = 255
+    mean: tuple[float, ...] | None = None
+    """None: measured on the training examples."""
+    std: tuple[float, ...] | None = None
+    augmentation: str = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSource(Place):
+    """The same of texts."""
+
+    read: Callable[[Path, float], Corpus]
+    """The reader, from a folder and a memory limit."""
+    hub: TextHub
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A line of `qg data`."""
+
+    name: str
+    where: str | None
+    """The folder it was found in, or None."""
+    missing: tuple[str, ...]
+    """The files that are missing there."""
+    examples: int
+    """Training and test examples in the published set."""
+    steps: str
+    """The exact command, or the steps, to get it."""
+
+
+def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float = MEMORY_LIMIT) -> Dataset:
+    """The data set of that name, or a user's own: `folder:PATH`, of class folders or an .npz archive.
+
+    >>> data = load("digits")
+    >>> len(data.train), len(data.test), data.shape, data.scale
+    (1437, 360, (1, 8, 8), 16)
+    """
+    kind, _, path = name.partition(":")
+    if kind == "folder":
+        return _own(name, folders.read(Path(os.path.expanduser(path)), memory_limit))
+    if name == "own":
+        raise InputError("every node of this run has its own data; name yours, as folder:PATH or csv:PATH")
+    if is_text(name):
+        raise InputError(f"{name} is text, which needs a model that reads, such as --model hf:PATH")
+    if name not in SOURCES:
+        raise unknown("data set", name, [*SOURCES, *TEXT_SOURCES, "folder:PATH", "csv:PATH"])
+    source = SOURCES[name]
+    fetch = partial(hub.fetch, source.hub, memory_limit) if source.hub else None
+    splits = _read(name, source, data_folder(data_dir), lambda folder: source.read(folder, memory_limit), fetch)
+    mean, std = source.mean, source.std
+    if mean is None or std is None:
+        mean, std = moments(splits.train.x, source.scale)
+    return Dataset(name, *splits, source.scale, mean, std, source.augmentation)
+
+
+def corpus(
+    name: str, data_dir: Path | str | None = None, testing: bool = False, *, memory_limit: float = MEMORY_LIMIT
+) -> Corpus:
+    """The texts of that name, or a user's own: `csv:PATH`, a file or a folder with train.csv and test.csv.
+
+    `testing` leaves a user's texts as they are, all to test with, and asks for no train.csv.
+    """
+    kind, _, path = name.partition(":")
+    if kind == "csv":
+        read = tables.read_to_test if testing else tables.read
+        return read(Path(os.path.expanduser(path)), memory_limit)
+    if name not in TEXT_SOURCES:
+        raise unknown("data set of texts", name, [*TEXT_SOURCES, "csv:PATH"])
+    source = TEXT_SOURCES[name]
+    fetch = partial(hub.fetch_texts, source.hub, name, source.classes)
+    return _read(name, source, data_folder(data_dir), lambda folder: source.read(folder, memory_limit), fetch)
+
+
+def raw(name: str, data_dir: Path | str | None = None) -> Dataset | Corpus:
+    """The data of that name: images or features by `load`, texts by `corpus`, before a tokenizer has seen them."""
+    return corpus(name, data_dir) if is_text(name) else load(name, data_dir)
+
+
+def is_text(name: str) -> bool:
+    """Whether data of that name are texts: they are loaded by `corpus`, and need a tokenizer.
+
+    >>> [is_text(name) for name in ("agnews", "csv:mine.csv", "cifar10")]
+    [True, True, False]
+    """
+    return name in TEXT_SOURCES or name.startswith("csv:")
+
+
+def named(data: str) -> str:
+    """The name of a user's own data: as it is, or that of the file or folder at a path.
+
+    >>> named("notes.csv.gz"), named("images"), named("csv:notes")
+    ('csv:notes.csv.gz', 'folder:images', 'csv:notes')
+    """
+    if data.partition(":")[0] in ("csv", "folder"):
+        return data
+    path = Path(os.path.expanduser(data))
+    texts = data.endswith(tables.SUFFIXES) or locate(path, "train", tables.SUFFIXES) is not None
+    return f"{'csv' if texts else 'folder'}:{data}"
+
+
+def available(data_dir: Path | str | None = None) -> list[Found]:
+    """What `load` knows by name, what of it is on this machine, and how to get the rest."""
+    data = data_folder(data_dir)
+    found = []
+    for name, source in (SOURCES | TEXT_SOURCES).items():
+        folder = source.find(data)
+        where = str(folder or "embedded") if folder or not source.files else None
+        missing = source.missing(folder) if folder else source.files
+        found.append(Found(name, where, missing, source.examples, _steps(source, data)))
+    return found
+
+
+def data_folder(data_dir: Path | str | None) -> Path:
+    """Where data sets are looked for."""
+    return Path(os.path.expanduser(data_dir or os.environ.get("QG_DATA") or "data"))
+
+
+def _steps(source: Place, data: Path) -> str:
+    return source.steps.format(data=shlex.quote(str(data)))
+
+
+def _read(
+    name: str, place: Place, data: Path, read: Callable[[Path], Content], fetch: Callable[[], Content | None] | None
+) -> Content:
+    folder = place.find(data)
+    if folder or not place.files:
+        return read(folder or data)
+    lost = f"{name} is not in {' or '.join(map(str, place.places(data)))}"
+    if fetch:
+        try:
+            found = fetch()
+        except InputError as error:
+            lost += f", and the hub did not help ({error})"
+        else:
+            if found:
+                return found
+    raise InputError(f"{lost}; get it: {_steps(place, data)}")
+
+
+def _own(name: str, splits: Splits) -> Dataset:
+    scale = 255.0 if splits.train.x.dtype == torch.uint8 else 1.0
+    return Dataset(name, *splits, scale, *moments(splits.train.x, scale), "none")
+
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+SOURCES: dict[str, Source] = {
+    "digits": Source(
+        read=digits.read,
+        files=(),
+        steps="nothing to do: scikit-learn carries it",
+        examples=1_797,
+        scale=16,
+    ),
+    "fashion-mnist": Source(
+        read=idx.fashion_mnist,
+        files=idx.TRAIN + idx.TEST,
+        suffixes=idx.SUFFIXES,
+        folders=("fashion-mnist", ".", "/usr/share/datasets/fashion-mnist"),
+        hub=Hub("zalando-datasets/fashion_mnist", partial(folders.pixels, channels=1)),
+        steps=(
+            "apt-get install dataset-fashion-mnist (Debian, Ubuntu), or "
+            "curl --create-dirs --output-dir {data}/fashion-mnist --remote-name-all "
+            "'http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{{train-images-idx3,train-labels-idx1,"
+            "t10k-images-idx3,t10k-labels-idx1}}-ubyte.gz'"
+        ),
+        examples=70_000,
+        mean=(0.2860,),
+        std=(0.3530,),
+    ),
+    "cifar10": Source(
+        read=cifar.cifar10,
+        files=cifar.CIFAR10_FILES,
+        folders=("cifar-10-batches-py", "."),
+        hub=Hub("uoft-cs/cifar10", partial(folders.pixels, channels=3), image="img"),
+        steps=(
+            "mkdir -p {data} && "
+            "curl https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz | tar xz -C {data}"
+        ),
+        examples=60_000,
+        # The released code's. Its std is the mean of the images' own, not .247 .243 .262 of all pixels.
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2023, 0.1994, 0.2010),
+        augmentation="flip-crop",
+    ),
+    "imagenet32": Source(
+        read=cifar.imagenet32,
+        files=cifar.IMAGENET32_FILES,
+        suffixes=cifar.SUFFIXES,
+        folders=("imagenet32", "."),
+        steps=(
+            "register at https://image-net.org/download-images, download Imagenet32_train.zip and "
+            "Imagenet32_val.zip, then unzip -j -d {data}/imagenet32 'Imagenet32_*.zip'"
+        ),
+        examples=1_331_167,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        augmentation="flip-crop",
+    ),
+    "imagenet": Source(
+        read=folders.imagenet,
+        files=("train", "val"),
+        folders=("imagenet", "."),
+        hub=Hub("ILSVRC/imagenet-1k", folders.middle, test="validation"),
+        steps=(
+            "register at https://image-net.org/download-images, download ILSVRC2012, and put the pictures in "
+            "{data}/imagenet/train/CLASS/ and {data}/imagenet/val/CLASS/"
+        ),
+        examples=1_331_167,
+        mean=IMAGENET_MEAN,
+        std=IMAGENET_STD,
+        augmentation="resize-crop",
+    ),
+}
+"""What `load` knows by name. A user's own source goes here too: SOURCES["mine"] = Source(…)."""
+
+TEXT_SOURCES: dict[str, TextSource] = {
+    "agnews": TextSource(
+        read=tables.agnews,
+        files=("train", "test"),
+        suffixes=tables.SUFFIXES,
+        folders=("agnews", "ag_news_csv"),
+        hub=TextHub("fancyzhx/ag_news"),
+        steps=(
+            "curl --create-dirs --output-dir {data}/agnews --remote-name-all "
+            "'https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/{{train,test}}.csv'"
+        ),
+        examples=127_600,
+        classes=tables.AGNEWS,
+    ),
+    "sst2": TextSource(
+        read=tables.sst2,
+        files=("train", "dev"),
+        suffixes=tables.SUFFIXES,
+        folders=("sst2", "SST-2"),
+        hub=TextHub("stanfordnlp/sst2", text="sentence", test="validation"),
+        steps=(
+            "mkdir -p {data} && curl --output {data}/SST-2.zip https://dl.fbaipublicfiles.com/glue/data/SST-2.zip && "
+            "unzip -d {data} {data}/SST-2.zip"
+        ),
+        examples=68_221,
+        classes=tables.SST2,
+    ),
+}
+"""What `corpus` knows by name."""

@@ -1,0 +1,1 @@
+"""Nodes spread over processes and machines."""

@@ -1,0 +1,63 @@
+"""How processes find each other: the variables that torchrun sets, and a store where they meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+
+from quasiglobal.engines.distributed.gloo import Meeting, Store, TCPStore
+from quasiglobal.errors import InputError
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def launched() -> bool:
+    """Whether this process was started as one of several, by torchrun or `qg train --processes`."""
+    return all(name in os.environ for name in VARIABLES)
+
+
+def serve(host: str, port: int) -> TCPStore:
+    """A store for others to meet at, at this address alone; it lives as long as what is returned."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(address[:2], family=family)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"cannot listen at {host}:{port}: {error}") from None
+    chosen = listener.getsockname()[1]
+    return TCPStore(host, chosen, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def meet(host: str, port: str, timeout: float) -> TCPStore:
+    """The store that somebody serves at this address."""
+    try:
+        return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise InputError(f"cannot meet the others at {host}:{port} ({reason}); is `qg rendezvous` there?") from None
+
+
+def told(store: Store, about: str, mine: str, rank: int, size: int, timeout: float) -> list[str]:
+    """What every process says about something, once all have."""
+    store.set(f"{about}/{rank}", mine)
+    names = [f"{about}/{process}" for process in range(size)]
+    try:
+        store.wait(names, timedelta(seconds=timeout))
+    except RuntimeError:
+        raise InputError(f"not all {size} processes came within {timeout:g} s") from None
+    return [store.get(name).decode() for name in names]
+
+
+def join(timeout: float = 60.0) -> tuple[Store, int, int]:
+    """The store, this process's rank and how many there are."""
+    if not launched():
+        missing = ", ".join(name for name in VARIABLES if name not in os.environ)
+        raise InputError(f"this process was not started as one of several ({missing} not set); use torchrun")
+    rank, size, host, port = (os.environ[name] for name in VARIABLES)
+    hosted_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if rank == "0" and not hosted_elsewhere and port.isdigit():
+        store = serve(host, int(port))
+    else:
+        store = meet(host, port, timeout)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Meeting(store, f"quasiglobal/{attempt}"), int(rank), int(size)

@@ -1,0 +1,1 @@
+"""Gradients of many copies of one model."""

@@ -1,0 +1,1 @@
+"""Convolutional networks stacked over nodes, by kernels of their own."""

@@ -1,0 +1,109 @@
+"""The paper's networks by name, as plain modules: what runs stacked over nodes is written for one.
+
+T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi: Quasi-Global Momentum: Accelerating Decentralized
+Deep Learning on Heterogeneous Data. ICML 2021, Section 5.1.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from quasiglobal.errors import InputError, unknown
+from quasiglobal.models.norms import NORMS
+from quasiglobal.models.resnet import cifar_resnet, resnet18
+from quasiglobal.models.small import cnn, mlp
+from quasiglobal.models.vgg import VGG11
+
+__all__ = ["MODELS", "NORMS", "Model", "build"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """How a network is made, and of what."""
+
+    make: Callable[[str, float, int, tuple[int, ...]], nn.Module]
+    """(norm, width, classes, shape) → the module, freshly initialised."""
+
+    norms: tuple[str, ...]
+    """The normalisations it has, the default first."""
+
+    side: int | None = 1
+    """The smallest side of an image; None where inputs of any shape will do."""
+
+
+NORMALISED = ("bn", "gn", "evonorm", "evonorm-released")
+
+MODELS: dict[str, Model] = {
+    "resnet20": Model(partial(cifar_resnet, 20), NORMALISED),
+    "resnet18": Model(resnet18, NORMALISED),
+    "vgg11": Model(VGG11, ("none",), side=32),
+    "mlp": Model(mlp, ("none",), side=None),
+    "cnn": Model(cnn, (*NORMALISED, "none"), side=4),
+}
+"""Your own goes here too. ResNets of depth 8, 14, 26, 32, … are made as resnet20 is."""
+
+
+def build(
+    name: str,
+    *,
+    norm: str | None = None,
+    width: float = 1.0,
+    classes: int = 10,
+    shape: tuple[int, ...] = (3, 32, 32),
+) -> nn.Module:
+    """A new network for inputs of `shape`, initialised from torch's global random numbers.
+
+    `name` is resnet20 (or another CIFAR ResNet of depth 6k + 2), resnet18, vgg11, mlp or cnn; `norm` is bn,
+    gn, evonorm (the paper's text), evonorm-released (what made the paper's tables) or none. By default it is
+    bn, or none for vgg11 and mlp, which have no other. `width` multiplies the number of channels.
+
+    >>> sum(weights.numel() for weights in build("resnet20", norm="evonorm").parameters())
+    272474
+    >>> import torch
+    >>> build("cnn", norm="gn", shape=(1, 8, 8))(torch.zeros(5, 1, 8, 8)).shape
+    torch.Size([5, 10])
+    >>> build("resnet21")
+    Traceback (most recent call last):
+        ...
+    quasiglobal.errors.InputError: resnet21: the depth must be 6k + 2, such as resnet20
+    """
+    model = _model(name)
+    norm = model.norms[0] if norm is None else norm
+    if norm not in NORMS:
+        raise unknown("norm", norm, NORMS)
+    if norm not in model.norms:
+        raise InputError(f"{name} has no norm {norm!r}; use {', '.join(model.norms)}")
+    if not 0 < width < math.inf:
+        raise InputError(f"width must be a positive number, got {width}; the paper's are 0.5, 1 and 2")
+    if classes < 2:
+        raise InputError(f"classes must be at least 2, got {classes}")
+    _check_shape(name, model.side, shape)
+    return model.make(norm, width, classes, tuple(shape))
+
+
+def _model(name: str) -> Model:
+    if name in MODELS:
+        return MODELS[name]
+    if not (digits := re.fullmatch("resnet([0-9]+)", name)):
+        raise unknown("model", name, MODELS)
+    depth = int(digits[1])
+    if depth < 8 or depth % 6 != 2:
+        near = 6 * max(1, round((depth - 2) / 6)) + 2
+        raise InputError(f"{name}: the depth must be 6k + 2, such as resnet{near}")
+    return Model(partial(cifar_resnet, depth), NORMALISED)
+
+
+def _check_shape(name: str, side: int | None, shape: tuple[int, ...]) -> None:
+    given = " x ".join(map(str, shape)) or "nothing"
+    if not shape or not all(isinstance(size, int) and size > 0 for size in shape):
+        raise InputError(f"shape must be positive whole numbers, such as (3, 32, 32), got {given}")
+    if side is not None and len(shape) != 3:
+        raise InputError(f"{name} needs images of shape (channels, height, width), got {given}; use mlp")
+    if side is not None and min(shape[1:]) < side:
+        raise InputError(f"{name} needs images of {side} x {side} or more, got {given}; enlarge them")

@@ -1,0 +1,35 @@
+"""VGG-11 (configuration A) without normalisation.
+
+K. Simonyan, A. Zisserman: Very deep convolutional networks for large-scale image recognition. ICLR 2015.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from quasiglobal.models.layers import convolution, scaled
+
+STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
+
+
+class VGG11(nn.Module):
+    """Eight convolutions with biases, five poolings, the mean over what is left, a linear layer; no dropout.
+
+    Of the paper's 32 × 32 images a single place is left. Larger ones will do too.
+    """
+
+    def __init__(self, norm: str, width: float, classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.features = nn.Sequential()
+        inputs = shape[0]
+        for stage in STAGES:
+            for channels in stage:
+                outputs = scaled(channels, width)
+                self.features.append(convolution(inputs, outputs, bias=True)).append(nn.ReLU())
+                inputs = outputs
+            self.features.append(nn.MaxPool2d(2))
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(x).mean(dim=(-2, -1)))
+        return logits

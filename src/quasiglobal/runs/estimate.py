@@ -1,0 +1,122 @@
+"""What an experiment will take, before it is launched: `qg check`."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from quasiglobal.algorithms.centralized import Centralized
+from quasiglobal.runs.local import model_of
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.program import Training
+
+FORWARD = 1 / 3
+"""What showing an example to a model costs, of what learning from it does."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes and seconds of an experiment with all its seeds."""
+
+    parameters: int
+    steps: int
+    sent_a_step: float
+    """By a node on average."""
+    rows: int
+    """x, the algorithm's state, the gradient and the models' buffers."""
+    data: int
+    """The examples, where the models are."""
+    peak: int
+    """Of the GPU's memory, measured in a few steps; 0 on a CPU."""
+    checkpoints: int
+    """The two that are kept of every run."""
+    step_seconds: float
+    seconds: float
+    """Of all steps, with the tests; without compilation."""
+
+
+def estimate(training: Training, folder: Path, steps: int = 3) -> Estimate:
+    """Try a few steps, and warn of what will not go well. The training is spent afterwards."""
+    experiment, graph = training.experiment, training.graph
+    step_seconds = _seconds_a_step(training, steps)
+    states = [value for band in training.bands for value in band.state.values()]
+    kept = [training.x, *states, *tree_leaves(training.buffers)]
+    saved = 2 * sum(tensor.nbytes for tensor in kept)
+    stored = (training.inputs.x, training.test_inputs.x, training.targets, training.test_targets)
+    tests = -(-experiment.epochs // experiment.eval_every)
+    shown = tests * len(training.test_targets) * (training.rows + len(training.seeds))
+    a_second = training.rows * experiment.batch / step_seconds
+    result = Estimate(
+        parameters=training.layout.size,
+        steps=training.steps,
+        sent_a_step=training.bytes_per_step[0],
+        rows=sum(tensor.nbytes for tensor in kept) + training.x.nbytes,
+        data=sum(tensor.nbytes for tensor in stored),
+        peak=torch.cuda.max_memory_allocated() if training.device.type == "cuda" else 0,
+        checkpoints=saved,
+        step_seconds=step_seconds,
+        seconds=training.steps * step_seconds + FORWARD * shown / a_second,
+    )
+    smallest = min(len(owner.examples) for owner in training.plan.owners)
+    if smallest < experiment.batch:
+        warnings.warn(
+            f"a node holds {smallest} examples, fewer than its batch of {experiment.batch}; use a smaller batch",
+            stacklevel=2,
+        )
+    if isinstance(training.bands[0].algorithm, Centralized) and experiment.partition != "iid" and graph.n > 1:
+        warnings.warn(
+            f"{experiment.algorithm} is centralized: the paper's reference has --partition iid, "
+            f"not {experiment.partition}",
+            stacklevel=2,
+        )
+    free = shutil.disk_usage(_existing(folder)).free
+    if saved > free:
+        warnings.warn(
+            f"the checkpoints take {saved / 1e9:.3g} GB, but {folder} has {free / 1e9:.3g} GB left; use another --runs",
+            stacklevel=2,
+        )
+    return result
+
+
+def images_per_second(experiment: Experiment, classes: int, shape: Sequence[int], device: torch.device) -> float:
+    """How fast the experiment's model learns here, from a few plain steps on noise: no data is needed.
+
+    The engines are as fast or faster; this is for a first idea of what takes minutes and what takes weeks.
+    """
+    model = model_of(experiment, classes, shape).to(device)
+    batch = 256 if device.type == "cuda" else 8
+    images = torch.randn(batch, *shape, device=device)
+    bf16 = torch.autocast(device.type, torch.bfloat16, enabled=experiment.precision == "bf16" and device.type == "cuda")
+    took: list[float] = []                                          # the first warms up; of others the fastest counts,
+    while len(took) < 2 or (len(took) < 6 and sum(took) < 1):       # since what else runs here only slows them down
+        began = time.perf_counter()
+        with bf16:
+            loss = model(images).float().square().mean()
+        loss.backward()
+        loss.item()                                                 # waits for the device
+        took.append(time.perf_counter() - began)
+    return batch / min(took[1:])
+
+
+def _seconds_a_step(training: Training, steps: int) -> float:
+    """Of the first steps of an epoch, once everything is compiled."""
+    steps = min(steps, training.steps_per_epoch)
+    for _ in range(2):
+        training.begin_epoch()
+        began = time.perf_counter()
+        for step in range(steps):
+            training.advance(step)
+        training.sums()                                             # waits for the device
+    return (time.perf_counter() - began) / steps
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that there is."""
+    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())

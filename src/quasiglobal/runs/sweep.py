@@ -1,0 +1,79 @@
+"""Many experiments: trained here, or by an existing Ray cluster.
+
+On a cluster every machine needs the package, the data, and the store at the same path: a shared folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from quasiglobal.data.sources import data_folder
+from quasiglobal.errors import InputError
+from quasiglobal.runs.local import Options, Run, Watcher, runs_of, train
+from quasiglobal.training.experiment import Experiment
+
+RETRIES = 3
+"""How often Ray starts a cell again that failed or whose machine was lost; it goes on from its checkpoint."""
+
+
+def sweep(
+    experiments: Sequence[Experiment], options: Options, watch: Watcher = lambda runs, records: None
+) -> list[Run]:
+    """Run what is not finished of the experiments' seeds where the options say, and return all their runs."""
+    if options.on == "here":
+        return train(experiments, options, watch)
+    ray = _connected()
+    gpus = ray.cluster_resources().get("GPU", 0) > 0
+    runs = [run for one in experiments for run in runs_of(one, options)]
+    unfinished = [one for one in experiments if any(run.summary is None for run in runs_of(one, options))]
+    there = replace(
+        options, on="here", runs=options.runs.absolute(), data_dir=data_folder(options.data_dir).absolute()
+    )
+    job = ray.remote(_train).options(
+        max_retries=RETRIES, retry_exceptions=True, num_gpus=1 if gpus else 0, num_cpus=0 if gpus else 1
+    )
+    cells = _cells(unfinished) if gpus else [[one] for one in unfinished]
+    going = {job.remote(cell, there): cell for cell in cells}
+    while going:
+        (done, *_), _ = ray.wait(list(going))
+        cell = going.pop(done)
+        refused = ray.get(done)
+        if refused is not None:
+            raise InputError(refused)
+        finished = [run for one in cell for run in runs_of(one, options)]
+        watch(finished, [run.records[-1] for run in finished])
+    return runs
+
+
+def _cells(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
+    """Those that differ in learning rate and seed alone, together: on a GPU they are rows of one program."""
+    cells: dict[Experiment, list[Experiment]] = {}
+    for one in experiments:
+        cells.setdefault(replace(one, lr=None, seed=0), []).append(one)
+    return list(cells.values())
+
+
+def _train(experiments: Sequence[Experiment], options: Options) -> str | None:
+    """On a machine of the cluster: train, and say what was wrong with the input, which no retry mends."""
+    try:
+        train(experiments, options)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _connected() -> Any:
+    """Ray, connected to the cluster that this machine belongs to."""
+    try:
+        ray = import_module("ray")
+    except ImportError:
+        raise InputError("Ray is not installed: pip install 'quasiglobal[ray]'") from None
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False)
+        except ConnectionError:
+            raise InputError("no Ray cluster runs here; start one with `ray start --head`, or use --on here") from None
+    return ray

@@ -1,1 +1,0 @@
-"""Model + data → losses and gradients of all hosted nodes."""

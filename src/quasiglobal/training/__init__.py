@@ -1,0 +1,1 @@
+"""Training: what to run, the rows of a program, and the loop."""
