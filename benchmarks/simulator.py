@@ -24,7 +24,8 @@ from quasiglobal.data.sources import Dataset, Examples
 from quasiglobal.engines.capture import Captured
 from quasiglobal.models import build
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.program import Task, Training
+from quasiglobal.training.program import Program
+from quasiglobal.training.task import Task
 
 
 def random_data(shape: tuple[int, int, int], examples: int, augmentation: str) -> Dataset:
@@ -46,13 +47,13 @@ Timed = Callable[[], float]
 
 
 def ours(task: Task, experiment: Experiment, seeds: int, device: torch.device) -> Timed:
-    training = Training(task, [experiment.with_seed(seed) for seed in range(seeds)], device)
+    training = Program(task, [experiment.with_seed(seed) for seed in range(seeds)], device)
     return lambda: training.train_epoch()[0]["images_per_second"]
 
 
 def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
     """What people write: a list of models, a list of optimizers."""
-    training = Training(task, [experiment], device)      # for its data and weights alone
+    training = Program(task, [experiment], device)      # for its data and weights alone
     n = training.graph.n
     models = [task.module(0).to(device) for _ in range(n)]
     options = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
@@ -96,7 +97,7 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
 
 def centralized(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
     """One model, compiled, with the global batch; its step is captured as ours is."""
-    training = Training(task, [experiment], device)      # for its data alone
+    training = Program(task, [experiment], device)      # for its data alone
     model = task.module(0).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=torch.tensor(0.1), momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True

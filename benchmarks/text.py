@@ -24,9 +24,10 @@ import torch
 from torch import nn
 
 from quasiglobal.data.sources import Dataset, Examples
-from quasiglobal.runs.local import make_task
+from quasiglobal.runs.building import make_task
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.program import Task, Training
+from quasiglobal.training.program import Program
+from quasiglobal.training.task import Task
 
 CLASSES = 4
 TOY = {"dim": 64, "hidden_dim": 256, "n_layers": 2, "n_heads": 4, "vocab_size": 500}
@@ -45,7 +46,7 @@ def random_texts(examples: int, length: int, vocabulary: int) -> Dataset:
 
 
 def ours(task: Task, experiment: Experiment, device: torch.device, compiles: bool, recomputing: bool) -> Timed:
-    training = Training(task, [experiment], device, recomputing=recomputing)
+    training = Program(task, [experiment], device, recomputing=recomputing)
     training.model.compiles &= compiles
     length = task.data.shape[0]
     return lambda: training.train_epoch()[0]["images_per_second"] * length
@@ -53,7 +54,7 @@ def ours(task: Task, experiment: Experiment, device: torch.device, compiles: boo
 
 def plain_loop(task: Task, experiment: Experiment, device: torch.device) -> Timed:
     """What people write: a list of models with transformers' own attention, a list of optimizers."""
-    training = Training(task, [experiment], device)         # for its data alone
+    training = Program(task, [experiment], device)         # for its data alone
     n, steps = training.graph.n, training.steps_per_epoch
     models = [task.module(0).to(device).train() for _ in range(n)]
     for model in models:

@@ -7,14 +7,22 @@
 <Topology ring:16: n = 16, period 1>
 """
 
-from quasiglobal import optim, topology
-from quasiglobal.algorithms import ALGORITHMS, Algorithm, Node, State, algorithm
-from quasiglobal.checks import CheckFailed, check_algorithm
-from quasiglobal.errors import InputError
-from quasiglobal.minimize import Diverged, Result, minimize
-from quasiglobal.runs.local import train_task as train
-from quasiglobal.topology import Topology
-from quasiglobal.training.program import Task
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quasiglobal import optim, topology
+    from quasiglobal.algorithms import ALGORITHMS, Algorithm, Node, State, algorithm
+    from quasiglobal.checks import CheckFailed, check_algorithm
+    from quasiglobal.errors import InputError
+    from quasiglobal.minimize import Diverged, Result, minimize
+    from quasiglobal.runs.in_memory import train
+    from quasiglobal.topology import Topology
+    from quasiglobal.training.task import Task
 
 __all__ = [
     "ALGORITHMS",
@@ -36,3 +44,39 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "algorithms": ("ALGORITHMS", "Algorithm", "Node", "State", "algorithm"),
+    "checks": ("CheckFailed", "check_algorithm"),
+    "errors": ("InputError",),
+    "minimize": ("Diverged", "Result", "minimize"),
+    "runs.in_memory": ("train",),
+    "topology": ("Topology",),
+    "training.task": ("Task",),
+}
+"""Where each name is from. It is imported at its first use, so that `qg --help` does not wait for PyTorch."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("optim", "topology"):
+        return import_module(f"quasiglobal.{name}")
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"quasiglobal.{module}"), name)
+    raise AttributeError(f"module 'quasiglobal' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """Keeps `qg.minimize` the function, which an import of the module of that name would replace."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "minimize" and isinstance(value, ModuleType):
+            value = value.minimize
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

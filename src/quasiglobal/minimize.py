@@ -109,13 +109,10 @@ def minimize(
     decay = _rate(weight_decay, "weight_decay", x)
 
     def gradient_at(x: Tensor, t: int) -> Tensor:
-        g = torch.zeros_like(x) if gradient is None else _as_gradient(gradient(x.clone(), t), x)
-        return g + decay * x
+        return torch.zeros_like(x) if gradient is None else _as_gradient(gradient(x.clone(), t), x)
 
     def full_gradient_at(x: Tensor, t: int) -> Tensor:
-        if full_gradient is None:
-            return gradient_at(x, t)
-        return _as_gradient(full_gradient(x.clone()), x) + decay * x
+        return gradient_at(x, t) if full_gradient is None else _as_gradient(full_gradient(x.clone()), x)
 
     result = Result(x, x[None], algorithm.init(x), 0)
     if resume is not None:
@@ -128,7 +125,7 @@ def minimize(
             raise Diverged("the gradient", t, *_first_bad(g, engine), result)
         full = partial(full_gradient_at, t=t)
         x, state = engine.step(
-            algorithm, result.x, g, result.state, t=t, lr=rates[t - 1], full_gradient=full
+            algorithm, result.x, g, result.state, t=t, lr=rates[t - 1], full_gradient=full, weight_decay=decay
         )
         if not x.isfinite().all():
             raise Diverged("x", t, *_first_bad(x, engine), result)

@@ -13,7 +13,7 @@ from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.distributed.engine import Distributed
 from quasiglobal.engines.distributed.gloo import Meeting, Store
-from quasiglobal.engines.distributed.rendezvous import join, told
+from quasiglobal.engines.distributed.rendezvous import all_gather, join
 from quasiglobal.engines.simulator import warn_of_w
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology, parse
@@ -88,11 +88,11 @@ class GossipOptimizer(torch.optim.Optimizer):
         failed = overflow is not None and bool(overflow)
         if failed:
             g = torch.zeros_like(g)
-        if any(group["weight_decay"] for group in self.param_groups):
-            g = torch.add(g, x * self._of_groups("weight_decay"))
+        decays = any(group["weight_decay"] for group in self.param_groups)
         self.steps += 1
         x, state = self.engine.step(
-            self.algorithm, x, g, self._state, t=self.steps, lr=self._of_groups("lr"), full_gradient=_no_full_gradient
+            self.algorithm, x, g, self._state, t=self.steps, lr=self._of_groups("lr"),
+            full_gradient=_no_full_gradient, weight_decay=self._of_groups("weight_decay") if decays else 0.0,
         )
         self._write(x)
         if not failed:
@@ -163,7 +163,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         shapes = [tuple(p.shape) for p in self._trained]
         facts = f"{shapes} {self._trained[0].dtype} {self.algorithm!r} {self.topology.fingerprint}"
         mine = hashlib.sha256(facts.encode()).hexdigest()
-        theirs = told(store, "alike", mine, rank, size, timeout)
+        theirs = all_gather(store, "alike", mine, rank, size, timeout)
         strange = [node for node, digest in enumerate(theirs) if digest != mine]
         if strange:
             raise InputError(f"nodes {strange} hold another architecture, algorithm or topology than node {rank}")

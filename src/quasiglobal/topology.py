@@ -18,12 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quasiglobal.common.imports import imported, is_path
+from quasiglobal.common.mixing import TOLERANCE, Matrix, check_connected, check_matrix, metropolis
 from quasiglobal.errors import InputError, unknown, whole
-
-Matrix = NDArray[np.float64]
-
-TOLERANCE = 1e-9
-"""How far a row sum may be from 1, and W from its transpose, for rounding."""
 
 LARGEST = 10_000
 """Nodes, and steps of a period: W is a dense matrix."""
@@ -51,10 +47,10 @@ class Topology:
         if self.period > LARGEST:
             raise InputError(f"{self.name} repeats after {self.period} steps; the most is {LARGEST}")
         for W in {id(W): W for W in self.matrices}.values():
-            _check_matrix(W, self.name)
+            check_matrix(W, self.name)
         if len({W.shape for W in self.matrices}) > 1:
             raise InputError(f"{self.name}: each W must be of one size")
-        _check_connected(self._links(), self.name)
+        check_connected(self._links(), self.name)
 
     def __eq__(self, other: object) -> bool:
         """Whether two topologies mix alike at every step, whatever they are called."""
@@ -199,9 +195,10 @@ def torus(n: int) -> Topology:
     """A square grid of n = side² ≥ 9 nodes with opposite edges joined, 1/5 for each of the five."""
     side = math.isqrt(max(_nodes("torus", n), 0))
     if side * side != n or side < 3:
-        raise InputError(f"torus needs n = side * side with side >= 3, got {n}; use {_near_square(n)}")
+        near = max(3, round(math.sqrt(max(n, 0)))) ** 2
+        raise InputError(f"torus needs n = side * side with side >= 3, got {n}; use torus({near})")
     graph = nx.relabel_nodes(nx.grid_2d_graph(side, side, periodic=True), lambda at: at[0] * side + at[1])
-    return Topology(f"torus:{n}", (_metropolis(graph, range(n)),))
+    return Topology(f"torus:{n}", (metropolis(graph, range(n)),))
 
 
 def complete(n: int) -> Topology:
@@ -215,13 +212,13 @@ def star(n: int) -> Topology:
     """Node 0 in the middle and n − 1 ≥ 1 leaves, Metropolis weights."""
     if _nodes("star", n) < 2:
         raise InputError(f"star needs n >= 2, got {n}; use complete(1)")
-    return Topology(f"star:{n}", (_metropolis(nx.star_graph(n - 1), range(n)),))
+    return Topology(f"star:{n}", (metropolis(nx.star_graph(n - 1), range(n)),))
 
 
 def social() -> Topology:
     """The paper's social network: the Davis Southern women graph, 32 nodes, 89 edges, Metropolis weights."""
     graph = nx.davis_southern_women_graph()
-    return Topology("social", (_metropolis(graph, list(graph)),))
+    return Topology("social", (metropolis(graph, list(graph)),))
 
 
 def one_peer_exponential(n: int) -> Topology:
@@ -253,7 +250,7 @@ def from_graph(graph: nx.Graph[Any], weight: str | None = None, name: str = "gra
     if not nodes:
         raise InputError(f"{name} has no nodes; add an edge")
     if weight is None and not graph.is_directed():
-        return Topology(name, (_metropolis(graph, nodes),))
+        return Topology(name, (metropolis(graph, nodes),))
     weight = weight or "weight"
     bare = next(((u, v) for u, v, w in graph.edges(data=weight) if w is None), None)
     if bare is not None:
@@ -372,6 +369,18 @@ def parse(text: str | Topology | nx.Graph[Any]) -> Topology:
     raise unknown("topology", name, [*SIZED, "social", "file", "every", "lazy"])
 
 
+def is_external(text: str) -> bool:
+    """Whether a text names a topology by a file or by Python code, which may change while the text stays.
+
+    >>> is_external("lazy/file:graph.edgelist"), is_external("every:4/ring:16")
+    (True, False)
+    """
+    while text.startswith(("lazy/", "every:")):
+        text = text.partition("/")[2]
+    name = text.partition(":")[0]
+    return name == "file" or (name not in SIZED and is_path(text))
+
+
 def _whole(digits: str, text: str) -> int:
     try:
         return int(digits)
@@ -386,41 +395,3 @@ def _nodes(name: str, n: int) -> int:
     if nodes > LARGEST:
         raise InputError(f"{name} has at most {LARGEST} nodes here, got {n}: W is a dense matrix")
     return nodes
-
-
-def _near_square(n: int) -> str:
-    side = max(3, round(math.sqrt(max(n, 0))))
-    return f"torus({side * side})"
-
-
-def _metropolis(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
-    """1/(1 + the larger degree) on each edge, the rest on the diagonal: symmetric, doubly stochastic."""
-    A = nx.to_numpy_array(graph, nodelist=nodes, weight=None)
-    np.fill_diagonal(A, 0)
-    A = (A > 0).astype(np.float64)
-    degree = A.sum(axis=1)
-    W = A / (1 + np.maximum(degree[:, None], degree[None, :]))
-    return np.asarray(W + np.diag(1 - W.sum(axis=1)))
-
-
-def _check_matrix(W: Matrix, name: str) -> None:
-    if W.ndim != 2 or W.shape[0] != W.shape[1] or W.size == 0:
-        raise InputError(f"{name}: each W must be a square matrix, got shape {list(W.shape)}")
-    if not np.isfinite(W).all():
-        raise InputError(f"{name}: W has an entry that is not a number; every weight must be finite")
-    sums = W.sum(axis=1)
-    worst = int(np.abs(sums - 1).argmax())
-    if abs(sums[worst] - 1) > TOLERANCE:
-        raise InputError(
-            f"{name}: each row of W must sum to 1, but row {worst} sums to {sums[worst]:.9g}; "
-            "put what is missing on its diagonal"
-        )
-
-
-def _check_connected(links: NDArray[np.bool_], name: str) -> None:
-    graph = nx.from_numpy_array(links.T, create_using=nx.DiGraph)
-    if not nx.is_strongly_connected(graph):
-        parts = nx.number_strongly_connected_components(graph)
-        raise InputError(
-            f"{name} is not connected: it falls into {parts} parts that do not all hear of each other; add an edge"
-        )

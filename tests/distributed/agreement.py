@@ -4,7 +4,7 @@ import torch
 from torch.distributed import PrefixStore
 
 import quasiglobal as qg
-from quasiglobal.engines.distributed.engine import Distributed, spread
+from quasiglobal.engines.distributed import Distributed, spread
 
 D, SEEDS = 7, (3, 5)
 

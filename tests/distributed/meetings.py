@@ -6,8 +6,8 @@ import time
 import torch
 
 from quasiglobal import topology
+from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.distributed.edge import Lost, open_edge
-from quasiglobal.engines.distributed.engine import Distributed
 
 
 def admission(rank, store, experiments, secrets):

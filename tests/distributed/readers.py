@@ -5,9 +5,10 @@ from functools import partial
 import torch
 from tiny_models import experiment, task
 
-from quasiglobal.engines.distributed.engine import Distributed, spread
+from quasiglobal.engines.distributed import Distributed, spread
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.training.program import Training, epochs
+from quasiglobal.training.loop import Loop
+from quasiglobal.training.program import Program
 
 CPU, NODES, STEPS = torch.device("cpu"), 4, 20
 
@@ -15,11 +16,10 @@ CPU, NODES, STEPS = torch.device("cpu"), 4, 20
 def fine_tuned(model, train, algorithm, engine=Simulator, connect=lambda engine: None):
     """The rows here after 20 steps, in float64 and without dropout."""
     chosen = experiment(model, train=train, algorithm=algorithm, steps=5, epochs=STEPS // 5)
-    training = Training(task(chosen), [chosen], CPU, engine)
-    connect(training.engine)
-    for _ in epochs(training):
-        pass
-    return training.x
+    program = Program(task(chosen), [chosen], CPU, engine)
+    connect(program.engine)
+    Loop(program).run()
+    return program.state.x
 
 
 def in_a_process(rank, store, model, train, algorithm):

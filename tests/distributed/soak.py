@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass
 
 from quasiglobal.engines.distributed.rendezvous import serve
-from quasiglobal.runs.local import Options, Run
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import RunFolder
 from quasiglobal.training.experiment import Experiment
 
 PROCESSES, EPOCHS, TIMEOUT = 4, 200, 2.0
@@ -51,7 +52,7 @@ def take_part(rank, port, experiment, folder):
     """One process of the run, as `qg train --engine distributed` is under torchrun."""
     import torch
 
-    from quasiglobal.runs.processes import train
+    from quasiglobal.runs.distributed import train
 
     torch.set_num_threads(1)
     logging.basicConfig(format="%(asctime)s %(message)s")
@@ -66,9 +67,9 @@ def take_part(rank, port, experiment, folder):
 def survive(experiment, faults, folder, seconds=120):
     """Run it with these faults; the run, once all processes have ended well. No process outlives the call."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["quasiglobal.runs.processes"])
+    context.set_forkserver_preload(["quasiglobal.runs.distributed"])
     server = serve("127.0.0.1", 0)
-    run = Run.of(experiment, folder)
+    run = RunFolder.of(experiment, folder)
 
     def start(rank):
         process = context.Process(target=take_part, args=(rank, server.port, experiment, folder), daemon=True)
@@ -105,7 +106,7 @@ def survive(experiment, faults, folder, seconds=120):
         for process in running:
             process.kill()
             process.join()
-    return run
+    return run.read()
 
 
 def epochs_done(run):

@@ -11,8 +11,11 @@ import torch
 from owners import Owners
 
 from quasiglobal.engines.distributed.rendezvous import serve
-from quasiglobal.runs.local import Options, find, train
-from quasiglobal.runs.parts import newest
+from quasiglobal.runs import checkpoints
+from quasiglobal.runs.local import train
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.parts import newest_of_parts
+from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import Experiment, from_toml
 
 pytest.importorskip("transformers", reason="needs the extra nlp")
@@ -47,8 +50,8 @@ def test_hospitals_learn_together_what_the_simulator_learns_from_the_notes_of_al
     pooled = {"data": "csv:notes", "partition": "by:hospital"}
     whole = Experiment(**{**from_toml(tmp_path / "experiment.toml").__dict__, **pooled})
     (simulated,) = train(whole, Options(runs=tmp_path / "runs", device="cpu"))
-    together = simulated.newest()[0]["x"]
+    together = checkpoints.newest(simulated.folder / "checkpoint")[0]["x"]
     for k in range(4):
-        (run,) = find(tmp_path / f"runs{k}")
-        assert torch.allclose(newest(run.folder)[0]["x"][0], together[k], rtol=0, atol=1e-10)
-        assert run.summary["last"]["accuracy"] > 0.95
+        (run,) = find_runs(tmp_path / f"runs{k}")
+        assert torch.allclose(newest_of_parts(run.folder)[0]["x"][0], together[k], rtol=0, atol=1e-10)
+        assert run.summary.last["accuracy"] > 0.95

@@ -10,7 +10,7 @@ import hosts
 import pytest
 from commands import wait_for
 
-from quasiglobal.runs.local import find
+from quasiglobal.runs.store import find_runs
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,9 +35,9 @@ def training(net, four, stack, *words):
 def finished(four, nodes, epochs):
     said = [four.said(process, k) for k, process in enumerate(nodes)]
     for k in range(4):
-        (run,) = find(four.folder / f"runs{k}")
+        (run,) = find_runs(four.folder / f"runs{k}")
         assert run.status == "finished"
-        assert run.records[-1]["epoch"] == epochs
+        assert run.records()[-1]["epoch"] == epochs
     return said
 
 

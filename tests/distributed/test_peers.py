@@ -9,10 +9,14 @@ from commands import wait_for
 
 import quasiglobal as qg
 from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.runs import checkpoints
 from quasiglobal.runs import export as exports
-from quasiglobal.runs.local import Options, data_of, find, train
-from quasiglobal.runs.parts import newest
-from quasiglobal.runs.peers import agreement
+from quasiglobal.runs.agreement import agreement
+from quasiglobal.runs.building import data_of
+from quasiglobal.runs.local import train
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.parts import newest_of_parts
+from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import Experiment, from_toml
 
 
@@ -22,18 +26,18 @@ def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owner
     for k, process in enumerate(nodes):
         epochs = [json.loads(line) for line in four.said(process, k).splitlines()]
         assert [line["epoch"] for line in epochs] == [1, 2, 3]
-        (run,) = find(tmp_path / f"runs{k}")
+        (run,) = find_runs(tmp_path / f"runs{k}")
         assert run.status == "finished"
         assert [path.name for path in run.folder.glob("parts/*")] == [str(k)]       # nothing of the others is here
 
     pooled = {"data": f"folder:{tmp_path / 'all.npz'}", "partition": "by:owner"}
     whole = {**from_toml(tmp_path / "experiment.toml").__dict__, **pooled}
     (simulated,) = train(Experiment(**whole), Options(runs=tmp_path / "runs"))
-    found = simulated.newest()
+    found = checkpoints.newest(simulated.folder / "checkpoint")
     assert found is not None
     for k in range(4):
-        (run,) = find(tmp_path / f"runs{k}")
-        rows, epoch, nodes_here = newest(run.folder)
+        (run,) = find_runs(tmp_path / f"runs{k}")
+        rows, epoch, nodes_here = newest_of_parts(run.folder)
         assert (epoch, nodes_here) == (3, [k])
         assert torch.allclose(rows["x"][0], found[0]["x"][k], rtol=0, atol=1e-12)
 
@@ -58,12 +62,12 @@ def test_a_node_and_the_rendezvous_come_back(tmp_path, owners):
     nodes[2] = four.start(2, place, "--peer-timeout", "5")
     for k, process in enumerate(nodes):
         said = four.said(process, k)
-        (run,) = find(tmp_path / f"runs{k}")
-        assert run.records[-1]["epoch"] == 600
+        (run,) = find_runs(tmp_path / f"runs{k}")
+        assert run.records()[-1]["epoch"] == 600
         if k in (1, 3):
             assert f"process {k} goes on without process 2" in said
             assert f"process {k} has process 2 back" in said
-    models = torch.cat([newest(next(find(tmp_path / f"runs{k}")).folder)[0]["x"] for k in range(4)])
+    models = torch.cat([newest_of_parts(next(find_runs(tmp_path / f"runs{k}")).folder)[0]["x"] for k in range(4)])
     assert (models - models.mean(dim=0)).norm() < 0.05 * models.norm()
     assert server.port == port
 

@@ -9,10 +9,11 @@ import pytest
 
 import quasiglobal
 from quasiglobal import InputError
-from quasiglobal.paper.reproduce import reproduce
+from quasiglobal.paper.reproduce import run_missing
 from quasiglobal.paper.tables import TABLES
-from quasiglobal.runs.local import Options, train
-from quasiglobal.runs.sweep import _cells, sweep
+from quasiglobal.runs.local import train
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.sweep import by_setting, sweep
 from quasiglobal.runs.tuning import tune
 from quasiglobal.training.experiment import Experiment
 
@@ -28,7 +29,7 @@ def test_without_ray_it_is_one_sentence(monkeypatch, tmp_path):
 def test_seeds_and_rates_of_a_cell_are_one_job_of_a_gpu():
     alike = [replace(TINY, lr=lr, seed=seed) for lr in (0.1, 0.2) for seed in (0, 1)]
     other = replace(TINY, alpha=0.1)
-    assert _cells([*alike, other]) == [alike, [other]]
+    assert by_setting([*alike, other]) == [alike, [other]]
 
 
 MINE = """
@@ -89,7 +90,7 @@ def test_a_grid_tuned_on_the_cluster_is_the_one_tuned_here(cluster, folder, tmp_
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_a_cell_of_the_paper_is_reproduced_on_the_cluster(cluster, tmp_path):
-    (found,) = reproduce(TABLES["single-worker"], "smoke", 2, ["SGDm | BN"], Options(runs=tmp_path, on="ray"))
+    (found,) = run_missing(TABLES["single-worker"], "smoke", 2, ["SGDm | BN"], Options(runs=tmp_path, on="ray"))
     assert len(found.trials) == 3
     assert [run.status for run in found.runs] == ["finished"] * 2
 

@@ -14,7 +14,7 @@ import torch
 from commands import PATIENCE, WORDS, ended, train, wait_for_epoch
 from processes import together
 
-from quasiglobal.runs.local import find
+from quasiglobal.runs.store import find_runs
 
 
 def test_neighbours_with_one_secret_and_experiment_tell_their_step():
@@ -69,7 +69,7 @@ def test_garbage_on_the_ports_disturbs_nobody(tmp_path):
     for connection in held:
         connection.close()
     assert "goes on without" not in said
-    (run,) = find(tmp_path)
+    (run,) = find_runs(tmp_path)
     assert run.status == "finished"
 
 
@@ -91,6 +91,6 @@ def test_training_goes_on_without_the_place_where_it_met(tmp_path):
         wait_for_epoch(tmp_path, 1, 2)
         place.send_signal(signal.SIGKILL)
         assert [process.wait(timeout=PATIENCE) for process in started] == [0, 0, 0]
-    (run,) = find(tmp_path)
+    (run,) = find_runs(tmp_path)
     assert run.status == "finished"
-    assert run.records[-1]["epoch"] == 40
+    assert run.records()[-1]["epoch"] == 40

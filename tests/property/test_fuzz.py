@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import quasiglobal as qg
-from quasiglobal.runs.local import Options, train
+from quasiglobal.runs.local import train
+from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import Experiment, from_toml
 
 NAMES = [field.name for field in fields(Experiment)]

@@ -2,20 +2,23 @@
 
 from dataclasses import replace
 
-from quasiglobal.paper.tables import TABLES, at_scale
-from quasiglobal.runs.local import Run
+from quasiglobal.paper.cells import at_scale
+from quasiglobal.paper.published import ColumnLabel, RowLabel
+from quasiglobal.paper.tables import TABLES
+from quasiglobal.runs.store import RunFolder
 
 
 def cell(table, row, column):
     """A cell of a table by name."""
-    return next(cell for cell in TABLES[table].cells if (cell.row, cell.column) == (row, column))
+    place = RowLabel.parse(row), ColumnLabel.parse(column)
+    return next(cell for cell in TABLES[table].cells if cell.label == place)
 
 
 def leave(root, cell, accuracies, lr=0.8, averaged=0.01, diverged=(), scale="paper"):
     """The runs of a cell, with these accuracies in per cent for seeds 0, 1, …; a seed among `diverged` did."""
     for seed, accuracy in enumerate(accuracies):
         experiment = replace(at_scale(cell.experiment, scale), lr=lr, seed=seed)
-        run = Run.of(experiment, root)
+        run = RunFolder.of(experiment, root)
         run.begin(None)
         for epoch in range(experiment.eval_every, experiment.epochs, experiment.eval_every):
             run.write(_record(epoch, accuracy * (1 - 0.6 * 2 ** (-8 * epoch / experiment.epochs)), averaged))

@@ -49,5 +49,5 @@ def test_a_step_in_place_is_the_step(name, how, monkeypatch):
     for key, value in pure.state.items():
         torch.testing.assert_close(band.state[key], value, rtol=1e-12, atol=1e-12)
     if how != "in place":
-        fused = [program is not None for program in band._programs.values()]
+        fused = [program is not None for program in band.programs.values()]
         assert all(fused) or name == "mimelite", "it asks for further gradients"

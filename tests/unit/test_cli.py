@@ -6,8 +6,8 @@ import sys
 import pytest
 from terminal import inside
 
-from quasiglobal import cli
-from quasiglobal.runs.local import Run
+from quasiglobal.cli.terminal import watcher
+from quasiglobal.runs.store import RunFolder
 from quasiglobal.training.experiment import Experiment
 
 
@@ -92,7 +92,7 @@ def test_no_stack_trace_from_a_real_process(tmp_path):
 def leave_seeds(root, *accuracies):
     """A run for each seed: its accuracy, or None where it diverged before it was tested."""
     for seed, accuracy in enumerate(accuracies):
-        run = Run.of(Experiment(epochs=1, seed=seed), root)
+        run = RunFolder.of(Experiment(epochs=1, seed=seed), root)
         run.describe()
         test = {} if accuracy is None else {"accuracy": accuracy, "accuracy_worst": accuracy}
         run.rewrite([{"epoch": 1, "loss": 1.0 if test else None, "images_per_second": 9.0} | test])
@@ -125,8 +125,8 @@ def test_a_run_that_diverged_at_once_is_plotted(monkeypatch, capsys, tmp_path):
 ])  # fmt: skip
 def test_a_trial_that_diverged_on_another_machine_does_not_stop_the_watching(tmp_path, capsys, accuracies, said):
     runs = list(leave_seeds(tmp_path, *accuracies))
-    with cli._watcher("plain") as watch:
-        watch(runs, [run.records[-1] for run in runs])
+    with watcher("plain") as watch:
+        watch(runs, [run.read_records()[-1] for run in runs])
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")] == said
 
 

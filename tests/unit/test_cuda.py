@@ -8,9 +8,10 @@ import torch
 
 import quasiglobal.training.program
 from quasiglobal.data.sources import load
-from quasiglobal.runs.local import make_task
+from quasiglobal.runs.building import make_task
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.program import Training, epochs
+from quasiglobal.training.loop import Loop
+from quasiglobal.training.program import Program
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -22,11 +23,10 @@ SHORT = Experiment(
 )
 
 
-def trained(experiment: Experiment, device: str, seeds: tuple[int, ...] = (0,)) -> Training:
+def trained(experiment: Experiment, device: str, seeds: tuple[int, ...] = (0,)) -> Program:
     experiments = [experiment.with_seed(seed) for seed in seeds]
-    training = Training(make_task(experiment, load("digits")), experiments, torch.device(device))
-    for _ in epochs(training):
-        pass
+    training = Program(make_task(experiment, load("digits")), experiments, torch.device(device))
+    Loop(training).run()
     return training
 
 
@@ -37,9 +37,9 @@ def trained(experiment: Experiment, device: str, seeds: tuple[int, ...] = (0,)) 
 def test_captured_steps_equal_the_cpu(algorithm):
     experiment = replace(SHORT, algorithm=algorithm)
     there, here = trained(experiment, "cuda"), trained(experiment, "cpu")
-    torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
-    for name, value in here.bands[0].state.items():
-        torch.testing.assert_close(there.bands[0].state[name].cpu(), value, rtol=0, atol=1e-7)
+    torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
+    for name, value in here.bands.bands[0].state.items():
+        torch.testing.assert_close(there.bands.bands[0].state[name].cpu(), value, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "qg-dadam", "slowmo:tau=3", "mimelite"])
@@ -47,8 +47,8 @@ def test_fused_steps_equal_the_cpu(algorithm, monkeypatch):
     monkeypatch.setattr("quasiglobal.training.program.WORTH_FUSING", 0)
     experiment = replace(SHORT, algorithm=algorithm)
     there, here = trained(experiment, "cuda"), trained(experiment, "cpu")
-    torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
-    assert any(program is not None for program in there.bands[0]._programs.values()) == (algorithm != "mimelite")
+    torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
+    assert any(program is not None for program in there.bands.bands[0].programs.values()) == (algorithm != "mimelite")
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -57,20 +57,20 @@ def test_algorithms_step_on_their_own_rows(fused, monkeypatch):
     names = ("qg-dsgdm-n", "dmsgd", "sgdm-n")
     experiments = [replace(SHORT, algorithm=name, lr=lr) for name in names for lr in (0.05, 0.02)]
     task = make_task(SHORT, load("digits"))
-    there, here = (Training(task, experiments, torch.device(device)) for device in ("cuda", "cpu"))
+    there, here = (Program(task, experiments, torch.device(device)) for device in ("cuda", "cpu"))
     for _ in range(2):
         there.train_epoch()
         here.train_epoch()
-    torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
+    torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("norm", ["bn", "gn", "evonorm"])
 def test_a_deep_network_learns_the_same_as_on_the_cpu(norm):
     experiment = replace(SHORT, model="resnet8", norm=norm, algorithm="qg-dsgdm-n", epochs=1)
     there, here = trained(experiment, "cuda"), trained(experiment, "cpu")
-    torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
-    for name, value in here.buffers.items():
-        torch.testing.assert_close(there.buffers[name].cpu(), value, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
+    for name, value in here.state.buffers.items():
+        torch.testing.assert_close(there.state.buffers[name].cpu(), value, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("topology", ["one-peer-exponential:4", "ring:5"])
@@ -79,14 +79,14 @@ def test_each_phase_and_period_has_its_own_graph(topology):
         trained(replace(SHORT, topology=topology, algorithm="slowmo:tau=3"), device, seeds=(0, 1))
         for device in ("cuda", "cpu")
     )
-    torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
+    torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("faults", [{"drop": 0.3}, {"churn": 0.4}], ids=str)
 def test_a_captured_step_loses_the_messages_that_the_cpu_loses(faults):
     experiment = replace(SHORT, epochs=4, **faults)
     there, here = (trained(experiment, device, seeds=(0, 1)) for device in ("cuda", "cpu"))
-    torch.testing.assert_close(there.x.cpu(), here.x, rtol=0, atol=1e-9)
+    torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("norm", ["bn", "evonorm"])
@@ -95,12 +95,12 @@ def test_a_resumed_run_goes_on_with_the_same_numbers(norm):
     experiment = replace(SHORT, model="resnet8", norm=norm, data="digits", augment=False, epochs=2)
     task = make_task(experiment, load("digits"))
     whole = trained(experiment, "cuda")
-    first = Training(task, [experiment], torch.device("cuda"))
+    first = Program(task, [experiment], torch.device("cuda"))
     first.train_epoch()
-    second = Training(task, [experiment], torch.device("cuda"))
+    second = Program(task, [experiment], torch.device("cuda"))
     second.restore([first.rows_of(0)], 1)
     second.train_epoch()
-    assert (second.x - whole.x).abs().max() <= 1e-9 * whole.x.abs().max()
+    assert (second.state.x - whole.state.x).abs().max() <= 1e-9 * whole.state.x.abs().max()
 
 
 @pytest.fixture(params=[False, True], ids=["as it is", "compiled"])
@@ -115,22 +115,19 @@ def test_captured_transformers_equal_the_cpu(tmp_path, train, compiles):
     chosen = tiny_models.experiment(tiny_models.write_model(tmp_path), train=train, algorithm="qg-dsgdm-n", epochs=3)
     ends = []
     for device in ("cuda", "cpu"):
-        training = Training(tiny_models.task(chosen), [chosen], torch.device(device))
-        assert training.model.compiles == (compiles and device == "cuda")
-        for _ in epochs(training):
-            pass
-        ends.append(training.x.cpu())
+        training = Program(tiny_models.task(chosen), [chosen], torch.device(device))
+        assert training.model.route.compiles == (compiles and device == "cuda")
+        Loop(training).run()
+        ends.append(training.state.x.cpu())
     torch.testing.assert_close(*ends, rtol=0, atol=1e-9)
 
 
 def test_a_captured_transformer_with_dropout_goes_on_with_the_same_numbers(tmp_path, compiles):
     model = tiny_models.write_model(tmp_path, dropout=True)
     chosen = tiny_models.experiment(model, algorithm="qg-dsgdm-n", epochs=3)
-    whole, first, second = (Training(tiny_models.task(chosen), [chosen], torch.device("cuda")) for _ in range(3))
-    for _ in epochs(whole):
-        pass
+    whole, first, second = (Program(tiny_models.task(chosen), [chosen], torch.device("cuda")) for _ in range(3))
+    Loop(whole).run()
     first.train_epoch()
     second.restore([first.rows_of(0)], 1)
-    for _ in epochs(second):
-        pass
-    torch.testing.assert_close(second.x, whole.x, rtol=0, atol=1e-9)
+    Loop(second).run()
+    torch.testing.assert_close(second.state.x, whole.state.x, rtol=0, atol=1e-9)

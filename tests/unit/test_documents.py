@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from quasiglobal import cli
-from quasiglobal.engines.costs import catalogue
-from quasiglobal.paper import summary
+from quasiglobal.cli import explain, look
+from quasiglobal.paper.summary import summary
+from quasiglobal.report.formats import write_report
+from quasiglobal.runs.store import RunStore
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -27,8 +28,9 @@ def test_the_readmes_example_is_the_file_and_prints_what_it_says():
     assert f"```\n{done.stdout}```" in README
 
 
-def test_the_readmes_algorithms_are_the_programs():
-    assert cli._as_markdown(catalogue()) in README
+def test_the_readmes_algorithms_are_the_programs(capsys):
+    explain.algorithms(markdown=True)
+    assert capsys.readouterr().out in README
 
 
 def test_the_readmes_results_are_the_demos():
@@ -44,7 +46,7 @@ def test_the_results_are_what_their_records_say(capsys):
     assert places
     made = {}
     for place in places:
-        cli.compare(tuple(sorted((ROOT / place).iterdir())), markdown=True)
+        look.compare(tuple(sorted((ROOT / place).iterdir())), markdown=True)
         made[place] = capsys.readouterr().out
         assert made[place] in page
     beside_the_paper = re.findall(r"^\| `(\S+)`.*?\| (.*?) \| (.*?) \| (.*?) \| (.*?) \|", page, re.MULTILINE)
@@ -62,7 +64,7 @@ def test_the_results_are_what_their_records_say(capsys):
 
 def test_the_tables_of_results_are_what_their_records_say(tmp_path):
     results = ROOT / "docs" / "results"
-    (made,) = summary.write(summary.document(results / "runs"), tmp_path, ["markdown"])
+    (made,) = write_report(summary(RunStore.read(results / "runs")), tmp_path, ["markdown"])
     assert made.read_text() == (results / made.name).read_text(), "qg report makes them again"
     (section,) = re.findall(r"^## CIFAR-10: architectures.*?(?=^## )", made.read_text(), re.MULTILINE | re.DOTALL)
     shown = [line for line in section.splitlines() if line.startswith("|") and "| not run |" not in line]

@@ -13,10 +13,12 @@ from quasiglobal.data.sources import load
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.faults import WINDOW, Faults
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.runs import processes
-from quasiglobal.runs.local import Options, Run, make_task
+from quasiglobal.runs import distributed
+from quasiglobal.runs.building import make_task
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import read_run
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.program import Training
+from quasiglobal.training.program import Program
 
 N, D, STEPS, LR = 8, 3, 50, 0.1
 GRAPH = qg.topology.ring(N)
@@ -196,7 +198,7 @@ def test_a_probability_is_in_its_range(name, value):
 
 def test_processes_do_not_simulate_faults(tmp_path):
     with pytest.raises(qg.InputError, match="use --engine simulator"):
-        processes.train(Experiment(drop=0.1), Options(runs=tmp_path, engine="distributed"))
+        distributed.train(Experiment(drop=0.1), Options(runs=tmp_path, engine="distributed"))
 
 
 # -------------------------------------------------------------------------------------------------------- training
@@ -206,7 +208,7 @@ SHORT = Experiment(model="mlp", topology="ring:4", epochs=2, lr=0.05, partition=
 
 def training(experiment, seeds=(0,)):
     experiments = [experiment.with_seed(seed) for seed in seeds]
-    return Training(make_task(experiment, load("digits")), experiments, torch.device("cpu"))
+    return Program(make_task(experiment, load("digits")), experiments, torch.device("cpu"))
 
 
 def test_a_training_with_faults_resumes_bit_for_bit_and_is_another_one_than_without():
@@ -218,8 +220,8 @@ def test_a_training_with_faults_resumes_bit_for_bit_and_is_another_one_than_with
     first.train_epoch()
     second.restore([first.rows_of(0), first.rows_of(1)], 1)
     second.train_epoch()
-    assert second.x.equal(whole.x)
-    assert not spared.x.equal(whole.x)
+    assert second.state.x.equal(whole.state.x)
+    assert not spared.state.x.equal(whole.state.x)
 
 
 @pytest.mark.parametrize("algorithm", ["sgdm-n", "slowmo", "mimelite"])
@@ -232,7 +234,7 @@ def test_runs_from_before_there_were_faults_keep_their_names():
     folders = sorted((Path(__file__).parents[2] / "docs" / "results" / "compiled-route").iterdir())
     assert len(folders) == 6
     for folder in folders:
-        experiment = Run.at(folder).experiment
+        experiment = read_run(folder).experiment
         assert experiment.hash == folder.name.rpartition("-")[2]
         assert experiment.name == folder.name
     hashes = {replace(SHORT, drop=drop, churn=churn).hash for drop in (0.0, 0.1) for churn in (0.0, 0.1)}

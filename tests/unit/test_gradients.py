@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.stack import PRECISIONS, StackedModel
+from quasiglobal.gradients.precision import PRECISIONS
+from quasiglobal.gradients.routes import OneByOne, Traced
+from quasiglobal.gradients.stack import StackedModel
 from quasiglobal.models import build
 
 NORMS = ("bn", "gn", "evonorm", "evonorm-released")
@@ -23,8 +25,8 @@ K, BATCH = 3, 8
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")     # torch.compile's own imports
 
 
-def stacked(name, norm, device, precision, one_by_one=None):
-    """Models around one start; of deep ones a CPU computes one after the other unless told otherwise."""
+def stacked(name, norm, device, precision, route=None):
+    """Models around one start, by the route that is chosen here, or by another one."""
     torch.manual_seed(0)
     shape, width = SIZES[name]
     module = build(name, norm=norm, shape=shape, width=width).to(PRECISIONS[precision])
@@ -33,9 +35,7 @@ def stacked(name, norm, device, precision, one_by_one=None):
     x = x + 0.01 * torch.randn(x.shape, dtype=x.dtype)
     buffers = {name: torch.stack([value] * K).to(device) for name, value in module.named_buffers()}
     inputs, targets = torch.randn(K, BATCH, *shape, dtype=x.dtype), torch.randint(0, 10, (K, BATCH))
-    model = StackedModel(module.to(device), nn.functional.cross_entropy, layout, precision)
-    if one_by_one is not None:
-        model.one_by_one_on_cpu = one_by_one
+    model = StackedModel(module.to(device), nn.functional.cross_entropy, layout, precision, route=route)
     return model, x.to(device), buffers, inputs.to(device), targets.to(device)
 
 
@@ -56,12 +56,12 @@ def one_by_one(model, x, buffers, inputs, targets, precision):
     return torch.stack(losses), torch.stack(gradients), after
 
 
-@pytest.mark.parametrize("one_by_one_on_cpu", [False, True])
+@pytest.mark.parametrize("route", [Traced, OneByOne])
 @pytest.mark.parametrize(
     ("name", "norm", "device"), [*SMALL, *DEEP, *(("resnet18", norm, "cpu") for norm in NORMS), *ON_A_GPU]
 )
-def test_gradients_and_buffers_are_each_models_own(name, norm, device, one_by_one_on_cpu):
-    model, x, buffers, inputs, targets = stacked(name, norm, device, "fp64", one_by_one_on_cpu)
+def test_gradients_and_buffers_are_each_models_own(name, norm, device, route):
+    model, x, buffers, inputs, targets = stacked(name, norm, device, "fp64", route if device == "cpu" else None)
     before = {name: value.clone() for name, value in buffers.items()}
     losses, right, g, after = model.gradients(x, buffers, inputs, targets)
     expected, gradients, expected_buffers = one_by_one(model, x, buffers, inputs, targets, "fp64")

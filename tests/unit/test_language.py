@@ -12,15 +12,17 @@ from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.data.randomness import seeded
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.routes import OneByOne, OutsideVmap
 from quasiglobal.gradients.stack import StackedModel
 from quasiglobal.models.language.autocast import Lowered
 from quasiglobal.models.language.checkpointing import recompute
 from quasiglobal.models.language.loading import language_model
 from quasiglobal.runs import export as exports
 from quasiglobal.runs import local as runs
-from quasiglobal.runs.local import Options
-from quasiglobal.training.metrics import combined
-from quasiglobal.training.program import Training, epochs
+from quasiglobal.runs.options import Options
+from quasiglobal.training.callbacks import Call
+from quasiglobal.training.loop import Loop
+from quasiglobal.training.program import Program
 
 pytest.importorskip("transformers", reason="needs the extra nlp")
 
@@ -38,14 +40,16 @@ class Case:
     targets: torch.Tensor
 
 
-def case(name, train="all", **how):
+def case(name, train="all", route=None, **how):
+    """By the route that is chosen here, or by another one."""
     torch.manual_seed(0)
     module = language_model(name, classes=CLASSES, pretrained=False, train=train, **how).double()
     layout = Layout.of(module)
     x = layout.row(dict(module.named_parameters())).repeat(K, 1)
     x = x + 0.05 * torch.randn(x.shape, dtype=x.dtype)
     inputs, targets = texts(K, BATCH, LENGTH), torch.randint(0, CLASSES, (K, BATCH))
-    return Case(StackedModel(module, nn.functional.cross_entropy, layout, "fp64"), x, inputs, targets)
+    model = StackedModel(module, nn.functional.cross_entropy, layout, "fp64", route=route)
+    return Case(model, x, inputs, targets)
 
 
 def own_gradients(made, attention="eager", bf16=False):
@@ -71,7 +75,8 @@ def own_gradients(made, attention="eager", bf16=False):
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "gpt2", "deberta"])
 def test_stacked_gradients_are_each_models_own(tmp_path, kind, train):
     made = case(write_model(tmp_path, kind), train)
-    assert made.model.outside == (kind != "deberta"), "which does not let its attention be replaced"
+    route = OneByOne if kind == "deberta" else OutsideVmap
+    assert type(made.model.route) is route, "DeBERTa does not let its attention be replaced"
     losses, _, g, _ = made.model.gradients(made.x, {}, made.inputs, made.targets)
     expected, gradients = own_gradients(made)
     torch.testing.assert_close(losses, expected, rtol=1e-12, atol=0)
@@ -84,8 +89,9 @@ def test_stacked_gradients_are_each_models_own(tmp_path, kind, train):
 def test_stacking_costs_no_precision(tmp_path, train, precision):
     made = case(write_model(tmp_path), train)
     _, exact = own_gradients(made)
-    made.model.module.float()
-    made.model.precision, made.x = precision, made.x.float()
+    layout = made.model.layout
+    made.model = StackedModel(made.model.module.float(), nn.functional.cross_entropy, layout, precision)
+    made.x = made.x.float()
     _, _, ours, _ = made.model.gradients(made.x, {}, made.inputs, made.targets)
     _, plain = own_gradients(made, "sdpa", bf16=precision == "bf16")
     assert 0 < (ours - exact).norm() <= 1.5 * (plain - exact).norm()
@@ -138,10 +144,8 @@ def kept_bytes(made):
 @pytest.mark.parametrize("train", ["all", "lora:2"])
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
 def test_recomputing_keeps_less_and_changes_nothing_dropout_included(tmp_path, kind, train):
-    made = case(write_model(tmp_path, kind, dropout=True), train)
-    for alone in (False, True):
-        made.model.one_by_one = alone
-        made.model.module.model.gradient_checkpointing_disable()
+    for route in (OutsideVmap, OneByOne):
+        made = case(write_model(tmp_path, kind, dropout=True), train, route)
         usual, g = kept_bytes(made)
         recompute(made.model.module)
         fewer, again = kept_bytes(made)
@@ -153,20 +157,23 @@ def test_recomputing_keeps_less_and_changes_nothing_dropout_included(tmp_path, k
 
 
 def trained(chosen, experiments=None):
-    training = Training(task(chosen), experiments or [chosen], CPU)
-    return training, [combined([part]) for (part, *_) in epochs(training)]
+    program, records = Program(task(chosen), experiments or [chosen], CPU), []
+    Loop(program, [Call(lambda loop: records.append(loop.records[0]))]).run()
+    return program, records
 
 
 @pytest.mark.parametrize("algorithm", ["dadam", "qg-dadam:released=true"])
 def test_adam_makes_steps_of_rounding_where_there_is_no_gradient_and_nowhere_else(tmp_path, algorithm):
     model = write_model(tmp_path)
     chosen = experiment(model, algorithm=algorithm, epochs=4)
-    stacked, alone = (Training(task(chosen), [chosen], CPU) for _ in range(2))
-    alone.model.one_by_one_on_cpu = True
-    for training in (stacked, alone):
-        for _ in epochs(training):
-            pass
-    apart, learns = (stacked.x - alone.x).abs(), learned(model)
+    stacked = Program(task(chosen), [chosen], CPU)
+    one_by_one = StackedModel(
+        task(chosen).module(0).double(), nn.functional.cross_entropy, stacked.layout, "fp64", route=OneByOne
+    )
+    alone = Program(task(chosen), [chosen], CPU, model=one_by_one)
+    for program in (stacked, alone):
+        Loop(program).run()
+    apart, learns = (stacked.state.x - alone.state.x).abs(), learned(model)
     assert apart[:, learns].max() < 1e-12
     assert apart[:, ~learns].max() > 1e-10
 
@@ -175,33 +182,32 @@ def test_adam_makes_steps_of_rounding_where_there_is_no_gradient_and_nowhere_els
 def test_a_stopped_training_with_dropout_goes_on_bit_for_bit(tmp_path, train):
     chosen = experiment(write_model(tmp_path, dropout=True), epochs=3, train=train)
     whole, _ = trained(chosen)
-    first, second = (Training(task(chosen), [chosen], CPU) for _ in range(2))
+    first, second = (Program(task(chosen), [chosen], CPU) for _ in range(2))
     torch.rand(7)                                           # whatever else draws meanwhile
     first.train_epoch()
     second.restore([first.rows_of(0)], 1)
     torch.rand(5)
-    for _ in epochs(second):
-        pass
-    assert second.x.equal(whole.x)
+    Loop(second).run()
+    assert second.state.x.equal(whole.state.x)
 
 
 def test_dropout_differs_from_step_to_step_and_from_seed_to_seed_and_leaves_torchs_numbers_alone(tmp_path):
     chosen = experiment(write_model(tmp_path, dropout=True), lr=1e-30, epochs=1, weight_decay=0.0)
-    training = Training(task(chosen), [chosen], CPU)
-    training.begin_epoch()
+    program = Program(task(chosen), [chosen], CPU)
+    program.begin_epoch()
     before = torch.random.get_rng_state()
     losses = []
     for t in (1, 2, 1):
-        with training._draws(t):
-            losses.append(training.model.gradients(training.x, {}, *training._batch(*training._shapes[0]))[0])
+        with program.seeded(t):
+            losses.append(program.gradients().losses)
     assert losses[0].equal(losses[2])
     assert not losses[0].isclose(losses[1], rtol=1e-6).any()
     assert torch.random.get_rng_state().equal(before)
-    other = Training(task(chosen), [chosen.with_seed(1)], CPU)
+    other = Program(task(chosen), [chosen.with_seed(1)], CPU)
     other.begin_epoch()
-    with training._draws(1):
+    with program.seeded(1):
         ours = torch.rand(3)
-    with other._draws(1):
+    with other.seeded(1):
         assert not ours.equal(torch.rand(3))
 
 
@@ -230,13 +236,13 @@ def test_what_is_frozen_is_nobodys_row_and_the_same_for_all_seeds(tmp_path, trai
     together, _ = trained(chosen, seeds)
     head = 4 * 32 + 4
     adapters = 2 * 2 * 2 * (2 * 32)                         # layers, query and value, A and B, rank × width
-    assert together.x.shape == (8, head + (adapters if train != "head" else 0))
-    assert together.bytes_per_step[0] == 2 * 4 * together.x.shape[1]
+    assert together.state.x.shape == (8, head + (adapters if train != "head" else 0))
+    assert together.bands.bytes_per_step[0] == 2 * 4 * together.state.x.shape[1]
     for k, seed in enumerate(seeds):
         alone, _ = trained(seed)
-        torch.testing.assert_close(together.x[4 * k : 4 * k + 4], alone.x, rtol=0, atol=1e-10)
+        torch.testing.assert_close(together.state.x[4 * k : 4 * k + 4], alone.state.x, rtol=0, atol=1e-10)
     frozen = [name for name, p in together.model.module.named_parameters() if not p.requires_grad]
-    ours, theirs = (dict(Training(task(seed), [seed], CPU).model.module.named_parameters()) for seed in seeds)
+    ours, theirs = (dict(Program(task(seed), [seed], CPU).model.module.named_parameters()) for seed in seeds)
     assert frozen
     assert all(ours[name].equal(theirs[name]) for name in frozen)
 
@@ -251,10 +257,10 @@ def test_an_exported_model_has_what_was_trained_and_scores_as_its_node_did(tmp_p
     for node in range(4):
         exports.save(exports.export(run, str(node)), tmp_path / "model.safetensors")
         exported = exports.read(tmp_path / "model.safetensors")
-        assert sum(value.numel() for value in exported.state.values()) == run.summary["parameters"]
+        assert sum(value.numel() for value in exported.state.values()) == run.summary.parameters
         scores.append(float((exported.predict(data, data.test) == data.test.y).double().mean()))
-    assert min(scores) == pytest.approx(run.summary["last"]["accuracy_worst"], abs=1e-6)
-    assert max(scores) == pytest.approx(run.summary["last"]["accuracy_best"], abs=1e-6)
+    assert min(scores) == pytest.approx(run.summary.last["accuracy_worst"], abs=1e-6)
+    assert max(scores) == pytest.approx(run.summary.last["accuracy_best"], abs=1e-6)
     if train != "all":
         write_model(tmp_path / "model", num_hidden_layers=3)
         with pytest.raises(InputError, match="other weights"):

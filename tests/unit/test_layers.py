@@ -1,11 +1,17 @@
-"""A module imports downwards only, and nothing else knows of the terminal."""
+"""The house: which module may import which, how long a file may be, and what users see."""
 
 import ast
+import subprocess
+import sys
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import quasiglobal
+import pytest
 
-ROOT = Path(quasiglobal.__file__).parent
+import quasiglobal as qg
+
+ROOT = Path(qg.__file__).parent
 
 LAYERS = [
     ["__main__"],
@@ -28,8 +34,21 @@ LAYERS = [
 
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
+MOST_AT_THE_TOP = 10
+MOST_LINES = 400
+MOST_IMPORTS = 12
+
+
+def dotted(path):
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {dotted(path): path for path in sorted(ROOT.rglob("*.py"))}
+
 
 def imports(path):
+    """What a file imports, under `if TYPE_CHECKING` too: names of modules, and names in them."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -38,40 +57,113 @@ def imports(path):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def ours(path):
+    """The modules of this package that a file imports."""
+    found = set()
+    for name in imports(path):
+        parent = name.rpartition(".")[0]
+        if name in MODULES:
+            found.add(name)
+        elif parent in MODULES:
+            found.add(parent)
+    return found - {dotted(path)}
+
+
 def part(module):
-    """The part of the package that a dotted name belongs to."""
-    names = module.split(".")
-    return names[1] if names[0] == "quasiglobal" and len(names) > 1 and names[1] in RANK else None
-
-
-def modules():
-    for path in sorted(ROOT.rglob("*.py")):
-        name = path.relative_to(ROOT).parts[0].removesuffix(".py")
-        if name != "__init__":
-            yield path, name
+    """The layer that a module belongs to."""
+    return module.split(".")[1] if "." in module else "quasiglobal"
 
 
 def test_every_module_has_a_layer():
-    assert {name for _, name in modules()} == set(RANK)
+    assert {part(name) for name in MODULES} == {"quasiglobal", *RANK}
 
 
 def test_imports_point_downwards():
     wrong = [
-        f"{path.relative_to(ROOT)} imports {module}"
-        for path, name in modules()
-        for module in imports(path)
-        if (target := part(module)) and target != name and RANK[target] <= RANK[name]
+        f"{name} imports {target}"
+        for name, path in MODULES.items()
+        if name != "quasiglobal"
+        for target in ours(path)
+        if target != "quasiglobal" and part(target) != part(name) and RANK[part(target)] <= RANK[part(name)]
     ]
     assert wrong == []
 
 
-def importers(package):
-    return [name for path, name in modules() if package in {name.split(".")[0] for name in imports(path)}]
+def test_there_are_no_cycles():
+    graph = {name: ours(path) - {"quasiglobal"} for name, path in MODULES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a cycle: {' → '.join(error.args[1])}")
 
 
-def test_only_the_command_line_knows_of_tyro_and_of_the_whole_package():
-    assert importers("tyro") == importers("rich") == ["cli"]
-    assert [name for path, name in modules() if "quasiglobal" in imports(path)] == ["cli"]
+def test_the_whole_package_is_imported_by_the_command_line_alone():
+    assert {name for name, path in MODULES.items() if "quasiglobal" in imports(path)} == {"quasiglobal.cli"}
+
+
+@pytest.mark.parametrize("package", ["tyro", "rich"])
+def test_only_the_command_line_knows_of_the_terminal(package):
+    importers = {part(name) for name, path in MODULES.items() if package in {i.split(".")[0] for i in imports(path)}}
+    assert importers == {"cli"}
+
+
+def test_the_top_level_holds_what_users_import():
+    top = [path for path in MODULES.values() if path.parent == ROOT]
+    assert len(top) <= MOST_AT_THE_TOP, [path.name for path in top]
+
+
+def test_files_are_short():
+    lines = {name: len(path.read_text().splitlines()) for name, path in MODULES.items() if "kernels" not in name}
+    assert {name: count for name, count in lines.items() if count > MOST_LINES} == {}
+
+
+def test_a_module_imports_few_others():
+    fan_out = {
+        name: len(ours(path)) for name, path in MODULES.items() if path.name not in ("__init__.py", "__main__.py")
+    }
+    assert {name: count for name, count in fan_out.items() if count > MOST_IMPORTS} == {}
+
+
+def test_the_public_names_are_all_that_dir_shows():
+    assert dir(qg) == sorted(qg.__all__)
+    assert all(hasattr(qg, name) for name in qg.__all__)
+
+
+def public_classes(path):
+    """Classes and type aliases of a file, without an underscore."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name[0].isupper() and not name.isupper() and not name.startswith("_"):
+                yield name
+
+
+def test_no_two_public_classes_have_one_name():
+    counts = Counter(name for path in MODULES.values() for name in public_classes(path))
+    assert {name: count for name, count in counts.items() if count > 1} == {}
+
+
+LIGHT = """
+import sys
+sys.argv = ["qg", *{words!r}]
+from quasiglobal.cli import main
+try:
+    main()
+finally:
+    heavy = sorted(name for name in ("torch", "numpy", "tyro", "rich", "networkx") if name in sys.modules)
+    print("imported", heavy, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["--help"], 0), (["trian"], 2)], ids=str)
+def test_what_needs_no_pytorch_imports_none(words, status):
+    done = subprocess.run([sys.executable, "-c", LIGHT.format(words=words)], capture_output=True, text=True)
+    assert done.returncode == status
+    assert done.stderr.endswith("imported []\n")
+    if status:
+        assert done.stderr.startswith("qg: unknown command 'trian'; did you mean 'train'?\n")
 
 
 def updates(path):
@@ -86,9 +178,9 @@ STEP = ["self", "x", "g", "state", "node"]
 
 def test_each_update_is_written_once_and_in_algorithms():
     places = {}
-    for path, name in modules():
+    for name, path in MODULES.items():
         for place, body in updates(path):
-            assert name == "algorithms", f"{place} writes an algorithm outside of algorithms/"
+            assert part(name) == "algorithms", f"{place} writes an algorithm outside of algorithms/"
             places.setdefault(body, []).append(place)
     assert len(places) >= 11
     assert [same for same in places.values() if len(same) > 1] == []

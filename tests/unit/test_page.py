@@ -5,7 +5,9 @@ import shutil
 import pytest
 from hand_made_stores import cell, leave
 
-from quasiglobal.paper.summary import document, write
+from quasiglobal.paper.summary import summary
+from quasiglobal.report.formats import write_report
+from quasiglobal.runs.store import RunStore
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[browser]'")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -20,7 +22,7 @@ def address(tmp_path_factory):
     for row, scores in SCORES.items():
         leave(folder / "runs", cell("motivation", row, "ring 16, α = 0.1"), scores)
     leave(folder / "runs", cell("motivation", "QG-DSGDm-N", "ring 16, α = 0.1"), [80], lr=1.6)
-    write(document(folder / "runs"), folder, ["html"])
+    write_report(summary(RunStore.read(folder / "runs")), folder, ["html"])
     return (folder / "index.html").as_uri()
 
 

@@ -8,7 +8,8 @@ import torch
 
 import quasiglobal as qg
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.runs.local import Options, prepare
+from quasiglobal.runs.local import prepare
+from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import Experiment
 
 N, D, STEPS = 16, 200, 240
@@ -30,7 +31,7 @@ class RoundingSimulator(Simulator):
         super().__init__(graph)
         self.bits = bits
 
-    def mix(self, t, tensors):
+    def mix(self, t, tensors, time=None):
         W = torch.tensor(self.topology.weights(t), dtype=torch.float32)
         return tuple(rounded(W, self.bits) @ rounded(v, self.bits) for v in tensors)
 

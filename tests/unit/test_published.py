@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from quasiglobal.paper.published import Score, published
+from quasiglobal.paper.published import ColumnLabel, RowLabel, Score, published
 from quasiglobal.paper.tables import TABLES
 
 COUNTS = {
@@ -58,6 +58,7 @@ def test_the_papers_contradictions_are_noted():
     for name in ("gradient-tracking", "ring-scales"):
         assert any("90.27 ± 0.27" in note and "90.27 ± 0.07" in note for note in tables[name].notes)
     (note,) = tables["motivation"].notes
-    for column in ("ring 16, iid", "social 32, iid"):
+    for group in ("ring 16", "social 32"):
         for model in ("BN", "EvoNorm"):
-            assert str(tables["cifar10"].scores[f"ResNet-{model}-20: SGDm-N (centralized)", column]) in note
+            row, column = RowLabel("SGDm-N (centralized)", f"ResNet-{model}-20"), ColumnLabel("iid", group)
+            assert str(tables["cifar10"].scores[row, column]) in note

@@ -12,18 +12,25 @@ import pytest
 from hand_made_stores import cell, leave
 
 from quasiglobal import cli
-from quasiglobal.paper.comparison import by_setting, order, to_paper
-from quasiglobal.paper.reproduce import outcomes
-from quasiglobal.paper.summary import document, write
+from quasiglobal.paper.comparison import by_model_and_column, order, to_paper
+from quasiglobal.paper.outcomes import outcomes
+from quasiglobal.paper.published import ColumnLabel, RowLabel
+from quasiglobal.paper.summary import summary
 from quasiglobal.paper.tables import TABLES
 from quasiglobal.report.document import Cell, Column, Document, Line, Plot, Row, Section
+from quasiglobal.report.formats import write_report
 from quasiglobal.report.latex import latex
 from quasiglobal.report.markdown import markdown
 from quasiglobal.report.noise import Sample, difference, tolerance
 from quasiglobal.report.page import page
 from quasiglobal.report.svg import figure
+from quasiglobal.runs.store import RunFolder, RunStore
 
 HETEROGENEOUS = "ring 16, α = 0.1"
+
+
+def document(root, scale="paper"):
+    return summary(RunStore.read(root), scale)
 
 
 def in_motivation(row, column=HETEROGENEOUS):
@@ -56,8 +63,8 @@ def test_best_is_the_best_epoch_and_ours_the_last(tmp_path):
     leave(tmp_path, chosen, [70])
     (metrics,) = tmp_path.glob("*/metrics.jsonl")
     metrics.write_text('{"epoch": 10, "accuracy": 0.75, "accuracy_averaged": 0.8}\n' + metrics.read_text())
-    (found,) = [one for one in outcomes(TABLES["motivation"], tmp_path) if one.runs]
-    found.runs[0].finish("finished", {})
+    (found,) = [one for one in outcomes(TABLES["motivation"], RunStore.read(tmp_path)) if one.runs]
+    RunFolder.of(found.runs[0].experiment, tmp_path).finish("finished", {})
     line = row_of(tmp_path, "DSGD")
     assert (line["ours"].text, line["best"].text) == ("70.00 (1)", "75.00")
 
@@ -129,8 +136,9 @@ def test_a_method_alone_in_its_column_has_no_order(tmp_path):
 def test_what_diverged_is_below_what_did_not(tmp_path):
     leave(tmp_path, in_motivation("QG-DSGDm-N"), [81])
     leave(tmp_path, in_motivation("DSGDm-N"), [85], diverged=(0,))
-    group = by_setting(outcomes(TABLES["motivation"], tmp_path))["", HETEROGENEOUS]
-    (best,) = [one for one in group if one.cell.row == "QG-DSGDm-N"]
+    found = outcomes(TABLES["motivation"], RunStore.read(tmp_path))
+    group = by_model_and_column(found)["", ColumnLabel.parse(HETEROGENEOUS)]
+    (best,) = [one for one in group if one.cell.row == RowLabel("QG-DSGDm-N")]
     assert order(best, group).verdict == "holds"
     assert [to_paper(one) is None for one in group if one.runs] == [True, False]
 
@@ -312,7 +320,7 @@ def test_latex_is_typeset_on_its_pages(tmp_path):
 
 def test_all_formats_are_written_whole(tmp_path):
     (tmp_path / "runs").mkdir()
-    paths = write(document(tmp_path / "runs"), tmp_path / "out")
+    paths = write_report(document(tmp_path / "runs"), tmp_path / "out")
     assert [path.name for path in paths] == ["index.html", "tables.md", "tables.tex"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in paths}
 

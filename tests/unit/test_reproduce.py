@@ -6,16 +6,20 @@ from functools import partial
 import pytest
 import torch
 from hand_made_stores import leave_table
+from rich.console import Console
 from terminal import inside
 
-from quasiglobal import InputError, cli
+from quasiglobal import InputError
+from quasiglobal.cli import paper, paper_tables, terminal
+from quasiglobal.paper.cells import at_scale
+from quasiglobal.paper.figures.training import TRAINED, draw_from_store
+from quasiglobal.paper.outcomes import outcomes
 from quasiglobal.paper.published import Score
-from quasiglobal.paper.reproduce import _seeds_to_run, outcomes, reproduce
-from quasiglobal.paper.reproduce import ended as stored
-from quasiglobal.paper.tables import TABLES, at_scale
+from quasiglobal.paper.reproduce import run_missing, seeds_to_run
+from quasiglobal.paper.tables import TABLES
 from quasiglobal.paper.targets import TARGETS, cost, recorded, stand
-from quasiglobal.paper.trained import TRAINED, draw
-from quasiglobal.runs.local import Options, Run
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import RunFolder, RunStore
 from quasiglobal.runs.tuning import tune
 
 
@@ -28,7 +32,7 @@ HEADLINE = cell_of("motivation", "QG-DSGDm-N | ring 16, α = 0.1")
 
 def ended(root, experiment, accuracy, status="finished"):
     """A run in the store that reached this, without training."""
-    run = Run.of(experiment, root)
+    run = RunFolder.of(experiment, root)
     run.describe()
     test = {"epoch": 10, "loss": 0.1, "accuracy": accuracy, "accuracy_averaged": accuracy + 0.01}
     run.rewrite([] if status == "diverged" else [test | {"epoch": 5, "accuracy": accuracy + 0.02}, test])
@@ -41,12 +45,12 @@ def headline(root, scores, status="finished"):
 
 
 def outcome(root, table="motivation", cell=HEADLINE, scale="paper"):
-    return next(one for one in outcomes(TABLES[table], root, scale) if one.cell == cell)
+    return next(one for one in outcomes(TABLES[table], RunStore.read(root), scale) if one.cell == cell)
 
 
 def test_an_empty_store_has_nothing_and_says_so(tmp_path):
     for name, table in TABLES.items():
-        for one in outcomes(table, tmp_path):
+        for one in outcomes(table, RunStore.read(tmp_path)):
             assert (one.ours(), one.runs, one.tuned, one.difference) == (None, (), False, None), name
 
 
@@ -123,21 +127,21 @@ def test_tuning_on_short_runs_trains_at_the_papers_scale_at_their_best_alone(tmp
     monkeypatch.setattr("quasiglobal.paper.reproduce.sweep", train)
     monkeypatch.setattr("quasiglobal.paper.reproduce.tune", partial(tune, train=train))
     monkeypatch.setattr("quasiglobal.paper.reproduce.absent", lambda names, data_dir: [])
-    (one,) = reproduce(
+    (one,) = run_missing(
         TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path), tune_short=True
     )
     assert (one.how, one.experiment.lr, len(one.runs)) == ("best of 4 short runs", 1.6, 2)
     assert [(run.epochs, run.lr, run.seed) for run in trained if run.epochs == 300] == [(300, 1.6, 0), (300, 1.6, 1)]
     done = len(trained)
-    reproduce(TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path), tune_short=True)
+    run_missing(TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path), tune_short=True)
     assert len(trained) == done, "nothing is run twice"
-    assert stand(TABLES["motivation"], tmp_path, "paper", seeds=2, short=True).done == 1
-    assert stand(TABLES["motivation"], tmp_path, "paper", seeds=2).done == 0
-    (one,) = reproduce(TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path))
+    assert stand(TABLES["motivation"], RunStore.read(tmp_path), "paper", seeds=2, short=True).done == 1
+    assert stand(TABLES["motivation"], RunStore.read(tmp_path), "paper", seeds=2).done == 0
+    (one,) = run_missing(TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path))
     assert (one.how, one.experiment.lr) == ("best of 4", 1.6), "tuned at the paper's scale, unless asked otherwise"
     assert {run.epochs for run in trained[done:]} == {300}
     with pytest.raises(InputError, match="leave it out"):
-        reproduce(TABLES["motivation"], "smoke", tune_short=True)
+        run_missing(TABLES["motivation"], "smoke", tune_short=True)
 
 
 def test_a_seed_that_diverged_is_no_number_rather_than_left_out(tmp_path):
@@ -174,16 +178,16 @@ def test_a_further_tuned_option_counts_at_its_best(tmp_path):
 
 def test_what_is_to_be_run_shrinks_with_what_the_store_has(tmp_path):
     table = TABLES["motivation"]
-    before = stand(table, tmp_path, "paper", seeds=3, data_dir=tmp_path)
+    before = stand(table, RunStore.read(tmp_path), "paper", seeds=3, data_dir=tmp_path)
     assert (before.cells, before.tried, before.done) == (18, 0, 0)
     assert len(before.to_run) == 18 * (3 + 2), "three rates, then two more seeds at the best"
     assert before.missing == ("cifar10",)
     headline(tmp_path, {0.4: 0.7, 0.8: 0.8, 1.6: 0.7})
     ended(tmp_path, replace(HEADLINE.experiment, lr=0.8, seed=1), 0.8)
-    after = stand(table, tmp_path, "paper", seeds=3, data_dir=tmp_path)
+    after = stand(table, RunStore.read(tmp_path), "paper", seeds=3, data_dir=tmp_path)
     assert (after.tried, after.done, len(after.to_run)) == (1, 0, 17 * 5 + 1)
     ended(tmp_path, replace(HEADLINE.experiment, lr=0.8, seed=2), 0.8)
-    assert stand(table, tmp_path, "paper", seeds=3).done == 1
+    assert stand(table, RunStore.read(tmp_path), "paper", seeds=3).done == 1
 
 
 def test_cost_grows_with_the_runs_and_is_unknown_for_data_of_nobody():
@@ -200,11 +204,11 @@ def test_cost_grows_with_the_runs_and_is_unknown_for_data_of_nobody():
 def test_cost_goes_by_the_stores_own_runs_on_such_a_device(tmp_path):
     one, cpu, cuda = at_scale(HEADLINE.experiment, "smoke"), torch.device("cpu"), torch.device("cuda")
     for seed, speed in enumerate((1.0, 2.0, 50.0)):
-        run = Run.of(replace(one, seed=seed, lr=0.1), tmp_path)
+        run = RunFolder.of(replace(one, seed=seed, lr=0.1), tmp_path)
         run.describe()
         run.rewrite([{"epoch": 2, "accuracy": 0.5, "images_per_second": speed}])
         run.finish("finished", {"device": "cuda"})
-    store = stored(tmp_path)
+    store = RunStore.read(tmp_path)
     assert cost([one], cuda, recorded(store, cuda)) == (one.epochs * 1797 / 2, True)
     assert cost([one], cpu, recorded(store, cpu))[0] < one.epochs * 1797 / 50
     assert cost([replace(one, width=0.25)], cpu, recorded(store, cpu))[0] > 0
@@ -213,10 +217,10 @@ def test_cost_goes_by_the_stores_own_runs_on_such_a_device(tmp_path):
 def test_missing_data_is_one_sentence_with_the_remedy(tmp_path):
     options = Options(runs=tmp_path, data_dir=tmp_path)
     with pytest.raises(InputError, match=r"cifar10 is not in .*; get it: .*curl") as error:
-        reproduce(TABLES["single-worker"], options=options)
+        run_missing(TABLES["single-worker"], options=options)
     assert "\n" not in str(error.value)
     with pytest.raises(InputError, match=r"agnews is not in .*; get it: "):
-        reproduce(TABLES["adam"], cells=["*AG News*"], options=options)
+        run_missing(TABLES["adam"], cells=["*AG News*"], options=options)
 
 
 def test_what_the_store_has_is_shown_where_the_data_is_missing(monkeypatch, capsys, tmp_path):
@@ -233,7 +237,7 @@ def test_what_the_store_has_is_shown_where_the_data_is_missing(monkeypatch, caps
 
 def test_a_table_runs_end_to_end_at_smoke_scale_and_never_twice(tmp_path):
     options = Options(runs=tmp_path)
-    found = reproduce(TABLES["adam"], "smoke", seeds=2, options=options)
+    found = run_missing(TABLES["adam"], "smoke", seeds=2, options=options)
     assert len(found) == len(TABLES["adam"].cells)
     for one in found:
         assert len(one.trials) == 3
@@ -241,7 +245,7 @@ def test_a_table_runs_end_to_end_at_smoke_scale_and_never_twice(tmp_path):
         assert one.experiment.data == "digits"
         assert 0 < one.ours().mean <= 100
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")}
-    again = reproduce(TABLES["adam"], "smoke", seeds=2, options=options)
+    again = run_missing(TABLES["adam"], "smoke", seeds=2, options=options)
     assert [one.ours() for one in again] == [one.ours() for one in found]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json*")} == written
 
@@ -256,10 +260,10 @@ def smoke_store(tmp_path_factory):
 @pytest.mark.filterwarnings("ignore:D2 needs every eigenvalue")
 @pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.table and target.table.cells])
 def test_every_target_that_trains_runs_at_smoke_scale(name, smoke_store):
-    found = reproduce(TARGETS[name].table, "smoke", options=Options(runs=smoke_store))
+    found = run_missing(TARGETS[name].table, "smoke", options=Options(runs=smoke_store))
     assert all(len(one.runs) == 3 for one in found)
     if name in TRAINED:
-        assert draw(name, smoke_store, "smoke").rows
+        assert draw_from_store(name, RunStore.read(smoke_store), "smoke").rows
 
 
 def test_more_seeds_run_those_seeds_alone_and_the_named_cells_alone(tmp_path):
@@ -269,10 +273,10 @@ def test_more_seeds_run_those_seeds_alone_and_the_named_cells_alone(tmp_path):
     def watch(runs, records):
         watched.extend((run.experiment.seed, run.experiment.lr) for run in runs)
 
-    (one,) = reproduce(table, "smoke", 1, cells, Options(runs=tmp_path), watch)
+    (one,) = run_missing(table, "smoke", 1, cells, Options(runs=tmp_path), watch)
     assert {seed for seed, _ in watched} == {0}
     watched.clear()
-    (more,) = reproduce(table, "smoke", 3, cells, Options(runs=tmp_path), watch)
+    (more,) = run_missing(table, "smoke", 3, cells, Options(runs=tmp_path), watch)
     assert set(watched) == {(1, one.experiment.lr), (2, one.experiment.lr)}
     assert len(more.runs) == 3
     assert more.ours().std > 0
@@ -289,18 +293,18 @@ def test_the_default_rate_is_not_trained_again_where_it_was_left_out(tmp_path):
     def watch(runs, records):
         trained.extend((run.experiment.peak_lr, run.experiment.seed) for run in runs)
 
-    (one,) = reproduce(table, "smoke", 3, ["sgdm-n | gn"], Options(runs=tmp_path), watch)
+    (one,) = run_missing(table, "smoke", 3, ["sgdm-n | gn"], Options(runs=tmp_path), watch)
     assert {rate for rate, _ in trained} == {default.peak_lr / 2, default.peak_lr * 2}
     assert list(one.trials) == [default.peak_lr / 2, default.peak_lr, default.peak_lr * 2]
     assert [run.experiment for run in one.runs] == [default.with_seed(seed) for seed in range(3)]
 
 
 def test_no_seed_is_run_before_a_rate_is_chosen_unless_the_paper_has_one(tmp_path):
-    assert _seeds_to_run(outcome(tmp_path), 3) == []
+    assert seeds_to_run(outcome(tmp_path), 3) == []
     headline(tmp_path, {0.8: 0.8})
-    assert [one.seed for one in _seeds_to_run(outcome(tmp_path), 3)] == [1, 2]
+    assert [one.seed for one in seeds_to_run(outcome(tmp_path), 3)] == [1, 2]
     fixed = cell_of("imagenet-topologies", "DSGDm-N | ring 16, α = 1")
-    assert len(_seeds_to_run(outcome(tmp_path, "imagenet-topologies", fixed), 3)) == 3
+    assert len(seeds_to_run(outcome(tmp_path, "imagenet-topologies", fixed), 3)) == 3
 
 
 def test_a_table_that_was_stopped_is_gone_on_with(tmp_path):
@@ -310,15 +314,15 @@ def test_a_table_that_was_stopped_is_gone_on_with(tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reproduce(table, "smoke", 1, cells, Options(runs=tmp_path / "stopped"), stop)
-    (resumed,) = reproduce(table, "smoke", 1, cells, Options(runs=tmp_path / "stopped"))
-    (whole,) = reproduce(table, "smoke", 1, cells, Options(runs=tmp_path / "whole"))
+        run_missing(table, "smoke", 1, cells, Options(runs=tmp_path / "stopped"), stop)
+    (resumed,) = run_missing(table, "smoke", 1, cells, Options(runs=tmp_path / "stopped"))
+    (whole,) = run_missing(table, "smoke", 1, cells, Options(runs=tmp_path / "whole"))
     assert resumed.ours() == whole.ours()
 
 
 def test_what_was_not_measured_is_no_number(tmp_path):
     headline(tmp_path, {0.8: 0.8})
-    run = outcome(tmp_path).runs[0]
+    run = RunFolder.of(outcome(tmp_path).experiment, tmp_path)
     run.rewrite([{"epoch": 10, "loss": 0.1, "accuracy": 0.8}])
     run.finish("finished", {})
     assert outcome(tmp_path).ours().mean == pytest.approx(80.0)
@@ -329,15 +333,23 @@ def test_what_was_not_measured_is_no_number(tmp_path):
 
 
 def qg(monkeypatch, capsys, *words):
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(cli, "console", cli.Console(highlight=False, markup=False, width=200))
+    wide(monkeypatch, 200)
     return inside(monkeypatch, capsys, *words)
+
+
+def wide(monkeypatch, columns):
+    """A terminal of so many columns."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    console = Console(highlight=False, markup=False, width=columns)
+    for module in (terminal, paper, paper_tables):
+        monkeypatch.setattr(module, "console", console)
+    return console
 
 
 def test_the_list_has_every_target_with_what_it_takes(monkeypatch, capsys, tmp_path):
     headline(tmp_path, {0.8: 0.8})
     words = ("reproduce", "--list", "--scale", "short", "--runs", str(tmp_path), "--data-dir", str(tmp_path))
-    monkeypatch.setattr(cli, "cost", lambda experiments, device, speeds: (90.0, False))
+    monkeypatch.setattr(paper_tables, "cost", lambda experiments, device, speeds: (90.0, False))
     status, out, _ = qg(monkeypatch, capsys, *words)
     assert status == 0
     for name in TARGETS:
@@ -370,10 +382,9 @@ def test_a_table_is_printed_beside_the_papers(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize("name", ["imagenet", "momentum-variants"])
 def test_no_number_is_cut_off_in_a_terminal_of_80_columns(monkeypatch, capsys, tmp_path, name):
     leave_table(tmp_path, name, off=-10.5)
-    monkeypatch.setattr(cli, "console", cli.Console(highlight=False, markup=False, width=80))
-    table = TABLES[name]
-    found = outcomes(table, tmp_path)
-    cli.console.print(cli._beside_the_paper(table, found, "paper"))
+    table, console = TABLES[name], wide(monkeypatch, 80)
+    found = outcomes(table, RunStore.read(tmp_path))
+    console.print(paper_tables.beside_the_paper(table, found, "paper"))
     out = capsys.readouterr().out
     assert "…" not in out
     for one in found:

@@ -74,14 +74,13 @@ NETWORKS = {"usual": Usual, "unusual": Unusual, "vgg11": partial(build, "vgg11",
 
 
 @pytest.fixture
-def route(request, monkeypatch):
+def by_kernels(request):
     """The kernels run on a CPU in Triton's interpreter, where there is Triton (see conftest.py)."""
-    if request.param == "operations":
-        monkeypatch.setattr("quasiglobal.gradients.kernels.program._kernels", lambda x: False)
-        return
-    pytest.importorskip("triton")
-    if "TRITON_INTERPRET" not in os.environ:
-        pytest.skip("the kernels are compiled here, and have no float64")
+    if request.param == "kernels":
+        pytest.importorskip("triton")
+        if "TRITON_INTERPRET" not in os.environ:
+            pytest.skip("the kernels are compiled here, and have no float64")
+    return request.param == "kernels"
 
 
 def example(name, dtype=torch.float64, device="cpu"):
@@ -118,10 +117,10 @@ CASES = [("operations", name) for name in NETWORKS] + [
 ]
 
 
-@pytest.mark.parametrize(("route", "name"), CASES, indirect=["route"])
-def test_gradients_and_buffers_are_each_models_own(name, route):
+@pytest.mark.parametrize(("by_kernels", "name"), CASES, indirect=["by_kernels"])
+def test_gradients_and_buffers_are_each_models_own(name, by_kernels):
     module, layout, x, buffers, inputs, targets = example(name)
-    program = stacked_program(module, layout, x, buffers, inputs)
+    program = stacked_program(module, layout, x, buffers, inputs, by_kernels)
     before = {key: value.clone() for key, value in buffers.items()}
     outputs, after, gradient = program(x, buffers, inputs)
     g = gradient(vmap(nn.functional.cross_entropy)(outputs, targets).sum())
@@ -188,7 +187,7 @@ def test_a_test_costs_no_precision(name):
     module, layout, x, buffers, inputs, _ = example(name, torch.float32, "cuda")
     model = StackedModel(module, nn.functional.cross_entropy, layout, "bf16")
     ours = model.outputs(x, buffers, inputs)
-    assert any(program for program in model._stacked.values()), "by the kernels"
+    assert any(program for program in model.route.programs.values()), "by the kernels"
     errors = []
     exact = outputs_one_by_one(copy.deepcopy(module).double(), layout, x.double(), buffers, inputs.double())
     for found in (ours, outputs_one_by_one(module, layout, x, buffers, inputs, autocast=True)):
@@ -209,7 +208,7 @@ def outputs_one_by_one(module, layout, x, buffers, inputs, autocast=False):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_pooling_is_pytorchs(dtype):
     pytest.importorskip("triton")
-    from quasiglobal.gradients.kernels import triton_kernels as kernels
+    from quasiglobal.gradients.kernels import pooling
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
@@ -220,7 +219,7 @@ def test_pooling_is_pytorchs(dtype):
     expected = nn.functional.max_pool2d(images, 3)
     dy = torch.randn_like(expected)
     (dx,) = torch.autograd.grad(expected, images, dy)
-    y, which = kernels.pool(x, 3)
+    y, which = pooling.pool(x, 3)
     torch.testing.assert_close(y.flatten(0, 1).movedim(-1, 1), expected, rtol=0, atol=0, equal_nan=True)
-    back = kernels.pool_back(dy.movedim(1, -1).unflatten(0, (2, 3)).contiguous(), which, 3)
+    back = pooling.pool_back(dy.movedim(1, -1).unflatten(0, (2, 3)).contiguous(), which, 3)
     torch.testing.assert_close(back.flatten(0, 1).movedim(-1, 1), dx, rtol=0, atol=0)

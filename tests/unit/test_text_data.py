@@ -12,13 +12,12 @@ from safetensors.torch import load_file, save_file
 
 import quasiglobal as qg
 from quasiglobal import cli
-from quasiglobal.data import corpus as texts_module
 from quasiglobal.data import sources as datasets
 from quasiglobal.data.batches import Owner, Plan
-from quasiglobal.data.corpus import check_vocabulary, tokenised
+from quasiglobal.data.corpus import Corpus, Rows, check_vocabulary, fingerprint_of, tokenised
 from quasiglobal.data.texts import Texts
-from quasiglobal.runs.local import data_of
-from quasiglobal.runs.peers import agreement
+from quasiglobal.runs.agreement import agreement
+from quasiglobal.runs.building import data_of
 from quasiglobal.training.experiment import Experiment
 
 CPU = torch.device("cpu")
@@ -74,9 +73,9 @@ def refused(name, *parts, **options):
 
 def corpus_of(train, test=("a",), name="mine"):
     def rows(texts):
-        return texts_module.Rows(list(texts), torch.zeros(len(texts), dtype=torch.int64))
+        return Rows(list(texts), torch.zeros(len(texts), dtype=torch.int64))
 
-    return texts_module.Corpus(name, rows(train), rows(test), ("one",))
+    return Corpus(name, rows(train), rows(test), ("one",))
 
 
 # Files
@@ -351,9 +350,9 @@ def test_the_description_of_a_tokenizer_does_not_change_by_using_it():
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
     corpus = corpus_of(["a b a", "b"])
-    before = texts_module._fingerprint(corpus, tokenizer, 4)
+    before = fingerprint_of(corpus, tokenizer, 4)
     assert tokenised(corpus, tokenizer, 4, None).train.x.tolist() == [[2, 3, 2, 0], [3, 0, 0, 0]]
-    assert texts_module._fingerprint(corpus, tokenizer, 4) == before
+    assert fingerprint_of(corpus, tokenizer, 4) == before
 
 
 # What a model sees
@@ -422,8 +421,8 @@ def test_a_model_of_images_does_not_read(tmp_path):
 @pytest.fixture
 def tiny(monkeypatch):
     """hf:tiny is a model that reads words."""
-    monkeypatch.setattr("quasiglobal.runs.local.tokenizer_of", lambda model: Words(*ABC))
-    monkeypatch.setattr("quasiglobal.runs.local.vocabulary_of", lambda model: 6)
+    monkeypatch.setattr("quasiglobal.runs.building.tokenizer_of", lambda model: Words(*ABC))
+    monkeypatch.setattr("quasiglobal.runs.building.vocabulary_of", lambda model: 6)
 
 
 @pytest.mark.usefixtures("tiny")

@@ -9,14 +9,17 @@ import pytest
 import tiny_models
 import torch
 
-from quasiglobal import cli
+from quasiglobal.cli import share
 from quasiglobal.data.readers.tables import read_texts
 from quasiglobal.data.sources import Examples
 from quasiglobal.errors import InputError
 from quasiglobal.runs import export as exports
-from quasiglobal.runs.local import Options, data_of, make_task, train
+from quasiglobal.runs.building import data_of, make_task
+from quasiglobal.runs.local import train
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import read_run
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.program import Training
+from quasiglobal.training.program import Program
 
 CPU = torch.device("cpu")
 pytest.importorskip("transformers", reason="needs the extra nlp")
@@ -35,12 +38,11 @@ def test_padding_changes_neither_training_nor_tests(tmp_path, algorithm):
     """Texts of up to 32 tokens in rows of 32 and of 64: each step is cut to what it needs, and so to the same."""
     chosen = tiny_models.experiment(tiny_models.write_model(tmp_path / "m"), algorithm=algorithm, epochs=1, steps=2)
     data = tiny_models.dataset(count=48, length=32)
-    trainings = [Training(make_task(chosen, widened(data, width)), [chosen], CPU) for width in (32, 64)]
-    for training in trainings:
-        training.train_epoch()
-    narrow, wide = trainings
-    torch.testing.assert_close(wide.x, narrow.x, rtol=0, atol=1e-12)
-    assert max(length for _, length in wide._shapes) <= 32
+    narrow, wide = (Program(make_task(chosen, widened(data, width)), [chosen], CPU) for width in (32, 64))
+    for program in (narrow, wide):
+        program.train_epoch()
+    torch.testing.assert_close(wide.state.x, narrow.state.x, rtol=0, atol=1e-12)
+    assert max(length for _, length in wide.feed.shapes) <= 32
     (found,), (other,) = narrow.evaluate(), wide.evaluate()
     assert found["accuracy"] == other["accuracy"]
     assert found["test_loss"] == pytest.approx(other["test_loss"], abs=1e-12)
@@ -54,9 +56,9 @@ def test_steps_that_are_cut_shorter_learn_the_same(tmp_path, monkeypatch):
     ends = []
     for bucket in (4, 32):
         monkeypatch.setattr("quasiglobal.data.texts.BUCKET", bucket)
-        training = Training(task, [chosen], CPU)
-        training.train_epoch()
-        ends.append((training.x, {length for _, length in training._shapes}))
+        program = Program(task, [chosen], CPU)
+        program.train_epoch()
+        ends.append((program.state.x, {length for _, length in program.feed.shapes}))
     (short, lengths), (full, whole) = ends
     assert whole == {32}
     assert min(lengths) < 32
@@ -101,31 +103,31 @@ def test_from_a_csv_file_to_a_model_in_use(tmp_path, monkeypatch, capsys):
         partition="iid", algorithm="dadam", epochs=4, batch=10, lr=0.01, milestones=(), shape=(16,), eval_every=4,
     )
     (run,) = train(chosen, Options(runs=tmp_path / "runs", device="cpu"))
-    assert run.summary["status"] == "finished"
-    assert run.summary["last"]["accuracy"] > 0.95
-    assert len(run.summary["last"]["recall_worst"]) == 2
+    assert run.status == "finished"
+    assert run.summary.last["accuracy"] > 0.95
+    assert len(run.summary.last["recall_worst"]) == 2
 
     model = tmp_path / "model.safetensors"
     exports.save(exports.export(run, "average"), model)
     kept = sorted((tmp_path / "cache").rglob("*"))
     (tmp_path / "new.txt").write_text("w1 w3 w5\nw2 w4 w6 w8\nw7 w9 w11\n")
-    cli.predict(model, str(tmp_path / "new.txt"))
+    share.predict(model, str(tmp_path / "new.txt"))
     assert capsys.readouterr().out.split() == ["odd", "even", "odd"]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfw4 w2\x0cw2\r\nw1 w3")))
-    cli.predict(model, "-")
+    share.predict(model, "-")
     assert capsys.readouterr().out.split() == ["even", "odd"], "a form feed ends no line"
     assert sorted((tmp_path / "cache").rglob("*")) == kept, "texts that were but classified are not kept"
 
     (tmp_path / "odd.csv").write_text("label,text\n" + "odd,w1 w3 w5\n" * 20)     # names count, not places
-    cli.evaluate(model, f"csv:{tmp_path}/odd.csv")
+    share.evaluate(model, f"csv:{tmp_path}/odd.csv")
     assert "100.00% of 20 test examples" in " ".join(capsys.readouterr().out.split())
-    cli.predict(model, f"csv:{tmp_path}/mine")              # its test.csv, whose rows are even and odd by turns
+    share.predict(model, f"csv:{tmp_path}/mine")              # its test.csv, whose rows are even and odd by turns
     assert capsys.readouterr().out.split()[:6] == ["even", "odd"] * 3
     (tmp_path / "other.csv").write_text("label,text\n" + "prime,w1 w3 w5\neven,w2 w4\n" * 20)
     with pytest.raises(InputError, match="prime"):
-        cli.evaluate(model, f"csv:{tmp_path}/other.csv")
+        share.evaluate(model, f"csv:{tmp_path}/other.csv")
     with pytest.raises(InputError, match="as in csv:"):
-        cli.predict(model, str(tmp_path / "other.csv"))
+        share.predict(model, str(tmp_path / "other.csv"))
 
     for split in ("train", "test"):                         # a run knows what its classes were called
         path = tmp_path / "mine" / f"{split}.csv"
@@ -135,7 +137,7 @@ def test_from_a_csv_file_to_a_model_in_use(tmp_path, monkeypatch, capsys):
     with open(tmp_path / "mine" / "train.csv", "a") as file:
         file.write("two,w2 w4\n")
     with pytest.raises(InputError, match="trained on other classes"):
-        exports.export(run, "average")
+        exports.export(read_run(run.folder), "average")
 
 
 @pytest.mark.parametrize(

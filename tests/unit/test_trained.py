@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from quasiglobal import InputError
-from quasiglobal.paper import trained
-from quasiglobal.paper.figures import write
-from quasiglobal.paper.tables import TABLES, at_scale
-from quasiglobal.paper.trained import BETAS, RATES, TRAINED, draw
-from quasiglobal.runs.local import Run, find
+from quasiglobal.paper.cells import at_scale
+from quasiglobal.paper.figures import partitions
+from quasiglobal.paper.figures.made import write_figure
+from quasiglobal.paper.figures.scores import BETAS, QUASI_GLOBAL, RATES, local_momentum
+from quasiglobal.paper.figures.training import TRAINED, draw_from_store
+from quasiglobal.paper.tables import TABLES
+from quasiglobal.runs.store import RunFolder, RunStore, find_runs
 
 DRAWN = [name for name, figure in TRAINED.items() if figure.table.cells]
 
@@ -19,7 +21,7 @@ DRAWN = [name for name, figure in TRAINED.items() if figure.table.cells]
 def store(root, cells, accuracy=lambda cell: 0.5, scale="smoke"):
     """A run of two epochs for each cell, at its own learning rate; None: it diverged in the second."""
     for cell in cells:
-        run = Run.of(at_scale(cell.experiment, scale), root)
+        run = RunFolder.of(at_scale(cell.experiment, scale), root)
         run.describe()
         reached = accuracy(cell)
         run.rewrite(
@@ -32,6 +34,10 @@ def store(root, cells, accuracy=lambda cell: 0.5, scale="smoke"):
         run.finish("diverged" if reached is None else "finished", {})
 
 
+def draw(name, root, scale="smoke"):
+    return draw_from_store(name, RunStore.read(root), scale)
+
+
 def drawn(figure):
     """The panels that show something."""
     return [panel for panel in figure.axes if panel.lines or panel.collections or panel.images]
@@ -42,7 +48,7 @@ def test_every_figure_names_experiments_that_can_be_run_and_draws_them(name, tmp
     cells = TRAINED[name].table.cells
     assert len({cell.name for cell in cells}) == len(cells)
     store(tmp_path / "runs", cells)
-    made = draw(name, tmp_path / "runs", "smoke")
+    made = draw(name, tmp_path / "runs")
     assert "SMOKE: digits in place of the data" in made.figure.get_suptitle().replace("\n", " ")
     assert "not run" not in made.says
     assert made.rows
@@ -53,9 +59,10 @@ def test_every_figure_names_experiments_that_can_be_run_and_draws_them(name, tmp
 def test_a_curve_of_a_single_test_is_a_dot(tmp_path):
     cells = TRAINED["figure-curves"].table.cells
     store(tmp_path / "runs", cells)
-    for run in find(tmp_path / "runs"):
-        run.rewrite([{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": 0.5, "accuracy": 0.5}])
-    lines = [line for panel in drawn(draw("figure-curves", tmp_path / "runs", "smoke").figure) for line in panel.lines]
+    for run in find_runs(tmp_path / "runs"):
+        folder = RunFolder.of(run.experiment, tmp_path / "runs")
+        folder.rewrite([{"epoch": 1, "loss": 1.0}, {"epoch": 2, "loss": 0.5, "accuracy": 0.5}])
+    lines = [line for panel in drawn(draw("figure-curves", tmp_path / "runs").figure) for line in panel.lines]
     assert len(lines) == len(cells)
     assert {line.get_marker() for line in lines} == {"o"}
 
@@ -64,11 +71,11 @@ def test_a_curve_of_a_single_test_is_a_dot(tmp_path):
 def test_what_was_not_run_is_said_and_never_made_up(name, tmp_path):
     cells = TRAINED[name].table.cells
     with pytest.raises(InputError, match=f"has no run of {name} at smoke scale; `qg reproduce {name}` runs them"):
-        draw(name, tmp_path / "runs", "smoke")
+        draw(name, tmp_path / "runs")
     column = cells[-1].column
     chosen = [cell for cell in cells if cell.column == column]
     store(tmp_path / "runs", chosen)
-    made = draw(name, tmp_path / "runs", "smoke")
+    made = draw(name, tmp_path / "runs")
     assert f"{len(cells) - len(chosen)} of {len(cells)} cells were not run." in made.says
     assert any(text.get_text() == "not run" for panel in made.figure.axes for text in panel.texts)
 
@@ -76,7 +83,7 @@ def test_what_was_not_run_is_said_and_never_made_up(name, tmp_path):
 def test_a_figure_of_a_table_has_the_tables_cells():
     for name in ("motivation", "single-worker", "weight-decay", "ring-scales"):
         assert TRAINED[f"figure-{name}"].table.cells == TABLES[name].cells
-    assert len(TRAINED["figure-curves"].table.columns) == 8
+    assert len({cell.column for cell in TRAINED["figure-curves"].table.cells}) == 8
 
 
 def test_the_momentum_map_shows_who_is_ahead_what_diverged_and_what_was_not_run(tmp_path):
@@ -84,14 +91,14 @@ def test_the_momentum_map_shows_who_is_ahead_what_diverged_and_what_was_not_run(
     assert sum(cell.experiment.algorithm == "dsgdm-n" for cell in cells) == 2 * len(RATES), "0.9 is the default"
 
     def accuracy(cell):
-        if cell.row == "QG-DSGDm-N":
+        if cell.row == QUASI_GLOBAL:
             return 0.8
-        if cell.row == "DSGDm-N, β = 0.99, lr = 1.6":
+        if cell.row == local_momentum(0.99, 1.6):
             return None
-        return 0.75 if cell.row == "DSGDm-N, β = 0.7, lr = 0.4" else 0.5
+        return 0.75 if cell.row == local_momentum(0.7, 0.4) else 0.5
 
-    store(tmp_path, [cell for cell in cells if cell.row != "DSGDm-N, β = 0.5, lr = 0.1"], accuracy)
-    made = draw("figure-momentum-tuning", tmp_path, "smoke")
+    store(tmp_path, [cell for cell in cells if cell.row != local_momentum(0.5, 0.1)], accuracy)
+    made = draw("figure-momentum-tuning", tmp_path)
     gaps = np.array([row["gap"] for row in made.rows if row["alpha"] == 0.1]).reshape(len(BETAS), len(RATES))
     assert math.isnan(gaps[0, 0])
     assert math.isinf(gaps[-1, -1])
@@ -109,8 +116,8 @@ def test_the_momentum_map_shows_who_is_ahead_what_diverged_and_what_was_not_run(
 ])  # fmt: skip
 def test_the_momentum_map_says_in_words_who_diverged(tmp_path, lost, says, panel_says):
     cells = TRAINED["figure-momentum-tuning"].table.cells
-    store(tmp_path, cells, lambda cell: None if cell.row.startswith(lost) else 0.5)
-    made = draw("figure-momentum-tuning", tmp_path, "smoke")
+    store(tmp_path, cells, lambda cell: None if str(cell.row).startswith(lost) else 0.5)
+    made = draw("figure-momentum-tuning", tmp_path)
     assert made.says.endswith(says)
     assert "inf" not in made.says
     assert {text.get_text() for text in made.figure.axes[1].texts} == {panel_says}
@@ -121,12 +128,12 @@ def test_what_diverged_at_once_is_drawn_and_said(name, tmp_path):
     cells = TRAINED[name].table.cells
     nothing = dict.fromkeys(("loss", "train_accuracy", "test_loss", "weight_norm", "effective_step"))
     for cell in cells:
-        run = Run.of(at_scale(cell.experiment, "smoke"), tmp_path / "runs")
+        run = RunFolder.of(at_scale(cell.experiment, "smoke"), tmp_path / "runs")
         run.describe()
         run.rewrite([{"epoch": 1, "lr": 0.1, "accuracy": 0.1, "accuracy_averaged": 0.1} | nothing])
         run.finish("diverged", {})
-    made = draw(name, tmp_path / "runs", "smoke")
-    assert {path.suffix for path in write(made, name, tmp_path)} == {".png", ".svg", ".csv"}
+    made = draw(name, tmp_path / "runs")
+    assert {path.suffix for path in write_figure(made, name, tmp_path)} == {".png", ".svg", ".csv"}
     assert "not run" not in made.says
     assert "diverged" in made.says
     assert not any(text.get_text() == "not run" for panel in made.figure.axes for text in panel.texts)
@@ -145,18 +152,18 @@ def test_the_papers_numbers_stand_beside_ours_at_the_papers_scale_alone(tmp_path
 
 def test_a_curve_is_what_the_records_say(tmp_path):
     store(tmp_path, TRAINED["figure-effective-step"].table.cells)
-    norm, step = (draw("figure-effective-step", tmp_path, "smoke").figure.axes[k].lines[0] for k in (0, 4))
+    norm, step = (draw("figure-effective-step", tmp_path).figure.axes[k].lines[0] for k in (0, 4))
     assert norm.get_xydata().tolist() == [[1, 10], [2, 20]]
     np.testing.assert_allclose(step.get_ydata(), [1e-3, 2.5e-4])
 
 
 def test_partitions_are_drawn_without_a_run_and_missing_data_is_named(tmp_path, monkeypatch):
-    made = draw("figure-partition", tmp_path, "smoke")
+    made = draw("figure-partition", tmp_path)
     assert len(drawn(made.figure)) == 7
     counted = [row["examples"] for row in made.rows if (row["n"], row["alpha"]) == (32, 0.1)]
     assert sum(counted) == pytest.approx(1437, abs=32), "every example is somebody's, but for the equal slices' rest"
-    assert {path.suffix for path in write(made, "figure-partition", tmp_path)} == {".png", ".svg", ".csv"}
-    monkeypatch.setattr(trained, "PARTITIONS", [("digits", "digits", 16, 1), ("AG News", "agnews", 16, 1)])
+    assert {path.suffix for path in write_figure(made, "figure-partition", tmp_path)} == {".png", ".svg", ".csv"}
+    monkeypatch.setattr(partitions, "PARTITIONS", [("digits", "digits", 16, 1), ("AG News", "agnews", 16, 1)])
     assert "as the data is not here: AG News" in draw("figure-partition", tmp_path, "paper").says
 
 

@@ -8,7 +8,8 @@ from terminal import inside
 
 from quasiglobal import InputError
 from quasiglobal.report import plots
-from quasiglobal.runs.local import Options, Run, find
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import RunFolder, find_runs
 from quasiglobal.runs.tuning import NUMBERS, parse_over, tune
 from quasiglobal.training.experiment import Experiment
 
@@ -27,7 +28,7 @@ class Made:
         self.calls.append([(one, options.seeds) for one in experiments])
         for one in experiments:
             for seed in range(one.seed, one.seed + options.seeds):
-                run = Run.of(one.with_seed(seed), options.runs)
+                run = RunFolder.of(one.with_seed(seed), options.runs)
                 run.describe()
                 reached = self.accuracy(one)
                 run.rewrite([] if reached is None else [{"epoch": 1, "accuracy": reached}])
@@ -55,7 +56,7 @@ def test_the_first_grid_lies_around_the_experiments_own_rate(tmp_path):
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_run_that_was_begun_without_a_rate_is_taken_up(tmp_path, ended):
-    begun = Run.of(TINY, tmp_path)
+    begun = RunFolder.of(TINY, tmp_path)
     assert begun.experiment.lr is None
     begun.describe()
     if ended:
@@ -64,7 +65,7 @@ def test_a_run_that_was_begun_without_a_rate_is_taken_up(tmp_path, ended):
     found, calls = tuned(tmp_path, lambda one: 1 - 0.1 * abs(math.log(one.peak_lr / 0.2)), {"lr": ()})
     assert TINY in [one for one, _ in calls[0]]
     assert found.trials[(0.2,)].folder == begun.folder
-    assert not Run.of(replace(TINY, lr=0.2), tmp_path).begun
+    assert not RunFolder.of(replace(TINY, lr=0.2), tmp_path).read().begun
 
 
 def test_the_grid_grows_by_its_own_ratio_where_the_best_is_at_an_end(tmp_path):
@@ -186,7 +187,7 @@ BAD = {
 def test_what_cannot_be_tuned_is_one_sentence_and_nothing_runs(tmp_path, text):
     with pytest.raises(InputError, match=BAD[text]):
         tuned(tmp_path, near(0.1), parse_over(text))
-    assert list(find(tmp_path)) == []
+    assert list(find_runs(tmp_path)) == []
 
 
 def test_a_field_of_the_experiment_goes_before_an_option_of_the_same_name(tmp_path):
@@ -205,10 +206,10 @@ def test_qg_tune_prints_the_grid_draws_it_and_runs_nothing_twice(monkeypatch, ca
     assert out.count("← best") == 1
     assert "of 3 trials with seed 0" in out
     assert "<svg" in (tmp_path / "grid.svg").read_text()
-    runs = {run.folder.name: (run.folder / "summary.json").stat().st_mtime_ns for run in find(tmp_path / "runs")}
+    runs = {run.folder.name: (run.folder / "summary.json").stat().st_mtime_ns for run in find_runs(tmp_path / "runs")}
     assert len(runs) == 4, "three rates, and the second seed of the best"
     assert inside(monkeypatch, capsys, *words)[0] == 0
-    again = {run.folder.name: (run.folder / "summary.json").stat().st_mtime_ns for run in find(tmp_path / "runs")}
+    again = {run.folder.name: (run.folder / "summary.json").stat().st_mtime_ns for run in find_runs(tmp_path / "runs")}
     assert again == runs
 
 

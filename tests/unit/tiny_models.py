@@ -8,7 +8,7 @@ import torch
 
 from quasiglobal.data.sources import Dataset, Examples
 from quasiglobal.gradients.layout import Layout
-from quasiglobal.runs.local import make_task
+from quasiglobal.runs.building import make_task
 from quasiglobal.training.experiment import Experiment
 
 VOCABULARY, PAD = 64, 0

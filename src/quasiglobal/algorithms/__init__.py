@@ -21,7 +21,8 @@ from quasiglobal.common.imports import imported, is_path
 from quasiglobal.errors import InputError, unknown
 
 __all__ = [
-    "ALGORITHMS", "Algorithm", "Needs", "Node", "State", "Wrapper", "algorithm", "numeric_options", "with_option",
+    "ALGORITHMS", "Algorithm", "Needs", "Node", "State", "Wrapper", "algorithm", "name_of", "numeric_options",
+    "with_option",
 ]
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -82,6 +83,15 @@ def algorithm(text: str | Algorithm | type[Algorithm]) -> Algorithm:
     raise unknown("algorithm", name, ALGORITHMS)
 
 
+def name_of(text: str) -> str:
+    """The name of an algorithm without its options.
+
+    >>> name_of("qg-dsgdm-n:mu=0.5"), name_of("mine.methods:Mine:beta=0.5")
+    ('qg-dsgdm-n', 'mine.methods:Mine')
+    """
+    return _split(text)[0]
+
+
 def with_option(text: str, name: str, value: float) -> str:
     """The same algorithm with a number for an option; the option is left out where it is the default.
 
@@ -90,9 +100,8 @@ def with_option(text: str, name: str, value: float) -> str:
     >>> with_option("dsgdm-n:beta=0.5", "beta", 0.9)
     'dsgdm-n'
     """
-    colons = 1 if text.partition(":")[0] in ALGORITHMS else 2
-    parts = text.split(":", colons)
-    named, options = ":".join(parts[:colons]), _options("".join(parts[colons:]), text)
+    named, given_options = _split(text)
+    options = _options(given_options, text)
     options.pop(name, None)
     without, given = (
         ":".join(filter(None, (named, ",".join(f"{key}={entry}" for key, entry in chosen.items()))))
@@ -110,6 +119,13 @@ def numeric_options(chosen: Algorithm) -> dict[str, type[int] | type[float]]:
     inner = numeric_options(chosen.base) if isinstance(chosen, Wrapper) else {}
     own = {name: typing.get_args(hint)[:1] or (hint,) for name, hint in option_types(type(chosen)).items()}
     return inner | {name: kind for name, (kind,) in own.items() if kind in (int, float)}
+
+
+def _split(text: str) -> tuple[str, str]:
+    """A name, or the path of a class of your own, and the options after it."""
+    colons = 1 if text.partition(":")[0] in ALGORITHMS else 2
+    parts = text.split(":", colons)
+    return ":".join(parts[:colons]), "".join(parts[colons:])
 
 
 def _options(text: str, name: str) -> dict[str, str]:

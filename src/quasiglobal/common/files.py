@@ -90,8 +90,11 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Nobody else is within this for the same folder; raises InputError if somebody is."""
+def alone(folder: Path, shared: bool = False) -> Iterator[None]:
+    """Lock a folder, made if necessary; raises InputError if another process has it.
+
+    Any number of processes may have it `shared`, as long as nobody has it alone.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -102,7 +105,7 @@ def alone(folder: Path) -> Iterator[None]:
     held = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"{folder} is being trained by another process; wait for it, or stop it") from None
         except OSError:                                     # a file system without locks

@@ -48,6 +48,10 @@ class Corpus:
     test: Rows
     classes: tuple[str, ...]
 
+    def terms(self) -> dict[str, list[Any]]:
+        """What several owners of such texts have to agree on; the shape is in tokens."""
+        return {"classes": list(self.classes), "shape": [LENGTH]}
+
 
 def to_test(name: str, rows: Rows, classes: Sequence[str]) -> Corpus:
     """Texts that nothing is learned from."""
@@ -83,7 +87,7 @@ def tokenised(corpus: Corpus, tokenizer: Tokenizer, length: int, cache: Path | N
             "(pad_token in its tokenizer_config.json), or take another model"
         )
     splits = {"train": corpus.train, "test": corpus.test}
-    path = cache / f"{_fingerprint(corpus, tokenizer, length)}.safetensors" if cache else None
+    path = cache / f"{fingerprint_of(corpus, tokenizer, length)}.safetensors" if cache else None
     found = _cached(path, splits, length) if path else None
     if found is None:
         ids = {name: _ids(rows.texts, tokenizer, length, pad) for name, rows in splits.items()}
@@ -141,7 +145,7 @@ def _ids(texts: Sequence[str], tokenizer: Tokenizer, length: int, pad: int) -> t
     return torch.from_numpy(x), cut
 
 
-def _fingerprint(corpus: Corpus, tokenizer: Tokenizer, length: int) -> str:
+def fingerprint_of(corpus: Corpus, tokenizer: Tokenizer, length: int) -> str:
     """Of all that the ids depend on."""
     digest = hashlib.sha256(json.dumps([_described(tokenizer), tokenizer.pad_token_id, length]).encode())
     for rows in (corpus.train, corpus.test):

@@ -74,6 +74,10 @@ class Dataset:
         stored = tuple(self.train.x.shape[1:])
         return (stored[0], *map(side_shown, stored[1:])) if self.augmentation == "resize-crop" else stored
 
+    def terms(self) -> dict[str, list[Any]]:
+        """What a model has to know of these data to see others alike, and several owners have to agree on."""
+        return {name: list(getattr(self, name)) for name in ("classes", "shape", "mean", "std")}
+
     def blank(self, count: int, dtype: torch.dtype) -> Tensor:
         """So many examples that say nothing, of the type and shape that a model sees; no id of a text is padding."""
         if self.pad is None:

@@ -34,7 +34,7 @@ MEMORY_LIMIT = 64e9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Location:
     """Where a data set with a name lies, and how to get it."""
 
     files: tuple[str, ...]
@@ -63,7 +63,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(Place):
+class Source(Location):
     """A data set of images with a name, and what to know about it."""
 
     read: Callable[[Path, float], Splits]
@@ -77,7 +77,7 @@ class Source(Place):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSource(Place):
+class TextSource(Location):
     """The same of texts."""
 
     read: Callable[[Path, float], Corpus]
@@ -149,6 +149,11 @@ def raw(name: str, data_dir: Path | str | None = None) -> Dataset | Corpus:
     return corpus(name, data_dir) if is_text(name) else load(name, data_dir)
 
 
+def published_examples(name: str) -> int:
+    """Training and test examples of a named data set as it is published; 0 for a user's own."""
+    return (SOURCES | TEXT_SOURCES)[name].examples if name in SOURCES or name in TEXT_SOURCES else 0
+
+
 def is_text(name: str) -> bool:
     """Whether data of that name are texts: they are loaded by `corpus`, and need a tokenizer.
 
@@ -188,12 +193,12 @@ def data_folder(data_dir: Path | str | None) -> Path:
     return Path(os.path.expanduser(data_dir or os.environ.get("QG_DATA") or "data"))
 
 
-def _steps(source: Place, data: Path) -> str:
+def _steps(source: Location, data: Path) -> str:
     return source.steps.format(data=shlex.quote(str(data)))
 
 
 def _read(
-    name: str, place: Place, data: Path, read: Callable[[Path], Content], fetch: Callable[[], Content | None] | None
+    name: str, place: Location, data: Path, read: Callable[[Path], Content], fetch: Callable[[], Content | None] | None
 ) -> Content:
     folder = place.find(data)
     if folder or not place.files:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 
-import torch
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, State
+from quasiglobal.engines.capture import overwrite
 from quasiglobal.engines.host import Host
 from quasiglobal.gradients.compiling import Untraceable, compiled_in_place
 from quasiglobal.gradients.precision import full_precision
@@ -22,7 +22,7 @@ class Band:
         self.algorithm, self.engine, self.weight_decay = algorithm, engine, weight_decay
         self.rows = slice(first, first + engine.rows)
         self.state: State = {}
-        self._programs: dict[Hashable, Callable[..., None] | None] = {}
+        self.programs: dict[Hashable, Callable[..., None] | None] = {}
 
     def begin_at(self, x: Tensor) -> None:
         """Start the algorithm at these models."""
@@ -55,9 +55,9 @@ class Band:
     def _stepped(
         self, x: Tensor, g: Tensor, state: State, t: int, time: Tensor, lr: Tensor, full_gradient: FullGradient
     ) -> tuple[Tensor, State]:
-        decayed = torch.add(g, x, alpha=self.weight_decay)
         return self.engine.step(
-            self.algorithm, x, decayed, state, t=t, time=time, lr=lr, full_gradient=full_gradient
+            self.algorithm, x, g, state, t=t, time=time, lr=lr, full_gradient=full_gradient,
+            weight_decay=self.weight_decay,
         )
 
     def _fused(self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor) -> Callable[..., None] | None:
@@ -69,23 +69,14 @@ class Band:
             new, state = self._stepped(x, g, state, t, time, lr, _no_further_gradients)
             return [new, *(state[name] for name in names)]
 
-        if kind not in self._programs:
+        if kind not in self.programs:
             outputs, arguments = [0, *range(4, 4 + len(names))], (x, g, time, lr, *self.state.values())
             try:
                 step(*arguments)                            # makes what the engine keeps, such as W, on the device
-                self._programs[kind] = compiled_in_place(step, outputs, arguments)
+                self.programs[kind] = compiled_in_place(step, outputs, arguments)
             except Untraceable:
-                self._programs[kind] = None
-        return self._programs[kind]
-
-
-def overwrite(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-    """Copy new values into old storage, which they may themselves lie in."""
-    held = {tensor.data_ptr() for tensor in old}
-    safe = [value.clone() if value.data_ptr() in held else value for value in new]
-    for dtype in {value.dtype for value in old}:            # many at a time, which have to be of one type
-        here, there = ([value for value in values if value.dtype == dtype] for values in (old, safe))
-        torch._foreach_copy_(here, there)
+                self.programs[kind] = None
+        return self.programs[kind]
 
 
 def _no_further_gradients(x: Tensor) -> Tensor:

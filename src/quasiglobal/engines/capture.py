@@ -1,8 +1,8 @@
-"""A step recorded once and replayed: CUDA graphs."""
+"""A step recorded once and replayed: CUDA graphs, and writing into the storage that they hold on to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ class Captured:
     """Runs a step that changes tensors in place, each kind of step as one graph.
 
     Two steps of the same key must do the same to the same storage. The first step of a key runs ordinarily on
-    a side stream, so that whatever compiles or allocates does so, and the tensors are put back each time; then
-    the step is recorded, and from then on it is replayed. What it draws at random is as if it had run once.
+    a side stream, so that it compiles and allocates what it needs, and the tensors are put back each time; then
+    the step is recorded, and from then on it is replayed. Random draws are as if it had run once.
     """
 
     def __init__(self, tensors: Callable[[], list[Tensor]]) -> None:
@@ -40,3 +40,12 @@ class Captured:
             step()
         torch.cuda.set_rng_state(drawn)
         return graph
+
+
+def overwrite(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+    """Copy new values into old storage, which they may themselves lie in."""
+    held = {tensor.data_ptr() for tensor in old}
+    safe = [value.clone() if value.data_ptr() in held else value for value in new]
+    for dtype in {value.dtype for value in old}:            # many at a time, which have to be of one type
+        here, there = ([value for value in values if value.dtype == dtype] for values in (old, safe))
+        torch._foreach_copy_(here, there)

@@ -14,6 +14,9 @@ from quasiglobal.algorithms import ALGORITHMS, Algorithm, Wrapper
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.topology import Topology
 
+COLUMNS = ("algorithm", "traffic a step", "extra memory", "needs of W", "from")
+"""The heads of `Entry.cells`."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -95,9 +98,9 @@ class _Counting(Simulator):
     mixed = 0
     averaged = 0
 
-    def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         self.mixed += len(tensors)
-        return super().mix(t, tensors)
+        return super().mix(t, tensors, time)
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
         self.averaged += 1

@@ -54,12 +54,25 @@ class Host(ABC):
         t: int,
         lr: Tensor,
         full_gradient: Callable[[Tensor], Tensor],
+        weight_decay: float | Tensor = 0.0,
         time: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """One step of all nodes here: the new x and the new state. `time` is t as a tensor that lives on."""
+        """One step of all nodes here: the new x and the new state.
+
+        Weight decay, a number or a tensor that broadcasts to x, is added to every gradient here and nowhere else.
+        `time` is t as a tensor that outlives the step, for a captured step.
+        """
         if time is None:
             time = torch.tensor(t, dtype=x.dtype, device=x.device)
-        x, state = self.advance(algorithm, x, g, dict(state), StepNode(t, time, lr, self, full_gradient))
+
+        def full(at: Tensor) -> Tensor:
+            return full_gradient(at) + weight_decay * at
+
+        if isinstance(weight_decay, Tensor):
+            g = g + weight_decay * x
+        elif weight_decay:
+            g = torch.add(g, x, alpha=weight_decay)         # one pass; its rounding is part of every recorded run
+        x, state = self.advance(algorithm, x, g, dict(state), StepNode(t, time, lr, self, full))
         self.latest = x
         return x, state
 
@@ -70,8 +83,8 @@ class Host(ABC):
         return algorithm.step(x, g, state, node)
 
     @abstractmethod
-    def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Each tensor averaged with the neighbours' by W(t)."""
+    def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Each tensor averaged with the neighbours' by W(t); `time` is t as a tensor, for a captured step."""
 
     @abstractmethod
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:

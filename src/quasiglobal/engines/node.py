@@ -13,8 +13,8 @@ from torch import Tensor
 class Engine(Protocol):
     """What every engine can do for the rows of x that it hosts."""
 
-    def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Each tensor averaged with the neighbours' by W(t)."""
+    def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Each tensor averaged with the neighbours' by W(t); `time` is t as a tensor, for a captured step."""
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
         """The exact mean over all nodes of each run, or over the masked ones."""
@@ -34,7 +34,7 @@ class StepNode:
     gradient: Callable[[Tensor], Tensor]
 
     def mix(self, *tensors: Tensor) -> Any:
-        mixed = self.engine.mix(self.t, tensors)
+        mixed = self.engine.mix(self.t, tensors, self.time)
         return mixed[0] if len(tensors) == 1 else mixed
 
     def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms import Algorithm, Node, State
+from quasiglobal.algorithms import Algorithm
+from quasiglobal.common.mixing import TOLERANCE
 from quasiglobal.engines.faults import Faults
 from quasiglobal.engines.host import Host
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
-from quasiglobal.topology import TOLERANCE, Topology
+from quasiglobal.topology import Topology
 
 
 class Simulator(Host):
@@ -41,19 +42,8 @@ class Simulator(Host):
         self.faults = Faults(drop, churn)
         self._deltas: dict[tuple[int, torch.dtype, torch.device], Tensor | None] = {}
         self._sparse: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor] | None] = {}
-        self._time: Tensor | None = None
 
-    def advance(
-        self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
-    ) -> tuple[Tensor, State]:
-        """The step as a tensor is kept for `mix`: a captured graph's t stands still."""
-        self._time = node.time
-        try:
-            return super().advance(algorithm, x, g, state, node)
-        finally:
-            self._time = None
-
-    def mix(self, t: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """v + (W − I)(v − v₀) of each tensor, v₀ the run's first row, in full precision whatever is around.
 
         Quasi-global momentum divides a small difference of two mixed models by the learning rate: a
@@ -71,7 +61,8 @@ class Simulator(Host):
         if delta is None:
             return tensors
         if self.faults:
-            delta = self._arriving(t, delta).to(like.dtype)
+            now = torch.tensor(t, device=like.device) if time is None else time
+            delta = self._arriving(now, delta).to(like.dtype)
         with full_precision(like.device.type):
             return tuple(self.with_own(self._addmm(self.by_run(v), delta), v) for v in tensors)
 
@@ -121,9 +112,8 @@ class Simulator(Host):
                 self._sparse[key] = (torch.from_numpy(index).to(device), torch.from_numpy(values).to(device, dtype))
         return self._sparse[key]
 
-    def _arriving(self, t: int, delta: Tensor) -> Tensor:
-        """[runs, n, n]: W − I with the weights of lost messages on the diagonal."""
-        time = torch.tensor(t, device=delta.device) if self._time is None else self._time
+    def _arriving(self, time: Tensor, delta: Tensor) -> Tensor:
+        """[runs, n, n]: W − I with the weights of messages that are lost at this step on the diagonal."""
         if self._seeds.device != delta.device:
             self._seeds = self._seeds.to(delta.device)
         weights = delta - torch.diag(delta.diagonal())

@@ -1,4 +1,4 @@
-"""In which precision products are computed."""
+"""The precision of matrix products, and the types of numbers by name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from contextlib import contextmanager
 
 import torch
 
+PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
+"""The type of parameters, state and mixing. bf16 is autocast inside the model alone."""
+
 
 @contextmanager
 def full_precision(device: str) -> Iterator[None]:
-    """Matrix products and convolutions in the precision of their operands: no autocast, no TF32, no bf16."""
+    """Compute matrix products and convolutions in the precision of their operands: no autocast, no TF32, no bf16."""
     backends = torch.backends
     switches = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [switch.fp32_precision for switch in switches]

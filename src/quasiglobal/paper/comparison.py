@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from quasiglobal.paper.published import Score
-from quasiglobal.paper.reproduce import Outcome
+from quasiglobal.paper.outcomes import Outcome
+from quasiglobal.paper.published import ColumnLabel, Score
 from quasiglobal.report.noise import Sample, difference, tolerance
 
 PAPER_SEEDS = 3
@@ -82,24 +82,11 @@ def to_paper(outcome: Outcome) -> Gap | None:
     return gap([(1, ours), (-1, paper)])
 
 
-def model_and_method(row: str) -> tuple[str, str]:
-    """The parts of a row's name.
-
-    >>> model_and_method("ResNet-GN-20: DSGD"), model_and_method("DSGD")
-    (('ResNet-GN-20', 'DSGD'), ('', 'DSGD'))
-    """
-    model, _, method = row.rpartition(": ")
-    return model, method
-
-
-Setting = tuple[str, str]
-
-
-def by_setting(outcomes: Iterable[Outcome]) -> dict[Setting, list[Outcome]]:
+def by_model_and_column(outcomes: Iterable[Outcome]) -> dict[tuple[str, ColumnLabel], list[Outcome]]:
     """The methods of each model in each column: what the paper puts into an order."""
-    groups: dict[Setting, list[Outcome]] = {}
+    groups: dict[tuple[str, ColumnLabel], list[Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault((model_and_method(outcome.cell.row)[0], outcome.cell.column), []).append(outcome)
+        groups.setdefault((outcome.cell.row.model, outcome.cell.column), []).append(outcome)
     return groups
 
 
@@ -115,7 +102,7 @@ def order(outcome: Outcome, others: Iterable[Outcome]) -> Order:
         in_ours = gap([(1, ours), (-1, theirs)])
         if in_paper is None or in_paper.value == 0:
             continue
-        name = model_and_method(other.cell.row)[1]
+        name = other.cell.row.method
         if in_ours is None:
             found["within noise"].append(name)
         elif in_ours.value * in_paper.value > 0:

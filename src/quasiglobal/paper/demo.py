@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quasiglobal.report.plots import COLOURS, draw_curve, panels, style
-from quasiglobal.runs.local import Options, Run, last_and_best, train
+from quasiglobal.runs.local import train
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import Run
 from quasiglobal.runs.tuning import best_point, score
 from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.metrics import AVERAGED, BEST, SCORE, WORST, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +30,7 @@ BASE = Experiment(data="digits", model="cnn", topology="ring:16", epochs=30, eva
 
 
 @dataclass(frozen=True)
-class Setting:
+class DemoSetting:
     """What is compared, and on what."""
 
     algorithms: tuple[str, ...] = ("dsgd", "dsgdm-n", "qg-dsgdm-n")
@@ -51,7 +54,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoOutcome:
     """A cell with its learning rate, and its runs."""
 
     experiment: Experiment
@@ -63,26 +66,25 @@ class Outcome:
         return "iid" if self.experiment.partition == "iid" else f"α = {self.experiment.alpha:g}"
 
 
-def compare(setting: Setting, root: Path, advance: Callable[[str], None] = lambda label: None) -> list[Outcome]:
+def compare(setting: DemoSetting, root: Path, advance: Callable[[str], None] = lambda label: None) -> list[DemoOutcome]:
     """Tune and run every cell, its runs under `root`; what is there already is not run again."""
     return [_tuned(cell, setting, root, advance) for cell in setting.cells]
 
 
-def _tuned(cell: Experiment, setting: Setting, root: Path, advance: Callable[[str], None]) -> Outcome:
+def _tuned(cell: Experiment, setting: DemoSetting, root: Path, advance: Callable[[str], None]) -> DemoOutcome:
     def run(rate: float, seed: int, seeds: int) -> list[Run]:
         experiment = replace(cell, lr=rate, seed=seed)
         return train(experiment, Options(seeds=seeds, runs=root), lambda runs, records: advance(cell.algorithm))
 
     (best,) = best_point({(rate,): score(*run(rate, 0, 1)) for rate in setting.rates})
-    return Outcome(replace(cell, lr=best), run(best, 1, setting.seeds))
+    return DemoOutcome(replace(cell, lr=best), run(best, 1, setting.seeds))
 
 
-def _last(run: Run, measure: str) -> float:
-    last, _ = last_and_best(run.records)
-    return float(last[measure]) if last else 0.0
+def _last(run: Run, metric: str) -> float:
+    return (number(run.summary.last, metric) if run.summary else None) or 0.0
 
 
-def draw(setting: Setting, outcomes: Sequence[Outcome]) -> Figure:
+def draw(setting: DemoSetting, outcomes: Sequence[DemoOutcome]) -> Figure:
     """Accuracy over the epochs, a panel for each α: the nodes' mean, from the worst node to the best."""
     with style():
         figure, axes = panels(1, len(setting.alphas), 4.6, 3.2)
@@ -91,9 +93,9 @@ def draw(setting: Setting, outcomes: Sequence[Outcome]) -> Figure:
                 name = outcome.experiment.algorithm
                 if name == CENTRALIZED or outcome.experiment.alpha == alpha:
                     draw_curve(
-                        panel, [run.records for run in outcome.runs], "accuracy", factor=100, colour=COLOURS[name],
+                        panel, [run.records() for run in outcome.runs], SCORE, factor=100, colour=COLOURS[name],
                         label=f"{name} (centralized)" if name == CENTRALIZED else name,
-                        band=("accuracy_worst", "accuracy_best"),
+                        band=(WORST, BEST),
                     )
             panel.set(xlabel="epoch", ylabel="test accuracy, %", ylim=(0, 100))
             panel.set_title(f"α = {alpha:g}: mean of the nodes; band: worst to best node")
@@ -101,7 +103,7 @@ def draw(setting: Setting, outcomes: Sequence[Outcome]) -> Figure:
     return figure
 
 
-def numbers(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
+def numbers(outcomes: Sequence[DemoOutcome]) -> list[dict[str, object]]:
     """One row a cell, in per cent."""
     return [
         {
@@ -110,10 +112,10 @@ def numbers(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
             "lr": outcome.experiment.lr,
             "accuracy": 100 * statistics.mean(accuracies),
             "std": 100 * statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0,
-            "worst_node": 100 * min(_last(run, "accuracy_worst") for run in outcome.runs),
-            "averaged_model": 100 * statistics.mean(_last(run, "accuracy_averaged") for run in outcome.runs),
+            "worst_node": 100 * min(_last(run, WORST) for run in outcome.runs),
+            "averaged_model": 100 * statistics.mean(_last(run, AVERAGED) for run in outcome.runs),
             "consensus_distance": statistics.mean(_last(run, "consensus_distance") for run in outcome.runs),
         }
         for outcome in outcomes
-        for accuracies in [[_last(run, "accuracy") for run in outcome.runs]]
+        for accuracies in [[_last(run, SCORE) for run in outcome.runs]]
     ]

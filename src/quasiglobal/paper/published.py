@@ -24,48 +24,96 @@ class Score:
     mean: float
     std: float | None = None
 
+    @classmethod
+    def parse(cls, text: str) -> Score | None:
+        """As published.toml has it; None for the mark of a run that did not converge."""
+        if text == NOT_CONVERGED:
+            return None
+        mean, _, std = text.partition(" ± ")
+        return cls(float(mean), float(std) if std else None)
+
     def __str__(self) -> str:
         return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
 
 
 @dataclass(frozen=True)
-class Published:
+class RowLabel:
+    """A row of a table: a method, and the model where a table has several.
+
+    >>> RowLabel.parse("ResNet-GN-20: DSGD"), str(RowLabel("DSGD", "ResNet-GN-20"))
+    (RowLabel(method='DSGD', model='ResNet-GN-20'), 'ResNet-GN-20: DSGD')
+    """
+
+    method: str
+    model: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> RowLabel:
+        """As published.toml and the specs spell it."""
+        model, _, method = text.rpartition(": ")
+        return cls(method, model)
+
+    def __str__(self) -> str:
+        return f"{self.model}: {self.method}" if self.model else self.method
+
+
+@dataclass(frozen=True)
+class ColumnLabel:
+    """A column of a table: a setting, and the graph or data where a table has several.
+
+    >>> ColumnLabel.parse("ring 16, α = 0.1"), ColumnLabel.parse("iid").group
+    (ColumnLabel(setting='α = 0.1', group='ring 16'), '')
+    """
+
+    setting: str
+    group: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> ColumnLabel:
+        """As published.toml and the specs spell it."""
+        group, _, setting = text.rpartition(", ")
+        return cls(setting, group)
+
+    def __str__(self) -> str:
+        return f"{self.group}, {self.setting}" if self.group else self.setting
+
+
+CellLabel = tuple[RowLabel, ColumnLabel]
+
+
+@dataclass(frozen=True)
+class PublishedTable:
     """A table of the paper, a row for each method and a column for each setting."""
 
     name: str
     title: str
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    scores: Mapping[tuple[str, str], Score | None]
-    """By row and column, where the paper has a cell; None: did not converge."""
+    rows: tuple[RowLabel, ...]
+    columns: tuple[ColumnLabel, ...]
+    scores: Mapping[CellLabel, Score | None]
+    """Where the paper has a cell; None: did not converge."""
     notes: tuple[str, ...] = ()
-    """What a reader should know of its numbers."""
+    """Remarks on its numbers."""
 
 
 @cache
-def published() -> dict[str, Published]:
+def published() -> dict[str, PublishedTable]:
     """All tables of the paper by name.
 
-    >>> print(published()["cifar10"].scores["ResNet-GN-20: QG-DSGDm-N", "ring 16, α = 0.1"])
+    >>> row, column = RowLabel("QG-DSGDm-N", "ResNet-GN-20"), ColumnLabel("α = 0.1", "ring 16")
+    >>> print(published()["cifar10"].scores[row, column])
     82.78 ± 2.05
     """
     text = resources.files("quasiglobal.paper").joinpath("published.toml").read_text(encoding="utf-8")
     return {name: _table(name, values) for name, values in tomllib.loads(text).items()}
 
 
-def _table(name: str, values: Mapping[str, Any]) -> Published:
-    rows, columns = values["rows"], values["columns"]
+def _table(name: str, values: Mapping[str, Any]) -> PublishedTable:
+    rows = {RowLabel.parse(text): cells for text, cells in values["rows"].items()}
+    columns = tuple(map(ColumnLabel.parse, values["columns"]))
     scores = {
-        (row, column): _score(cell)
+        (row, column): Score.parse(cell)
         for row, cells in rows.items()
         for column, cell in zip(columns, cells, strict=True)
         if cell
     }
-    return Published(name, values["title"], tuple(rows), tuple(columns), scores, tuple(values.get("notes", ())))
-
-
-def _score(cell: str) -> Score | None:
-    if cell == NOT_CONVERGED:
-        return None
-    mean, _, std = cell.partition(" ± ")
-    return Score(float(mean), float(std) if std else None)
+    return PublishedTable(name, values["title"], tuple(rows), columns, scores, tuple(values.get("notes", ())))

@@ -8,134 +8,52 @@ rows, named "as in the text", beside them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field
+from typing import Any
 
-from quasiglobal.errors import unknown
 from quasiglobal.models.language.loading import PREFIX
-from quasiglobal.paper.published import Score, published
+from quasiglobal.paper.cells import PaperCell, PaperTable
+from quasiglobal.paper.published import ColumnLabel, RowLabel, Score, published
 from quasiglobal.training.experiment import RECIPES, Experiment
 from quasiglobal.training.schedule import scaled_lr
-
-Scale = Literal["smoke", "short", "paper"]
-SCALES: tuple[Scale, ...] = get_args(Scale)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A number of a table, and the experiment that should give it."""
-
-    row: str
-    column: str
-    experiment: Experiment
-    """At the paper's scale, seed 0; without a learning rate where that is tuned."""
-    score: Score | None
-    """What the paper has; None where it says that it did not converge."""
-    text: bool = False
-    """Whether this is the form of the paper's text where another made the number."""
-    rates: tuple[float, ...] = ()
-    """Where to start the tuning; by default around the learning rate that grows with the batch."""
-    algorithms: tuple[str, ...] = ()
-    """Other options of the algorithm that are tuned with the learning rate; the best counts."""
-
-    def experiments(self, scale: Scale = "paper") -> tuple[Experiment, ...]:
-        """What is tuned: the experiment, with each of its algorithms."""
-        first = at_scale(self.experiment, scale)
-        return (first, *(replace(first, algorithm=other) for other in self.algorithms))
-
-    @property
-    def name(self) -> str:
-        """How a reader finds it."""
-        return f"{self.row} | {self.column}"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of the paper, cell by cell."""
-
-    name: str
-    title: str
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    cells: tuple[Cell, ...]
-    notes: tuple[str, ...] = ()
-
-    def title_at(self, scale: Scale) -> str:
-        """The title, with what is not the paper's at this scale.
-
-        >>> TABLES["single-worker"].title_at("short")
-        'A single worker: ResNet-20 on CIFAR-10 (SHORT: a tenth of the epochs)'
-        """
-        return f"{self.title} ({scale.upper()}: {DIFFERENCE[scale]})" if scale in DIFFERENCE else self.title
-
-
-DIFFERENCE = {
-    "short": "a tenth of the epochs",
-    "smoke": "digits in place of the data, a small network in place of the model, a quarter of the nodes, two epochs",
-}
-"""What a scale changes of the paper's experiments."""
-
-
-def at_scale(experiment: Experiment, scale: Scale) -> Experiment:
-    """The experiment at a scale: smoke shows on a CPU that all works, short has a tenth of the paper's epochs.
-
-    >>> at_scale(TABLES["cifar10"].cells[0].experiment, "short").epochs
-    30
-    """
-    if scale == "paper":
-        return experiment
-    if scale == "short":
-        return replace(
-            experiment, epochs=max(1, experiment.epochs // 10), warmup=experiment.warmup / 10,
-            eval_every=max(1, experiment.eval_every // 2),
-        )
-    if scale != "smoke":
-        raise unknown("scale", scale, SCALES)
-    kind, _, nodes = experiment.topology.partition(":")
-    model, norm = ("mlp", None) if experiment.model.startswith(PREFIX) else ("cnn", experiment.norm or "none")
-    return replace(
-        experiment, data="digits", model=model, norm=norm, width=0.5, precision="fp32",
-        epochs=2, eval_every=2, warmup=0.0, batch=32,
-        topology="torus:9" if kind == "social" else f"{kind}:{-(-int(nodes) // 4)}",
-    )
-
-
-# ------------------------------------------------------------------------------------------------ the specs
 
 Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Spec:
+class TableSpec:
     """How the cells of a published table become experiments: fields of `Experiment`, the row's last.
 
-    Besides, `rates` and `algorithms` are those of a `Cell`.
+    Besides, `rates` and `algorithms` are those of a `PaperCell`. Rows and columns are spelled as in published.toml.
     """
 
     base: Settings
     columns: Mapping[str, Settings]
     rows: Mapping[str, Settings]
     text: Mapping[str, tuple[str, Settings]] = field(default_factory=dict)
-    """Rows in the form of the paper's text: the row that it has of it, and what differs."""
+    """Rows in the form of the paper's text: the row that the paper has of it, and what differs."""
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str) -> PaperTable:
         """The table with the paper's numbers."""
         paper = published()[name]
-        forms = [(row, row, settings, False) for row, settings in self.rows.items()]
-        forms += [(row, of, {**self.rows[of], **settings}, True) for row, (of, settings) in self.text.items()]
-        cells = tuple(
-            _cell(row, column, {**self.base, **place, **settings}, paper.scores[of, column], text)
-            for row, of, settings, text in forms
-            for column, place in self.columns.items()
-            if (of, column) in paper.scores
-        )
-        rows = tuple(row for row, *_ in forms)
-        return Table(name, paper.title, rows, paper.columns, cells, paper.notes)
+        forms = {row: (row, settings) for row, settings in self.rows.items()}
+        forms |= {row: (of, {**self.rows[of], **settings}) for row, (of, settings) in self.text.items()}
+        cells = []
+        for row, (of, settings) in forms.items():
+            for text, place in self.columns.items():
+                column = ColumnLabel.parse(text)
+                if (RowLabel.parse(of), column) in paper.scores:
+                    score = paper.scores[RowLabel.parse(of), column]
+                    fields = {**self.base, **place, **settings}
+                    cells.append(_cell(RowLabel.parse(row), column, fields, score, text=row in self.text))
+        return PaperTable(name, paper.title, tuple(cells), paper.notes)
 
 
-def _cell(row: str, column: str, settings: dict[str, Any], score: Score | None, text: bool) -> Cell:
+def _cell(
+    row: RowLabel, column: ColumnLabel, settings: dict[str, Any], score: Score | None, text: bool
+) -> PaperCell:
     tuning = {name: settings.pop(name) for name in ("rates", "algorithms") if name in settings}
-    return Cell(row, column, Experiment(**settings), score, text, **tuning)
+    return PaperCell(row, column, Experiment(**settings), score, text, **tuning)
 
 
 MEASURED: Settings = {"precision": "bf16", "eval_every": 10, "seed": 0}
@@ -181,13 +99,13 @@ SOCIAL_32 = by_alpha("social", 10, 1, 0.1, prefix="social 32, ")
 SMALL_ALPHAS: dict[str, Settings] = {"iid": iid(16), **by_alpha("ring:16", 1, 0.1)}
 EVONORM_TEXT: Settings = {"norm": "evonorm"}
 
-SPECS: dict[str, Spec] = {
-    "motivation": Spec(
+SPECS: dict[str, TableSpec] = {
+    "motivation": TableSpec(
         base=CIFAR10,
         columns={**RING_16, **SOCIAL_32},
         rows={"DSGD": DSGD, "DSGDm-N": DSGDM_N, "QG-DSGDm-N": QG_DSGDM_N},
     ),
-    "cifar10": Spec(
+    "cifar10": TableSpec(
         base=CIFAR10,
         columns={"ring 16, iid": iid(16), **RING_16, "social 32, iid": iid(32), **SOCIAL_32},
         rows={
@@ -201,7 +119,7 @@ SPECS: dict[str, Spec] = {
             for method in METHODS
         },
     ),
-    "gradient-tracking": Spec(
+    "gradient-tracking": TableSpec(
         base=CIFAR10,
         columns={
             **by_alpha("ring:16", 1, 0.1, prefix="ring 16, "), **by_alpha("ring:32", 1, 0.1, prefix="ring 32, "),
@@ -215,7 +133,7 @@ SPECS: dict[str, Spec] = {
             "QG-DSGDm-N": QG_DSGDM_N,
         },
     ),
-    "imagenet": Spec(
+    "imagenet": TableSpec(
         base=IMAGENET,
         columns=SMALL_ALPHAS,
         rows={
@@ -225,7 +143,7 @@ SPECS: dict[str, Spec] = {
             **with_methods("ImageNet, ResNet-18 GN", {**FIXED_LR, "norm": "gn"}, without=("DSGD",)),
         },
     ),
-    "imagenet-topologies": Spec(
+    "imagenet-topologies": TableSpec(
         base={**IMAGENET, **FIXED_LR},
         columns={
             **by_alpha("ring:16", 1, 0.1, prefix="ring 16, "),
@@ -233,7 +151,7 @@ SPECS: dict[str, Spec] = {
         },
         rows={"DSGDm-N": DSGDM_N, "QG-DSGDm-N": QG_DSGDM_N},
     ),
-    "momentum-variants": Spec(
+    "momentum-variants": TableSpec(
         base=CIFAR10,
         columns=SMALL_ALPHAS,
         rows={
@@ -253,13 +171,13 @@ SPECS: dict[str, Spec] = {
         },
         text={"SlowMo as in the text, models over all": ("SlowMo, models over all", {"algorithm": "slowmo"})},
     ),
-    "adam": Spec(
+    "adam": TableSpec(
         base={**CIFAR10, "topology": "ring:16", "alpha": 0.1, "rates": (5e-4, 1e-3, 2e-3)},
         columns={"AG News, α = 0.1": AG_NEWS, "CIFAR-10, α = 0.1": {}},
         rows={"DAdam": {"algorithm": "dadam"}, "QG-DAdam": {"algorithm": "qg-dadam:released=true"}},
         text={"QG-DAdam as in the text": ("QG-DAdam", {"algorithm": "qg-dadam"})},
     ),
-    "single-worker": Spec(
+    "single-worker": TableSpec(
         base={**CIFAR10, **ALONE},
         columns={"BN": {"norm": "bn"}, "GN": {"norm": "gn"}},
         rows={
@@ -269,7 +187,7 @@ SPECS: dict[str, Spec] = {
             "QG-SGDm": {"algorithm": "qg-sgdm"},
         },
     ),
-    "weight-decay": Spec(
+    "weight-decay": TableSpec(
         base={**CIFAR10, **ALONE},
         columns={
             "BN, weight decay": {"norm": "bn"},
@@ -279,7 +197,7 @@ SPECS: dict[str, Spec] = {
         },
         rows={"SGDm-N": SGDM_N, "QG-SGDm-N": {"algorithm": "qg-sgdm-n"}},
     ),
-    "ring-scales": Spec(
+    "ring-scales": TableSpec(
         base=CIFAR10,
         columns={
             column: settings
@@ -290,7 +208,7 @@ SPECS: dict[str, Spec] = {
         },
         rows={name: METHODS[name] for name in ("SGDm-N (centralized)", "DSGDm-N", "QG-DSGDm-N")},
     ),
-    "multi-step": Spec(
+    "multi-step": TableSpec(
         base=CIFAR10,
         columns=SMALL_ALPHAS,
         rows={
@@ -309,5 +227,5 @@ SPECS: dict[str, Spec] = {
     ),
 }
 
-TABLES: dict[str, Table] = {name: spec.table(name) for name, spec in SPECS.items()}
+TABLES: dict[str, PaperTable] = {name: spec.table(name) for name, spec in SPECS.items()}
 """The tables of the paper by name."""

@@ -11,12 +11,17 @@ from pathlib import Path
 import torch
 
 from quasiglobal.data.sources import SOURCES
-from quasiglobal.paper.figures import FIGURES
-from quasiglobal.paper.reproduce import FEWEST_RATES, Ended, Outcome, absent, data_names, outcomes
-from quasiglobal.paper.tables import TABLES, Scale, Table
-from quasiglobal.paper.trained import PARTITIONS, TRAINED
+from quasiglobal.paper.cells import PaperTable, Scale
+from quasiglobal.paper.figures.partitions import PARTITIONS
+from quasiglobal.paper.figures.toy import FIGURES
+from quasiglobal.paper.figures.training import TRAINED
+from quasiglobal.paper.outcomes import FEWEST_RATES, Outcome, outcomes
+from quasiglobal.paper.reproduce import absent, data_names
+from quasiglobal.paper.tables import TABLES
 from quasiglobal.runs.estimate import images_per_second
+from quasiglobal.runs.store import RunStore
 from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.metrics import number
 
 
 @dataclass(frozen=True)
@@ -25,16 +30,18 @@ class Target:
 
     name: str
     title: str
-    table: Table | None = None
+    table: PaperTable | None = None
     """The cells to train; without them it is a figure that takes seconds."""
+    drawn: bool = False
+    """Whether it is a figure."""
     data: tuple[str, ...] = ()
-    """What such a figure shows, beyond smoke scale."""
+    """The data sets that a figure without cells shows, beyond smoke scale."""
 
 
 TARGETS: dict[str, Target] = {
     **{name: Target(name, table.title, table) for name, table in TABLES.items()},
-    **{name: Target(name, figure.table.title, figure.table) for name, figure in TRAINED.items()},
-    **{name: Target(name, (make.__doc__ or "").splitlines()[0]) for name, make in FIGURES.items()},
+    **{name: Target(name, figure.table.title, figure.table, drawn=True) for name, figure in TRAINED.items()},
+    **{name: Target(name, (make.__doc__ or "").splitlines()[0], drawn=True) for name, make in FIGURES.items()},
 }
 TARGETS["figure-partition"] = replace(
     TARGETS["figure-partition"], data=tuple(dict.fromkeys(data for _, data, *_ in PARTITIONS))
@@ -58,7 +65,12 @@ class Stand:
 
 
 def stand(
-    table: Table, store: Path | Ended, scale: Scale, seeds: int, data_dir: Path | None = None, short: bool = False
+    table: PaperTable,
+    store: RunStore,
+    scale: Scale,
+    seeds: int,
+    data_dir: Path | None = None,
+    short: bool = False,
 ) -> Stand:
     """What the store has of a table, and what it lacks; `short`: whether a rate from short runs will do."""
     found = outcomes(table, store, scale, short)
@@ -98,14 +110,14 @@ def _alike(one: Experiment) -> Experiment:
     return Experiment(data=one.data, model=one.model, width=one.width, precision=one.precision)
 
 
-def recorded(store: Ended, device: torch.device) -> Speeds:
+def recorded(store: RunStore, device: torch.device) -> Speeds:
     """Those of the store's runs on such a device, the median for each kind of model."""
     found: dict[Experiment, list[float]] = {}
-    for run in (run for runs in store.values() for run in runs):
-        summary = run.summary or {}
-        speed = (summary.get("last") or {}).get("images_per_second")
-        if speed and summary.get("device") == device.type:
-            found.setdefault(_alike(run.experiment), []).append(speed)
+    for run in store.runs:
+        if run.summary and run.summary.device == device.type:
+            speed = number(run.summary.last, "images_per_second")
+            if speed:
+                found.setdefault(_alike(run.experiment), []).append(speed)
     return {alike: statistics.median(speeds) for alike, speeds in found.items()}
 
 

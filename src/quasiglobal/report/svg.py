@@ -52,7 +52,7 @@ def palette(lighter: bool = False) -> str:
     return "\n".join(f".shade-{k} {{ --shade: {_lighter(c) if lighter else c}; }}" for k, c in enumerate(SHADES))
 
 
-Scale = Callable[[float], float]
+Axis = Callable[[float], float]
 
 
 def _shades(lines: Sequence[Line]) -> list[str]:
@@ -68,7 +68,7 @@ def _shades(lines: Sequence[Line]) -> list[str]:
     return [own[k] if k in own else next(free) for k in range(len(lines))]
 
 
-def _curve(line: Line, shade: str, across: Scale, up: Scale) -> str:
+def _curve(line: Line, shade: str, across: Axis, up: Axis) -> str:
     points = [(across(x), up(y)) for x, y in line.points]
     path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     band = ""
@@ -81,7 +81,7 @@ def _curve(line: Line, shade: str, across: Scale, up: Scale) -> str:
     return f'<g class="{shade}">{band}<path class="line" d="{path}"/>{dots}</g>'
 
 
-def _scale(values: Sequence[float], start: float, end: float, logarithmic: bool) -> Scale:
+def _scale(values: Sequence[float], start: float, end: float, logarithmic: bool) -> Axis:
     low, high = min(values), max(values)
     if logarithmic:
         inner = _scale([math.log(low), math.log(high)], start, end, False)

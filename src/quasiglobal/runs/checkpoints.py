@@ -1,4 +1,4 @@
-"""A run's rows on disk: whole or not at all, checked when read, the last two kept."""
+"""A run's rows on disk: written whole or not at all, verified when read, the last two kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quasiglobal.common.files import write_json, write_tensors
+from quasiglobal.common.files import read_json, write_json, write_tensors
 
 KEEP = 2
 """How many checkpoints a run keeps: the newest, and one to fall back on."""
@@ -20,17 +20,22 @@ KEEP = 2
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run was: after this many epochs, with this many bytes of metrics written."""
+    """How far a run was when it was saved."""
 
     epochs: int
+    """Epochs done."""
     metrics: int
+    """Bytes of metrics.jsonl written by then."""
+    topology: str = ""
+    """The fingerprint of the topology, where a file or Python code defines it."""
 
 
 def save(folder: Path, rows: dict[str, Tensor], progress: Progress) -> None:
-    """Write a checkpoint, then forget all but the last two."""
+    """Write a checkpoint, then delete all but the last two."""
     data = folder / f"{progress.epochs:06d}.safetensors"
     write_tensors(data, rows)
-    write_json(data.with_suffix(".json"), asdict(progress) | {"sha256": _checksum(data)})
+    notes = {name: value for name, value in asdict(progress).items() if value != ""}
+    write_json(data.with_suffix(".json"), notes | {"sha256": _checksum(data)})
     for old in _notes(folder)[:-KEEP]:
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)
@@ -39,41 +44,52 @@ def save(folder: Path, rows: dict[str, Tensor], progress: Progress) -> None:
 
 
 def newest(folder: Path) -> tuple[dict[str, Tensor], Progress] | None:
-    """The newest checkpoint that is whole; a damaged one is named and passed over."""
+    """The newest checkpoint that is whole; a damaged one is named and skipped."""
     for note in reversed(_notes(folder)):
-        data = note.with_suffix(".safetensors")
         try:
-            return _checked(note)
+            return _verified(note)
         except DAMAGE as error:
+            data = note.with_suffix(".safetensors")
             warnings.warn(f"checkpoint {data} is damaged ({error}); going back to the one before it", stacklevel=2)
     return None
 
 
 def epochs(folder: Path) -> list[int]:
-    """After which epochs there is a checkpoint."""
+    """The epochs after which there is a checkpoint."""
     return [int(note.stem) for note in _notes(folder)]
 
 
 def at(folder: Path, epoch: int) -> dict[str, Tensor] | None:
     """The rows after an epoch, if they are there and whole."""
     try:
-        rows, _ = _checked(folder / f"{epoch:06d}.json")
+        rows, _ = _verified(folder / f"{epoch:06d}.json")
     except DAMAGE:
         return None
     return rows
 
 
+def topologies(folder: Path) -> set[str]:
+    """The fingerprints of the topologies that the checkpoints were made with, where they say."""
+    found = set()
+    for note in _notes(folder):
+        try:
+            found.add(str(read_json(note).get("topology", "")))
+        except (OSError, ValueError):
+            continue
+    return found - {""}
+
+
 def _notes(folder: Path) -> list[Path]:
-    """What describes each checkpoint, oldest first."""
+    """The file that describes each checkpoint, oldest first."""
     return sorted(note for note in folder.glob("*.json") if note.stem.isdigit())
 
 
 DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
-"""What a damaged checkpoint may raise."""
+"""What reading a damaged checkpoint may raise."""
 
 
-def _checked(note: Path) -> tuple[dict[str, Tensor], Progress]:
-    """The checkpoint that a note describes, if it is as it was written."""
+def _verified(note: Path) -> tuple[dict[str, Tensor], Progress]:
+    """The checkpoint that a note describes, if its checksum is right."""
     data = note.with_suffix(".safetensors")
     meta = json.loads(note.read_text())
     if meta.pop("sha256") != _checksum(data):

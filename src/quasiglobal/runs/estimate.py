@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from quasiglobal.algorithms.centralized import Centralized
-from quasiglobal.runs.local import model_of
+from quasiglobal.runs.building import model_of
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.program import Training
+from quasiglobal.training.program import Program
 
 FORWARD = 1 / 3
 """What showing an example to a model costs, of what learning from it does."""
@@ -42,35 +41,35 @@ class Estimate:
     """Of all steps, with the tests; without compilation."""
 
 
-def estimate(training: Training, folder: Path, steps: int = 3) -> Estimate:
-    """Try a few steps, and warn of what will not go well. The training is spent afterwards."""
-    experiment, graph = training.experiment, training.graph
-    step_seconds = _seconds_a_step(training, steps)
-    states = [value for band in training.bands for value in band.state.values()]
-    kept = [training.x, *states, *tree_leaves(training.buffers)]
+def estimate(program: Program, folder: Path, steps: int = 3) -> Estimate:
+    """Try a few steps, and warn of likely problems. The program cannot be used afterwards."""
+    experiment, graph, state = program.experiment, program.engine.topology, program.state
+    step_seconds = _seconds_a_step(program, steps)
+    kept = [state.x, *program.bands.tensors(), *state.buffers.values()]
     saved = 2 * sum(tensor.nbytes for tensor in kept)
-    stored = (training.inputs.x, training.test_inputs.x, training.targets, training.test_targets)
-    tests = -(-experiment.epochs // experiment.eval_every)
-    shown = tests * len(training.test_targets) * (training.rows + len(training.seeds))
-    a_second = training.rows * experiment.batch / step_seconds
+    tests, rows = program.evaluation, program.bands.rows
+    stored = (program.feed.inputs.x, tests.inputs.x, program.feed.targets, tests.targets)
+    times = -(-experiment.epochs // experiment.eval_every)
+    shown = times * len(tests.targets) * (rows + len(program.experiments))
+    a_second = rows * experiment.batch / step_seconds
     result = Estimate(
-        parameters=training.layout.size,
-        steps=training.steps,
-        sent_a_step=training.bytes_per_step[0],
-        rows=sum(tensor.nbytes for tensor in kept) + training.x.nbytes,
+        parameters=program.layout.size,
+        steps=program.steps,
+        sent_a_step=program.bands.bytes_per_step[0],
+        rows=sum(tensor.nbytes for tensor in kept) + state.x.nbytes,
         data=sum(tensor.nbytes for tensor in stored),
-        peak=torch.cuda.max_memory_allocated() if training.device.type == "cuda" else 0,
+        peak=torch.cuda.max_memory_allocated() if program.device.type == "cuda" else 0,
         checkpoints=saved,
         step_seconds=step_seconds,
-        seconds=training.steps * step_seconds + FORWARD * shown / a_second,
+        seconds=program.steps * step_seconds + FORWARD * shown / a_second,
     )
-    smallest = min(len(owner.examples) for owner in training.plan.owners)
+    smallest = min(len(owner.examples) for owner in program.feed.plan.owners)
     if smallest < experiment.batch:
         warnings.warn(
             f"a node holds {smallest} examples, fewer than its batch of {experiment.batch}; use a smaller batch",
             stacklevel=2,
         )
-    if isinstance(training.bands[0].algorithm, Centralized) and experiment.partition != "iid" and graph.n > 1:
+    if isinstance(program.bands.bands[0].algorithm, Centralized) and experiment.partition != "iid" and graph.n > 1:
         warnings.warn(
             f"{experiment.algorithm} is centralized: the paper's reference has --partition iid, "
             f"not {experiment.partition}",
@@ -105,15 +104,15 @@ def images_per_second(experiment: Experiment, classes: int, shape: Sequence[int]
     return batch / min(took[1:])
 
 
-def _seconds_a_step(training: Training, steps: int) -> float:
-    """Of the first steps of an epoch, once everything is compiled."""
-    steps = min(steps, training.steps_per_epoch)
+def _seconds_a_step(program: Program, steps: int) -> float:
+    """The time of the first steps of an epoch, once everything is compiled."""
+    steps = min(steps, program.feed.steps_per_epoch)
     for _ in range(2):
-        training.begin_epoch()
+        program.begin_epoch()
         began = time.perf_counter()
         for step in range(steps):
-            training.advance(step)
-        training.sums()                                             # waits for the device
+            program.advance(step)
+        program.sums()                                              # waits for the device
     return (time.perf_counter() - began) / steps
 
 

@@ -20,9 +20,11 @@ from quasiglobal.data.sources import Dataset, Examples
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.runs import checkpoints
-from quasiglobal.runs.local import Run, as_tokens, data_of, model_of, model_state, terms_of
-from quasiglobal.runs.parts import newest
+from quasiglobal.runs.building import as_tokens, data_of, model_of
+from quasiglobal.runs.parts import newest_of_parts
+from quasiglobal.runs.store import Run
 from quasiglobal.training.experiment import Experiment, from_mapping
+from quasiglobal.training.networks import state_dict_of
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
     if found is not None:
         rows, nodes = found[0], list(range(len(found[0]["x"])))
     else:
-        rows, epoch, nodes = newest(run.folder)
+        rows, epoch, nodes = newest_of_parts(run.folder)
         if not epoch:
             raise InputError(f"{run.folder} has no checkpoint yet; train it first")
     if node != "average" and not (node.isdigit() and int(node) in nodes):
@@ -83,15 +85,15 @@ def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
             f"{run.folder} was trained on other classes or shapes than {experiment.data} has now; bring its data back"
         )
     frozen = _frozen(module)
-    state = model_state(rows, layout, None if node == "average" else nodes.index(int(node)))
+    state = state_dict_of(rows, layout, None if node == "average" else nodes.index(int(node)))
     return Exported(experiment, state, fingerprint(frozen) if frozen else "")
 
 
 def _in_its_terms(run: Run, data_dir: Path | None) -> Experiment:
     """The experiment with all that its data told it; the data is asked only where the run does not know."""
-    experiment, known = run.experiment, (run.summary or {}).get("terms")
+    experiment, known = run.experiment, run.summary.terms if run.summary else None
     if known is None and not (experiment.classes and experiment.shape):
-        known = terms_of(data_of(experiment, data_dir))
+        known = data_of(experiment, data_dir).terms()
     terms: dict[str, Any] = {name: tuple(value) for name, value in (known or {}).items()}
     return replace(experiment, **terms)
 

@@ -1,4 +1,4 @@
-"""How many runs can be rows of one program: as many as the memory holds."""
+"""Memory: how many runs fit as rows of one program."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from pathlib import Path
 import torch
 
 from quasiglobal.algorithms import algorithm
-from quasiglobal.gradients.stack import PRECISIONS
+from quasiglobal.gradients.precision import PRECISIONS
 from quasiglobal.topology import parse
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.program import Task
+from quasiglobal.training.task import Task
 
 USABLE = 0.75
-"""Of the free memory; the data, the tests and what allocators leave unused take the rest."""
+"""The share of the free memory to use; data, tests and what allocators leave unused take the rest."""
 
 COPIES = 17
 """Tensors of all parameters that a step makes besides x and the algorithm's state, the parts of gradients included.
 
-So many on an H200 for two runs of 16 MiniLM-L6 with `qg-dadam`, whose step is captured; 11 with `dadam`.
+Measured on an H200 for two runs of 16 MiniLM-L6 with `qg-dadam`, whose step is captured; 11 with `dadam`.
 """
 
 
 def runs_that_fit(task: Task, experiments: Sequence[Experiment], device: torch.device) -> int:
     """How many runs like the largest of these fit the free memory of the device, at least one."""
-    if len(experiments) == 1:                               # then it need not be tried
+    if len(experiments) == 1:                               # nothing to decide
         return 1
     largest = max(experiments, key=lambda one: _state(one.algorithm))
     return max(1, int(USABLE * free_bytes(device) // bytes_of_run(task, largest)))
 
 
 def bytes_of_run(task: Task, experiment: Experiment) -> int:
-    """What a step of one run takes, counted: its models, the algorithm's state, and what backward needs of forward.
+    """The memory of one run's step, counted: models, the algorithm's state, and activations kept for the backward pass.
 
-    The last is measured on two examples. Kernels that keep less make it an upper bound.
+    Activations are measured on two examples. Kernels that keep fewer make the result an upper bound.
     """
     dtype = PRECISIONS[experiment.precision]
     module = task.module(0).to(dtype).train()
@@ -57,25 +57,20 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
     return parse(experiment.topology).n * (activations + parameters * dtype.itemsize * tensors)
 
 
-def give_back(device: torch.device) -> None:
-    """Let the device have what a training that is over has held: its captured graphs are part of a cycle."""
+def release(device: torch.device) -> None:
+    """Return a GPU's memory that a finished training held: captured graphs are part of a reference cycle."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
 
 
-def _state(name: str) -> int:
-    """How many tensors like x an algorithm keeps."""
-    return len(algorithm(name).init(torch.zeros(1, 1)))
-
-
 def free_bytes(device: torch.device) -> int:
-    """What is free there now."""
+    """The memory that is free now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
         found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:                                         # not Linux: half of what there is
+    except OSError:                                         # not Linux: half of the physical memory
         found = None
     here = 1024 * int(found[1]) if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     try:                                                    # a container may have less
@@ -83,3 +78,8 @@ def free_bytes(device: torch.device) -> int:
     except (OSError, ValueError):
         return here
     return min(here, most - used)
+
+
+def _state(name: str) -> int:
+    """How many tensors like x an algorithm keeps."""
+    return len(algorithm(name).init(torch.zeros(1, 1)))

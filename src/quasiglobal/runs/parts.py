@@ -5,28 +5,38 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from quasiglobal.common.files import append_line, read_lines, write_json, write_lines
+from quasiglobal.common.files import append_line, read_lines, write_json, write_lines, write_tensors
 from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
-from quasiglobal.training.metrics import Record, combined
+from quasiglobal.training.metrics import Measures, Record, combined
+
+UNREAD = 8
+"""Models of tested epochs that a part keeps for process 0; the oldest are deleted if it does not read them."""
 
 
 class Part:
     """A process's share of a run on disk."""
 
-    def __init__(self, run: Path, process: int, nodes: Sequence[int]) -> None:
-        self.nodes = list(nodes)
+    def __init__(self, run: Path, process: int, nodes: Sequence[int], topology: str = "") -> None:
+        """`topology` is its fingerprint, where a file or Python code defines it."""
+        self.process, self.nodes, self.topology = process, list(nodes), topology
         self.folder, self._whole = run / "parts" / str(process), run / "checkpoint"
-        self._metrics = self.folder / "metrics.jsonl"
+        self._metrics, self._of_all = self.folder / "metrics.jsonl", self.folder / "of_all.jsonl"
+        self._tested = self.folder / "tested"
+
+    # -------------------------------------------------------------------------------------------- checkpoints
 
     def epochs(self) -> set[int]:
-        """After which epochs there is a state of all its nodes, its own or of the run as a whole."""
+        """The epochs after which all its nodes were saved, by itself or in a checkpoint of the whole run."""
         return {0, *checkpoints.epochs(self.folder / "checkpoint"), *checkpoints.epochs(self._whole)}
 
     def load(self, epoch: int) -> dict[str, Tensor]:
@@ -39,34 +49,69 @@ class Part:
             raise InputError(f"{self._whole} has no state after epoch {epoch} any more; start the run anew")
         return {name: value[self.nodes].contiguous() for name, value in rows.items()}
 
+    def save(self, rows: dict[str, Tensor], epoch: int) -> None:
+        """Save its nodes' rows."""
+        checkpoints.save(self.folder / "checkpoint", rows, checkpoints.Progress(epoch, 0, self.topology))
+
+    # -------------------------------------------------------------------------------------------- measures
+
     def begin(self, epoch: int) -> None:
-        """Make the folder, and forget what was measured after the epoch that the run goes on from."""
+        """Make the folder, and delete what was measured after the epoch that the run resumes from."""
         write_json(self.folder / "part.json", {"nodes": self.nodes})
-        write_lines(self._metrics, [found for found in self.measures if found["epoch"] <= epoch])
+        for path in (self._metrics, self._of_all):
+            if path.exists() or path == self._metrics:
+                write_lines(path, [found for found in read_lines(path) if found["epoch"] <= epoch])
         (self.folder / "summary.json").unlink(missing_ok=True)
 
-    @property
-    def measures(self) -> list[dict[str, Any]]:
-        """What was measured so far, an entry an epoch."""
-        return read_lines(self._metrics)
-
-    @property
-    def status(self) -> str | None:
-        """How it ended, once it has."""
-        path = self.folder / "summary.json"
-        return json.loads(path.read_text())["status"] if path.exists() else None
+    def read_measures(self) -> list[dict[str, Any]]:
+        """What was measured so far, an entry an epoch; process 0 adds what all models tell together."""
+        of_all = {found["epoch"]: found for found in read_lines(self._of_all)}
+        return [found | of_all.get(found["epoch"], {}) for found in read_lines(self._metrics)]
 
     def write(self, measures: Mapping[str, Any]) -> None:
         """Add an epoch's measures."""
         append_line(self._metrics, measures)
 
-    def save(self, rows: dict[str, Tensor], epoch: int) -> None:
-        """Save its nodes' rows."""
-        checkpoints.save(self.folder / "checkpoint", rows, checkpoints.Progress(epoch, 0))
+    def write_of_all(self, epoch: int, measures: Measures) -> None:
+        """Add what all models of an epoch tell together."""
+        append_line(self._of_all, {"epoch": epoch} | dict(measures))
+
+    def read_status(self) -> str | None:
+        """How it ended, if it has."""
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text())["status"] if path.exists() else None
 
     def finish(self, status: str, edges: Mapping[str, Any]) -> None:
-        """Say how it ended, and what each of its edges has carried."""
+        """Write how it ended, and what each of its edges has carried."""
         write_json(self.folder / "summary.json", {"status": status, "edges": edges})
+
+    # -------------------------------------------------------------------------------------------- tested models
+
+    def leave_tested(self, rows: dict[str, Tensor], epoch: int) -> None:
+        """Leave the models of a tested epoch for process 0, without the algorithm's state."""
+        models = {name: value for name, value in rows.items() if not name.startswith("state.")}
+        write_tensors(self._tested / f"{epoch:06d}.safetensors", models)
+        for old in sorted(self._tested.glob("*.safetensors"))[:-UNREAD]:
+            old.unlink(missing_ok=True)
+
+    def has_tested(self, epoch: int) -> bool:
+        """Whether the models of a tested epoch are there."""
+        return (self._tested / f"{epoch:06d}.safetensors").exists()
+
+    def read_tested(self, epoch: int) -> dict[str, Tensor] | None:
+        """The models of a tested epoch; None if they are gone."""
+        try:
+            return load_file(self._tested / f"{epoch:06d}.safetensors")
+        except (OSError, SafetensorError):
+            return None
+
+    def drop_tested(self, epoch: int) -> None:
+        """Delete the models of this tested epoch and of earlier ones."""
+        for path in self._tested.glob("*.safetensors"):
+            if path.stem.isdigit() and int(path.stem) <= epoch:
+                path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._tested.rmdir()                            # where it is empty
 
 
 def parts_of(run: Path) -> list[Part]:
@@ -79,20 +124,31 @@ def parts_of(run: Path) -> list[Part]:
 
 
 def records_of(parts: Sequence[Part]) -> list[Record]:
-    """The records of the epochs that everybody has passed, each of those who were there."""
-    measured = [{found["epoch"]: found for found in part.measures} for part in parts]
+    """The records of the epochs that every process has passed, each of the processes that were there."""
+    measured = [{found["epoch"]: found for found in part.read_measures()} for part in parts]
     passed = min(
-        (math.inf if part.status else max(epochs, default=0) for part, epochs in zip(parts, measured, strict=True)),
+        (
+            math.inf if part.read_status() else max(epochs, default=0)
+            for part, epochs in zip(parts, measured, strict=True)
+        ),
         default=0,
     )
     at = sorted({epoch for epochs in measured for epoch in epochs if epoch <= passed})
     return [combined([epochs[epoch] for epochs in measured if epoch in epochs]) for epoch in at]
 
 
-def newest(run: Path) -> tuple[dict[str, Tensor], int, list[int]]:
-    """The rows after the last epoch that all parts here have saved, that epoch (0: none), and whose rows they are."""
+def newest_of_parts(run: Path) -> tuple[dict[str, Tensor], int, list[int]]:
+    """The rows after the last epoch that all parts have saved, that epoch (0: none), and the nodes of the rows."""
     parts = parts_of(run)
+    return *common_rows(parts), [node for part in parts for node in part.nodes]
+
+
+def common_rows(parts: Sequence[Part]) -> tuple[dict[str, Tensor], int]:
+    """The rows after the last epoch that all of these parts have saved, and that epoch (0: none)."""
     epoch = max(set.intersection(*(part.epochs() for part in parts))) if parts else 0
-    rows = [part.load(epoch) for part in parts] if epoch else []
-    nodes = [node for part in parts for node in part.nodes]
-    return {name: torch.cat([part[name] for part in rows]) for name in (rows[0] if rows else ())}, epoch, nodes
+    return stacked([part.load(epoch) for part in parts] if epoch else []), epoch
+
+
+def stacked(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The rows of several parts, one after the other."""
+    return {name: torch.cat([part[name] for part in rows]) for name in (rows[0] if rows else ())}

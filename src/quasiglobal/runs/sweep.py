@@ -12,30 +12,33 @@ from typing import Any
 
 from quasiglobal.data.sources import data_folder
 from quasiglobal.errors import InputError
-from quasiglobal.runs.local import Options, Run, Watcher, runs_of, train
-from quasiglobal.training.experiment import Experiment
+from quasiglobal.runs.local import train
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import Run, Watcher, folders_of, unwatched
+from quasiglobal.training.experiment import Experiment, setting
 
 RETRIES = 3
 """How often Ray starts a cell again that failed or whose machine was lost; it goes on from its checkpoint."""
 
 
 def sweep(
-    experiments: Sequence[Experiment], options: Options, watch: Watcher = lambda runs, records: None
+    experiments: Sequence[Experiment], options: Options, watch: Watcher = unwatched
 ) -> list[Run]:
     """Run what is not finished of the experiments' seeds where the options say, and return all their runs."""
     if options.on == "here":
         return train(experiments, options, watch)
     ray = _connected()
     gpus = ray.cluster_resources().get("GPU", 0) > 0
-    runs = [run for one in experiments for run in runs_of(one, options)]
-    unfinished = [one for one in experiments if any(run.summary is None for run in runs_of(one, options))]
+    unfinished = [
+        one for one in experiments if any(folder.read_summary() is None for folder in folders_of(one, options))
+    ]
     there = replace(
         options, on="here", runs=options.runs.absolute(), data_dir=data_folder(options.data_dir).absolute()
     )
     job = ray.remote(_train).options(
         max_retries=RETRIES, retry_exceptions=True, num_gpus=1 if gpus else 0, num_cpus=0 if gpus else 1
     )
-    cells = _cells(unfinished) if gpus else [[one] for one in unfinished]
+    cells = by_setting(unfinished) if gpus else [[one] for one in unfinished]
     going = {job.remote(cell, there): cell for cell in cells}
     while going:
         (done, *_), _ = ray.wait(list(going))
@@ -43,16 +46,16 @@ def sweep(
         refused = ray.get(done)
         if refused is not None:
             raise InputError(refused)
-        finished = [run for one in cell for run in runs_of(one, options)]
-        watch(finished, [run.records[-1] for run in finished])
-    return runs
+        finished = [folder for one in cell for folder in folders_of(one, options)]
+        watch(finished, [folder.read_records()[-1] for folder in finished])
+    return [folder.read() for one in experiments for folder in folders_of(one, options)]
 
 
-def _cells(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
+def by_setting(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
     """Those that differ in learning rate and seed alone, together: on a GPU they are rows of one program."""
-    cells: dict[Experiment, list[Experiment]] = {}
+    cells: dict[str, list[Experiment]] = {}
     for one in experiments:
-        cells.setdefault(replace(one, lr=None, seed=0), []).append(one)
+        cells.setdefault(setting(one), []).append(one)
     return list(cells.values())
 
 

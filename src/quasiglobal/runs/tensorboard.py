@@ -1,4 +1,4 @@
-"""What was measured, for TensorBoard to show: `qg train --tensorboard`, then `tensorboard --logdir runs`."""
+"""Records for TensorBoard: `qg train --tensorboard`, then `tensorboard --logdir runs`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from quasiglobal.errors import InputError
 
 
-class Board:
-    """Writes each run's records into its folder `tensorboard`, a scalar a measure over the epochs."""
+class TensorBoard:
+    """Writes each run's records into its folder `tensorboard`, a scalar a metric over the epochs."""
 
     def __init__(self) -> None:
         try:
@@ -21,12 +21,12 @@ class Board:
         self._writers: dict[Path, Any] = {}
 
     def write(self, folder: Path, record: Mapping[str, Any]) -> None:
-        """Add an epoch's record; a resumed run's epochs take the place of those written before."""
+        """Add an epoch's record; a resumed run's epochs replace those written before."""
         epoch = record["epoch"]
         if folder not in self._writers:
             self._writers[folder] = self._make(str(folder / "tensorboard"), purge_step=epoch)
         for name, value in record.items():
-            if name not in ("epoch", "step") and not isinstance(value, list):
+            if name not in ("epoch", "step") and value is not None and not isinstance(value, list):
                 self._writers[folder].add_scalar(name, value, epoch)
         self._writers[folder].flush()
 

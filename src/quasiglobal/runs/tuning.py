@@ -16,9 +16,11 @@ from types import NoneType
 
 from quasiglobal.algorithms import algorithm, numeric_options, with_option
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.runs.local import Options, Run, Watcher, runs_of
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched
 from quasiglobal.runs.sweep import sweep
-from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.experiment import Experiment, spellings
+from quasiglobal.training.metrics import SCORE, number
 
 Point = tuple[float, ...]
 """A value for each name that is tuned, in their order."""
@@ -60,7 +62,7 @@ def tune(
     over: Mapping[str, Sequence[float]],
     options: Options,
     cap: int = CAP,
-    watch: Watcher = lambda runs, records: None,
+    watch: Watcher = unwatched,
     train: Trainer = sweep,
 ) -> list[Tuned]:
     """Tune each experiment over the full product of the values, then run all seeds at its best.
@@ -79,7 +81,7 @@ def tune(
         trials = [as_stored(search.at(point), options.runs) for search, point in wanted]
         train(list(dict.fromkeys(trials)), once, watch)
         for (search, point), trial in zip(wanted, trials, strict=True):
-            search.trials[point] = Run.of(trial, options.runs)
+            search.trials[point] = RunFolder.of(trial, options.runs).read()
         for search in searches:
             search.grow(cap)
     chosen = [search.trials[search.best].experiment for search in searches]
@@ -87,28 +89,22 @@ def tune(
     return [
         Tuned(
             search.at(search.best), search.values(), search.trials, search.best, search.inside,
-            runs_of(experiment, options),
+            [folder.read() for folder in folders_of(experiment, options)],
         )
         for search, experiment in zip(searches, chosen, strict=True)
     ]
 
 
 def as_stored(experiment: Experiment, root: Path) -> Experiment:
-    """The same run as the store has it: the learning rate by default may be given, or left out."""
-    left_out = replace(experiment, lr=None)
-    if left_out.peak_lr != experiment.peak_lr:
-        return experiment
-    runs = (Run.of(one, root) for one in (experiment, left_out))
+    """The same experiment as the store spells it."""
+    runs = [RunFolder.of(one, root).read() for one in spellings(experiment)]
     return max(runs, key=lambda run: (run.summary is not None, run.begun)).experiment
 
 
 def score(run: Run) -> float:
-    """The accuracy in the last test, the mean over the nodes; minus infinity where the run diverged."""
-    summary = run.summary
-    if summary is None or summary["status"] != "finished" or not summary["last"]:
-        return -math.inf
-    accuracy = summary["last"]["accuracy"]
-    return -math.inf if accuracy is None else float(accuracy)
+    """The score in the last test, the mean over the nodes; minus infinity where the run diverged."""
+    reached = number(run.summary.last, SCORE) if run.summary and run.status == "finished" else None
+    return -math.inf if reached is None else reached
 
 
 def best_point(scores: Mapping[Point, float]) -> Point:

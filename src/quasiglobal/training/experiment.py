@@ -1,4 +1,8 @@
-"""What to run, all of it: one frozen dataclass. Its hash names the run."""
+"""What to run, all of it: one frozen dataclass. Its hash names the run.
+
+Whether two experiments are the same, differ in the seed alone, or can share a program is answered here and nowhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,16 @@ import hashlib
 import json
 import tomllib
 import typing
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from quasiglobal.algorithms import algorithm
 from quasiglobal.algorithms.base import checked
+from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.engines.faults import check_probability
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.models.language.adapters import rank_of
@@ -149,6 +155,82 @@ FIRST_FIELDS = (
 )
 """The fields that are always hashed. Any other came later, and is hashed where it is not at its default, so that runs
 that were made before it keep their names."""
+
+# ------------------------------------------------------------------------------------- the same experiment, or nearly
+
+OWN = (
+    "seed", "partition", "alpha", "lr", "warmup", "warmup_from", "milestones", "decay", "algorithm", "topology",
+)
+"""What experiments that are rows of one program may differ in; their topologies have as many nodes."""
+
+Item = TypeVar("Item")
+
+
+def together(experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:
+    """The experiments, if they can be rows of one program."""
+    first = _in_common(experiments[0])
+    for one in experiments:
+        for name, value in _in_common(one).items():
+            if value != first[name]:
+                raise InputError(f"runs that train together need one {name}, got {first[name]} and {value}")
+    return tuple(experiments)
+
+
+def program_key(experiment: Experiment) -> str:
+    """Equal for experiments that can be rows of one program, as far as they tell without data."""
+    return json.dumps(_in_common(experiment), sort_keys=True)
+
+
+def steps_alike(experiment: Experiment) -> Hashable:
+    """Equal for experiments that step by the same algorithm on the same topology, however these are spelled."""
+    return algorithm(experiment.algorithm), parse(experiment.topology)
+
+
+def setting(experiment: Experiment) -> str:
+    """Equal for experiments that differ in nothing but seed and learning rate, however they are spelled.
+
+    Where data are alike α does not matter, nor does the graph where everybody has the same model.
+    """
+    if experiment.partition == "iid":
+        experiment = replace(experiment, alpha=1.0)
+    if isinstance(algorithm(experiment.algorithm), Centralized):
+        experiment = replace(experiment, topology=f"complete:{parse(experiment.topology).n}")
+    return replace(experiment, seed=0, lr=None).hash
+
+
+def spellings(experiment: Experiment) -> tuple[Experiment, ...]:
+    """The experiment and others of the same result: the default learning rate may be given, or left out."""
+    left_out = replace(experiment, lr=None)
+    return (experiment, left_out) if left_out.peak_lr == experiment.peak_lr else (experiment,)
+
+
+def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> dict[str, list[Item]]:
+    """Items whose experiments differ in the seed alone, together, under the fields that set them apart from the others.
+
+    >>> group_by_seed([Experiment(seed=0), Experiment(seed=1), Experiment(batch=8)], lambda one: one).keys()
+    dict_keys(['batch=32', 'batch=8'])
+    """
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        groups.setdefault(of(item).with_seed(0).hash, []).append(item)
+    values = {key: asdict(of(group[0]).with_seed(0)) for key, group in groups.items()}
+    names = next(iter(values.values()), {})
+    varying = [name for name in names if len({str(of[name]) for of in values.values()}) > 1] or ["algorithm"]
+    return {", ".join(_label(name, values[key][name]) for name in varying): group for key, group in groups.items()}
+
+
+def _in_common(experiment: Experiment) -> dict[str, Any]:
+    """What experiments that are rows of one program have to share."""
+    values = {name: value for name, value in asdict(experiment).items() if name not in OWN}
+    return values | {"number of nodes": parse(experiment.topology).n}
+
+
+def _label(name: str, value: object) -> str:
+    """How a legend names a setting."""
+    return str(value) if name in ("algorithm", "data", "model", "topology") else f"{name}={value}"
+
+
+# ---------------------------------------------------------------------------------------------------- from files
 
 RECIPES: dict[str, dict[str, Any]] = {
     "cifar10": {

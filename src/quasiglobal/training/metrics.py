@@ -1,57 +1,125 @@
-"""What is measured of a network's models."""
+"""What is measured: every metric is named here, and nowhere else.
+
+A process measures its own nodes (`Measures`, lists with an entry a node). `combined` makes one `Record` an epoch of all
+nodes of a run; records are the lines of metrics.jsonl.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, cast
 
+import torch
 from torch import Tensor
 
-Record = dict[str, Any]
-"""What was measured in an epoch, by name."""
+SCORE = "accuracy"
+"""The metric that decides which run is the best: of tuning, tables and plots."""
+
+WORST, BEST, AVERAGED = (f"{SCORE}_{which}" for which in ("worst", "best", "averaged"))
+"""The score of the worst node, of the best one, and of the average of all nodes' models."""
 
 
-def combined(parts: Sequence[Mapping[str, Any]]) -> Record:
-    """An epoch's record of a run, from the measures of those who host its nodes.
+class Record(TypedDict, total=False):
+    """One epoch of a run; keys after `images_per_second` are there where it was tested."""
 
-    Each part has an entry a node in its lists, `loss`, `train_accuracy` and, after a test, `accuracy` and more.
-    `recall_worst` is, for each class, the share of its test examples that the worst node gets right.
-    """
-    first = parts[0]
+    epoch: int
+    step: int
+    lr: float
+    """The learning rate of the epoch's last step."""
+    loss: float
+    """The mean over the nodes of the training loss; None in a file where it is not finite."""
+    train_accuracy: float
+    images_per_second: float
+    """Examples of all nodes a second, whether images or not."""
+    accuracy: float
+    """The mean over the nodes' own models on the whole test set."""
+    accuracy_std: float
+    accuracy_worst: float
+    accuracy_best: float
+    recall_worst: list[float | None]
+    """For each class, the share of its test examples that the worst node gets right."""
+    accuracy_averaged: float
+    """Of the average of all nodes' models."""
+    consensus_distance: float
+    test_loss: float
+    weight_norm: float
+    effective_step: float
+    """lr / ‖x‖², the mean over the nodes."""
+    bytes_sent: float
+    """By a node on average, since the start."""
 
-    def every(name: str) -> list[Any]:
-        return [value for part in parts for value in part[name]]
 
-    record = {name: first[name] for name in ("epoch", "step", "lr")}
-    record |= {name: statistics.fmean(every(name)) for name in ("loss", "train_accuracy")}
-    record["images_per_second"] = sum(part["images_per_second"] for part in parts)
-    if all("accuracy" in part for part in parts):
-        scores, norms = every("accuracy"), every("weight_norm")
-        record |= {
-            "accuracy": statistics.fmean(scores),
-            "accuracy_std": statistics.pstdev(scores),
-            "accuracy_worst": min(scores),
-            "accuracy_best": max(scores),
+class Measures(TypedDict, total=False):
+    """One epoch of the nodes that a process hosts."""
+
+    epoch: int
+    step: int
+    lr: float
+    nodes: list[int]
+    loss: list[float]
+    train_accuracy: list[float]
+    images_per_second: float
+    accuracy: list[float]
+    recall: list[list[float | None]]
+    test_loss: list[float]
+    weight_norm: list[float]
+    bytes_sent: list[float]
+    accuracy_averaged: float
+    consensus_distance: float
+
+
+# ---------------------------------------------------------------------------------------------- measuring
+
+
+class TestSums:
+    """Sums over test batches for each of k models, and the metrics that follow from them."""
+
+    __test__ = False                                        # no test of pytest's
+
+    def __init__(self, like: Tensor, targets: Tensor, classes: int) -> None:
+        """`like` gives k, the type and the device; `targets` are those of the whole test set."""
+        self._right, self._loss = like.new_zeros(len(like), classes), like.new_zeros(len(like))
+        self._count, self._of_class = len(targets), torch.bincount(targets, minlength=classes)
+
+    def add(self, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
+        """A batch: outputs [k, m, classes], targets [m], and each model's mean loss [k]."""
+        self._right.index_add_(1, targets, (outputs.argmax(dim=-1) == targets).to(self._right.dtype))
+        self._loss += losses * len(targets)
+
+    def accuracy(self) -> Tensor:
+        """[k]"""
+        return self._right.sum(dim=1) / self._count
+
+    def measures(self, rows: slice) -> Measures:
+        """The metrics of some of the models."""
+        recall = (self._right / self._of_class)[rows].tolist()
+        return {
+            "accuracy": self.accuracy()[rows].tolist(),
+            "test_loss": (self._loss / self._count)[rows].tolist(),
+            "recall": [[share if share == share else None for share in node] for node in recall],
         }
-        if all("recall" in part for part in parts):
-            record["recall_worst"] = every("recall")[scores.index(min(scores))]
-        if "accuracy_averaged" in first:
-            record |= {name: first[name] for name in ("accuracy_averaged", "consensus_distance")}
-        record |= {
-            "test_loss": statistics.fmean(every("test_loss")),
-            "weight_norm": statistics.fmean(norms),
-            "effective_step": statistics.fmean(first["lr"] / norm**2 if norm else math.inf for norm in norms),
-            "bytes_sent": statistics.fmean(every("bytes_sent")),
-        }
-    return record
+
+
+def measures_of_models(x: Tensor, bytes_sent: float) -> Measures:
+    """Of the models x [nodes, d] of a run, each of which has sent so much."""
+    return {"weight_norm": x.norm(dim=-1).tolist(), "bytes_sent": [bytes_sent] * len(x)}
+
+
+def measures_of_all(x: Tensor, averaged: Tensor) -> Measures:
+    """Of all models [n, d] of a run together; `averaged` is the accuracy of their average."""
+    return {"accuracy_averaged": float(averaged), "consensus_distance": float(consensus_distance(x))}
+
+
+def average(values: Tensor, dim: int) -> Tensor:
+    """The mean over nodes in double precision; of counters too."""
+    return values.double().mean(dim=dim).to(values.dtype)
 
 
 def consensus_distance(x: Tensor) -> Tensor:
     """Ξ² = mean over nodes of ‖x_i − x̄‖², of [..., n, d].
 
-    >>> import torch
     >>> consensus_distance(torch.tensor([[0.0, 0.0], [2.0, 0.0]])).item()
     1.0
     """
@@ -59,10 +127,92 @@ def consensus_distance(x: Tensor) -> Tensor:
 
 
 def path_length(points: Tensor) -> Tensor:
-    """The length of the way through the points of [steps, d].
+    """The length of the path through the points of [steps, d].
 
-    >>> import torch
     >>> path_length(torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])).item()
     6.0
     """
     return points.diff(dim=0).square().sum(dim=-1).sqrt().sum()
+
+
+# ---------------------------------------------------------------------------------------------- combining
+
+Reduction = Callable[[str, list[Any], Record], dict[str, Any]]
+"""(the metric's name, its value at every node, the record so far) → entries of the record."""
+
+
+def _mean(name: str, values: list[float], record: Record) -> dict[str, Any]:
+    return {name: statistics.fmean(values)}
+
+
+def _spread(name: str, values: list[float], record: Record) -> dict[str, Any]:
+    return {
+        name: statistics.fmean(values),
+        f"{name}_std": statistics.pstdev(values),
+        f"{name}_worst": min(values),
+        f"{name}_best": max(values),
+    }
+
+
+def _weight_norm(name: str, values: list[float], record: Record) -> dict[str, Any]:
+    steps = [record["lr"] / norm**2 if norm else math.inf for norm in values]
+    return {name: statistics.fmean(values), "effective_step": statistics.fmean(steps)}
+
+
+TRAINED: dict[str, Reduction] = {"loss": _mean, "train_accuracy": _mean}
+"""Metrics of every epoch, one value a node."""
+
+TESTED: dict[str, Reduction] = {
+    "accuracy": _spread, "test_loss": _mean, "weight_norm": _weight_norm, "bytes_sent": _mean,
+}
+"""Metrics of a tested epoch, one value a node."""
+
+OF_ALL = ("accuracy_averaged", "consensus_distance")
+"""Metrics of a tested epoch that take the models of all nodes: `measures_of_all`."""
+
+
+def combined(parts: Sequence[Mapping[str, Any]]) -> Record:
+    """An epoch's record of a run, from the measures of the processes that host its nodes."""
+    first = parts[0]
+
+    def every(name: str) -> list[Any]:
+        return [value for part in parts for value in part[name]]
+
+    record = cast(Record, {name: first[name] for name in ("epoch", "step", "lr")})
+    entries = cast(dict[str, Any], record)
+    for name, reduce in TRAINED.items():
+        entries |= reduce(name, every(name), record)
+    entries["images_per_second"] = sum(part["images_per_second"] for part in parts)
+    if all(SCORE in part for part in parts):
+        for name, reduce in TESTED.items():
+            entries |= reduce(name, every(name), record)
+        if all("recall" in part for part in parts):
+            scores = every(SCORE)
+            entries["recall_worst"] = every("recall")[scores.index(min(scores))]
+        entries |= {name: part[name] for part in parts for name in OF_ALL if name in part}
+    return record
+
+
+# ---------------------------------------------------------------------------------------------- reading
+
+
+def number(record: Mapping[str, Any] | None, name: str) -> float | None:
+    """A number of a record; None where it was not measured, or not finite."""
+    found = (record or {}).get(name)
+    return None if found is None else float(found)
+
+
+def tests(records: Sequence[Record]) -> list[Record]:
+    """The records of tested epochs."""
+    return [record for record in records if SCORE in record]
+
+
+def last_and_best(records: Sequence[Record]) -> tuple[Record | None, Record | None]:
+    """The last test among a run's records, and the one with the best score."""
+    tested = tests(records)
+    return (tested[-1], max(tested, key=lambda record: record["accuracy"])) if tested else (None, None)
+
+
+def diverged(record: Record, bound: float = 1e4) -> bool:
+    """Whether a run cannot recover: its loss is not finite, or above `bound`."""
+    return not math.isfinite(record["loss"]) or record["loss"] > bound

@@ -102,7 +102,7 @@ def _tests_of(folder: Path) -> Path:
 
 
 @dataclass
-class Table:
+class LabelledTexts:
     """A file's rows, and the lines that they end in."""
 
     path: Path
@@ -145,7 +145,7 @@ class Table:
         return Rows(self.texts, torch.tensor(found, dtype=torch.int64), columns)
 
 
-def _table(path: Path, memory_limit: float) -> Table:
+def _table(path: Path, memory_limit: float) -> LabelledTexts:
     """The file's rows, once every one has a text."""
     with _lines(path) as lines:
         first = next(lines, None)
@@ -157,7 +157,7 @@ def _table(path: Path, memory_limit: float) -> Table:
             names = _usual(path, len(names))
         label = next(names.index(name) for name in LABELS if name in names)
         parts = _text_columns(path, names, label)
-        table = Table(path, first=int(len(parts) == 2))
+        table = LabelledTexts(path, first=int(len(parts) == 2))
         others = [i for i in range(len(names)) if i != label and i not in parts]
         columns: list[list[str]] = [[] for _ in others]
         size = 0

@@ -142,7 +142,7 @@ class Edge:
                 self._under_way.append((self._guarded(self.group.send, message), message))
         self.account.sent += payload.nbytes
 
-    def sign(self, step: int) -> None:
+    def send_heartbeat(self, step: int) -> None:
         """Say that this process is there; nobody waits until that has left."""
         message = self._head((step, SIGN), 0, 4)
         with self._line:

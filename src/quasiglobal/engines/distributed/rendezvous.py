@@ -37,8 +37,8 @@ def meet(host: str, port: str, timeout: float) -> TCPStore:
         raise InputError(f"cannot meet the others at {host}:{port} ({reason}); is `qg rendezvous` there?") from None
 
 
-def told(store: Store, about: str, mine: str, rank: int, size: int, timeout: float) -> list[str]:
-    """What every process says about something, once all have."""
+def all_gather(store: Store, about: str, mine: str, rank: int, size: int, timeout: float) -> list[str]:
+    """All-gather one string per process."""
     store.set(f"{about}/{rank}", mine)
     names = [f"{about}/{process}" for process in range(size)]
     try:

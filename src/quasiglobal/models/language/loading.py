@@ -17,9 +17,13 @@ from quasiglobal.data.dataset import reading
 from quasiglobal.errors import InputError
 from quasiglobal.models.language.adapters import freeze, head_of
 from quasiglobal.models.language.attention import registered
+from quasiglobal.models.stacking import Stacking
 
 PREFIX = "hf:"
 """What a model's name begins with."""
+
+LARGE = 10**6
+"""Trained parameters of a base model above which a CPU gains nothing by stacking."""
 
 ALLOW_PICKLE = "QG_ALLOW_PICKLE"
 """The environment variable that, set to 1, admits weights that are not safetensors."""
@@ -28,14 +32,19 @@ ALLOW_PICKLE = "QG_ALLOW_PICKLE"
 class LanguageModel(nn.Module):
     """A transformers model for sequence classification, unmodified: ids [batch, length] → logits [batch, classes].
 
-    What is `pad` is not looked at. `stacks` says whether the model lets its attention be replaced, which is what it
-    takes to compute many of them as one program.
+    Tokens equal to `pad` are masked. Only a model whose attention can be replaced is computed for many copies at once.
     """
 
     def __init__(self, model: Any, pad: int) -> None:
         super().__init__()
         self.model, self.pad = model, pad
-        self.stacks = bool(model._supports_attention_backend)
+        base = list(model.base_model.parameters())
+        trained = any(parameter.requires_grad for parameter in base)
+        self.stacking = Stacking(
+            autograd="outside" if model._supports_attention_backend else "alone",
+            draws=True,
+            large=trained and sum(map(Tensor.numel, base)) > LARGE,
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         """The logits."""

@@ -1,0 +1,110 @@
+"""Commands that look at runs: runs, compare, plot, status."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich.table import Column, Table
+
+from quasiglobal.cli.arguments import File, Folder, Folders, RunArgument, call
+from quasiglobal.cli.tables import COMPARED, compared, comparison
+from quasiglobal.cli.terminal import console, say_written, size_in_words, time_in_words
+from quasiglobal.errors import InputError
+from quasiglobal.report import plots
+from quasiglobal.report.markdown import table as markdown_table
+from quasiglobal.runs.parts import parts_of
+from quasiglobal.runs.store import Run, RunStore, read_run
+from quasiglobal.training.experiment import group_by_seed
+from quasiglobal.training.metrics import SCORE, last_and_best, number
+
+
+def runs(runs: Folder = Path("runs")) -> None:
+    """List the runs and how they ended.
+
+    Args:
+        runs: The folder of all runs.
+    """
+    table = Table(Column("run", overflow="fold"), "status", "epochs", "accuracy, %", "best")
+    for run in RunStore.read(runs).runs:
+        records = run.records()
+        found = [number(test, SCORE) for test in last_and_best(records)]
+        scores = ["" if score is None else f"{100 * score:.2f}" for score in found]
+        table.add_row(run.folder.name, run.status, f"{len(records)}/{run.experiment.epochs}", *scores)
+    console.print(table)
+
+
+def compare(folders: Folders = (), markdown: bool = False) -> None:
+    """Print a table of runs, mean ± std over those that differ in their seed alone.
+
+    Args:
+        folders: Run folders; by default all of runs/.
+        markdown: Print it as a Markdown table.
+    """
+    found = _runs_at(folders)
+    if markdown:
+        print(markdown_table(COMPARED, compared(found)))
+    else:
+        console.print(comparison(found))
+
+
+def plot(folders: Folders = (), out: File = Path("out/curves.png")) -> None:
+    """Draw the learning curves of runs.
+
+    Args:
+        folders: Run folders; by default all of runs/.
+        out: The picture (.png, .svg or .pdf).
+    """
+    groups = group_by_seed(_runs_at(folders), lambda run: run.experiment)
+    curves = {label: [run.records() for run in group] for label, group in groups.items()}
+    algorithms = [group[0].experiment.algorithm for group in groups.values()]
+    plots.save_as(plots.draw_curves(curves, algorithms), out)
+    say_written([out])
+
+
+def status(folder: RunArgument) -> None:
+    """Show the progress of each process of a distributed run, what its edges have carried, and which it has lost.
+
+    Args:
+        folder: A run's folder.
+    """
+    parts = parts_of(read_run(folder).folder)
+    if not parts:
+        raise InputError(f"{folder} has no parts: it was not trained over processes")
+    newest = [measured[-1] if (measured := part.read_measures()) else None for part in parts]
+    furthest = max((last["step"] for last in newest if last), default=0)
+    counted = ("process", "nodes", "epoch", "step", "behind", "loss")
+    table = Table(*counted, "sent", "waited", "heard of", "lost edges", "status")
+    for part, last in zip(parts, newest, strict=True):
+        nodes = f"{part.nodes[0]}-{part.nodes[-1]}" if len(part.nodes) > 1 else str(part.nodes[0])
+        cells = ["-"] * 8
+        if last:
+            lost = ", ".join(f"{there}: {why}" for there, why in last["lost"].items()) or "none"
+            cells = [
+                str(last["epoch"]), str(last["step"]), str(furthest - last["step"]),
+                f"{statistics.fmean(last['loss']):.3f}", *_carried(last["edges"]),
+                f"{time_in_words(time.time() - last['written'])} ago", lost,
+            ]
+        table.add_row(str(part.process), nodes, *cells, part.read_status() or "training")
+    console.print(table)
+
+
+def _carried(edges: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
+    """The bytes sent and the seconds waited, by the process at the other end."""
+    sent = ", ".join(f"{there}: {size_in_words(account['sent'])}" for there, account in edges.items())
+    waited = ", ".join(f"{there}: {account['waited']:.1f} s" for there, account in edges.items())
+    return sent, waited
+
+
+def _runs_at(folders: Sequence[Path]) -> list[Run]:
+    found = [read_run(folder) for folder in folders] or list(RunStore.read(Path("runs")).runs)
+    if not found:
+        raise InputError("there are no runs in runs/; name run folders, or train some with `qg train`")
+    return found
+
+
+def run(name: str, words: Sequence[str]) -> None:
+    """Run one of these commands."""
+    call({"runs": runs, "compare": compare, "plot": plot, "status": status}, name, words)

@@ -1,0 +1,112 @@
+"""Commands about the paper: reproduce, report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from quasiglobal.cli.arguments import Around, Folder, call, only_simulated
+from quasiglobal.cli.paper_tables import beside_the_paper, targets_table
+from quasiglobal.cli.terminal import console, say_written, watcher
+from quasiglobal.errors import InputError, unknown
+from quasiglobal.paper.cells import PaperTable, Scale
+from quasiglobal.paper.figures import draw_from_store, make_figure, title_of, write_figure
+from quasiglobal.paper.reproduce import missing_data, run_missing
+from quasiglobal.paper.summary import summary
+from quasiglobal.paper.targets import TARGETS
+from quasiglobal.report.formats import FORMATS, write_report
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import RunStore
+
+THREE_SEEDS = Options(seeds=3)
+
+
+def reproduce(
+    name: Annotated[Positional[str | None], arg(metavar="TARGET")] = None,
+    listing: Annotated[bool, arg(name="list")] = False,
+    scale: Scale = "paper",
+    cells: Annotated[tuple[str, ...], arg(metavar="GLOB...")] = (),
+    tune_short: bool = False,
+    out: Folder = Path("out"),
+    options: Around = THREE_SEEDS,
+) -> None:
+    """Make a table or figure of the paper: run what the store lacks of it, and show ours beside the paper's numbers.
+
+    Learning rates are tuned on seed 0. Run the same command again to resume. Without a name, list all targets.
+
+    Args:
+        name: A table, such as cifar10, or a figure, such as figure-2d.
+        listing: List the targets: cells, what the store has, what is to be run and about how long it takes here.
+        scale: smoke shows in minutes on a CPU that all works, with digits; short has a tenth of the epochs.
+        cells: Only the cells whose name fits one of these, as in 'QG-*ring 16*0.1'; or the name of their run of seed 0
+            at the paper's scale, with * for the hash.
+        tune_short: Tune on runs of a tenth of the epochs, which is said beside the results. Such rates may be too
+            small for the whole run; without this option the cells are tuned again, over all epochs.
+        out: The folder for a figure's PNG, SVG and CSV.
+    """
+    only_simulated("reproduce", options)
+    if name is not None and name not in TARGETS:
+        raise unknown("target", name, TARGETS)
+    if listing or name is None:
+        if cells:
+            raise InputError("--list shows whole targets; leave out --cells")
+        console.print(targets_table([name] if name else list(TARGETS), scale, options, tune_short))
+        return
+    table = TARGETS[name].table
+    if cells and (table is None or not table.cells):
+        raise InputError(f"{name} has no cells to choose from; leave out --cells")
+    if table is None:
+        with console.status(f"making {name}"):
+            made, written = make_figure(name, out)
+        console.print(made.says)
+        say_written(written)
+    else:
+        _from_runs(name, table, scale, cells, tune_short, out, options)
+
+
+def _from_runs(
+    name: str, table: PaperTable, scale: Scale, cells: Sequence[str], tune_short: bool, out: Path, options: Options
+) -> None:
+    """Run the cells of a table or figure, and show it."""
+    if table.cells:
+        with watcher(options.log) as watch:
+            found = run_missing(table, scale, options.seeds, cells, options, watch, tune_short)
+        lacking = [one.cell for one in found if len(one.runs) < options.seeds]
+        for sentence in missing_data(lacking, scale, options.data_dir).values():
+            console.print(f"data missing: {sentence}", soft_wrap=True)
+        if not TARGETS[name].drawn:
+            console.print(beside_the_paper(table, found, scale))
+            for note in table.notes:
+                console.print(f"note: {note}")
+            return
+    made = draw_from_store(name, RunStore.read(options.runs), scale, options.data_dir)
+    console.print(f"{title_of(name, scale)}. {made.says}")
+    say_written(write_figure(made, name, out))
+
+
+def report(
+    out: Folder = Path("out/report"),
+    runs: Folder = Path("runs"),
+    scale: Scale = "paper",
+    format: Literal["all", "html", "markdown", "latex"] = "all",
+) -> None:
+    """Compare the paper's tables and claims with what the runs have reached: one page, Markdown and LaTeX.
+
+    Args:
+        out: The folder for index.html, tables.md and tables.tex.
+        runs: The folder of all runs.
+        scale: The runs of which scale, as `qg reproduce` made them.
+        format: One format alone.
+    """
+    if not runs.is_dir():
+        raise InputError(f"there is no folder {runs}; name one with --runs, or run a table with `qg reproduce`")
+    document = summary(RunStore.read(runs), scale)
+    say_written(write_report(document, out, FORMATS if format == "all" else [format]))
+
+
+def run(name: str, words: Sequence[str]) -> None:
+    """Run one of these commands."""
+    call({"reproduce": reproduce, "report": report}, name, words)

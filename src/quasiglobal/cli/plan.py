@@ -1,0 +1,112 @@
+"""Commands before a long training: check, tune."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from rich.table import Table
+from tyro.conf import UseAppendAction, arg
+
+from quasiglobal.cli.arguments import ExperimentCommand, only_simulated, parsed
+from quasiglobal.cli.tables import comparison, facts_table, topology_facts
+from quasiglobal.cli.terminal import console, say_written, size_in_words, time_in_words, watcher
+from quasiglobal.report import plots
+from quasiglobal.runs import tuning
+from quasiglobal.runs.estimate import estimate
+from quasiglobal.runs.local import prepare
+from quasiglobal.topology import parse
+
+
+@dataclass(frozen=True)
+class Check(ExperimentCommand):
+    """Estimate the cost of `qg train` with the same words, and report likely problems. Nothing is written."""
+
+
+def check(command: Check) -> None:
+    """`qg check`."""
+    experiment, options = command.experiment, command.options
+    graph = parse(experiment.topology)
+    with console.status("trying a few steps"):
+        taken = estimate(prepare(experiment, options), options.runs)
+    nodes = f"{graph.n} nodes" + (f" × {options.seeds} seeds" if options.seeds > 1 else "")
+    peak = f", {size_in_words(taken.peak)} of the GPU at the peak" if taken.peak else ""
+    sent, rows = size_in_words(taken.sent_a_step), size_in_words(taken.rows)
+    console.print(facts_table(topology_facts(graph) | {
+        "model": f"{experiment.model}, {taken.parameters:,} parameters, {nodes}",
+        "sent a step": f"{sent} a node, {size_in_words(taken.sent_a_step * taken.steps)} in all",
+        "memory": f"{rows} for models and momentum, {size_in_words(taken.data)} for the data{peak}",
+        "disk": f"{size_in_words(taken.checkpoints)} for the checkpoints",
+        "time": f"about {time_in_words(taken.seconds)}: {taken.steps:,} steps of {1000 * taken.step_seconds:.3g} ms, "
+        f"and a test every {experiment.eval_every} epochs",
+    }))
+
+
+@dataclass(frozen=True)
+class Tune(ExperimentCommand):
+    """Find the best learning rate, or any other numbers, on a grid that grows until the best lies inside of it.
+
+    The trials have the experiment's seed; then all --seeds run at the best. What is in the store is not run again.
+    """
+
+    over: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="NAME=VALUES")] = ()
+    """What to tune and its values, as in lr=0.1,0.2,0.4,beta=0.8,0.9 or as an --over each: fields of the
+    experiment or options of the algorithm, all combinations. By default, and as a bare lr, three rates around
+    the experiment's own."""
+    cap: int = tuning.CAP
+    """The grid does not grow beyond this many trials; 0: it stays as given."""
+    plot: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Draw the grid into this file (.png, .svg or .pdf): a curve over one name, a heat map over two."""
+
+
+def tune(command: Tune) -> None:
+    """`qg tune`."""
+    experiment, options, plot = command.experiment, command.options, command.plot
+    only_simulated("tune", options)
+    names = tuning.parse_over(",".join(command.over or ("lr",)))
+    if plot is not None:
+        plots.check_drawable(plot, names)
+    with watcher(options.log) as watch:
+        (tuned,) = tuning.tune([experiment], names, options, command.cap, watch)
+    console.print(_grid(tuned))
+    best = ", ".join(f"{name} = {value:g}" for name, value in zip(tuned.grid, tuned.best, strict=True))
+    beyond = f"; it lies at an end of the grid: raise --cap above {command.cap}, or give other values"
+    said = f"best: {best}, of {len(tuned.trials)} trials with seed {experiment.seed}{'' if tuned.inside else beyond}"
+    if not any(map(math.isfinite, tuned.scores.values())):
+        said = f"all {len(tuned.trials)} trials diverged; give other values with --over"
+    console.print(said, soft_wrap=True)
+    console.print(comparison(tuned.runs))
+    if plot is not None:
+        plots.save_as(plots.draw_tuning(tuned.grid, tuned.scores, tuned.best), plot)
+        say_written([plot])
+
+
+def _grid(tuned: tuning.Tuned) -> Table:
+    """The accuracy at every point, the best marked: the second of two names across."""
+    def cell(point: tuple[float, ...]) -> str:
+        reached = tuned.scores[point]
+        text = f"{100 * reached:.2f}" if math.isfinite(reached) else "diverged"
+        return f"{text} ← best" if point == tuned.best and math.isfinite(reached) else text
+
+    names = list(tuned.grid)
+    if len(names) != 2:
+        table = Table(*names, "accuracy, %")
+        for point in sorted(tuned.trials):
+            table.add_row(*(f"{value:g}" for value in point), cell(point))
+        return table
+    rows, columns = tuned.grid.values()
+    table = Table(names[0], *(f"{names[1]} = {value:g}" for value in columns), title="accuracy, %")
+    for low in rows:
+        table.add_row(f"{low:g}", *(cell((low, high)) for high in columns))
+    return table
+
+
+def run(name: str, words: Sequence[str]) -> None:
+    """Run one of these commands."""
+    if name == "check":
+        check(parsed(Check, name, words))
+    else:
+        tune(parsed(Tune, name, words))

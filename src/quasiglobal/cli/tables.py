@@ -1,0 +1,92 @@
+"""Tables that several commands print."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rich.table import Column, Table
+
+from quasiglobal.paper.published import NOT_CONVERGED
+from quasiglobal.runs.store import Run
+from quasiglobal.topology import Topology
+from quasiglobal.training.experiment import Experiment, group_by_seed
+from quasiglobal.training.metrics import AVERAGED, SCORE, WORST, number
+
+COMPARED = ("setting", "seeds", "accuracy, %", "best, %", "worst node", "averaged model", "status")
+
+
+def comparison(runs: Sequence[Run]) -> Table:
+    """A line for each setting, mean ± std over its seeds."""
+    table = Table(Column(COMPARED[0], overflow="fold"), *COMPARED[1:])
+    for row in compared(runs):
+        table.add_row(*row)
+    return table
+
+
+def compared(runs: Sequence[Run]) -> list[list[str]]:
+    """Mean ± std over seeds of the last and of the best test; a seed that diverged makes it ⋆, as in the paper."""
+    rows = []
+    groups = group_by_seed(runs, lambda run: run.experiment)
+    for label, group in sorted(groups.items(), key=lambda item: _order(item[1][0].experiment)):
+        lasts = [run.summary.last for run in group if run.summary and run.summary.last]
+        bests = [run.summary.best for run in group if run.summary and run.summary.best]
+        columns = ((lasts, SCORE), (bests, SCORE), (lasts, WORST), (lasts, AVERAGED))
+        cells = [
+            _mean_std([100 * found for record in records if (found := number(record, name)) is not None])
+            for records, name in columns
+        ]
+        if any(run.status == "diverged" for run in group):
+            cells = [NOT_CONVERGED] * len(cells)
+        rows.append([label, str(len(group)), *cells, ", ".join(sorted({run.status for run in group}))])
+    return rows
+
+
+def _order(one: Experiment) -> tuple[object, ...]:
+    """Similar experiments next to each other, numbers as such."""
+    learner = (one.data, one.model, one.norm or "", one.algorithm)
+    return *learner, one.topology, one.partition, one.alpha, one.epochs, one.peak_lr
+
+
+def _mean_std(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    mean = statistics.mean(values)
+    return f"{mean:.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def facts_table(facts: dict[str, str]) -> Table:
+    """Names and values."""
+    table = Table(show_header=False, box=None)
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
+def topology_facts(graph: Topology) -> dict[str, str]:
+    """A topology's spectral properties."""
+    def number_or(value: float | None, otherwise: str) -> str:
+        return otherwise if value is None else f"{value:.6g}"
+
+    beta = number_or(graph.largest_beta, "unknown")
+    degrees = [len(graph.neighbours(i)) for i in range(graph.n)]
+    symmetric = "only for a fixed symmetric W"
+    return {
+        "topology": str(graph),
+        "nodes n": str(graph.n),
+        "edges": f"{len(graph.edges)}, {'undirected' if graph.is_symmetric else 'directed'}",
+        "neighbours": f"{min(degrees)} to {max(degrees)}" if len(set(degrees)) > 1 else str(degrees[0]),
+        "period": str(graph.period),
+        "symmetric": "yes" if graph.is_symmetric else "no",
+        "doubly stochastic": _stochastic(graph),
+        "λ₂": number_or(graph.lambda_2, symmetric),
+        "λ_min": number_or(graph.lambda_min, symmetric),
+        "ρ": number_or(graph.rho, "only for a doubly stochastic W"),
+        "largest β in theory": f"{beta}  (β/(1 − β) ≤ ρ/21; practice uses 0.9)",
+    }
+
+
+def _stochastic(graph: Topology) -> str:
+    if graph.is_doubly_stochastic:
+        return "yes"
+    return "no: there are negative weights" if graph.keeps_mean else "no: the nodes' mean drifts"

@@ -1,0 +1,112 @@
+"""How commands print: the console, progress, log lines, sizes and times."""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from quasiglobal.common.files import as_line
+from quasiglobal.runs.store import RunFolder, Watcher
+from quasiglobal.training.metrics import SCORE, Record, number
+
+console = Console(highlight=False, markup=False)
+
+WIDE = 130
+"""Columns of a terminal from which on a sentence fits beside the numbers."""
+
+
+def show_warning(message: Warning | str, *rest: Any) -> None:
+    """Print a warning as one line."""
+    console.print(f"warning: {message}")
+
+
+def say_written(paths: Sequence[Path]) -> None:
+    """Print the files that were written."""
+    console.print("wrote " + ", ".join(str(path) for path in paths), soft_wrap=True)
+
+
+def progress_bar() -> Progress:
+    """A bar with counts and the remaining time; it disappears when it is done."""
+    columns = TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=console, transient=True)
+
+
+@contextmanager
+def watcher(log: str) -> Iterator[Watcher]:
+    """A progress bar on a terminal and a line for each test elsewhere, or a JSON object for each epoch on stderr."""
+    to = logging.getLogger("quasiglobal")
+    if log == "json":
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonLines())
+        to.addHandler(handler)
+        to.setLevel(logging.INFO)
+    with progress_bar() as progress:
+        bar = progress.add_task("", total=None)
+
+        def watch(runs: Sequence[RunFolder], records: list[Record]) -> None:
+            record, text = records[0], _in_words(records)
+            tested = any(number(one, SCORE) is not None for one in records)
+            names = {run.experiment.algorithm for run in runs}
+            what = names.pop() if len(names) == 1 else f"{len(runs)} runs"
+            total = runs[0].experiment.epochs
+            progress.update(bar, completed=record["epoch"], total=total, description=f"{what}  {text}")
+            if log == "json":
+                for run, measured in zip(runs, records, strict=True):
+                    to.info("epoch %d", measured["epoch"], extra={"facts": {"run": run.folder.name} | dict(measured)})
+            elif not console.is_terminal and tested:
+                console.print(f"epoch {record['epoch']}: {text}, {record['images_per_second']:,.0f} examples/s")
+
+        yield watch
+
+
+def _in_words(records: Sequence[Record]) -> str:
+    """The mean loss and score of several runs in an epoch; those that diverged have none."""
+    losses, scores = (
+        [found for record in records if (found := number(record, name)) is not None] for name in ("loss", SCORE)
+    )
+    text = f"loss {statistics.fmean(losses):.3f}" if losses else "diverged"
+    return text + (f"  accuracy {100 * statistics.fmean(scores):.1f}%" if scores else "")
+
+
+class JsonLines(logging.Formatter):
+    """A JSON object a line: time, level, message, and further facts."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        facts = {"time": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
+        if "RANK" in os.environ:
+            facts["process"] = int(os.environ["RANK"])
+        return as_line(facts | getattr(record, "facts", {}))
+
+
+def size_in_words(count: float) -> str:
+    """A number of bytes for people.
+
+    >>> size_in_words(1_090_000), size_in_words(999.6e6)
+    ('1.09 MB', '1 GB')
+    """
+    unit = 0
+    while count >= 999.5 and unit < 4:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[unit]}"
+
+
+def time_in_words(seconds: float) -> str:
+    """A duration for people.
+
+    >>> time_in_words(42.4), time_in_words(90), time_in_words(7_000), time_in_words(1e6)
+    ('42 s', '2 min', '1.9 h', '12 days')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 2 * 86400 else f"{seconds / 86400:,.0f} days"

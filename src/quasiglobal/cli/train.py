@@ -1,0 +1,129 @@
+"""Commands that train: train, node, rendezvous."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from quasiglobal.cli.arguments import ExperimentCommand, Folder, call, parsed
+from quasiglobal.cli.tables import comparison
+from quasiglobal.cli.terminal import console, watcher
+from quasiglobal.engines.distributed import launched, serve, spread
+from quasiglobal.runs import distributed
+from quasiglobal.runs.agreement import refuse_faults
+from quasiglobal.runs.launch import launch
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import RunFolder
+from quasiglobal.runs.sweep import sweep
+from quasiglobal.topology import parse
+from quasiglobal.training.experiment import Experiment, from_toml
+
+
+@dataclass(frozen=True)
+class Train(ExperimentCommand):
+    """Train one model per node. Run the same command again to resume a stopped run; a finished one is not run twice."""
+
+
+def train(command: Train, words: Sequence[str]) -> None:
+    """`qg train` with these words."""
+    experiment, options = command.experiment, command.options
+    if options.engine == "distributed" and options.processes and not launched():
+        refuse_faults(experiment)
+        spread(parse(experiment.topology).n, options.processes)             # refuses too many, once
+        sys.exit(launch(["train", *words], options.processes))
+    first = RunFolder.of(experiment, options.runs)
+    finished = first.read_summary() is not None
+    if not finished:
+        console.print(_schedule_in_words(experiment))
+    with watcher(options.log) as watch:
+        if options.engine == "distributed":
+            runs = distributed.train(experiment, options, watch)
+        else:
+            runs = sweep([experiment], options, watch)
+    if finished:
+        console.print(f"{first.folder} is finished already")
+    console.print(comparison(runs))
+    console.print("runs: " + ", ".join(str(run.folder) for run in runs))
+
+
+def _schedule_in_words(experiment: Experiment) -> str:
+    """The learning rate over the run."""
+    peak, start = experiment.peak_lr, experiment.warmup_from
+    warm = f" from {start:g} over {experiment.warmup:g} epochs" if peak > start and experiment.warmup else ""
+    decays = ", ".join(f"{fraction:g}" for fraction in experiment.milestones)
+    decay = f", × {experiment.decay:g} after {decays} of the run" if decays else ""
+    return f"learning rate {peak:g}{warm}{decay}"
+
+
+def node(
+    file: Annotated[Positional[Path], arg(metavar="FILE.toml")],
+    node: int,
+    data: Annotated[str, arg(metavar="PATH")],
+    rendezvous: Annotated[str, arg(metavar="HOST:PORT")],
+    host: str = "127.0.0.1",
+    runs: Folder = Path("runs"),
+    device: str = "auto",
+    peer_timeout: float = 60.0,
+    patience: float = 3600.0,
+    checkpoint_seconds: float = 60.0,
+    tensorboard: bool = False,
+    log: Literal["plain", "json"] = "plain",
+) -> None:
+    """Be one node of an experiment, with data of your own that nobody else sees.
+
+    Every node is started by its owner, with the same experiment, on any machine that reaches its neighbours. The
+    experiment says what all agree on: classes, shape, steps and, of images, mean and std. Started again, a node
+    rejoins the others.
+
+    Args:
+        file: The experiment, the same file at every node.
+        node: Which node of the topology this is, from 0.
+        data: Your data: class folders of images, an .npz archive, or texts, as a .csv file or a folder with train.csv.
+        rendezvous: Where the nodes meet: somebody's `qg rendezvous`.
+        host: The address at which neighbours reach this machine.
+        runs: The folder for this node's records and checkpoints.
+        device: auto, cpu or cuda.
+        peer_timeout: Seconds after which the node goes on without a neighbour that does not answer.
+        patience: Seconds to wait for the neighbours at the start.
+        checkpoint_seconds: Save at the end of an epoch when the last checkpoint is this old; 0: after every epoch.
+        tensorboard: Write the metrics for TensorBoard too, into the run's folder.
+        log: Log lines: sentences, or a JSON object a line.
+    """
+    experiment = from_toml(file)
+    options = Options(
+        runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log, tensorboard=tensorboard,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    with watcher(log) as watch:
+        run = distributed.train_node(experiment, node, data, rendezvous, options, patience, watch)
+    console.print(comparison([run]))
+    console.print(f"run: {run.folder}")
+
+
+def rendezvous(port: int, host: str = "127.0.0.1") -> None:
+    """Serve the address where processes meet, until stopped: what MASTER_ADDR and MASTER_PORT name for torchrun.
+
+    Training that has begun does not need it; joining does.
+
+    Args:
+        port: The port to listen at.
+        host: The address of this machine to listen at; by default it can be reached from this machine alone.
+    """
+    server = serve(host, port)
+    console.print(f"listening at {host}:{server.port}; stop with Ctrl-C")
+    while True:
+        time.sleep(3600)
+
+
+def run(name: str, words: Sequence[str]) -> None:
+    """Run one of these commands."""
+    if name == "train":
+        train(parsed(Train, name, words), words)
+    else:
+        call({"node": node, "rendezvous": rendezvous}, name, words)

@@ -1,0 +1,104 @@
+"""The kernels as autograd functions over stacked images [n, b, c, h, w].
+
+A module of kernels is imported where it is called: Triton is there only with a GPU, or in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class Convolution(torch.autograd.Function):
+    """Returns x too, so that the gradients of its later uses are added where its own is computed.
+
+    `weight` is there for autograd alone: the kernels read `values`, and leave its gradient in `shares`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, shares: Callable[[], Tensor], values: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int
+    ) -> tuple[Tensor, Tensor]:
+        from quasiglobal.gradients.kernels.convolution import convolve
+
+        images = _channels_last(x)
+        ctx.save_for_backward(images, values)
+        ctx.shares, ctx.how = shares, (stride, padding)
+        ctx.set_materialize_grads(False)
+        return convolve(images, values, stride, padding).movedim(-1, 2), x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, later: Tensor | None) -> Any:
+        from quasiglobal.gradients.kernels.convolution import convolve_back, weight_gradient
+
+        dx = later
+        if dy is not None:
+            images, values = ctx.saved_tensors
+            dy = _channels_last(dy)
+            weight_gradient(images, dy, ctx.shares(), *ctx.how)
+            if ctx.needs_input_grad[2]:
+                later = later if later is None else _channels_last(later)
+                dx = convolve_back(dy, values, later, images.shape, *ctx.how).movedim(-1, 2)
+        return None, None, dx, None, None, None
+
+
+class Normalised(torch.autograd.Function):
+    """`operations.normalise` of all models; leaves the gradients of weight and bias in `shares`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, shares: Callable[[], Tensor], dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor,
+        rest: Tensor | None, running: list[Tensor], kind: str, groups: int, eps: float, momentum: float, relu: bool,
+    ) -> tuple[Tensor, ...]:
+        from quasiglobal.gradients.kernels.normalisation import normalise
+
+        images, added = _channels_last(x), None if rest is None else _channels_last(rest)
+        y, moments, after = normalise(images, weight, bias, added, running, kind, groups, eps, momentum, relu, dtype)
+        ctx.save_for_backward(images, weight, y if relu else None, moments)
+        ctx.shares, ctx.how = shares, (kind, groups, relu, rest is not None)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*after)
+        return y.movedim(-1, 2), *after
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Any:
+        from quasiglobal.gradients.kernels.normalisation import normalise_back
+
+        dx, drest = None, None
+        if dy is not None:
+            images, weight, y, moments = ctx.saved_tensors
+            dx, drest = normalise_back(images, weight, y, _channels_last(dy), moments, ctx.shares(), *ctx.how)
+            dx, drest = dx.movedim(-1, 2), drest.movedim(-1, 2) if ctx.how[-1] else None
+        return None, None, dx, None, None, drest, *(None,) * 6
+
+
+class Pooled(torch.autograd.Function):
+    """The largest of each square of `window` places a side."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: int) -> Tensor:
+        from quasiglobal.gradients.kernels.pooling import pool
+
+        y, which = pool(_channels_last(x), window)
+        ctx.save_for_backward(which)
+        ctx.window = window
+        return y.movedim(-1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        from quasiglobal.gradients.kernels.pooling import pool_back
+
+        (which,) = ctx.saved_tensors
+        return pool_back(_channels_last(dy), which, ctx.window).movedim(-1, 2), None
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """[n, b, c, h, w] as [n, b, h, w, c], contiguous; inside a network that is a view."""
+    return x.movedim(2, -1).contiguous()

@@ -1,0 +1,109 @@
+"""Which operations of a trace the kernels compute, and what is fused into them."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from quasiglobal.gradients.kernels.operations import NORMALISE
+
+aten = torch.ops.aten
+
+
+def convolves(node: Any) -> bool:
+    """Whether this is a convolution that the kernels compute: an ordinary one over images, both sides alike."""
+    if node.target is not aten.convolution.default:
+        return False
+    _, weight, _, stride, padding, dilation, transposed, _, groups = node.args
+    alike = set(dilation) == {1} and len(set(stride)) == len(set(padding)) == 1
+    return not transposed and groups == 1 and alike and len(shape_of(weight)) == 4 and _is_own(weight)
+
+
+def pools(node: Any) -> bool:
+    """Whether this is maximum pooling over squares that cover the images, its indices unused."""
+    if node.target is not aten.max_pool2d_with_indices.default or len(node.args) > 3:
+        return False
+    x, window, *stride = node.args
+    sizes = shape_of(x)[-2:]
+    squares = not any(stride) or set(window) == set(*stride)
+    squares = squares and len(set(window)) == 1 and not any(size % window[0] for size in sizes)
+    return squares and len(shape_of(x)) == 4 and all(user.args[1] == 0 for user in node.users)
+
+
+def normalises(node: Any) -> bool:
+    """Whether this is a normalisation that the kernels compute: groups and channels are powers of two."""
+    if node.target is not NORMALISE or not all(map(_is_own, node.args[1:3])):
+        return False
+    x, _, _, _, _, kind, groups, *_ = node.args
+    channels = shape_of(x)[1]
+    size = channels // groups if kind in ("evonorm", "group") else 1
+    return size == 1 or (size & (size - 1) == 0 and channels & (channels - 1) == 0)
+
+
+def only_for_kernels(node: Any) -> bool:
+    """Whether the result of this normalisation is read by convolutions and sums of the kernels alone.
+
+    Then it has the precision of products. Elsewhere it has that of the parameters, as under autocast, except for
+    batch normalisation and biases.
+    """
+    y = next(user for user in node.users if user.args[1] == 0)
+    return node.args[5] in ("batch", "shift") or all(
+        "place" in user.meta and (user.target is not NORMALISE or user.args[0] is not y) for user in y.users
+    )
+
+
+def shape_of(node: Any) -> tuple[int, ...]:
+    """The shape of a traced node's result."""
+    return tuple(node.meta["val"].shape)
+
+
+def fuse(graph: fx.Graph) -> None:
+    """Turn a convolution's bias into a shift, and let a normalisation absorb a sum and a ReLU that follow it."""
+    for node in list(graph.nodes):
+        if convolves(node) and (bias := node.args[2]) is not None:
+            node.args = (*node.args[:2], None, *node.args[3:])
+            with graph.inserting_after(node):
+                shift = graph.call_function(NORMALISE, (node, bias, bias, None, [], "shift", 1, 0.0, 0.0, False))
+            with graph.inserting_after(shift):
+                y = graph.call_function(operator.getitem, (shift, 0))
+            y.meta = node.meta
+            node.replace_all_uses_with(y, delete_user_cb=lambda user, shift=shift: user is not shift)
+    hidden = any("batch_norm" in str(node.target) for node in graph.nodes)      # writes into its arguments
+    for node in list(graph.nodes):
+        if node.target is NORMALISE:
+            _absorb(node)
+        elif node.target is aten.copy.default and node.meta["val"].dtype == node.args[1].meta["val"].dtype:
+            node.replace_all_uses_with(node.args[1])
+        elif node.target is aten.clone.default and node.args[0].op == "placeholder" and not hidden:
+            node.replace_all_uses_with(node.args[0])
+    graph.eliminate_dead_code()
+
+
+def _absorb(node: Any) -> None:
+    """Fuse the only user of the result: a sum with an earlier tensor of the same shape, then a ReLU."""
+    y = next(user for user in node.users if user.args[1] == 0)
+    x, weight, bias, rest, *how, relu = node.args
+    if (add := _only_user(y, aten.add.Tensor)) and not add.kwargs:
+        other = add.args[1] if add.args[0] is y else add.args[0]
+        if isinstance(other, fx.Node) and other < node and shape_of(other) == shape_of(y):
+            rest = other
+            add.replace_all_uses_with(y)
+            add.args = ()
+    if activation := _only_user(y, aten.relu.default):
+        relu = True
+        activation.replace_all_uses_with(y)
+        activation.args = ()
+    node.args = (x, weight, bias, rest, *how, relu)
+
+
+def _is_own(parameter: Any) -> bool:
+    """Whether this is a parameter, used by one operation alone."""
+    return "parameter" in parameter.meta and len(parameter.users) == 1
+
+
+def _only_user(node: fx.Node, target: object) -> Any:
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].target is target else None

@@ -1,0 +1,321 @@
+"""Normalisations of n models at once, with the sum and the activation that follow: EvoNorm, group, batch, bias.
+
+Images are [n, batch, height, width, channels], contiguous. Each is read once forward and once backward.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quasiglobal.gradients.kernels.accumulators import accumulator, wide
+
+
+@triton.jit
+def _load(x, base, p, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr):
+    """Places p, p + 1, … of an image, [BP, channels]; 0 beyond its end."""
+    place = p + tl.arange(0, BP)
+    return tl.load(x + base + place[:, None] * C + c[None, :], mask=_inside(p, c, HW, C, BP), other=0.0).to(ACC)
+
+
+@triton.jit
+def _inside(p, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr):
+    return (p + tl.arange(0, BP) < HW)[:, None] & (c < C)[None, :]
+
+
+@triton.jit
+def _store(x, base, p, c, value, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr):
+    where = base + (p + tl.arange(0, BP))[:, None] * C + c[None, :]
+    tl.store(x + where, value.to(x.dtype.element_ty), mask=_inside(p, c, HW, C, BP))
+
+
+@triton.jit
+def _in_groups(v, BC: tl.constexpr, GROUP: tl.constexpr):
+    """Each channel's sum over its group of channels."""
+    if GROUP == 1:
+        return v
+    sums = tl.sum(tl.reshape(v, [BC // GROUP, GROUP]), axis=1)
+    return tl.reshape(tl.broadcast_to(sums[:, None], [BC // GROUP, GROUP]), [BC])
+
+
+@triton.jit
+def _own_moments(
+    x, base, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, GROUP: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """An image's mean and sum of squared deviations, of each channel's group."""
+    total = tl.zeros([BC], dtype=ACC)
+    for p in range(0, HW, BP):
+        total += tl.sum(_load(x, base, p, c, HW, C, BP, ACC), axis=0)
+    mean = _in_groups(total, BC, GROUP) / (HW * GROUP)
+    square = tl.zeros([BC], dtype=ACC)
+    for p in range(0, HW, BP):
+        apart = _load(x, base, p, c, HW, C, BP, ACC) - mean[None, :]
+        square += tl.sum(tl.where(_inside(p, c, HW, C, BP), apart * apart, 0.0), axis=0)
+    return mean, _in_groups(square, BC, GROUP)
+
+
+@triton.jit
+def _rows(sums, stride, c, images, C: tl.constexpr, BB: tl.constexpr):
+    """[BB, channels]: of every image of a model."""
+    image = tl.arange(0, BB)
+    at = image[:, None].to(tl.int64) * stride + c[None, :]
+    return tl.load(sums + at, mask=(image < images)[:, None] & (c < C)[None, :], other=0.0)
+
+
+@triton.jit
+def _moments(
+    x, own, base, node, images, c, HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+):
+    """The mean and variance by which a channel is normalised; `own` holds those of each image, for the batch's."""
+    if KIND == "batch":
+        own += node * images * 2 * C
+        means = _rows(own, 2 * C, c, images, C, BB)
+        mean = tl.sum(means, axis=0) / images
+        apart = tl.where((tl.arange(0, BB) < images)[:, None], means - mean[None, :], 0.0)
+        square = tl.sum(_rows(own + C, 2 * C, c, images, C, BB), axis=0) + HW * tl.sum(apart * apart, axis=0)
+        return mean, square / (images * HW)
+    mean, square = _own_moments(x, base, c, HW, C, BP, BC, GROUP, ACC)
+    return mean, square / (HW * GROUP - (1 if KIND == "evonorm" else 0))
+
+
+@triton.jit
+def _image_moments(
+    x, own, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr
+):
+    image = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mean, square = _own_moments(x, image * HW * C, c, HW, C, BP, BC, 1, ACC)
+    tl.store(own + image * 2 * C + c, mean, mask=c < C)
+    tl.store(own + image * 2 * C + C + c, square, mask=c < C)
+
+
+@triton.jit
+def _follow(old, new, value, at, mask, momentum):
+    """Running statistics move towards this batch's."""
+    before = tl.load(old + at, mask=mask, other=0.0)
+    tl.store(new + at, before + momentum * (value - before), mask=mask)
+
+
+@triton.jit
+def _normalise(
+    x, weight, bias, rest, own, y, moments, running_mean, running_var, new_mean, new_var, images, stride, eps, momentum,
+    HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
+    TRACKED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+):
+    """One image: normalised, scaled and shifted, then `rest` added and ReLU applied where asked."""
+    image = tl.program_id(0).to(tl.int64)
+    node = image // images
+    base = image * HW * C
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    beta = tl.load(bias + node * stride + c, mask=c < C, other=0.0)[None, :].to(ACC)
+    if KIND != "shift":
+        mean, variance = _moments(x, own, base, node, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
+        scale = 1 / tl.sqrt(variance + eps)
+        factor = scale * tl.load(weight + node * stride + c, mask=c < C, other=0.0).to(ACC)
+    for p in range(0, HW, BP):
+        value = _load(x, base, p, c, HW, C, BP, ACC)
+        if KIND == "evonorm":
+            value = value * tl.sigmoid(value) * factor[None, :]
+        elif KIND != "shift":
+            value = (value - mean[None, :]) * factor[None, :]
+        value += beta
+        if SUM:
+            value += _load(rest, base, p, c, HW, C, BP, ACC)
+        if RELU:
+            value = tl.maximum(value, 0.0)
+        _store(y, base, p, c, value, HW, C, BP)
+    if KIND != "shift" and (KIND != "batch" or image == node * images):
+        at = (node if KIND == "batch" else image) * 2 * C + c
+        tl.store(moments + at, mean, mask=c < C)
+        tl.store(moments + at + C, scale, mask=c < C)
+    if TRACKED and image == node * images:
+        spread = variance * (images * HW) / (images * HW - 1)
+        _follow(running_mean, new_mean, mean, node * C + c, c < C, momentum)
+        _follow(running_var, new_var, spread, node * C + c, c < C, momentum)
+
+
+@triton.jit
+def _arriving(
+    dy, y, base, p, c, HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr
+):
+    """The gradient that comes through the activation."""
+    value = _load(dy, base, p, c, HW, C, BP, ACC)
+    if RELU:
+        value = tl.where(_load(y, base, p, c, HW, C, BP, ACC) > 0, value, 0.0)
+    return value
+
+
+@triton.jit
+def _normalised_by(moments, image, images, c, C: tl.constexpr, KIND: tl.constexpr):
+    """The mean and the factor by which an image's channels were normalised."""
+    at = (image // images if KIND == "batch" else image) * 2 * C + c
+    return tl.load(moments + at, mask=c < C, other=0.0), tl.load(moments + at + C, mask=c < C, other=0.0)
+
+
+@triton.jit
+def _own_sums(
+    x, y, dy, base, c, mean, scale,
+    HW: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, RELU: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+):
+    """An image's share of the gradients of weight and bias."""
+    along = tl.zeros([BC], dtype=ACC)
+    total = tl.zeros([BC], dtype=ACC)
+    for p in range(0, HW, BP):
+        g = _arriving(dy, y, base, p, c, HW, C, RELU, BP, ACC)
+        total += tl.sum(g, axis=0)
+        if KIND != "shift":
+            value = _load(x, base, p, c, HW, C, BP, ACC)
+            unit = value * tl.sigmoid(value) if KIND == "evonorm" else value - mean[None, :]
+            along += tl.sum(g * unit, axis=0)
+    return along * scale, total
+
+
+@triton.jit
+def _store_sums(
+    sums, image, images, of_image, of_node, c, along, total, C: tl.constexpr, KIND: tl.constexpr
+):
+    """An image's share of the gradients: those of the weights, if there are any, and then the biases."""
+    sums += image % images * of_image + image // images * of_node
+    if KIND != "shift":
+        tl.store(sums + c, along, mask=c < C)
+        sums += C
+    tl.store(sums + c, total, mask=c < C)
+
+
+@triton.jit
+def _batch_sums(
+    x, y, dy, moments, sums, images, of_image, of_node,
+    HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+):
+    image = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mean, scale = _normalised_by(moments, image, images, c, C, "batch")
+    along, total = _own_sums(x, y, dy, image * HW * C, c, mean, scale, HW, C, "batch", RELU, BP, BC, ACC)
+    _store_sums(sums, image, images, of_image, of_node, c, along, total, C, "batch")
+
+
+@triton.jit
+def _normalise_back(
+    x, weight, y, dy, moments, sums, dx, drest, images, of_image, of_node, stride,
+    HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+):
+    """The gradients of one image of x and of `rest`, and its share of those of weight and bias."""
+    image = tl.program_id(0).to(tl.int64)
+    node = image // images
+    base = image * HW * C
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mean = tl.zeros([BC], dtype=ACC)
+    scale = tl.zeros([BC], dtype=ACC)
+    if KIND != "shift":
+        mean, scale = _normalised_by(moments, image, images, c, C, KIND)
+    if KIND == "batch":
+        along = tl.sum(_rows(sums + node * of_node, of_image, c, images, C, BB), axis=0)
+        total = tl.sum(_rows(sums + node * of_node + C, of_image, c, images, C, BB), axis=0)
+        count = images * HW
+    else:
+        own_along, own_total = _own_sums(x, y, dy, base, c, mean, scale, HW, C, KIND, RELU, BP, BC, ACC)
+        along, total = own_along, own_total
+        count = HW * GROUP
+    if KIND != "shift":
+        gamma = tl.load(weight + node * stride + c, mask=c < C, other=0.0).to(ACC)
+        along = _in_groups(along * gamma, BC, GROUP)
+        total = _in_groups(total * gamma, BC, GROUP)
+    for p in range(0, HW, BP):
+        g = _arriving(dy, y, base, p, c, HW, C, RELU, BP, ACC)
+        value = _load(x, base, p, c, HW, C, BP, ACC)
+        if SUM and RELU:                                    # without ReLU it is dy itself
+            _store(drest, base, p, c, g, HW, C, BP)
+        if KIND != "shift":
+            unit = (value - mean[None, :]) * scale[None, :]
+            g *= gamma[None, :]
+            if KIND == "evonorm":
+                s = tl.sigmoid(value)
+                g = g * s * (1 + value * (1 - s)) - unit * (along / (count - 1))[None, :]
+            else:
+                g -= (total / count)[None, :] + unit * (along / count)[None, :]
+            g *= scale[None, :]
+        _store(dx, base, p, c, g, HW, C, BP)
+    if KIND != "batch":
+        _store_sums(sums, image, images, of_image, of_node, c, own_along, own_total, C, KIND)
+
+
+def normalise(
+    x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
+    kind: str, groups: int, eps: float, momentum: float, relu: bool, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """y of that type, by what x was normalised, and the new running statistics."""
+    n, batch, places, channels = _parts(x, kind)
+    y = torch.empty_like(x, dtype=dtype)
+    moments, own = (x.new_empty(n, batch, 2, channels, dtype=wide(x)) for _ in range(2))
+    before = [value.contiguous() for value in running] or [own, own]
+    after = [torch.empty_like(value) for value in running] or [own.new_empty(0) for _ in before]
+    grid, blocks, warps = _blocks(x, kind, groups, 16384)
+    if kind == "batch":
+        _image_moments[grid](x, own, places, channels, blocks[0], blocks[1], blocks[3], num_warps=warps)
+    _normalise[grid](
+        x, weight, bias, x if rest is None else rest, own, y, moments, *before, *after, batch, bias.stride(0), eps,
+        momentum, places, channels, _size(channels, groups, kind), kind, rest is not None, relu, bool(running), *blocks,
+        num_warps=warps,
+    )
+    return y, moments, after
+
+
+def normalise_back(
+    x: Tensor, weight: Tensor, y: Tensor | None, dy: Tensor, moments: Tensor, sums: Tensor,
+    kind: str, groups: int, relu: bool, summed: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and of what was added; fill `sums` [parts, n, …] with those of weight and bias."""
+    _, batch, places, channels = _parts(x, kind)
+    y = x if y is None else y
+    dx = torch.empty_like(x)
+    drest = torch.empty_like(x) if summed and relu else dy
+    grid, blocks, warps = _blocks(x, kind, groups, 8192)
+    strides = sums.stride(0), sums.stride(1)
+    if kind == "batch":
+        _batch_sums[grid](
+            x, y, dy, moments, sums, batch, *strides, places, channels, relu, blocks[0], blocks[1], blocks[3],
+            num_warps=warps,
+        )
+    _normalise_back[grid](
+        x, weight, y, dy, moments, sums, dx, drest, batch, *strides, weight.stride(0),
+        places, channels, _size(channels, groups, kind), kind, summed, relu, *blocks, num_warps=warps,
+    )
+    return dx, drest
+
+
+def _size(channels: int, groups: int, kind: str) -> int:
+    """Of a group."""
+    return channels // groups if kind in ("evonorm", "group") else 1
+
+
+def parts(batch: int, kind: str) -> int:
+    """Into how many equal parts a batch is cut: images, or fewer where an image has no statistics of its own."""
+    fewer = max(count for count in range(1, 17) if batch % count == 0)
+    return batch if kind in ("evonorm", "group") or fewer < 8 else fewer
+
+
+def _parts(x: Tensor, kind: str) -> tuple[int, int, int, int]:
+    """The models, the parts of a model's batch, the places of a part, the channels."""
+    n, batch, height, width, channels = x.shape
+    count = parts(batch, kind)
+    return n, count, batch // count * height * width, channels
+
+
+def _blocks(
+    x: Tensor, kind: str, groups: int, limit: int
+) -> tuple[tuple[int, int], tuple[int, int, int, tl.dtype], int]:
+    """The grid, a part and some channels each; the sizes of the blocks; how many warps do one."""
+    n, batch, places, channels = _parts(x, kind)
+    bc = min(triton.next_power_of_2(channels), max(64, triton.next_power_of_2(_size(channels, groups, kind))))
+    whole = triton.next_power_of_2(places)
+    if kind != "batch" and whole * bc > limit:              # the parts are small: better more of them at a time
+        limit //= 2
+    bp = min(whole, max(1, limit // bc))
+    blocks = bp, bc, triton.next_power_of_2(batch), accumulator(x)
+    return (n * batch, triton.cdiv(channels, bc)), blocks, 8 if bp * bc >= 16384 or whole * bc > 16384 else 4

@@ -1,0 +1,45 @@
+"""Normalisation as one operation of a trace, in plain PyTorch: the definition that its kernels are held to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def normalise(
+    x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
+    kind: str, groups: int, eps: float, momentum: float, relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One model's images [b, c, h, w] normalised, then `rest` added and ReLU applied; the new running statistics.
+
+    `kind` is evonorm, group, batch, or shift: a convolution's bias, which comes without a scale.
+    """
+    mean, variance = running or (bias.new_empty(0), bias.new_empty(0))
+    x = x.to(bias.dtype)
+    if kind == "batch":
+        var, centre = torch.var_mean(x, dim=(0, 2, 3), correction=0, keepdim=True)
+        unit = (x - centre) / (var + eps).sqrt()
+        if running:
+            count = x.numel() // x.shape[1]
+            mean = torch.lerp(mean, centre.flatten().to(mean.dtype), momentum)
+            variance = torch.lerp(variance, (var.flatten() * (count / (count - 1))).to(mean.dtype), momentum)
+    elif kind == "shift":
+        unit = x
+    else:
+        grouped = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+        var, centre = torch.var_mean(grouped, dim=(2, 3, 4), correction=int(kind == "evonorm"), keepdim=True)
+        unit = nn.functional.silu(grouped) if kind == "evonorm" else grouped - centre
+        unit = (unit / (var + eps).sqrt()).reshape(x.shape)
+    y = unit + bias[:, None, None] if kind == "shift" else unit * weight[:, None, None] + bias[:, None, None]
+    y = y if rest is None else y + rest
+    return (y.relu() if relu else y), mean, variance
+
+
+NORMALISE = torch.library.custom_op(
+    "quasiglobal::normalise",
+    lambda *arguments: tuple(value.clone() for value in normalise(*arguments)),
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor bias, Tensor? rest, Tensor[] running, str kind, int groups, float eps, "
+    "float momentum, bool relu) -> (Tensor, Tensor, Tensor)",
+)._opoverload
+"""`normalise` as one operation of a trace."""

@@ -1,0 +1,55 @@
+"""The route of convolutional networks in bf16 on a GPU: our kernels; anything else is compiled."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_map
+
+from quasiglobal.gradients.kernels.program import StackedProgram, stacked_program
+from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel
+from quasiglobal.gradients.routes import Compiled
+
+
+class Kernels(Compiled):
+    """A `StackedProgram` for each shape of images that one can be made for."""
+
+    def __init__(self, one: OneModel) -> None:
+        super().__init__(one)
+        self.programs: dict[object, StackedProgram | None] = {}
+
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
+        program = self._stacked(x, buffers, inputs)
+        if program is None:
+            return super().gradients(x, buffers, inputs, targets)
+        with self.one.autocast(x.device):
+            outputs, after, gradient = program(x, buffers, inputs)
+        losses, right = vmap(self.one.score)(outputs.to(x.dtype), targets)
+        return Gradients(losses.detach(), right, gradient(losses.sum()), after)
+
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
+        if inputs.ndim != IMAGES:
+            return super().outputs(x, buffers, inputs)
+        batches = len(inputs)                               # each is shown to a copy of the models of its own
+        models, own = tree_map(lambda values: values.repeat_interleave(batches, dim=0), (x, buffers))
+        shown = inputs.repeat(len(x), 1, 1, 1, 1)
+        program = self._stacked(models, own, shown)
+        if program is None:
+            return super().outputs(x, buffers, inputs)
+        with self.one.autocast(x.device):
+            outputs, _, _ = program(models, own, shown)
+        return outputs.view(len(x), batches, *outputs.shape[1:])
+
+    def _stacked(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> StackedProgram | None:
+        """The program for a shape, made at its first call; None where there is none."""
+        if inputs.ndim != IMAGES:
+            return None
+        module = self.one.module
+        key = (module.training, inputs.shape, inputs.dtype)
+        if key not in self.programs:
+            self.programs[key] = stacked_program(module, self.one.layout, x, buffers, inputs)
+        return self.programs[key]
+
+
+IMAGES = 5
+"""Dimensions of stacked images: model, example, channel, height, width."""

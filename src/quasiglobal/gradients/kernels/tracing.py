@@ -1,0 +1,127 @@
+"""One model's forward pass as a list of tensor operations, its normalisations one operation each."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call, functionalize
+from torch.overrides import TorchFunctionMode
+
+from quasiglobal.gradients.kernels.operations import NORMALISE
+from quasiglobal.gradients.layout import Layout
+from quasiglobal.models.norms import EvoNormS0
+
+log = logging.getLogger("quasiglobal")
+
+
+def traced_forward(
+    module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
+) -> fx.GraphModule | None:
+    """A function of one model's parameters, buffers and inputs; None, logged once, if it cannot be traced."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
+
+    known, place = _with_known_norms(module), Whereabouts(type(module).__name__)
+    place.follow(known)
+
+    def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Any:
+        after = {name: value.clone() for name, value in buffers.items()}
+        with place:
+            return functional_call(known, parameters | after, (inputs,)), after
+
+    first = {name: value[0] for name, value in buffers.items()}
+    try:
+        with torch.no_grad():
+            return make_fx(functionalize(forward, remove="mutations"))(layout.views(x[0]), first, inputs[0])
+    except Exception as error:      # tracing runs the module's own code, whose errors show on the next route too
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        _log_once(f"{place} cannot be traced for the kernels ({reason}); it runs without them")
+        return None
+
+
+@cache
+def _log_once(sentence: str) -> None:
+    log.warning(sentence)
+
+
+class Whereabouts(TorchFunctionMode):
+    """The module and the operation that a trace called last."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        self.module, self.operation = module, "its forward"
+
+    def __str__(self) -> str:
+        return f"{self.operation} in {self.module}"
+
+    def follow(self, root: nn.Module) -> None:
+        """Note each call of a submodule."""
+        for name, part in root.named_modules():
+            if name:
+                text = f"{type(root).__name__}.{name} ({type(part).__name__})"
+                part.register_forward_pre_hook(partial(self._enter, text))
+
+    def _enter(self, text: str, part: nn.Module, args: object) -> None:
+        self.module = text
+
+    def __torch_function__(
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.operation = getattr(function, "__name__", str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def _with_known_norms(module: nn.Module) -> nn.Module:
+    """A copy of the module whose normalisations call `NORMALISE`."""
+    module = copy.deepcopy(module)
+    for part in module.modules():
+        if type(part) in KNOWN and part.weight is not None:
+            part.forward = partial(KNOWN[type(part)], part)
+    return module
+
+
+def _evonorm(part: EvoNormS0, x: Tensor) -> Tensor:
+    if x.ndim != 4 or x.shape[1:].numel() <= part.groups:
+        return type(part).forward(part, x)
+    return _operation(x, part, "evonorm", part.groups)[0]
+
+
+def _group_norm(part: nn.GroupNorm, x: Tensor) -> Tensor:
+    return _operation(x, part, "group", part.num_groups)[0] if x.ndim == 4 else type(part).forward(part, x)
+
+
+def _batch_norm(part: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    if not part.training and part.running_mean is not None and part.running_var is not None:
+        scale = part.weight / (part.running_var + part.eps).sqrt()
+        return x * scale[:, None, None] + (part.bias - part.running_mean * scale)[:, None, None]
+    if part.momentum is None or x.shape[0] * x.shape[2] * x.shape[3] == 1:
+        return type(part).forward(part, x)
+    running: list[Tensor] = []
+    if part.running_mean is not None and part.running_var is not None and part.num_batches_tracked is not None:
+        running = [part.running_mean, part.running_var]
+        part.num_batches_tracked.add_(1)
+    y, *after = _operation(x, part, "batch", part.num_features, running, part.momentum)
+    for old, new in zip(running, after, strict=False):
+        old.copy_(new)
+    return y
+
+
+def _operation(
+    x: Tensor, part: Any, kind: str, groups: int, running: list[Any] | None = None, momentum: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    result: tuple[Tensor, Tensor, Tensor] = NORMALISE(
+        x, part.weight, part.bias, None, running or [], kind, groups, part.eps, momentum, False
+    )
+    return result
+
+
+KNOWN: dict[type[nn.Module], Callable[..., Tensor]] = {
+    EvoNormS0: _evonorm,
+    nn.GroupNorm: _group_norm,
+    nn.BatchNorm2d: _batch_norm,
+}

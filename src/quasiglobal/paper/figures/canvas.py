@@ -1,0 +1,103 @@
+"""What the figures of training runs share: where they are drawn, and how outcomes become words, rows and legends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quasiglobal.algorithms import name_of
+from quasiglobal.paper.cells import Scale
+from quasiglobal.paper.outcomes import Outcome
+from quasiglobal.paper.published import CellLabel
+from quasiglobal.report.plots import BLACK, COLOURS, GREY
+from quasiglobal.training.metrics import number
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """At which scale a figure is drawn, and where the data lie that it shows."""
+
+    scale: Scale
+    data_dir: Path | None = None
+
+    @property
+    def beside_paper(self) -> bool:
+        """Whether the paper's numbers may stand beside ours."""
+        return self.scale == "paper"
+
+    @property
+    def legend_title(self) -> str | None:
+        """How a legend tells the paper's numbers from ours."""
+        return "hollow: the paper" if self.beside_paper else None
+
+
+def by_label(found: Sequence[Outcome]) -> dict[CellLabel, Outcome]:
+    """Outcomes by their place in the table."""
+    return {one.cell.label: one for one in found}
+
+
+def colour_of(one: Outcome) -> str:
+    """The colour of its algorithm."""
+    return COLOURS.get(name_of(one.experiment.algorithm), BLACK)
+
+
+def say(panel: Axes, words: str) -> None:
+    """Write words in place of curves that are missing."""
+    panel.set(xticks=[], yticks=[])
+    panel.text(0.5, 0.5, words, transform=panel.transAxes, ha="center", va="center", color=GREY)
+
+
+def first_legend(axes: Sequence[Axes]) -> None:
+    """Put a legend into the first panel that has most curves."""
+    fullest = max(axes, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
+    if fullest.get_legend_handles_labels()[1]:
+        fullest.legend()
+
+
+def legend_entries(axes: Sequence[Axes]) -> tuple[list[Artist], list[str]]:
+    """The handles and labels of the panel that has most."""
+    return max((panel.get_legend_handles_labels() for panel in axes), key=lambda entries: len(entries[1]))
+
+
+def score_rows(found: Sequence[Outcome]) -> list[dict[str, object]]:
+    """A row for each cell: ours and the paper's."""
+    rows: list[dict[str, object]] = []
+    for one in found:
+        values: dict[str, object] = {"row": str(one.cell.row), "column": str(one.cell.column)}
+        values |= {"lr": one.experiment.lr, "seeds": len(one.runs)}
+        for whose, score in (("ours", one.ours()), ("paper", one.cell.score)):
+            values |= {whose: score.mean if score else None, f"{whose}_std": score.std if score else None}
+        rows.append(values)
+    return rows
+
+
+def scores_in_words(found: Sequence[Outcome]) -> str:
+    """Every method's score in each column, the best first and what diverged last."""
+    words = []
+    for column in dict.fromkeys(one.cell.column for one in found):
+        here = [one for one in found if one.cell.column == column]
+        scores = {one.cell.row.method: score for one in here if (score := one.ours())}
+        ranked = sorted(scores.items(), key=lambda entry: -entry[1].mean)
+        said = [f"{method} {score}" for method, score in ranked]
+        said += [f"{one.cell.row.method} diverged" for one in here if one.diverged]
+        if said:
+            words.append(f"{column}: " + ", ".join(said))
+    return "; ".join(words) + "."
+
+
+def ends_in_words(found: Sequence[Outcome], metric: str, what: str) -> str:
+    """A metric of each cell in its last test, the mean over seeds; a cell with a diverged seed says so."""
+    words = []
+    for one in found:
+        lasts = (run.summary.last for run in one.runs if run.summary)
+        ends = [end for last in lasts if (end := number(last, metric)) is not None]
+        if one.diverged or ends:
+            reached = "diverged" if one.diverged else f"{sum(ends) / len(ends):.4g}"
+            words.append(f"{one.cell.row}, {one.cell.column}: {reached}")
+    return f"{what}: " + "; ".join(words) + "."

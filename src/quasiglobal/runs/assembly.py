@@ -1,0 +1,96 @@
+"""Process 0 puts together what all processes of a distributed run leave in its folder."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from quasiglobal.errors import InputError
+from quasiglobal.runs.callbacks import facts
+from quasiglobal.runs.parts import Part, common_rows, records_of, stacked
+from quasiglobal.runs.store import RunFolder
+from quasiglobal.runs.tensorboard import TensorBoard
+from quasiglobal.training.loop import Callback, Loop
+from quasiglobal.training.program import Program
+
+
+class Assembly(Callback):
+    """Tests the averaged model of each tested epoch, once every process has left its models; and ends the runs.
+
+    All of it goes through files: no process waits for another, and none sends a further message.
+    """
+
+    def __init__(
+        self, runs: Sequence[RunFolder], parts: Sequence[Sequence[Part]], board: TensorBoard | None, patience: float
+    ) -> None:
+        """`parts` has those of all processes, for each run; at the end they may take `patience` seconds to come."""
+        self.runs, self.parts, self.board, self.patience = runs, parts, board, patience
+        self._pending: list[int] = []
+        self._shown = [0] * len(runs)
+
+    def on_start(self, loop: Loop) -> None:
+        self._shown = [loop.epoch] * len(self.runs)
+
+    def on_epoch(self, loop: Loop) -> None:
+        if loop.tested:
+            self._pending.append(loop.epoch)
+        self._test_averages(loop.program)
+        if self.board and loop.tested:
+            self._show()
+
+    def wait(self) -> None:
+        """Wait for all processes to end, as long as the patience lasts."""
+        deadline = time.monotonic() + self.patience
+        while self._missing() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def finish(self, program: Program) -> None:
+        """Write the runs as the simulator would have, once all processes have ended."""
+        missing = self._missing()
+        if missing:
+            folders = ", ".join(str(part.folder) for part in missing)
+            raise InputError(f"there is no end of {folders}; run the same command again to go on")
+        self._test_averages(program)
+        self._pending = []
+        for k, (run, parts) in enumerate(zip(self.runs, self.parts, strict=True)):
+            for part in parts:
+                part.drop_tested(program.experiment.epochs)
+            rows, epoch = common_rows(parts)
+            diverged = any(part.read_status() == "diverged" for part in parts)
+            run.rewrite(records_of(parts))
+            if epoch and not diverged:
+                run.checkpoint(rows, epoch)
+            run.finish("diverged" if diverged else "finished", facts(program, k))
+        if self.board:
+            self._show()
+
+    def _test_averages(self, program: Program) -> None:
+        """Test the pending epochs that every process has left its models of."""
+        for epoch in list(self._pending):
+            for parts in self.parts:
+                if not all(part.has_tested(epoch) for part in parts):
+                    break
+            else:
+                for parts in self.parts:
+                    rows = [part.read_tested(epoch) for part in parts]
+                    whole = [found for found in rows if found is not None]
+                    if len(whole) == len(rows):
+                        parts[0].write_of_all(epoch, program.evaluate_average(stacked(whole)))
+                    for part in parts:
+                        part.drop_tested(epoch)
+                self._pending = [later for later in self._pending if later > epoch]
+
+    def _show(self) -> None:
+        """Write to TensorBoard the epochs that every process has passed and whose averages are tested."""
+        assert self.board is not None
+        end = min(self._pending, default=math.inf)
+        for k, (run, parts) in enumerate(zip(self.runs, self.parts, strict=True)):
+            for record in records_of(parts):
+                if self._shown[k] < record["epoch"] < end:
+                    self.board.write(run.folder, record)
+                    self._shown[k] = record["epoch"]
+
+    def _missing(self) -> list[Part]:
+        """The parts that have not ended."""
+        return [part for parts in self.parts for part in parts if part.read_status() is None]

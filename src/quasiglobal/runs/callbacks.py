@@ -1,0 +1,79 @@
+"""Callbacks that leave a run on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from quasiglobal.data.partition import fingerprint
+from quasiglobal.runs.store import RunFolder, Watcher
+from quasiglobal.runs.tensorboard import TensorBoard
+from quasiglobal.training.loop import Callback, Loop
+from quasiglobal.training.program import Program
+
+
+class WriteRecords(Callback):
+    """Writes the record of every epoch, and the summary of a run that has ended."""
+
+    def __init__(self, runs: Sequence[RunFolder]) -> None:
+        self.runs = runs
+
+    def on_epoch(self, loop: Loop) -> None:
+        for k, record in loop.records.items():
+            self.runs[k].write(record)
+        for k in loop.diverged:
+            self.runs[k].finish("diverged", facts(loop.program, k))
+
+    def on_end(self, loop: Loop) -> None:
+        if loop.program.finished:
+            for k in loop.going:
+                self.runs[k].finish("finished", facts(loop.program, k))
+
+
+class SaveCheckpoints(Callback):
+    """Saves the runs after an epoch when their last checkpoint is `seconds` old, and when the loop ends."""
+
+    def __init__(self, runs: Sequence[RunFolder], seconds: float) -> None:
+        self.runs, self.seconds = runs, seconds
+        self._saved = time.monotonic()
+
+    def on_epoch(self, loop: Loop) -> None:
+        if loop.over or time.monotonic() - self._saved >= self.seconds:
+            for k in loop.going:
+                self.runs[k].checkpoint(loop.program.rows_of(k), loop.epoch)
+            self._saved = time.monotonic()
+
+
+class Watch(Callback):
+    """Tells a watcher about every epoch."""
+
+    def __init__(self, runs: Sequence[RunFolder], watch: Watcher) -> None:
+        self.runs, self.watch = runs, watch
+
+    def on_epoch(self, loop: Loop) -> None:
+        self.watch([self.runs[k] for k in loop.records], list(loop.records.values()))
+
+
+class WriteTensorBoard(Callback):
+    """Writes the record of every epoch for TensorBoard too."""
+
+    def __init__(self, runs: Sequence[RunFolder], board: TensorBoard) -> None:
+        self.runs, self.board = runs, board
+
+    def on_epoch(self, loop: Loop) -> None:
+        for k, record in loop.records.items():
+            self.board.write(self.runs[k].folder, record)
+
+
+def facts(program: Program, run: int) -> dict[str, Any]:
+    """What the summary of a run says besides its scores."""
+    return {
+        "parameters": program.layout.size,
+        "partition": fingerprint(program.partitions[run]),
+        "terms": program.task.data.terms(),
+        "device": str(program.device),
+        "torch": torch.__version__,
+    }

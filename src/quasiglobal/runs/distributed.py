@@ -1,0 +1,123 @@
+"""Train over processes: those of one run (`qg train --engine distributed`), or one node of its own (`qg node`).
+
+Process p writes what it measures and saves into parts/p/ of the run's folder; when all are done, process 0 puts the
+parts together, and the run looks as if the simulator had made it. Either engine resumes from what the other saved.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+
+from quasiglobal.engines.distributed import Meeting, all_gather, join, meet, spread
+from quasiglobal.errors import InputError
+from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_faults
+from quasiglobal.runs.assembly import Assembly
+from quasiglobal.runs.building import data_of, make_task
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.participant import Participant, Seat
+from quasiglobal.runs.parts import parts_of
+from quasiglobal.runs.saving import plan_path
+from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched
+from quasiglobal.topology import parse
+from quasiglobal.training.experiment import Experiment
+
+GRACE = 60.0
+"""Seconds, at least, that processes wait for each other at the start and at the end."""
+
+
+def train(experiment: Experiment, options: Options, watch: Watcher = unwatched) -> list[Run]:
+    """This process's share of what is not finished of an experiment's seeds; all its runs."""
+    refuse_faults(experiment)
+    patience = max(options.peer_timeout, GRACE)
+    meeting, rank, size = join(patience)
+    store, hosted = Meeting(meeting, experiment.hash), spread(parse(experiment.topology).n, size)
+    seat = Seat(store, rank, hosted, experiment.hash)
+    folders = folders_of(experiment, options)
+    for folder in folders:
+        folder.check_topology()
+    runs = [folder for folder in folders if folder.read_summary() is None]
+    if runs:
+        came_back = store.add(f"starts/{rank}", 1) > 1
+        if rank == 0 and not came_back:
+            for run in runs:
+                _tidy(run, hosted)
+        all_gather(store, "tidied", "", rank, size, patience)
+        task = make_task(experiment, data_of(experiment, options.data_dir))
+        _train_share(Participant(task, runs, seat, options), came_back, patience, watch)
+    return [folder.read() for folder in folders]
+
+
+def _train_share(mine: Participant, came_back: bool, patience: float, watch: Watcher) -> None:
+    """Join the others, train to the end, and put the parts together in process 0."""
+    seat, runs = mine.seat, mine.runs
+    mine.engine.connect(patience=patience)
+    if came_back or mine.engine.members.step_of_others:
+        mine.rejoin()
+    else:
+        mine.resume(_agreed_epoch(seat, mine.saved, patience))
+    board = mine.board() if seat.rank == 0 else None
+    everybody = [seat.parts(run) for run in runs]
+    assembly = Assembly(runs, everybody, board[0] if board else None, patience)
+    ended = mine.train(watch, *([assembly] if seat.rank == 0 else []), shared=True)
+    if not ended:
+        mine.engine.close()
+        raise KeyboardInterrupt
+    assembly.wait()                                         # a process that was away may still come back to this one
+    mine.engine.close()
+    if seat.rank == 0:
+        assembly.finish(mine.program)
+
+
+def _agreed_epoch(seat: Seat, epochs: set[int], timeout: float) -> int:
+    """The latest epoch that every process can resume all runs from."""
+    mine = json.dumps(sorted(epochs))
+    theirs = all_gather(seat.store, "epochs", mine, seat.rank, len(seat.hosted), timeout)
+    common: set[int] = set.intersection(*(set(json.loads(found)) for found in theirs))
+    return max(common)
+
+
+def _tidy(run: RunFolder, hosted: Sequence[tuple[int, ...]]) -> None:
+    """Forget when an earlier start was to save; if it had other processes, turn their parts into one checkpoint."""
+    plan_path(run.folder).unlink(missing_ok=True)
+    if any(part.nodes != list(nodes) for part, nodes in zip(parts_of(run.folder), hosted, strict=False)):
+        newest = run.newest()
+        if newest is not None:
+            run.checkpoint(newest[0], newest[1].epochs)
+        shutil.rmtree(run.folder / "parts")
+
+
+def train_node(
+    experiment: Experiment,
+    node: int,
+    data: str,
+    rendezvous: str,
+    options: Options,
+    patience: float,
+    watch: Watcher = unwatched,
+) -> Run:
+    """Train one node on its own data, with the neighbours that come within `patience` seconds."""
+    experiment = agreement(experiment)
+    n = check_node(experiment, node)
+    host, _, port = rendezvous.rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError(f"rendezvous must be HOST:PORT, got {rendezvous!r}")
+    run = RunFolder.of(experiment, options.runs)
+    run.check_topology()
+    if run.read_summary() is not None:
+        return run.read()
+    task = own_task(experiment, data)
+    store = Meeting(meet(host, port, patience), experiment.hash)
+    mine = Participant(task, [run], Seat(store, node, spread(n, n), experiment.hash), options)
+    saved = max(mine.saved)
+    mine.engine.connect(saved * experiment.steps, patience)
+    if saved or mine.engine.members.step_of_others:
+        mine.rejoin()
+    board = mine.board()
+    ended = mine.train(watch, *(board[1:] if board else ()), shared=False)
+    mine.engine.close()
+    if not ended:
+        raise KeyboardInterrupt
+    mine.finish_alone()
+    return run.read()

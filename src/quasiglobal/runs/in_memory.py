@@ -1,0 +1,77 @@
+"""Train a task of your own in memory: `qg.train`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from quasiglobal.runs.options import choose_device
+from quasiglobal.training.callbacks import Call
+from quasiglobal.training.experiment import from_mapping
+from quasiglobal.training.loop import Loop
+from quasiglobal.training.metrics import Record
+from quasiglobal.training.networks import state_dict_of
+from quasiglobal.training.program import Program
+from quasiglobal.training.task import Task
+
+
+@dataclass(frozen=True)
+class TrainedInMemory:
+    """What `qg.train` returns: the records of every epoch, and the models."""
+
+    program: Program
+    records: list[Record]
+
+    def model(self, node: int | None = None) -> nn.Module:
+        """A copy of the module with a node's parameters and buffers, or with the average of all nodes'."""
+        module = copy.deepcopy(self.program.model.module).cpu()
+        module.load_state_dict(state_dict_of(self.program.rows_of(0), self.program.layout, node), strict=False)
+        return module.eval()
+
+
+def train(
+    task: Task,
+    algorithm: str,
+    topology: str,
+    epochs: int,
+    device: str = "auto",
+    watch: Callable[[Record], None] = lambda record: None,
+    **settings: Any,
+) -> TrainedInMemory:
+    """Train a task of your own in memory.
+
+    Args:
+        task: the model, its loss and its data.
+        algorithm: a name with options, as `qg algorithms` lists them.
+        topology: a name, as `qg topology` takes it.
+        epochs: passes of each node through its own data.
+        device: auto, cpu or cuda.
+        watch: called with each epoch's record.
+        settings: further fields of `Experiment`: alpha, lr, batch, partition, seed, …. The learning rate is constant
+            unless `warmup` or `milestones` are given; either selects the paper's schedule, with its defaults for the
+            other. `steps` counts the steps of one epoch.
+
+    >>> import quasiglobal as qg, torch
+    >>> from quasiglobal.data.sources import load
+    >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    >>> task = qg.Task(net, torch.nn.functional.cross_entropy, load("digits"))
+    >>> run = qg.train(task, algorithm="qg-dsgdm-n", topology="ring:4", epochs=3, lr=0.05, alpha=1.0, device="cpu")
+    >>> [record["lr"] for record in run.records], run.records[-1]["accuracy"] > 0.8
+    ([0.05, 0.05, 0.05], True)
+    """
+    constant = {} if {"warmup", "milestones"} & settings.keys() else {"warmup": 0.0, "milestones": ()}
+    fields = {"algorithm": algorithm, "topology": topology, "epochs": epochs} | constant | settings
+    experiment = from_mapping({"data": task.data.name, "model": "own"} | fields, "qg.train")
+    program = Program(task, [experiment], choose_device(device))
+    records: list[Record] = []
+
+    def keep(loop: Loop) -> None:
+        records.extend(loop.records.values())
+        watch(records[-1])
+
+    Loop(program, [Call(keep)]).run()
+    return TrainedInMemory(program, records)

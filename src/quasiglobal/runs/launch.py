@@ -1,0 +1,52 @@
+"""Start the processes of a distributed run on this machine, and start those again that are killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from quasiglobal.engines.distributed.rendezvous import serve
+
+RESTARTS = 3
+"""How often a killed process is started again, over all processes."""
+
+
+def launch(words: Sequence[str], processes: int) -> int:
+    """Run `qg` with these words in so many processes here; the exit status of the first that fails."""
+    server = serve("127.0.0.1", 0)
+    shared = {
+        "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+    def start(rank: int) -> subprocess.Popen[bytes]:
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return subprocess.Popen(
+            [sys.executable, "-m", "quasiglobal", *words], env=os.environ | shared | own,
+            stdout=None if rank == 0 else subprocess.DEVNULL,
+        )
+
+    running = {rank: start(rank) for rank in range(processes)}
+    restarts, failed = RESTARTS, 0
+    try:
+        while running:
+            for rank, process in list(running.items()):
+                code = process.poll()
+                if code is None:
+                    continue
+                if code < 0 and restarts and len(running) > 1:  # killed: the others go on, and it rejoins them
+                    restarts -= 1
+                    print(f"qg: process {rank} was killed (signal {-code}); starting it again", file=sys.stderr)
+                    running[rank] = start(rank)
+                    continue
+                del running[rank]
+                failed = failed or code
+            time.sleep(0.05)
+    except KeyboardInterrupt:                                   # all processes of a terminal get it
+        failed = 130
+        for process in running.values():
+            process.wait()
+    return failed

@@ -1,0 +1,158 @@
+"""One process's share of a distributed run: its program, its parts on disk, and how it joins the others."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from quasiglobal.common.files import alone
+from quasiglobal.engines.distributed import Distributed, Meeting
+from quasiglobal.runs.callbacks import Watch, WriteTensorBoard, facts
+from quasiglobal.runs.options import Options, choose_device
+from quasiglobal.runs.parts import Part, records_of
+from quasiglobal.runs.saving import AgreedSaving, Saving
+from quasiglobal.runs.store import RunFolder, Watcher, external_fingerprint
+from quasiglobal.runs.tensorboard import TensorBoard
+from quasiglobal.training.callbacks import patient_interrupts
+from quasiglobal.training.loop import Callback, Loop
+from quasiglobal.training.program import Program
+from quasiglobal.training.task import Task
+
+PATIENCE = 5
+"""Epochs that a returning node's own model may be behind; an older one is replaced by its neighbours' mean."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of this process among all of a run."""
+
+    store: Meeting
+    """Where the processes meet."""
+    rank: int
+    hosted: Sequence[tuple[int, ...]]
+    """The nodes of every process."""
+    experiment: str
+    """Its hash: only processes of one experiment are admitted."""
+
+    def parts(self, run: RunFolder, mine: bool = False) -> list[Part]:
+        """The parts of all processes in a run's folder, or this process's alone."""
+        ranks = [self.rank] if mine else range(len(self.hosted))
+        topology = external_fingerprint(run.experiment)
+        return [Part(run.folder, rank, self.hosted[rank], topology) for rank in ranks]
+
+
+class Participant:
+    """Trains the nodes of one process, of several runs as rows of one program."""
+
+    def __init__(self, task: Task, runs: Sequence[RunFolder], seat: Seat, options: Options) -> None:
+        self.runs, self.seat, self.options = runs, seat, options
+        self.parts = [part for run in runs for part in seat.parts(run, mine=True)]
+        self.saved = set.intersection(*(part.epochs() for part in self.parts))
+        """The epochs that this process can resume all runs from."""
+        engine = partial(
+            Distributed, store=seat.store, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
+            host=options.host, experiment=seat.experiment,
+        )
+        experiments = [run.experiment for run in runs]
+        self.program = Program(task, experiments, choose_device(options.device), engine, recomputing=options.recompute)
+        assert isinstance(self.program.engine, Distributed)
+        self.engine = self.program.engine
+        self.program.warm_up()
+
+    def resume(self, epoch: int) -> None:
+        """Go on from what was saved after an epoch."""
+        if epoch:
+            self.program.restore([part.load(epoch) for part in self.parts], epoch)
+
+    def rejoin(self) -> None:
+        """Go on with the others from their next epoch: with the models saved here, or with the neighbours' mean."""
+        saved, program = max(self.saved), self.program
+        theirs = math.ceil(self.engine.members.step_of_others / program.feed.steps_per_epoch)
+        epoch = max(saved, min(theirs, program.experiment.epochs))
+        if saved:
+            program.restore([part.load(saved) for part in self.parts], epoch)
+        model = self.engine.mean_of_neighbours(program.state.x)
+        if model is not None and epoch - saved > PATIENCE:
+            program.begin_at(model)
+        program.state.epochs = epoch
+
+    def train(self, watch: Watcher, *further: Callback, shared: bool) -> bool:
+        """Train to the end, with the others; false if Ctrl-C stopped it before.
+
+        `shared`: whether all processes share the run's folder, so that they save and stop after the same epoch.
+        """
+        for run in self.runs:
+            run.describe()
+        with ExitStack() as locks, patient_interrupts() as noted:
+            for run, part in zip(self.runs, self.parts, strict=True):
+                locks.enter_context(alone(run.folder, shared=True))
+                locks.enter_context(alone(part.folder))
+                part.begin(self.program.state.epochs)
+            seconds = self.options.checkpoint_seconds
+            saving = Saving(seconds, noted)
+            if shared:
+                steps = self.program.feed.steps_per_epoch
+                saving = AgreedSaving(seconds, noted, self.runs[0].folder, len(self.seat.hosted), steps)
+            share = WriteParts(self.parts, self.engine, leave_tested=shared)
+            Loop(self.program, [share, Watch(self.runs, watch), SaveParts(self.parts, saving), *further]).run()
+        return not noted or self.program.finished
+
+    def finish_alone(self) -> None:
+        """Write the runs from this process's parts: of a node with its own data nobody else's are there."""
+        for k, (run, part) in enumerate(zip(self.runs, self.parts, strict=True)):
+            run.rewrite(records_of([part]))
+            run.finish(part.read_status() or "finished", facts(self.program, k))
+
+    def board(self) -> tuple[TensorBoard, WriteTensorBoard] | None:
+        """TensorBoard for the records of the nodes here, where it is asked for."""
+        if not self.options.tensorboard:
+            return None
+        board = TensorBoard()
+        return board, WriteTensorBoard(self.runs, board)
+
+
+class WriteParts(Callback):
+    """Writes the measures of every epoch, and the end of a run; a run that diverges ends all of this process's."""
+
+    def __init__(self, parts: Sequence[Part], engine: Distributed, leave_tested: bool) -> None:
+        self.parts, self.engine, self.leave_tested = parts, engine, leave_tested
+        self._diverged: set[int] = set()
+
+    def on_epoch(self, loop: Loop) -> None:
+        if self.leave_tested and loop.tested:               # before the measures: who reads them finds the models
+            for k, part in enumerate(self.parts):
+                part.leave_tested(loop.program.rows_of(k), loop.epoch)
+        now = {"lost": self.engine.lost, "edges": self.engine.accounts(), "written": time.time()}
+        for part, measures in zip(self.parts, loop.measures, strict=True):
+            part.write(dict(measures) | now)
+        self._diverged |= set(loop.diverged)
+        if self._diverged:
+            loop.stop()
+
+    def on_end(self, loop: Loop) -> None:
+        for k, part in enumerate(self.parts):
+            if k in self._diverged or loop.program.finished:
+                part.finish("diverged" if k in self._diverged else "finished", self.engine.accounts())
+
+
+class SaveParts(Callback):
+    """Saves the rows of the nodes here when it is time to."""
+
+    def __init__(self, parts: Sequence[Part], saving: Saving) -> None:
+        self.parts, self.saving = parts, saving
+
+    def on_start(self, loop: Loop) -> None:
+        if loop.program.finished:                           # resumed after the last epoch, before it was put together
+            self._save(loop)
+
+    def on_epoch(self, loop: Loop) -> None:
+        if self.saving.now(loop):
+            self._save(loop)
+
+    def _save(self, loop: Loop) -> None:
+        for k, part in enumerate(self.parts):
+            part.save(loop.program.rows_of(k), loop.epoch)

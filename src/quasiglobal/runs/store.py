@@ -1,0 +1,237 @@
+"""Runs on disk: a folder each, resumed where it stopped, never run twice.
+
+runs/<name>-<hash>/{experiment.json, metrics.jsonl, summary.json, checkpoint/}, one a seed. `RunFolder` writes; `Run`
+is what a folder held when it was read, and `RunStore` what a folder of runs did: a command reads it once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+from quasiglobal.common.files import append_line, read_json, read_lines, write_json, write_lines
+from quasiglobal.errors import InputError
+from quasiglobal.runs import checkpoints
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.parts import newest_of_parts, parts_of, records_of
+from quasiglobal.topology import is_external, parse
+from quasiglobal.training.experiment import Experiment, from_mapping, setting
+from quasiglobal.training.metrics import Record, last_and_best
+
+Saved = tuple[dict[str, Tensor], checkpoints.Progress] | None
+"""A run's rows as they were saved last, and how far it was; None where nothing was saved."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended."""
+
+    status: str
+    """finished or diverged."""
+    last: Record | None = None
+    """The last test."""
+    best: Record | None = None
+    """The test with the best score."""
+    parameters: int | None = None
+    partition: str | None = None
+    """A fingerprint of who holds which examples."""
+    terms: dict[str, list[Any]] | None = None
+    """The classes, shape, mean and std of the data, as fields of `Experiment`."""
+    device: str | None = None
+    torch: str | None = None
+    topology: str | None = None
+    """The fingerprint of the topology, where a file or Python code defines it."""
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Summary:
+        """From summary.json, of this version or an earlier one."""
+        known = cls.__dataclass_fields__
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One experiment with one seed, as its folder was when it was read."""
+
+    folder: Path
+    experiment: Experiment
+    summary: Summary | None
+    begun: bool = True
+    """Whether the run folder exists."""
+    _records: list[list[Record]] = field(default_factory=list, repr=False)
+
+    @property
+    def status(self) -> str:
+        """finished, diverged or unfinished."""
+        return self.summary.status if self.summary else "unfinished"
+
+    def records(self) -> list[Record]:
+        """One record an epoch, read from the disk at the first call."""
+        if not self._records:
+            self._records.append(RunFolder(self.folder, self.experiment).read_records())
+        return self._records[0]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one experiment with one seed, begun or not."""
+
+    folder: Path
+    experiment: Experiment
+
+    @classmethod
+    def of(cls, experiment: Experiment, root: Path) -> RunFolder:
+        """The folder of an experiment under `root`."""
+        return cls(root / experiment.name, experiment)
+
+    # -------------------------------------------------------------------------------------------- reading
+
+    def read(self) -> Run:
+        """What the folder holds now."""
+        return Run(self.folder, self.experiment, self.read_summary(), (self.folder / "experiment.json").exists())
+
+    def read_summary(self) -> Summary | None:
+        """How the run ended, if it did; a damaged summary counts as none, and the run resumes from its checkpoint."""
+        path = self.folder / "summary.json"
+        try:
+            return Summary.from_json(read_json(path))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError):
+            warnings.warn(f"{path} is damaged and passed over", stacklevel=2)
+            return None
+
+    def read_records(self) -> list[Record]:
+        """One record an epoch; of a run over processes that has not ended, from what the processes left."""
+        path = self.folder / "metrics.jsonl"
+        return cast(list[Record], read_lines(path)) if path.exists() else records_of(parts_of(self.folder))
+
+    def newest(self) -> Saved:
+        """What to resume from: the newest checkpoint of the whole, or what processes left if that is newer."""
+        whole = checkpoints.newest(self.folder / "checkpoint")
+        rows, epoch, nodes = newest_of_parts(self.folder)
+        older = whole is not None and whole[1].epochs >= epoch
+        if older or epoch == 0 or nodes != list(range(parse(self.experiment.topology).n)):
+            return whole
+        self.rewrite([record for record in records_of(parts_of(self.folder)) if record["epoch"] <= epoch])
+        return rows, checkpoints.Progress(epoch, (self.folder / "metrics.jsonl").stat().st_size)
+
+    def check_topology(self) -> None:
+        """Refuse to go on where the file or the code that defines the graph has changed since the run was saved."""
+        mine = external_fingerprint(self.experiment)
+        if not mine:
+            return
+        places = [self.folder / "checkpoint", *self.folder.glob("parts/*/checkpoint")]
+        summary = self.read_summary()
+        theirs = set().union(*map(checkpoints.topologies, places), {summary.topology or ""} if summary else ())
+        if theirs - {mine, ""}:
+            raise InputError(
+                f"{self.experiment.topology} is another graph than {self.folder} was trained on; bring that one back, "
+                "or train into another --runs folder"
+            )
+
+    # -------------------------------------------------------------------------------------------- writing
+
+    def describe(self) -> None:
+        """Make the folder, with the experiment in it."""
+        write_json(self.folder / "experiment.json", asdict(self.experiment))
+
+    def begin(self, progress: checkpoints.Progress | None) -> None:
+        """Make the folder, or cut the records back to the checkpoint that the run resumes from."""
+        self.describe()
+        path, kept = self.folder / "metrics.jsonl", progress.metrics if progress else 0
+        if progress and (not path.exists() or path.stat().st_size < kept):
+            warnings.warn(f"{path} has lost records; the run goes on without them", stacklevel=2)
+            records = cast(list[Record], read_lines(path))
+            self.rewrite([record for record in records if record["epoch"] <= progress.epochs])
+            return
+        try:
+            with open(path, "ab") as metrics:
+                metrics.truncate(kept)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}") from None
+
+    def rewrite(self, records: Sequence[Record]) -> None:
+        """Replace all records."""
+        write_lines(self.folder / "metrics.jsonl", records)
+
+    def write(self, record: Record) -> None:
+        """Add an epoch's record."""
+        append_line(self.folder / "metrics.jsonl", record)
+
+    def checkpoint(self, rows: dict[str, Tensor], epochs: int) -> None:
+        """Save all that the run needs to go on."""
+        size = (self.folder / "metrics.jsonl").stat().st_size
+        progress = checkpoints.Progress(epochs, size, external_fingerprint(self.experiment))
+        checkpoints.save(self.folder / "checkpoint", rows, progress)
+
+    def finish(self, status: str, facts: dict[str, Any]) -> None:
+        """Write the summary: the status, the last and the best test, and further facts."""
+        last, best = last_and_best(self.read_records())
+        topology = external_fingerprint(self.experiment)
+        facts = facts | ({"topology": topology} if topology else {})
+        write_json(self.folder / "summary.json", {"status": status, "last": last, "best": best} | facts)
+
+
+def external_fingerprint(experiment: Experiment) -> str:
+    """The fingerprint of a topology that a file or Python code defines; empty for one that its text defines."""
+    return parse(experiment.topology).fingerprint if is_external(experiment.topology) else ""
+
+
+def read_run(folder: Path) -> Run:
+    """The run in a folder."""
+    try:
+        values = read_json(folder / "experiment.json")
+    except (OSError, ValueError):
+        raise InputError(f"{folder} is not a run: it has no readable experiment.json") from None
+    return RunFolder(folder, from_mapping(values, str(folder / "experiment.json"))).read()
+
+
+def find_runs(root: Path) -> Iterator[Run]:
+    """All runs under a folder, by name; one that cannot be read is named and passed over."""
+    for path in sorted(root.glob("*/experiment.json")):
+        try:
+            yield read_run(path.parent)
+        except InputError as error:
+            warnings.warn(f"{error}; passed over", stacklevel=2)
+
+
+def folders_of(experiment: Experiment, options: Options) -> list[RunFolder]:
+    """The folder of each seed, begun or not."""
+    return [RunFolder.of(experiment.with_seed(experiment.seed + k), options.runs) for k in range(options.seeds)]
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """The runs under a folder, read once."""
+
+    root: Path
+    runs: tuple[Run, ...]
+
+    @classmethod
+    def read(cls, root: Path) -> RunStore:
+        """What the folder holds now."""
+        return cls(root, tuple(find_runs(root)))
+
+    @cached_property
+    def ended(self) -> dict[str, list[Run]]:
+        """The runs that have ended, by `experiment.setting`: those of one cell differ in seed and learning rate."""
+        found: dict[str, list[Run]] = {}
+        for run in self.runs:
+            if run.summary is not None:
+                found.setdefault(setting(run.experiment), []).append(run)
+        return found
+
+
+Watcher = Callable[[Sequence[RunFolder], list[Record]], None]
+"""Called after each epoch with the runs that are trained together, and the record of each."""
+
+
+def unwatched(runs: Sequence[RunFolder], records: list[Record]) -> None:
+    """A watcher that does nothing."""

@@ -1,0 +1,52 @@
+"""Callbacks of the training loop that need nothing but a terminal."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from quasiglobal.training.loop import Callback, Loop
+
+
+class Call(Callback):
+    """Calls a function after each epoch."""
+
+    def __init__(self, function: Callable[[Loop], None]) -> None:
+        self.function = function
+
+    def on_epoch(self, loop: Loop) -> None:
+        self.function(loop)
+
+
+class Interrupts(Callback):
+    """Stops the loop after the epoch in which Ctrl-C was pressed."""
+
+    def __init__(self, noted: list[int]) -> None:
+        """`noted` is what `patient_interrupts` gives."""
+        self.noted = noted
+
+    def on_epoch(self, loop: Loop) -> None:
+        if self.noted:
+            loop.stop()
+
+
+@contextmanager
+def patient_interrupts() -> Iterator[list[int]]:
+    """The first Ctrl-C is noted in a list, so that the epoch can end and be saved; the second one stops at once."""
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: object) -> None:
+        noted.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,122 @@
+"""Batches of training examples on the device: which rows see which examples at which step, at which learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quasiglobal.data.batches import Owner, Plan, step_sizes
+from quasiglobal.data.dataset import Dataset
+from quasiglobal.data.inputs import inputs_of
+from quasiglobal.data.partition import Indices
+from quasiglobal.errors import InputError
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.schedule import Schedule
+
+FULL_GRADIENT_BATCH = 256
+"""Examples of a node at a time in a gradient over all of its data."""
+
+
+class Feed:
+    """The training examples of every row, and each epoch's draws.
+
+    An epoch's draws overwrite those of the one before, so that a captured step finds them in the same storage.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        experiments: Sequence[Experiment],
+        parts: Sequence[Sequence[Indices]],
+        nodes: Sequence[int],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        """`parts` has the examples of each node of each experiment; `nodes` are those hosted here."""
+        first = experiments[0]
+        self.device, self.dtype, self.nodes = device, dtype, len(nodes)
+        self.inputs = inputs_of(data, data.train, device=device, dtype=dtype, moving=first.augment)
+        self.targets = data.train.y.to(device)
+        lengths = [[len(part) for part in of] for of in parts]
+        if len({tuple(step_sizes(of, first.batch, first.steps)) for of in lengths}) > 1:
+            raise InputError("runs that train together need epochs of as many steps; use partitions of equal sizes")
+        owners = [Owner(one.seed, i, of[i]) for one, of in zip(experiments, parts, strict=True) for i in nodes]
+        self.plan = Plan(owners, first.batch, self.inputs.draw, lengths[0], first.steps, self.inputs.need)
+        self.schedules = [
+            Schedule(
+                peak=one.peak_lr,
+                steps=self.steps_per_epoch * one.epochs,
+                warmup_steps=round(one.warmup * self.steps_per_epoch),
+                warmup_from=one.warmup_from,
+                milestones=one.milestones,
+                decay=one.decay,
+            )
+            for one in experiments
+        ]
+        self.shapes: Sequence[tuple[int, ...]] = ()
+        self.counter = torch.zeros(1, dtype=torch.int64, device=device)
+        self.time = torch.zeros((), dtype=dtype, device=device)
+        self._index: Tensor | None = None
+        self._moves: tuple[Tensor, ...] = ()
+        self._rates = torch.zeros(self.steps_per_epoch, len(experiments), dtype=dtype, device=device)
+        self._one_rate = all(schedule == self.schedules[0] for schedule in self.schedules)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The steps of one epoch."""
+        return len(self.plan.sizes)
+
+    @property
+    def examples(self) -> int:
+        """How many examples a row sees in an epoch."""
+        return sum(self.plan.sizes)
+
+    def load(self, epoch: int) -> None:
+        """Draw the batches of epoch 0, 1, … and go to its first step."""
+        drawn = self.plan.epoch(epoch, self.device)
+        self.shapes = drawn.shapes
+        first = epoch * self.steps_per_epoch
+        steps = range(first + 1, first + 1 + self.steps_per_epoch)
+        rates = [[schedule(step) for schedule in self.schedules] for step in steps]
+        self._rates.copy_(torch.tensor(rates, dtype=self.dtype))
+        self.counter.zero_()
+        self.time.fill_(first + 1)
+        if self._index is None:
+            self._index, self._moves = drawn.index, drawn.moves
+        else:
+            self._index.copy_(drawn.index)
+            for old, new in zip(self._moves, drawn.moves, strict=True):
+                old.copy_(new)
+
+    def batch(self, size: int, *need: int) -> tuple[Tensor, Tensor]:
+        """The inputs and targets of every row at the step that the counter is at."""
+        assert self._index is not None
+        index, *moves = (self._at_counter(values)[:, :size] for values in (self._index, *self._moves))
+        return self.inputs.show(index, *moves, *need), self.targets[index]
+
+    def rate(self) -> Tensor:
+        """The learning rate of this step: a number where all runs have the same, else [rows, 1]."""
+        rates = self._at_counter(self._rates)
+        return rates[0] if self._one_rate else rates.repeat_interleave(self.nodes)[:, None]
+
+    def advance(self) -> None:
+        """Go to the next step."""
+        self.counter.add_(1)
+        self.time.add_(1)
+
+    @cached_property
+    def everything(self) -> list[tuple[Tensor, tuple[int, ...]]]:
+        """The positions [k, size] of all examples of every row, some at a time, with what those need to be shown."""
+        if len({len(owner.examples) for owner in self.plan.owners}) > 1:
+            raise InputError("an algorithm that takes full gradients needs nodes of equal size; use another partition")
+        positions = np.stack([owner.examples for owner in self.plan.owners])
+        starts = range(0, positions.shape[1], FULL_GRADIENT_BATCH)
+        pieces = [positions[:, first : first + FULL_GRADIENT_BATCH] for first in starts]
+        return [(torch.from_numpy(piece).to(self.device), self.inputs.need(piece)) for piece in pieces]
+
+    def _at_counter(self, values: Tensor) -> Tensor:
+        return values.index_select(0, self.counter)[0]

@@ -1,0 +1,54 @@
+"""The task's network in every row of a program: the layout of a row, the start, and all copies as one program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from quasiglobal.engines.allocator import keep_freed_memory
+from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.one_model import Buffers
+from quasiglobal.gradients.precision import PRECISIONS
+from quasiglobal.gradients.stack import StackedModel
+from quasiglobal.models.language.checkpointing import recompute
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.metrics import average
+from quasiglobal.training.task import Task
+
+
+class Networks:
+    """A copy of the task's network for each experiment."""
+
+    def __init__(self, task: Task, experiments: Sequence[Experiment], device: torch.device) -> None:
+        self.task, self.device, self.precision = task, device, experiments[0].precision
+        self.dtype = PRECISIONS[self.precision]
+        self._modules = [task.module(one.seed).to(self.dtype) for one in experiments]
+        self.layout = Layout.of_experiment(self._modules[0], experiments[0].bn)
+        if device.type == "cpu":
+            keep_freed_memory()
+
+    def start(self, nodes: int) -> tuple[Tensor, Buffers]:
+        """x [rows, d] and the buffers of all rows: the nodes of an experiment start from the same weights."""
+        rows = [self.layout.row(dict(module.named_parameters())) for module in self._modules]
+        kept = [self.layout.buffers(module) for module in self._modules]
+
+        def for_nodes(values: list[Tensor]) -> Tensor:
+            return torch.stack(values).repeat_interleave(nodes, dim=0).to(self.device)
+
+        return for_nodes(rows), {name: for_nodes([own[name] for own in kept]) for name in kept[0]}
+
+    def stacked(self, *, recomputing: bool, long: bool) -> StackedModel:
+        """All copies as one program; `StackedModel` says what `long` is."""
+        module = self.task.module(0).to(self.device, self.dtype)
+        if recomputing:
+            recompute(module)
+        return StackedModel(module, self.task.loss, self.layout, self.precision, long=long)
+
+
+def state_dict_of(rows: Mapping[str, Tensor], layout: Layout, node: int | None) -> dict[str, Tensor]:
+    """The state_dict of a node's model, or of the average of all, from rows that `Program.rows_of` gave."""
+    chosen = {name: average(value, dim=0) if node is None else value[node] for name, value in rows.items()}
+    buffers = {name.removeprefix("buffer."): v for name, v in chosen.items() if name.startswith("buffer.")}
+    return {name: value.contiguous() for name, value in (layout.views(chosen["x"]) | buffers).items()}

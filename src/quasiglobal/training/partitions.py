@@ -1,0 +1,22 @@
+"""Who holds which training examples in an experiment, dealt once for all experiments that deal alike."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from quasiglobal.data.dataset import Dataset
+from quasiglobal.data.partition import Indices, split
+from quasiglobal.topology import parse
+from quasiglobal.training.experiment import Experiment
+
+DEALT: WeakKeyDictionary[Dataset, dict[tuple[str, int, float, int], list[Indices]]] = WeakKeyDictionary()
+"""The partitions of each data set: dealing few classes among many nodes takes seconds."""
+
+
+def partition_of(data: Dataset, experiment: Experiment) -> list[Indices]:
+    """The training examples of each node."""
+    key = (experiment.partition, parse(experiment.topology).n, experiment.alpha, experiment.seed)
+    dealt = DEALT.setdefault(data, {})
+    if key not in dealt:
+        dealt[key] = split(key[0], data.train.y.numpy(), *key[1:], data.train.columns)
+    return dealt[key]

@@ -1,0 +1,72 @@
+"""Short trainings on the digits, and what the tests of training ask of them."""
+
+from collections import defaultdict
+
+import torch
+
+from quasiglobal.data.sources import load
+from quasiglobal.runs import checkpoints
+from quasiglobal.runs.building import make_task
+from quasiglobal.runs.options import Options
+from quasiglobal.training.callbacks import Call
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.loop import Loop
+from quasiglobal.training.program import Program
+
+CPU = torch.device("cpu")
+SHORT = Experiment(model="mlp", topology="ring:4", epochs=3, lr=0.05, alpha=1.0, batch=64)
+TIMING = "images_per_second"
+
+
+def seeded(experiment, seeds):
+    return [experiment.with_seed(seed) for seed in seeds]
+
+
+def run_all(experiment, seeds=(0,), task=None, device=CPU):
+    """A program after its last epoch, and the records of every epoch by run."""
+    program = Program(task or make_task(experiment, load("digits")), seeded(experiment, seeds), device)
+    records = []
+    Loop(program, [Call(lambda loop: records.append(loop.records))]).run()
+    return program, records
+
+
+def settled(tmp_path, **options):
+    return Options(runs=tmp_path, device="cpu", **{"checkpoint_seconds": 0.0} | options)
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(epoch, error=Stop):
+    """A watcher that ends a training in an epoch."""
+    def stop(runs, records):
+        if records[0]["epoch"] == epoch:
+            raise error
+
+    return stop
+
+
+def final(run):
+    """The rows of a run that has ended."""
+    rows, progress = checkpoints.newest(run.folder / "checkpoint")
+    assert progress.epochs == run.experiment.epochs
+    return rows
+
+
+def assert_same_run(a, b):
+    ours, theirs = final(a), final(b)
+    assert set(ours) == set(theirs)
+    assert all(ours[name].equal(theirs[name]) for name in ours)
+    assert without_timing(a) == without_timing(b)
+
+
+def without_timing(run):
+    return [{name: value for name, value in record.items() if name != TIMING} for record in run.records()]
+
+
+def by_algorithm(runs):
+    groups = defaultdict(list)
+    for run in runs:
+        groups[run.experiment.algorithm].append(run)
+    return dict(groups)

@@ -1,0 +1,97 @@
+"""Your own model, loss and data in memory: `qg.train`."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_runs import CPU, SHORT, run_all, settled
+from torch import nn
+
+import quasiglobal as qg
+from quasiglobal.data.sources import Dataset, Examples, load
+from quasiglobal.models import build
+from quasiglobal.runs.building import make_task
+from quasiglobal.runs.local import train
+from quasiglobal.training.loop import Loop
+from quasiglobal.training.program import Program
+from quasiglobal.training.task import Task
+
+
+def test_your_own_module_trains():
+    data = load("digits")
+    task = qg.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), nn.functional.cross_entropy, data)
+    run = qg.train(task, algorithm="qg-dsgdm-n", topology="ring:4", epochs=4, lr=0.05, alpha=10.0)
+    assert run.records[-1]["accuracy"] > 0.8
+    model = run.model(2)
+    with torch.no_grad():
+        output = model((data.test.x / data.scale - data.mean[0]) / data.std[0])
+    accuracy = (output.argmax(dim=1) == data.test.y).double().mean()
+    assert run.records[-1]["accuracy_worst"] - 1e-6 <= accuracy <= run.records[-1]["accuracy_best"] + 1e-6
+
+
+def test_the_test_loss_is_the_tasks_own():
+    def hundredfold(output, target):
+        return 100 * nn.functional.cross_entropy(output, target)
+
+    module, data = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), load("digits")
+    plain, scaled = (
+        qg.train(qg.Task(module, loss, data), algorithm="dsgd", topology="ring:4", epochs=1, lr=lr, partition="iid")
+        for loss, lr in ((nn.functional.cross_entropy, 0.5), (hundredfold, 0.005))
+    )
+    assert scaled.records[-1]["test_loss"] == pytest.approx(100 * plain.records[-1]["test_loss"], rel=1e-3)
+    assert scaled.records[-1]["loss"] == pytest.approx(100 * plain.records[-1]["loss"], rel=1e-3)
+
+
+def test_from_python_the_learning_rate_is_constant_unless_a_schedule_is_asked_for():
+    def rates(**settings):
+        task = qg.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), nn.functional.cross_entropy, load("digits"))
+        run = qg.train(task, algorithm="dsgd", topology="ring:4", epochs=4, lr=0.5, batch=512, **settings)
+        return [record["lr"] for record in run.records]
+
+    assert rates() == [0.5] * 4
+    assert rates(milestones=(0.5,), warmup=0.0) == pytest.approx([0.5, 0.5, 0.05, 0.05])
+    assert rates(warmup=2.0) == pytest.approx([0.1, 0.3, 0.05, 0.005])
+
+
+def test_your_own_dropout_is_drawn_anew_each_step_and_again_on_resume():
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    task = qg.Task(module, nn.functional.cross_entropy, load("digits"))
+    plain = qg.Task(nn.Sequential(module[0], nn.Identity(), module[2]), nn.functional.cross_entropy, load("digits"))
+    whole, _ = run_all(SHORT, task=task)
+    first, second = (Program(task, [SHORT], CPU) for _ in range(2))
+    first.train_epoch()
+    second.restore([first.rows_of(0)], 1)
+    Loop(second).run()
+    assert second.state.x.equal(whole.state.x)
+    assert not whole.state.x.isclose(run_all(SHORT, task=plain)[0].state.x).all()
+
+
+def test_your_own_data_by_arrays():
+    x, y = torch.randn(80, 5), torch.randint(0, 3, (80,))
+    data = Dataset("mine", Examples(x, y), Examples(x[:20], y[:20]), ("a", "b", "c"), 1.0, (0.0,), (1.0,), "none")
+    task = Task(nn.Linear(5, 3), nn.functional.cross_entropy, data)
+    run = qg.train(task, algorithm="dsgd", topology="complete:2", epochs=2, lr=0.1, partition="iid", batch=8)
+    assert len(run.records) == 2
+
+
+def test_models_by_their_path(tmp_path, monkeypatch):
+    (tmp_path / "mynets.py").write_text(
+        "from torch import nn\ndef Small():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = replace(SHORT, model="mynets:Small")
+    assert make_task(experiment, load("digits")).module(0)[1].out_features == 10
+    assert build("mlp", shape=(1, 8, 8)) is not None
+
+
+def test_a_model_of_ones_own_is_left_as_it_is(tmp_path, monkeypatch):
+    (tmp_path / "own_network.py").write_text(
+        "from torch import nn\n"
+        "net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = replace(SHORT, model="own_network:net", epochs=1)
+    train(experiment, settled(tmp_path / "runs"))
+    from own_network import net
+
+    assert net[2].num_batches_tracked == 0

@@ -1,0 +1,115 @@
+"""A program of many models: what its steps equal, and what its tests measure."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from small_runs import CPU, SHORT, run_all, seeded
+from torch import nn
+
+from quasiglobal.data.sources import load
+from quasiglobal.runs.building import make_task
+from quasiglobal.training.loop import Loop
+from quasiglobal.training.networks import state_dict_of
+from quasiglobal.training.program import Program
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_a_single_node_is_a_plain_pytorch_loop(model):
+    experiment = replace(
+        SHORT, model=model, topology="complete:1", partition="iid", algorithm="dsgdm-n", precision="fp64", epochs=3,
+        milestones=(0.5,), weight_decay=1e-3,
+    )
+    task = make_task(experiment, load("digits"))
+    program, _ = run_all(experiment, task=task)
+    module = task.module(0).double()
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0, momentum=0.9, nesterov=True, weight_decay=1e-3)
+    data = task.data
+    steps = 0
+    for epoch in range(3):
+        draws = program.feed.plan.epoch(epoch, CPU)
+        for step, size in enumerate(program.feed.plan.sizes):
+            steps += 1
+            optimizer.param_groups[0]["lr"] = program.feed.schedules[0](steps)
+            index = draws.index[step, 0, :size]
+            x = (data.train.x[index].double() / data.scale - data.mean[0]) / data.std[0]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x), data.train.y[index]).backward()
+            optimizer.step()
+    assert steps > 50
+    expected = program.layout.row(dict(module.named_parameters()))
+    assert (program.state.x[0] - expected).norm() <= 1e-10 * expected.norm()
+
+
+def test_seeds_as_rows_equal_seeds_alone():
+    together, records = run_all(replace(SHORT, precision="fp64"), seeds=(0, 1))
+    for k, seed in enumerate((0, 1)):
+        alone, alone_records = run_all(replace(SHORT, precision="fp64"), seeds=(seed,))
+        torch.testing.assert_close(together.state.x[4 * k : 4 * k + 4], alone.state.x, rtol=0, atol=1e-10)
+        assert records[-1][k]["accuracy"] == alone_records[-1][0]["accuracy"]
+
+
+@pytest.mark.parametrize("algorithm", ["qg-dsgdm-n:tau=2", "slowmo:tau=3", "mimelite", "dmsgd", "d2+", "dsgdm-n-gt"])
+def test_steps_that_write_into_their_storage_are_the_same(algorithm):
+    """As captured steps do on a GPU."""
+    experiment = replace(SHORT, algorithm=algorithm, topology="ring:5", partition="iid", precision="fp64")
+    task = make_task(experiment, load("digits"))
+    program = Program(task, [experiment], CPU, capture=lambda tensors: lambda key, step: step())
+    storage = program.state.x.data_ptr()
+    Loop(program).run()
+    assert program.state.x.data_ptr() == storage
+    assert program.state.x.equal(run_all(experiment)[0].state.x)
+
+
+def test_everybody_starts_from_the_same_weights_and_seeds_differ():
+    program = Program(make_task(SHORT, load("digits")), seeded(SHORT, (0, 1)), CPU)
+    rows = program.state.x.view(2, 4, -1)
+    assert (rows == rows[:, :1]).all()
+    assert not rows[0].equal(rows[1])
+
+
+def test_fedbn_keeps_batch_norm_at_the_node():
+    experiment = replace(SHORT, model="cnn", norm="bn", algorithm="dsgd", epochs=1)
+    shared, _ = run_all(replace(experiment, topology="complete:4"))
+    local, _ = run_all(replace(experiment, topology="complete:4", bn="local"))
+    assert local.layout.shared < local.layout.size == shared.layout.shared
+    assert local.state.x[:, : local.layout.shared].std(dim=0).max() < 1e-5, "the rest is averaged"
+    assert local.state.x[:, local.layout.shared :].std(dim=0).max() > 1e-4, "batch norm is not"
+    assert shared.state.x.std(dim=0).max() < 1e-5
+
+
+@pytest.mark.parametrize("algorithm", ["mimelite:tau=3", "slowmo:tau=4", "d2+", "qg-dadam", "dsgdm-n-gt"])
+def test_every_kind_of_algorithm_trains(algorithm):
+    experiment = replace(SHORT, algorithm=algorithm, topology="lazy/ring:4", lr=0.01)
+    _, records = run_all(experiment)
+    assert records[-1][0]["loss"] < records[0][0]["loss"]
+
+
+@pytest.mark.parametrize("norm", ["evonorm-released", "bn"])
+def test_a_score_is_each_models_own_in_test_order(norm):
+    experiment = replace(SHORT, model="cnn", norm=norm, epochs=1)
+    program, records = run_all(experiment)
+    data = program.task.data
+    x = (data.test.x / data.scale - data.mean[0]) / data.std[0]
+    accuracies = []
+    for i in range(4):
+        module = program.task.module(0)
+        module.load_state_dict(state_dict_of(program.rows_of(0), program.layout, i))
+        module.eval()
+        with torch.no_grad():
+            outputs = torch.cat([module(batch) for batch in x.split(32)])
+        accuracies.append(float((outputs.argmax(dim=1) == data.test.y).float().mean()))
+    assert records[-1][0]["accuracy"] == pytest.approx(np.mean(accuracies), abs=1e-6)
+    assert records[-1][0]["accuracy_worst"] == pytest.approx(min(accuracies), abs=1e-6)
+
+
+def test_bytes_sent_count_neighbours_and_exact_means():
+    sent = {
+        name: run_all(replace(SHORT, algorithm=name, epochs=1))[1][-1][0]["bytes_sent"]
+        for name in ("dsgd", "dsgd-gt", "sgd")
+    }
+    steps, d = 6, 26_122
+    assert sent["dsgd"] == steps * 2 * 4 * d                  # two neighbours, float32
+    assert sent["dsgd-gt"] == 2 * sent["dsgd"]
+    assert sent["sgd"] == steps * 2 * 3 / 4 * 4 * d           # a ring all-reduce over four nodes

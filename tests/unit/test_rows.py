@@ -1,0 +1,113 @@
+"""Runs as rows of one program."""
+
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from small_runs import CPU, SHORT, assert_same_run, final, settled, stop_at
+
+import quasiglobal as qg
+from quasiglobal.data.sources import load
+from quasiglobal.runs.building import make_task
+from quasiglobal.runs.local import train
+from quasiglobal.runs.store import RunFolder
+from quasiglobal.training.program import Program
+
+
+@pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "d2+", "slowmo", "qg-dadam"])
+def test_learning_rates_and_partitions_are_rows_too(tmp_path, algorithm):
+    common = replace(SHORT, algorithm=algorithm, topology="lazy/ring:4", precision="fp64", warmup=0.0, epochs=2)
+    settings = [common, replace(common, lr=0.01), replace(common, lr=0.02, alpha=10.0), replace(common, milestones=())]
+    rows = train(settings, settled(tmp_path / "rows"))
+    alone = [run for one in settings for run in train(one, settled(tmp_path / "alone"))]
+    for one, other in zip(rows, alone, strict=True):
+        assert one.experiment == other.experiment
+        found = final(one)
+        for name, value in final(other).items():
+            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9)
+        assert one.summary.partition == other.summary.partition
+
+
+def test_algorithms_and_topologies_share_the_gradients_and_step_on_their_own_rows(tmp_path):
+    common = replace(SHORT, precision="fp64", warmup=0.0, epochs=2)
+    names = ["qg-dsgdm-n", "d2+", "mimelite", "sgdm-n", "slowmo:tau=3", "dmsgd"]
+    settings = [replace(common, algorithm=name, topology="lazy/ring:4") for name in names]
+    settings += [replace(common, topology=name) for name in ("one-peer-exponential:4", "complete:4")]
+    programs = []
+    rows = train(settings, settled(tmp_path / "rows", seeds=2), lambda runs, records: programs.append(len(runs)))
+    assert set(programs) == {2 * len(settings)}, "one program"
+    assert [run.experiment.algorithm for run in rows[::2]] == [one.algorithm for one in settings], "in the order asked"
+    alone = [run for one in settings for run in train(one, settled(tmp_path / "alone", seeds=2))]
+    for one, other in zip(rows, alone, strict=True):
+        assert one.experiment == other.experiment
+        found = final(one)
+        for name, value in final(other).items():
+            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-9)
+        assert one.records()[-1]["bytes_sent"] == other.records()[-1]["bytes_sent"]
+
+
+def test_runs_that_cannot_share_a_program_train_one_after_the_other(tmp_path, monkeypatch):
+    common = replace(SHORT, epochs=1)
+    settings = [common, replace(common, batch=32), replace(common, topology="ring:3"), replace(common, alpha=10.0)]
+    programs = []
+
+    def watch(runs, records):
+        programs.append(len(runs))
+
+    runs = train([*settings, common], settled(tmp_path / "a"), watch)
+    assert programs == [2, 1, 1]
+    assert [run.experiment for run in runs] == [*settings, common]
+    monkeypatch.setattr("quasiglobal.runs.grouping.runs_that_fit", lambda *_: 2)
+    train(common, settled(tmp_path / "b", seeds=5), watch)
+    assert programs[3:] == [2, 2, 1], "as many at a time as fit the memory"
+    with pytest.raises(qg.InputError, match="runs that train together need one batch, got 64 and 32"):
+        Program(make_task(common, load("digits")), settings[:2], CPU)
+
+
+def test_a_program_that_stopped_goes_on_with_all_its_algorithms(tmp_path):
+    common = replace(SHORT, topology="lazy/ring:4", precision="fp64")
+    settings = [replace(common, algorithm=name) for name in ("dsgd", "qg-dsgdm-n", "d2+")]
+    whole = train(settings, settled(tmp_path / "whole"))
+
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, settled(tmp_path / "parts", checkpoint_seconds=0.0), stop_at(2, KeyboardInterrupt))
+    for one, other in zip(train(settings, settled(tmp_path / "parts")), whole, strict=True):
+        assert_same_run(one, other)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1e30])
+def test_a_stop_in_the_last_epoch_of_a_program_keeps_the_next_from_beginning(tmp_path, rate):
+    first, second = replace(SHORT, lr=rate), replace(SHORT, batch=16)
+
+    def stop(runs, records):
+        if records[0]["epoch"] == SHORT.epochs or rate > 1:             # at such a rate the first epoch is the last
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train([first, second], settled(tmp_path), stop)
+    assert RunFolder.of(first, tmp_path).read().status == ("diverged" if rate > 1 else "finished")
+    assert not RunFolder.of(second, tmp_path).read().begun
+
+
+def test_partitions_whose_epochs_differ_do_not_share_a_program(tmp_path):
+    common = replace(SHORT, epochs=1, precision="fp64")
+    settings = [replace(common, partition=partition) for partition in ("dirichlet", "whole", "iid", "shards:2")]
+    for row, alone in zip(
+        train(settings, settled(tmp_path / "rows")),
+        [run for one in settings for run in train(one, settled(tmp_path / "alone"))],
+        strict=True,
+    ):
+        assert row.records()[0]["step"] == alone.records()[0]["step"]
+        torch.testing.assert_close(final(row)["x"], final(alone)["x"], rtol=1e-9, atol=1e-9)
+    task = make_task(common, load("digits"))
+    with pytest.raises(qg.InputError, match="epochs of as many steps"):
+        Program(task, settings[:2], CPU)
+
+
+def test_a_row_that_diverged_is_not_watched_any_more(tmp_path):
+    watched = []
+    settings = [SHORT, replace(SHORT, lr=1e12)]
+    train(settings, settled(tmp_path), lambda runs, records: watched.append(len(runs)))
+    assert watched[0] == 2
+    assert watched[-1] == 1

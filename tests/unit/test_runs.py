@@ -1,0 +1,256 @@
+"""Runs on disk: what a folder holds, and that it survives."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+from small_runs import SHORT, Stop, assert_same_run, final, run_all, settled, stop_at
+
+import quasiglobal as qg
+from quasiglobal.algorithms import ALGORITHMS
+from quasiglobal.common import files
+from quasiglobal.data.sources import load
+from quasiglobal.runs import checkpoints
+from quasiglobal.runs.local import train
+from quasiglobal.runs.store import RunFolder, find_runs, read_run
+
+
+def test_a_run_is_a_folder_and_is_not_run_twice(tmp_path):
+    (run,) = train(SHORT, settled(tmp_path))
+    assert {path.name for path in run.folder.iterdir()} == {
+        "experiment.json", "metrics.jsonl", "summary.json", "checkpoint"}
+    assert run.status == "finished"
+    assert len(run.records()) == 3
+    assert run.summary.last == run.records()[-1]
+    assert run.summary.best["accuracy"] == max(record["accuracy"] for record in run.records())
+    assert read_run(run.folder).experiment == SHORT
+    stamp = (run.folder / "metrics.jsonl").stat().st_mtime_ns
+    train(SHORT, settled(tmp_path))
+    assert (run.folder / "metrics.jsonl").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize("algorithm", ["slowmo:tau=1", *ALGORITHMS])
+def test_what_an_algorithm_keeps_can_be_saved_and_loaded(tmp_path, algorithm):
+    """slowmo's x and x0 are one tensor after an outer step."""
+    experiment = replace(SHORT, algorithm=algorithm, topology="ring:5", partition="iid", epochs=1)
+    (run,) = train(experiment, settled(tmp_path))
+    program, _ = run_all(experiment)
+    assert {name: value.tolist() for name, value in final(run).items()} == {
+        name: value.tolist() for name, value in program.rows_of(0).items()}
+
+
+def test_a_record_has_the_promised_measures(tmp_path):
+    (run,) = train(SHORT, settled(tmp_path))
+    record = run.records()[-1]
+    for name in ("loss", "train_accuracy", "accuracy", "accuracy_std", "accuracy_worst", "accuracy_best",
+                 "accuracy_averaged", "consensus_distance", "weight_norm", "effective_step", "images_per_second"):
+        assert np.isfinite(record[name]), name
+    assert record["accuracy_worst"] <= record["accuracy"] <= record["accuracy_best"]
+    counts = torch.bincount(load("digits").test.y)
+    answers = (torch.tensor(record["recall_worst"]) * counts).sum()
+    assert float(answers / counts.sum()) == pytest.approx(record["accuracy_worst"], rel=1e-6)
+    parameters = run.summary.parameters
+    assert record["bytes_sent"] == 2 * 4 * parameters * record["step"]
+    assert record["effective_step"] == pytest.approx(record["lr"] / record["weight_norm"] ** 2, rel=1e-2)
+
+
+@pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "d2+", "slowmo:tau=5", "dadam", "mimelite:tau=2"])
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, algorithm):
+    experiment = replace(SHORT, algorithm=algorithm, topology="lazy/ring:4", lr=0.01, model="cnn", norm="bn", epochs=4)
+    (whole,) = train(experiment, settled(tmp_path / "whole"))
+
+    with pytest.raises(Stop):
+        train(experiment, settled(tmp_path / "cut"), stop_at(2))
+    (cut,) = train(experiment, settled(tmp_path / "cut"))
+    assert_same_run(whole, cut)
+
+
+def train_and_kill(folder, algorithm, kills, epochs):
+    """Start a training again and again, kill -9 it at random moments, then let it end; and once without."""
+    words = ["--model", "mlp", "--topology", "ring:5", "--partition", "iid", "--lr", "0.02", "--eval-every", "5"]
+    words += ["--epochs", str(epochs), "--algorithm", algorithm, "--checkpoint-seconds", "0", "--device", "cpu"]
+    command = [sys.executable, "-m", "quasiglobal", "train", *words]
+    moments = random.Random(0)
+    for kill in range(kills):
+        process = subprocess.Popen([*command, "--runs", str(folder / "cut")], stdout=subprocess.DEVNULL)
+        before = set((folder / "cut").glob("*/checkpoint/*.json"))
+        deadline = time.monotonic() + (moments.uniform(0, 4) if kill % 4 == 3 else 60)
+        while set((folder / "cut").glob("*/checkpoint/*.json")) == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, 0.2))
+        assert process.poll() is None, "it ended before it was killed"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    for place in ("cut", "whole"):
+        subprocess.run([*command, "--runs", str(folder / place)], check=True, stdout=subprocess.DEVNULL)
+    (cut,), (whole,) = find_runs(folder / "cut"), find_runs(folder / "whole")
+    assert_same_run(whole, cut)
+
+
+def test_three_kills_change_nothing(tmp_path):
+    train_and_kill(tmp_path, "qg-dsgdm-n", kills=3, epochs=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "algorithm",
+    ["dsgdm-n", "qg-dsgdm-n:tau=3", "qg-dadam", "d2+", "dsgdm-n-gt", "dmsgd", "slowmo:tau=5", "mimelite", "sgdm-n"],
+)
+def test_twenty_kills_change_nothing(tmp_path, algorithm):
+    train_and_kill(tmp_path, algorithm, kills=20, epochs=400)
+
+
+def test_ctrl_c_saves_the_epoch_and_says_how_to_go_on(tmp_path):
+    words = ["--model", "mlp", "--topology", "ring:4", "--epochs", "400", "--lr", "0.05", "--eval-every", "400"]
+    command = [sys.executable, "-m", "quasiglobal", "train", *words, "--device", "cpu", "--runs", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not any(p.stat().st_size for p in tmp_path.glob("*/metrics.jsonl")):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said == "qg: stopped; run the same command again to go on\n"
+    (run,) = find_runs(tmp_path)
+    _, progress = checkpoints.newest(run.folder / "checkpoint")
+    assert progress.epochs == len(run.records()) > 0
+
+
+def test_seeds_that_stopped_at_different_epochs_all_finish(tmp_path):
+    with pytest.raises(Stop):
+        train(SHORT, settled(tmp_path), stop_at(1))
+    runs = train(SHORT, settled(tmp_path, seeds=2))
+    assert [run.status for run in runs] == ["finished", "finished"]
+    (alone,) = train(SHORT.with_seed(1), settled(tmp_path / "alone"))
+    assert runs[1].summary.last["accuracy"] == pytest.approx(alone.summary.last["accuracy"], abs=0.02)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path, damage):
+    experiment = replace(SHORT, epochs=4)
+    (whole,) = train(experiment, settled(tmp_path / "whole"))
+
+    with pytest.raises(Stop):
+        train(experiment, settled(tmp_path / "cut"), stop_at(3))
+    (folder,) = (tmp_path / "cut").glob("*/checkpoint")
+    newest = sorted(folder.glob("*.safetensors"))[-1]
+    content = bytearray(newest.read_bytes())
+    if damage == "truncate":
+        newest.write_bytes(content[:-100])
+    elif damage == "flip":
+        content[len(content) // 2] ^= 1
+        newest.write_bytes(content)
+    else:
+        newest.unlink()
+    with pytest.warns(UserWarning, match="is damaged"):
+        (cut,) = train(experiment, settled(tmp_path / "cut"))
+    assert_same_run(whole, cut)
+
+
+def test_only_two_checkpoints_are_kept(tmp_path):
+    (run,) = train(SHORT, settled(tmp_path))
+    assert sorted(path.name for path in (run.folder / "checkpoint").iterdir()) == [
+        "000002.json", "000002.safetensors", "000003.json", "000003.safetensors"]
+
+
+def test_a_diverged_seed_ends_cleanly(tmp_path):
+    runs = train(replace(SHORT, lr=1e18, algorithm="dsgd"), settled(tmp_path, seeds=2))
+    assert [run.status for run in runs] == ["diverged", "diverged"]
+    assert runs[0].records()[-1]["loss"] is None or runs[0].records()[-1]["loss"] > 1e4
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    (run,) = train(replace(SHORT, epochs=2), settled(tmp_path))
+    before = final(run)
+
+    def full(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(files, "save_file", full)
+    with pytest.raises(qg.InputError, match="No space left on device"):
+        RunFolder.of(run.experiment, tmp_path).checkpoint(before, 3)
+    assert all(final(run)[name].equal(before[name]) for name in before)
+    assert not list((run.folder / "checkpoint").glob(".*"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit on the size of files")
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):
+    words = f"train --model mlp --topology ring:4 --epochs 2 --device cpu --runs {tmp_path / 'runs'}"
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -f 400; exec {sys.executable} -m quasiglobal {words}"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("qg: cannot write ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".") or "safetensors" in path.name]
+
+
+def test_what_a_killed_process_left_half_written_is_passed_over(tmp_path):
+    rows = {"x": torch.zeros(2, 3)}
+    checkpoints.save(tmp_path, rows, checkpoints.Progress(1, 0))
+    for name in (".000002.17.json", ".000002.17.safetensors"):
+        (tmp_path / name).write_bytes(b"half")
+    assert checkpoints.epochs(tmp_path) == [1]
+    found = checkpoints.newest(tmp_path)
+    assert found is not None
+    assert found[1].epochs == 1
+    checkpoints.save(tmp_path, rows, checkpoints.Progress(2, 0))
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["000001", "000001", "000002", "000002"]
+
+
+def test_a_lost_or_damaged_file_costs_no_run(tmp_path):
+    """What can be made again is; what cannot be read is named."""
+    options = settled(tmp_path, checkpoint_seconds=0.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(SHORT, options, stop_at(2, KeyboardInterrupt))
+    folder = RunFolder.of(SHORT, tmp_path).folder
+    (folder / "metrics.jsonl").unlink()
+    with pytest.warns(UserWarning, match="lost records"):
+        (run,) = train(SHORT, options)
+    assert [record["epoch"] for record in run.records()] == [2, 3]
+    (folder / "summary.json").write_text("")
+    with pytest.warns(UserWarning, match="summary.json is damaged"):
+        (run,) = train(SHORT, options)
+    assert run.status == "finished"
+    (folder / "experiment.json").unlink()
+    train(SHORT, options)
+    assert [found.experiment for found in find_runs(tmp_path)] == [SHORT]
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write("{\n")
+    with pytest.warns(UserWarning, match="line 3 of"):
+        assert len(read_run(folder).records()) == 2
+    (folder / "experiment.json").write_text("[1]")
+    with pytest.warns(UserWarning, match="passed over"):
+        assert list(find_runs(tmp_path)) == []
+
+
+def test_two_processes_do_not_train_one_run(tmp_path):
+    with files.alone(RunFolder.of(SHORT, tmp_path).folder), pytest.raises(qg.InputError, match="another process"):
+        train(SHORT, settled(tmp_path))
+
+
+def test_a_graph_that_has_changed_is_refused(tmp_path):
+    graph, other = tmp_path / "graph", "0 1\n1 2\n2 3\n"
+    graph.write_text("0 1\n1 2\n2 3\n3 0\n")
+    experiment = replace(SHORT, topology=f"lazy/file:{graph}")
+    options = settled(tmp_path / "runs")
+    with pytest.raises(Stop):
+        train(experiment, options, stop_at(2))
+    before, _ = graph.read_text(), graph.write_text(other)
+    with pytest.raises(qg.InputError, match=r"is another graph than .* was trained on; bring that one back"):
+        train(experiment, options)
+    graph.write_text(f"# the same\n{before}")
+    (run,) = train(experiment, options)
+    assert run.status == "finished"
+    graph.write_text(other)
+    with pytest.raises(qg.InputError, match="is another graph"):
+        train(experiment, options)
