@@ -19,9 +19,9 @@ from torch import Tensor
 
 import quasiglobal as qg
 from quasiglobal.algorithms import ALGORITHMS, Algorithm
-from quasiglobal.cli import _markdown
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.report.markdown import table as markdown_table
 
 N, D, NOISE, TAIL = 16, 10, 0.1, 200
 DROPS = (0.0, 0.1, 0.3)
@@ -117,7 +117,7 @@ def main() -> None:
     columns = ["algorithm", "lr", *(f"drift, drop {drop:g}" for drop in DROPS), "error, no faults"]
     columns += [*(f"drop {drop:g}" for drop in DROPS[1:]), f"churn {CHURN:g}"]
     columns += ["growth, no faults", f"growth, drop {DROPS[-1]:g}", "diverges"]
-    print(_markdown(columns, [row(name, args.steps, args.runs) for name in names]))
+    print(markdown_table(columns, [row(name, args.steps, args.runs) for name in names]))
 
 
 if __name__ == "__main__":

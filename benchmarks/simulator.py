@@ -47,35 +47,34 @@ Timed = Callable[[], float]
 
 
 def ours(task: Task, experiment: Experiment, seeds: int, device: torch.device) -> Timed:
-    training = Program(task, [experiment.with_seed(seed) for seed in range(seeds)], device)
-    return lambda: training.train_epoch()[0]["images_per_second"]
+    program = Program(task, [experiment.with_seed(seed) for seed in range(seeds)], device)
+    return lambda: program.train_epoch()[0]["images_per_second"]
 
 
 def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
     """What people write: a list of models, a list of optimizers."""
-    training = Program(task, [experiment], device)      # for its data and weights alone
-    n = training.graph.n
+    program = Program(task, [experiment], device)       # for its data and weights alone
+    feed, graph = program.feed, program.engine.topology
+    n = graph.n
     models = [task.module(0).to(device) for _ in range(n)]
     options = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
     optimizers = [torch.optim.SGD(model.parameters(), **options) for model in models]
-    W = torch.tensor(training.graph.weights(), dtype=torch.float32, device=device)
-    training._load(training.plan.epoch(0, device))
-    static, bf16 = training._static, experiment.precision == "bf16"
+    W = torch.tensor(graph.weights(), dtype=torch.float32, device=device)
+    drawn, bf16 = feed.plan.epoch(0, device), experiment.precision == "bf16"
     total, right = (torch.zeros(n, device=device) for _ in range(2))
 
     def step(at: int) -> None:
-        names = ("index", "flip", "place") if training.inputs.moving else ("index",)
-        index, *moves = (static[name][at % len(static["index"])] for name in names)
+        index, *moves = (values[at % len(drawn.index)] for values in (drawn.index, *drawn.moves))
         for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            x = training.inputs.show(index[i], *(move[i] for move in moves))
+            x = feed.inputs.show(index[i], *(move[i] for move in moves))
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 output = model(x)
-            loss = nn.functional.cross_entropy(output.float(), training.targets[index[i]])
+            loss = nn.functional.cross_entropy(output.float(), feed.targets[index[i]])
             loss.backward()
             optimizer.step()
             total[i] += loss.detach()
-            right[i] += (output.detach().argmax(dim=-1) == training.targets[index[i]]).sum()
+            right[i] += (output.detach().argmax(dim=-1) == feed.targets[index[i]]).sum()
         with torch.no_grad():
             for parameters in zip(*(model.parameters() for model in models), strict=True):
                 mixed = torch.einsum("ij,j...->i...", W, torch.stack(parameters))
@@ -97,13 +96,14 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
 
 def centralized(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
     """One model, compiled, with the global batch; its step is captured as ours is."""
-    training = Program(task, [experiment], device)      # for its data alone
+    program = Program(task, [experiment], device)       # for its data alone
+    feed, n = program.feed, program.engine.topology.n
     model = task.module(0).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=torch.tensor(0.1), momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True
     )
-    training._load(training.plan.epoch(0, device))
-    static, at = training._static, training._static["counter"]
+    feed.load(0)
+    drawn, at = feed.plan.epoch(0, device), feed.counter
     total, right = (torch.zeros((), device=device) for _ in range(2))
 
     @torch.compile(dynamic=False)
@@ -113,10 +113,10 @@ def centralized(task: Task, experiment: Experiment, device: torch.device, steps:
         return nn.functional.cross_entropy(output.float(), y), (output.argmax(dim=-1) == y).sum()
 
     def step() -> None:
-        names = ("index", "flip", "place") if training.inputs.moving else ("index",)
-        index, *moves = (static[name].index_select(0, at)[0].flatten(0, 1) for name in names)
+        values = (drawn.index, *drawn.moves)
+        index, *moves = (one.index_select(0, at)[0].flatten(0, 1) for one in values)
         optimizer.zero_grad(set_to_none=True)
-        loss, answers = loss_of(training.inputs.show(index, *moves), training.targets[index])
+        loss, answers = loss_of(feed.inputs.show(index, *moves), feed.targets[index])
         loss.backward()
         optimizer.step()
         total.add_(loss.detach())
@@ -132,7 +132,7 @@ def centralized(task: Task, experiment: Experiment, device: torch.device, steps:
         for _ in range(steps):
             captured(0, step)
         torch.cuda.synchronize()
-        return steps * training.graph.n * experiment.batch / (time.perf_counter() - began)
+        return steps * n * experiment.batch / (time.perf_counter() - began)
 
     return timed
 

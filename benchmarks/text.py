@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 import time
@@ -25,8 +26,8 @@ from torch import nn
 
 from quasiglobal.data.sources import Dataset, Examples
 from quasiglobal.runs.building import make_task
+from quasiglobal.training import program as programs
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task
 
 CLASSES = 4
@@ -46,26 +47,27 @@ def random_texts(examples: int, length: int, vocabulary: int) -> Dataset:
 
 
 def ours(task: Task, experiment: Experiment, device: torch.device, compiles: bool, recomputing: bool) -> Timed:
-    training = Program(task, [experiment], device, recomputing=recomputing)
-    training.model.compiles &= compiles
+    if not compiles:
+        programs.WORTH_COMPILING = math.inf
+    program = programs.Program(task, [experiment], device, recomputing=recomputing)
     length = task.data.shape[0]
-    return lambda: training.train_epoch()[0]["images_per_second"] * length
+    return lambda: program.train_epoch()[0]["images_per_second"] * length
 
 
 def plain_loop(task: Task, experiment: Experiment, device: torch.device) -> Timed:
     """What people write: a list of models with transformers' own attention, a list of optimizers."""
-    training = Program(task, [experiment], device)         # for its data alone
-    n, steps = training.graph.n, training.steps_per_epoch
+    program = programs.Program(task, [experiment], device)     # for its data alone
+    feed, graph = program.feed, program.engine.topology
+    n, steps = graph.n, feed.steps_per_epoch
     models = [task.module(0).to(device).train() for _ in range(n)]
     for model in models:
         model.model.set_attn_implementation("sdpa")
     trained = [[parameter for parameter in model.parameters() if parameter.requires_grad] for model in models]
     optimizers = [torch.optim.Adam(own, lr=1e-5, betas=(0.9, 0.99), weight_decay=1e-4) for own in trained]
-    W = torch.tensor(training.graph.weights(), dtype=torch.float32, device=device)
-    training.begin_epoch()
-    index, bf16 = training._static["index"].clone(), experiment.precision == "bf16"
-    inputs, targets, length = training.inputs, training.targets, task.data.shape[0]
-    del training
+    W = torch.tensor(graph.weights(), dtype=torch.float32, device=device)
+    index, bf16 = feed.plan.epoch(0, device).index, experiment.precision == "bf16"
+    inputs, targets, length = feed.inputs, feed.targets, task.data.shape[0]
+    del program, feed
 
     def step(at: int) -> None:
         for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):

@@ -22,13 +22,17 @@ from quasiglobal.training.experiment import Experiment, from_toml
 
 def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owners):
     four, server = owners(epochs=3), serve("127.0.0.1", 0)
-    nodes = [four.start(k, f"127.0.0.1:{server.port}", "--log", "json") for k in range(4)]
+    words = ["--log", "json", "--tensorboard", "--checkpoint-seconds", "1000"]
+    nodes = [four.start(k, f"127.0.0.1:{server.port}", *words) for k in range(4)]
     for k, process in enumerate(nodes):
         epochs = [json.loads(line) for line in four.said(process, k).splitlines()]
         assert [line["epoch"] for line in epochs] == [1, 2, 3]
         (run,) = find_runs(tmp_path / f"runs{k}")
         assert run.status == "finished"
         assert [path.name for path in run.folder.glob("parts/*")] == [str(k)]       # nothing of the others is here
+        assert checkpoints.epochs(run.folder / "parts" / str(k) / "checkpoint") == [3], "the last epoch alone"
+        assert list(run.folder.glob("tensorboard/events*"))
+        assert not any("consensus_distance" in record for record in run.records())
 
     pooled = {"data": f"folder:{tmp_path / 'all.npz'}", "partition": "by:owner"}
     whole = {**from_toml(tmp_path / "experiment.toml").__dict__, **pooled}

@@ -4,9 +4,10 @@ import json
 import signal
 import time
 
+import psutil
 import pytest
 import torch
-from commands import PATIENCE, ended, rank, train, wait_for_epoch
+from commands import PATIENCE, ended, rank, train, wait_for, wait_for_epoch
 
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.parts import Part, records_of
@@ -26,6 +27,14 @@ def same(one, other, tolerance):
     return all((one[name] - other[name]).norm() <= tolerance * (1 + other[name].norm()) for name in other)
 
 
+def scalars(run, name):
+    """What TensorBoard shows of a metric."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.folder / "tensorboard")).Reload()
+    return {event.step: event.value for event in events.Scalars(name)}
+
+
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("simulated")
@@ -34,7 +43,7 @@ def simulated(tmp_path_factory):
 
 
 def test_a_run_is_the_simulators(tmp_path, simulated):
-    said = ended(train(tmp_path, *EXACT, "--engine", "distributed", "--processes", "3"))
+    said = ended(train(tmp_path, *EXACT, "--engine", "distributed", "--processes", "3", "--tensorboard"))
     assert "finished" in said
     assert same(rows(tmp_path), rows(simulated), 1e-11)
     (run,), (whole,) = find_runs(tmp_path), find_runs(simulated)
@@ -45,26 +54,27 @@ def test_a_run_is_the_simulators(tmp_path, simulated):
             if name != "images_per_second":
                 assert ours[name] == pytest.approx(value, rel=1e-6), name
     assert not list(run.folder.glob("parts/*/tested")), "what process 0 has read is deleted"
+    averaged = {record["epoch"]: record["accuracy_averaged"] for record in run.records() if "accuracy" in record}
+    assert scalars(run, "accuracy_averaged") == pytest.approx(averaged)
     sent = [json.loads(path.read_text())["edges"] for path in run.folder.glob("parts/*/summary.json")]
     d = rows(tmp_path)["x"].shape[1]
     assert {edge["sent"] for edges in sent for edge in edges.values()} == {36 * d * 8}   # one row each way, float64
 
 
-def test_a_simulators_run_goes_on_over_processes_and_back(tmp_path, simulated):
-    for engine in (["--engine", "distributed", "--processes", "2"], []):
-        process = train(tmp_path, *EXACT, "--checkpoint-seconds", "0", *engine)
-        deadline = time.monotonic() + PATIENCE
-        while process.poll() is None and time.monotonic() < deadline:
-            if list(tmp_path.glob("*/parts/1/checkpoint/000002.json" if engine else "*/checkpoint/000004.json")):
-                break
-            time.sleep(0.005)
-        if process.poll() is None:
-            for child in [rank(process, k) for k in range(2)] if engine else []:
-                child.kill()
-            process.kill()
+def test_a_run_goes_on_over_other_processes_and_in_the_simulator(tmp_path, simulated):
+    for processes, epoch in ((2, 2), (3, 4)):
+        words = ["--checkpoint-seconds", "0", "--engine", "distributed", "--processes", str(processes)]
+        process = train(tmp_path, *EXACT, *words)
+        wait_for(lambda epoch=epoch: list(tmp_path.glob(f"*/parts/1/checkpoint/{epoch:06d}.json")))
+        children = psutil.Process(process.pid).children()
+        process.kill()
+        for child in children:
+            child.kill()
         process.communicate()
     ended(train(tmp_path, *EXACT))
     assert same(rows(tmp_path), rows(simulated), 1e-11)
+    (run,), (whole,) = find_runs(tmp_path), find_runs(simulated)
+    assert [record["epoch"] for record in run.records()] == [record["epoch"] for record in whole.records()]
 
 
 def test_who_comes_back_at_the_end_does_not_cut_the_records_short(tmp_path):

@@ -58,7 +58,7 @@ class Assembly(Callback):
                 part.drop_tested(program.experiment.epochs)
             rows, epoch = common_rows(parts)
             diverged = any(part.read_status() == "diverged" for part in parts)
-            run.rewrite(records_of(parts))
+            run.take_over(records_of(parts))
             if epoch and not diverged:
                 run.checkpoint(rows, epoch)
             run.finish("diverged" if diverged else "finished", facts(program, k))

@@ -104,7 +104,7 @@ class Participant:
     def finish_alone(self) -> None:
         """Write the runs from this process's parts: of a node with its own data nobody else's are there."""
         for k, (run, part) in enumerate(zip(self.runs, self.parts, strict=True)):
-            run.rewrite(records_of([part]))
+            run.take_over(records_of([part]))
             run.finish(part.read_status() or "finished", facts(self.program, k))
 
     def board(self) -> tuple[TensorBoard, WriteTensorBoard] | None:

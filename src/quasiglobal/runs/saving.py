@@ -13,10 +13,11 @@ from quasiglobal.training.loop import Loop
 
 @dataclass(frozen=True)
 class SavePlan:
-    """The next epoch after which all processes of a run save, and whether they stop then."""
+    """The epochs after which all processes of a run save, as far as they matter now, and after which they stop."""
 
-    epoch: int
-    stop: bool = False
+    epochs: tuple[int, ...] = ()
+    stop: int = 0
+    """0: they do not stop."""
 
 
 def plan_path(run: Path) -> Path:
@@ -48,9 +49,9 @@ class Saving:
 class AgreedSaving(Saving):
     """Decides with all processes that share the run's folder, through a file in it.
 
-    Whoever finds that it is time writes an epoch into the file that nobody has reached yet; all read the file after
-    every epoch, and save after the one that it names. Neighbours are at most a step apart, since each waits for the
-    other's message, so that p processes are at most p steps apart: `lead` epochs.
+    Whoever finds that it is time adds an epoch to the file that nobody has reached yet; all read the file after every
+    epoch, and save after those that it names. Neighbours are at most a step apart, since each waits for the other's
+    message, so that p processes are at most p steps apart: less than `lead` epochs.
     """
 
     def __init__(self, seconds: float, noted: list[int], run: Path, processes: int, steps_per_epoch: int) -> None:
@@ -61,14 +62,15 @@ class AgreedSaving(Saving):
 
     def now(self, loop: Loop) -> bool:
         plan = self._read()
-        agreed = plan.epoch == loop.epoch
-        if agreed and plan.stop:
+        coming = [epoch for epoch in plan.epochs if epoch > loop.epoch]
+        ahead = max(coming, default=loop.epoch + self.lead)
+        if plan.stop == loop.epoch:
             loop.stop()
-        elif self.noted and not (plan.stop and plan.epoch > loop.epoch):
-            self._write(SavePlan(max(plan.epoch, loop.epoch + self.lead), stop=True))
-        elif plan.epoch < loop.epoch and self._due():
-            self._write(SavePlan(loop.epoch + self.lead))
-        if agreed or loop.over or self.seconds == 0:
+        elif self.noted and plan.stop < loop.epoch:
+            self._write(plan, ahead, stop=ahead)
+        elif not coming and self._due():
+            self._write(plan, ahead, plan.stop)
+        if loop.epoch in plan.epochs or loop.over or self.seconds == 0:
             self._saved = time.monotonic()
             return True
         return False
@@ -76,9 +78,11 @@ class AgreedSaving(Saving):
     def _read(self) -> SavePlan:
         try:
             values = read_json(self.path)
-            return SavePlan(int(values["epoch"]), bool(values["stop"]))
-        except (OSError, ValueError, KeyError):
-            return SavePlan(0)
+            return SavePlan(tuple(values["epochs"]), int(values["stop"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return SavePlan()
 
-    def _write(self, plan: SavePlan) -> None:
-        write_json(self.path, {"epoch": plan.epoch, "stop": plan.stop})
+    def _write(self, plan: SavePlan, epoch: int, stop: int) -> None:
+        """Add an epoch; those that everybody has passed are left out."""
+        recent = {passed for passed in plan.epochs if passed > epoch - 2 * self.lead}
+        write_json(self.path, {"epochs": sorted({*recent, epoch}), "stop": stop})

@@ -6,6 +6,7 @@ is what a folder held when it was read, and `RunStore` what a folder of runs did
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -108,9 +109,11 @@ class RunFolder:
             return None
 
     def read_records(self) -> list[Record]:
-        """One record an epoch; of a run over processes that has not ended, from what the processes left."""
-        path = self.folder / "metrics.jsonl"
-        return cast(list[Record], read_lines(path)) if path.exists() else records_of(parts_of(self.folder))
+        """One record an epoch; of a run that has not ended, with what processes left."""
+        own = cast(list[Record], read_lines(self.folder / "metrics.jsonl"))
+        if (self.folder / "summary.json").exists():
+            return own
+        return _followed_by(own, records_of(parts_of(self.folder)))
 
     def newest(self) -> Saved:
         """What to resume from: the newest checkpoint of the whole, or what processes left if that is newer."""
@@ -119,7 +122,7 @@ class RunFolder:
         older = whole is not None and whole[1].epochs >= epoch
         if older or epoch == 0 or nodes != list(range(parse(self.experiment.topology).n)):
             return whole
-        self.rewrite([record for record in records_of(parts_of(self.folder)) if record["epoch"] <= epoch])
+        self.take_over([record for record in records_of(parts_of(self.folder)) if record["epoch"] <= epoch])
         return rows, checkpoints.Progress(epoch, (self.folder / "metrics.jsonl").stat().st_size)
 
     def check_topology(self) -> None:
@@ -161,6 +164,11 @@ class RunFolder:
         """Replace all records."""
         write_lines(self.folder / "metrics.jsonl", records)
 
+    def take_over(self, records: Sequence[Record]) -> None:
+        """Replace the records by those of processes, except for what was recorded before theirs."""
+        own = cast(list[Record], read_lines(self.folder / "metrics.jsonl"))
+        self.rewrite(_followed_by(own, records))
+
     def write(self, record: Record) -> None:
         """Add an epoch's record."""
         append_line(self.folder / "metrics.jsonl", record)
@@ -177,6 +185,12 @@ class RunFolder:
         topology = external_fingerprint(self.experiment)
         facts = facts | ({"topology": topology} if topology else {})
         write_json(self.folder / "summary.json", {"status": status, "last": last, "best": best} | facts)
+
+
+def _followed_by(own: Sequence[Record], later: Sequence[Record]) -> list[Record]:
+    """Records up to where others begin, and then the others."""
+    first = min((record["epoch"] for record in later), default=math.inf)
+    return [*(record for record in own if record["epoch"] < first), *later]
 
 
 def external_fingerprint(experiment: Experiment) -> str:

@@ -1,0 +1,43 @@
+"""What one driver of the training loop has, processes have too: agreed checkpoints, Ctrl-C, the lock, TensorBoard."""
+
+import os
+import signal
+
+import pytest
+from commands import PATIENCE, ended, train, wait_for_epoch
+
+from quasiglobal.common.files import alone
+from quasiglobal.errors import InputError
+from quasiglobal.runs import checkpoints
+from quasiglobal.runs.store import find_runs
+
+WORDS = ["--topology", "ring:4", "--precision", "fp64", "--epochs", "60", "--eval-every", "30"]
+PROCESSES = ["--engine", "distributed", "--processes", "2"]
+
+
+def epochs_of_parts(folder):
+    """After which epochs each process has saved."""
+    return [set(checkpoints.epochs(path)) for path in sorted(folder.glob("*/parts/*/checkpoint"))]
+
+
+def test_ctrl_c_stops_all_processes_after_one_epoch_and_they_go_on_from_it(tmp_path):
+    process = train(tmp_path, *WORDS, *PROCESSES, "--checkpoint-seconds", "1000", start_new_session=True)
+    wait_for_epoch(tmp_path, 1, 3)
+    (folder,) = tmp_path.iterdir()
+    with pytest.raises(InputError, match="is being trained by another process"), alone(folder):
+        pass
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    first, second = epochs_of_parts(tmp_path)
+    assert first == second
+    (epoch,) = first
+    assert 3 <= epoch < 60
+    ended(train(tmp_path, *WORDS, *PROCESSES, "--checkpoint-seconds", "0.3"))
+    first, second = epochs_of_parts(tmp_path)
+    assert first == second
+    assert len(first - {59, 60}) == 1, "not every epoch is saved"
+    (run,) = find_runs(tmp_path)
+    assert [record["epoch"] for record in run.records()] == list(range(1, 61))
+    assert [record["epoch"] for record in run.records() if "consensus_distance" in record] == [30, 60]
