@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
@@ -31,6 +31,32 @@ Content = TypeVar("Content", Splits, Corpus)
 
 MEMORY_LIMIT = 64e9
 """Bytes: the most that `load` decodes unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class DataName:
+    """A data set by its name, or a user's own by its path.
+
+    >>> DataName.parse("cifar10"), DataName.parse("csv:notes.csv").path
+    (DataName(text='cifar10', kind='named', path=''), 'notes.csv')
+    """
+
+    text: str
+    kind: Literal["named", "folder", "csv"]
+    path: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> DataName:
+        """As an experiment spells it."""
+        kind, _, path = text.partition(":")
+        if kind in ("folder", "csv"):
+            return cls(text, kind, os.path.expanduser(path))        # type: ignore[arg-type]
+        return cls(text, "named")
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the data are texts, which need a tokenizer."""
+        return self.kind == "csv" or self.text in TEXT_SOURCES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +134,12 @@ def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float =
     >>> len(data.train), len(data.test), data.shape, data.scale
     (1437, 360, (1, 8, 8), 16)
     """
-    kind, _, path = name.partition(":")
-    if kind == "folder":
-        return _own(name, folders.read(Path(os.path.expanduser(path)), memory_limit))
+    asked = DataName.parse(name)
+    if asked.kind == "folder":
+        return _own(name, folders.read(Path(asked.path), memory_limit))
     if name == "own":
         raise InputError("every node of this run has its own data; name yours, as folder:PATH or csv:PATH")
-    if is_text(name):
+    if asked.is_text:
         raise InputError(f"{name} is text, which needs a model that reads, such as --model hf:PATH")
     if name not in SOURCES:
         raise unknown("data set", name, [*SOURCES, *TEXT_SOURCES, "folder:PATH", "csv:PATH"])
@@ -133,10 +159,10 @@ def corpus(
 
     `testing` leaves a user's texts as they are, all to test with, and asks for no train.csv.
     """
-    kind, _, path = name.partition(":")
-    if kind == "csv":
+    asked = DataName.parse(name)
+    if asked.kind == "csv":
         read = tables.read_to_test if testing else tables.read
-        return read(Path(os.path.expanduser(path)), memory_limit)
+        return read(Path(asked.path), memory_limit)
     if name not in TEXT_SOURCES:
         raise unknown("data set of texts", name, [*TEXT_SOURCES, "csv:PATH"])
     source = TEXT_SOURCES[name]
@@ -160,7 +186,7 @@ def is_text(name: str) -> bool:
     >>> [is_text(name) for name in ("agnews", "csv:mine.csv", "cifar10")]
     [True, True, False]
     """
-    return name in TEXT_SOURCES or name.startswith("csv:")
+    return DataName.parse(name).is_text
 
 
 def named(data: str) -> str:
@@ -169,7 +195,7 @@ def named(data: str) -> str:
     >>> named("notes.csv.gz"), named("images"), named("csv:notes")
     ('csv:notes.csv.gz', 'folder:images', 'csv:notes')
     """
-    if data.partition(":")[0] in ("csv", "folder"):
+    if DataName.parse(data).kind != "named":
         return data
     path = Path(os.path.expanduser(data))
     texts = data.endswith(tables.SUFFIXES) or locate(path, "train", tables.SUFFIXES) is not None

@@ -21,6 +21,9 @@ class Host(ABC):
     mixing is then v + (W − I) r(v), which keeps the mean and leaves nodes that agree where they are.
     """
 
+    waits_for_nobody = False
+    """Whether a step needs no message from elsewhere, so that it can be captured as a CUDA graph."""
+
     def __init__(
         self,
         topology: Topology,

@@ -28,6 +28,8 @@ class Simulator(Host):
     [[1.0, 5.0], [1.0, 6.0], [20.0, 7.0], [20.0, 8.0]]
     """
 
+    waits_for_nobody = True
+
     def __init__(
         self,
         topology: Topology,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from quasiglobal.errors import unknown
-from quasiglobal.models.language.loading import PREFIX
 from quasiglobal.paper.published import CellLabel, ColumnLabel, RowLabel, Score
 from quasiglobal.training.experiment import Experiment
 
@@ -94,7 +93,7 @@ def at_scale(experiment: Experiment, scale: Scale) -> Experiment:
         )
     if scale != "smoke":
         raise unknown("scale", scale, SCALES)
-    model, norm = ("mlp", None) if experiment.model.startswith(PREFIX) else ("cnn", experiment.norm or "none")
+    model, norm = ("mlp", None) if experiment.reads_texts else ("cnn", experiment.norm or "none")
     return replace(
         experiment, data="digits", model=model, norm=norm, width=0.5, precision="fp32",
         epochs=2, eval_every=2, warmup=0.0, batch=32, topology=SMOKE_TOPOLOGIES[experiment.topology],

@@ -12,9 +12,11 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from quasiglobal.algorithms import name_of
 from quasiglobal.common.files import replacing
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology
+from quasiglobal.training.metrics import SCORE
 
 if TYPE_CHECKING:       # a second to import, which a command that draws nothing need not wait for
     from matplotlib.axes import Axes
@@ -108,7 +110,7 @@ def draw_curves(curves: Mapping[str, Sequence[Records]], algorithms: Sequence[st
     with style():
         figure, (left, right) = panels(1, 2, 4.6, 3.2)
         for (label, seeds), colour in zip(curves.items(), colours_of(algorithms), strict=True):
-            draw_curve(left, seeds, "accuracy", colour=colour, label=label, factor=100)
+            draw_curve(left, seeds, SCORE, colour=colour, label=label, factor=100)
             draw_curve(right, seeds, "loss", colour=colour, label=label)
         several = any(len(seeds) > 1 for seeds in curves.values())
         left.set(xlabel="epoch", ylabel="test accuracy, %, mean of the nodes")
@@ -126,7 +128,7 @@ def colours_of(algorithms: Sequence[str]) -> list[str]:
     >>> colours_of(["dsgd", "dsgd", "qg-dsgdm-n"]) == [RED, GREEN, BLUE]
     True
     """
-    own = [COLOURS.get(name.partition(":")[0]) for name in algorithms]
+    own = [COLOURS.get(name_of(name)) for name in algorithms]
     unique = [colour if own.count(colour) == 1 else None for colour in own]
     left = itertools.cycle([colour for colour in CYCLE if colour not in unique] or CYCLE)
     return [colour or next(left) for colour in unique]

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from quasiglobal.data.sources import named
 from quasiglobal.errors import InputError
-from quasiglobal.models.language.loading import PREFIX
 from quasiglobal.runs.building import data_of, make_task
 from quasiglobal.topology import parse
 from quasiglobal.training.experiment import Experiment
@@ -24,7 +23,7 @@ AGREED_OF_IMAGES = ("mean", "std")
 
 def agreement(experiment: Experiment) -> Experiment:
     """The experiment as all nodes run it, whatever each of them calls its data."""
-    text = experiment.model.startswith(PREFIX)
+    text = experiment.reads_texts
     needed = AGREED if text else AGREED + AGREED_OF_IMAGES
     missing = [name for name in needed if not getattr(experiment, name)]
     if missing:

@@ -15,7 +15,7 @@ from quasiglobal.data.dataset import Dataset, agreed
 from quasiglobal.data.sources import corpus, is_text, load
 from quasiglobal.errors import InputError
 from quasiglobal.models import build
-from quasiglobal.models.language.loading import PREFIX, language_model, tokenizer_of, vocabulary_of
+from quasiglobal.models.language.loading import language_model, tokenizer_of, vocabulary_of
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
@@ -43,7 +43,7 @@ def data_of(
 
 def as_tokens(experiment: Experiment, texts: Corpus, cache: Path | None) -> Dataset:
     """Texts as the experiment's model reads them, `shape` tokens of each."""
-    if not experiment.model.startswith(PREFIX):
+    if not experiment.reads_texts:
         raise InputError(f"{texts.name} is text, which {experiment.model} does not read; use --model hf:FOLDER")
     if len(experiment.shape) > 1:
         raise InputError(f"of a text, shape is its length in tokens, one number, got {list(experiment.shape)}")
@@ -55,7 +55,7 @@ def as_tokens(experiment: Experiment, texts: Corpus, cache: Path | None) -> Data
 
 def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: int | None = None) -> nn.Module:
     """A new model for inputs of this shape; `pad` is the id that fills texts up."""
-    if experiment.model.startswith(PREFIX):
+    if experiment.reads_texts:
         if len(shape) != 1:
             raise InputError(f"{experiment.model} reads texts, not examples of shape {list(shape)}; use other --data")
         return language_model(

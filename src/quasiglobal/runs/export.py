@@ -24,7 +24,7 @@ from quasiglobal.runs.building import as_tokens, data_of, model_of
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import Run
 from quasiglobal.training.experiment import Experiment, from_mapping
-from quasiglobal.training.networks import state_dict_of
+from quasiglobal.training.rows import state_dict_of
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from quasiglobal.training.callbacks import Call
 from quasiglobal.training.experiment import from_mapping
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.metrics import Record
-from quasiglobal.training.networks import state_dict_of
 from quasiglobal.training.program import Program
+from quasiglobal.training.rows import state_dict_of
 from quasiglobal.training.task import Task
 
 

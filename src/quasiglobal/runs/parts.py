@@ -18,6 +18,7 @@ from quasiglobal.common.files import append_line, read_lines, write_json, write_
 from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
 from quasiglobal.training.metrics import Measures, Record, combined
+from quasiglobal.training.rows import models_of
 
 UNREAD = 8
 """Models of tested epochs that a part keeps for process 0; the oldest are deleted if it does not read them."""
@@ -89,8 +90,7 @@ class Part:
 
     def leave_tested(self, rows: dict[str, Tensor], epoch: int) -> None:
         """Leave the models of a tested epoch for process 0, without the algorithm's state."""
-        models = {name: value for name, value in rows.items() if not name.startswith("state.")}
-        write_tensors(self._tested / f"{epoch:06d}.safetensors", models)
+        write_tensors(self._tested / f"{epoch:06d}.safetensors", models_of(rows))
         for old in sorted(self._tested.glob("*.safetensors"))[:-UNREAD]:
             old.unlink(missing_ok=True)
 

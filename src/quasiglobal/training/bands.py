@@ -13,7 +13,7 @@ from quasiglobal.algorithms import algorithm
 from quasiglobal.engines.band import Band
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.host import Host
-from quasiglobal.engines.simulator import NO_MEAN, warn_of_w
+from quasiglobal.engines.simulator import NO_MEAN, Simulator, warn_of_w
 from quasiglobal.errors import InputError
 from quasiglobal.topology import parse
 from quasiglobal.training.experiment import Experiment, steps_alike
@@ -25,7 +25,7 @@ EngineFactory = Callable[..., Host]
 class Bands:
     """The bands of all experiments, one after the other."""
 
-    def __init__(self, experiments: Sequence[Experiment], shared: int, engine: EngineFactory) -> None:
+    def __init__(self, experiments: Sequence[Experiment], shared: int, engine: EngineFactory = Simulator) -> None:
         """`shared` columns of a row are communicated."""
         self.bands: list[Band] = []
         for _, alike in groupby(experiments, key=steps_alike):

@@ -116,7 +116,7 @@ class Experiment:
         for name in ("drop", "churn"):
             check_probability(name, getattr(self, name))
         rank_of(self.train)
-        if self.train != "all" and not self.model.startswith(PREFIX):
+        if self.train != "all" and not self.reads_texts:
             raise InputError(f"train = {self.train} is for hf: models; leave it out with {self.model}")
         algorithm(self.algorithm)
 
@@ -138,6 +138,11 @@ class Experiment:
         parts = [self.data, self.model, self.algorithm, self.topology, f"a{self.alpha:g}", f"s{self.seed}"]
         readable = "-".join(parts).replace(":", "").replace("/", "-").replace(",", "-").replace("=", "")
         return f"{readable}-{self.hash}"
+
+    @property
+    def reads_texts(self) -> bool:
+        """Whether the model is a transformer that classifies texts, hf:NAME or hf:FOLDER."""
+        return self.model.startswith(PREFIX)
 
     @property
     def peak_lr(self) -> float:

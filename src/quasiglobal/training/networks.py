@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from quasiglobal.gradients.precision import PRECISIONS
 from quasiglobal.gradients.stack import StackedModel
 from quasiglobal.models.language.checkpointing import recompute
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.metrics import average
 from quasiglobal.training.task import Task
 
 
@@ -45,10 +44,3 @@ class Networks:
         if recomputing:
             recompute(module)
         return StackedModel(module, self.task.loss, self.layout, self.precision, long=long)
-
-
-def state_dict_of(rows: Mapping[str, Tensor], layout: Layout, node: int | None) -> dict[str, Tensor]:
-    """The state_dict of a node's model, or of the average of all, from rows that `Program.rows_of` gave."""
-    chosen = {name: average(value, dim=0) if node is None else value[node] for name, value in rows.items()}
-    buffers = {name.removeprefix("buffer."): v for name, v in chosen.items() if name.startswith("buffer.")}
-    return {name: value.contiguous() for name, value in (layout.views(chosen["x"]) | buffers).items()}

@@ -26,6 +26,7 @@ from quasiglobal.training.feed import Feed
 from quasiglobal.training.metrics import Measures, average, measures_of_all, measures_of_models
 from quasiglobal.training.networks import Networks
 from quasiglobal.training.partitions import partition_of
+from quasiglobal.training.rows import buffers_of, named_rows, state_of
 from quasiglobal.training.task import Task
 
 WORTH_FUSING = 2.5e11
@@ -235,7 +236,7 @@ class Program:
     def evaluate_average(self, rows: dict[str, Tensor]) -> Measures:
         """What only all models of a run tell together; `rows` are all nodes' rows, as `rows_of` gives them."""
         x = rows["x"].to(self.device)
-        buffers = {name: average(rows[f"buffer.{name}"].to(self.device), dim=0)[None] for name in self.state.buffers}
+        buffers = {name: average(value.to(self.device), dim=0)[None] for name, value in buffers_of(rows).items()}
         return measures_of_all(x, self.evaluation(average(x, dim=0)[None], buffers).accuracy()[0])
 
     def _with_averages(self, values: Tensor) -> Tensor:
@@ -248,10 +249,8 @@ class Program:
     def rows_of(self, run: int) -> dict[str, Tensor]:
         """All that an experiment needs to go on: its rows of x, state and buffers."""
         rows = slice(run * len(self.engine.nodes), (run + 1) * len(self.engine.nodes))
-        tensors = {"x": self.state.x[rows]}
-        tensors |= {f"state.{name}": value for name, value in self.bands.state_of(run).items()}
-        tensors |= {f"buffer.{name}": value[rows] for name, value in self.state.buffers.items()}
-        return {name: value.clone().cpu() for name, value in tensors.items()}
+        buffers = {name: value[rows] for name, value in self.state.buffers.items()}
+        return named_rows(self.state.x[rows], self.bands.state_of(run), buffers)
 
     def begin_at(self, x: Tensor) -> None:
         """Start the algorithms at these models."""
@@ -260,15 +259,11 @@ class Program:
 
     def restore(self, saved: Sequence[dict[str, Tensor]], epochs: int) -> None:
         """Go on from the rows of every experiment, as `rows_of` gave them, after this many epochs."""
-        def stacked(name: str) -> Tensor:
-            return torch.cat([run[name] for run in saved]).to(self.device)
+        def stacked(values: Sequence[Tensor]) -> Tensor:
+            return torch.cat(list(values)).to(self.device)
 
-        self.state.x = stacked("x")
-        self.state.buffers = {name: stacked(f"buffer.{name}") for name in self.state.buffers}
-        prefix = "state."
-        states = [
-            {name.removeprefix(prefix): value for name, value in run.items() if name.startswith(prefix)}
-            for run in saved
-        ]
-        self.bands.restore(states, self.device)
+        self.state.x = stacked([rows["x"] for rows in saved])
+        kept = [buffers_of(rows) for rows in saved]
+        self.state.buffers = {name: stacked([buffers[name] for buffers in kept]) for name in self.state.buffers}
+        self.bands.restore([state_of(rows) for rows in saved], self.device)
         self.state.epochs = epochs

@@ -1,0 +1,47 @@
+"""A run's rows as named tensors, which a checkpoint holds: x, state.NAME and buffer.NAME, a row a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from quasiglobal.gradients.layout import Layout
+from quasiglobal.training.metrics import average
+
+STATE, BUFFER = "state.", "buffer."
+
+NamedRows = dict[str, Tensor]
+
+
+def named_rows(x: Tensor, state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> NamedRows:
+    """Copies of a run's models, its algorithm's state and its models' buffers, on the CPU."""
+    tensors = {"x": x}
+    tensors |= {f"{STATE}{name}": value for name, value in state.items()}
+    tensors |= {f"{BUFFER}{name}": value for name, value in buffers.items()}
+    return {name: value.clone().cpu() for name, value in tensors.items()}
+
+
+def state_of(rows: Mapping[str, Tensor]) -> NamedRows:
+    """The algorithm's state."""
+    return _with_prefix(rows, STATE)
+
+
+def buffers_of(rows: Mapping[str, Tensor]) -> NamedRows:
+    """The models' buffers."""
+    return _with_prefix(rows, BUFFER)
+
+
+def models_of(rows: Mapping[str, Tensor]) -> NamedRows:
+    """The rows without the algorithm's state."""
+    return {name: value for name, value in rows.items() if not name.startswith(STATE)}
+
+
+def state_dict_of(rows: Mapping[str, Tensor], layout: Layout, node: int | None) -> NamedRows:
+    """The state_dict of a node's model, or of the average of all."""
+    chosen = {name: average(value, dim=0) if node is None else value[node] for name, value in rows.items()}
+    return {name: value.contiguous() for name, value in (layout.views(chosen["x"]) | buffers_of(chosen)).items()}
+
+
+def _with_prefix(rows: Mapping[str, Tensor], prefix: str) -> NamedRows:
+    return {name.removeprefix(prefix): value for name, value in rows.items() if name.startswith(prefix)}
