@@ -11,8 +11,8 @@ from torch import nn
 from quasiglobal.data.sources import load
 from quasiglobal.runs.building import make_task
 from quasiglobal.training.loop import Loop
-from quasiglobal.training.networks import state_dict_of
 from quasiglobal.training.program import Program
+from quasiglobal.training.rows import state_dict_of
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])

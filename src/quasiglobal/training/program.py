@@ -17,7 +17,6 @@ from torch import Tensor
 
 from quasiglobal.data.randomness import seeded
 from quasiglobal.engines.capture import Captured, overwrite
-from quasiglobal.engines.simulator import Simulator
 from quasiglobal.gradients.stack import Gradients, StackedModel
 from quasiglobal.training.bands import Bands, EngineFactory
 from quasiglobal.training.evaluation import Evaluation
@@ -58,9 +57,9 @@ class Program:
     """Several experiments as rows of one program, of the nodes that an engine hosts.
 
     They may differ in what a row has of its own (`experiment.OWN`): the seed, the partition of the data, the learning
-    rate, the algorithm. `model` is that of an earlier program of the same task, whose kernels need not be compiled
-    again. `capture` makes a `StepRunner` for steps that write into their storage; by default CUDA graphs, where one
-    GPU hosts all nodes.
+    rate, the algorithm. `engine` is the simulator unless told otherwise. `model` is that of an earlier program of the
+    same task, whose kernels need not be compiled again. `capture` makes a `StepRunner` for steps that write into their
+    storage; by default CUDA graphs, where one GPU hosts all nodes.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Program:
         task: Task,
         experiments: Sequence[Experiment],
         device: torch.device,
-        engine: EngineFactory = Simulator,
+        engine: EngineFactory | None = None,
         *,
         recomputing: bool = False,
         model: StackedModel | None = None,
@@ -77,15 +76,15 @@ class Program:
         self.task, self.experiments, self.device = task, together(experiments), device
         networks = Networks(task, self.experiments, device)
         self.layout = networks.layout
-        self.bands = Bands(self.experiments, self.layout.shared, engine)
+        self.bands = Bands(self.experiments, self.layout.shared, *([engine] if engine else []))
         self.engine = self.bands.engine
         self.partitions = [partition_of(task.data, one) for one in self.experiments]
         self.feed = Feed(task.data, self.experiments, self.partitions, self.engine.nodes, device, networks.dtype)
         x, buffers = networks.start(len(self.engine.nodes))
         self.state = ProgramState(x, buffers, loss=x.new_zeros(len(x)), right=x.new_zeros(len(x)))
         self.bands.begin_at(x)
-        on_one_gpu = device.type == "cuda" and isinstance(self.engine, Simulator)
-        if capture is None and on_one_gpu and not recomputing:      # which reads generators' states, and no graph can
+        can_capture = device.type == "cuda" and self.engine.waits_for_nobody
+        if capture is None and can_capture and not recomputing:     # which reads generators' states, and no graph can
             capture = Captured
         self._runner = capture(self._tensors) if capture else None
         changed = self.steps * x.numel()
