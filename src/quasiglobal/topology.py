@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from numbers import Real
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quasiglobal.common.imports import imported, is_path
-from quasiglobal.common.mixing import TOLERANCE, Matrix, check_connected, check_matrix, metropolis
+from quasiglobal.common.mixing import TOLERANCE, Matrix, check_connected, check_matrix, edge_list_lines, metropolis
 from quasiglobal.errors import InputError, unknown, whole
 
 LARGEST = 10_000
@@ -288,7 +288,7 @@ def from_matrices(matrices: Sequence[ArrayLike] | Matrix, name: str = "matrices"
 def from_file(path: str) -> Topology:
     """An edge list: a line `u v` per link, or `u v weight`; `#` begins a comment. Nodes are sorted by name."""
     links: dict[frozenset[str], float | None] = {}
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(edge_list_lines(path), start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -308,16 +308,6 @@ def from_file(path: str) -> Topology:
         graph.add_edge(u, v, **({} if weight is None else {"weight": weight}))
     weighted = any(weight is not None for weight in links.values())
     return from_graph(graph, "weight" if weighted else None, name=f"file:{path}")
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            return file.read().splitlines()
-    except OSError as error:
-        raise InputError(f"cannot read the edge list {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, ValueError):
-        raise InputError(f"{path} is not a text file; write a line 'u v' or 'u v weight' per link") from None
 
 
 SIZED: dict[str, Callable[[int], Topology]] = {
@@ -367,6 +357,16 @@ def parse(text: str | Topology | nx.Graph[Any]) -> Topology:
     if name in ("", "lazy"):
         raise InputError(f"a topology is missing in {text!r}; write one, as in ring:16, every:4/ring:16, lazy/ring:16")
     raise unknown("topology", name, [*SIZED, "social", "file", "every", "lazy"])
+
+
+def count_nodes(text: str) -> int:
+    """The number of nodes of the topology that a text names; remembered where the text defines it."""
+    return parse(text).n if is_external(text) else _count_nodes(text)
+
+
+@lru_cache
+def _count_nodes(text: str) -> int:
+    return parse(text).n
 
 
 def is_external(text: str) -> bool:

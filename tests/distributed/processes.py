@@ -15,7 +15,8 @@ SECONDS = 300
 
 def together(count, function, *arguments, patience=SECONDS):
     """What function(rank, store, *arguments) returns in each of `count` processes; an error there is one here."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")        # imports PyTorch once for all
+    context.set_forkserver_preload(["quasiglobal.optim", "quasiglobal.training.program", "transformers"])
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=SECONDS))
     results = context.Queue()
     started = [

@@ -36,8 +36,7 @@ def test_ctrl_c_stops_all_processes_after_one_epoch_and_they_go_on_from_it(tmp_p
     assert 3 <= epoch < 60
     ended(train(tmp_path, *WORDS, *PROCESSES, "--checkpoint-seconds", "0.3"))
     first, second = epochs_of_parts(tmp_path)
-    assert first == second, "and one before the last, which was agreed on"
-    assert len(first) == 2
+    assert first == second, "the last epoch, and one before it that was agreed on"
     (run,) = find_runs(tmp_path)
     assert [record["epoch"] for record in run.records()] == list(range(1, 61))
     assert [record["epoch"] for record in run.records() if "consensus_distance" in record] == [30, 60]

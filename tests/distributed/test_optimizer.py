@@ -73,6 +73,7 @@ def test_models_are_averaged_exactly_or_by_gossip():
         torch.testing.assert_close(gossiped, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_example_runs_under_torchrun():
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     done = subprocess.run(

@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -10,8 +11,11 @@ import torch
 from commands import PATIENCE, ended, rank, train, wait_for, wait_for_epoch
 
 from quasiglobal.runs import checkpoints
+from quasiglobal.runs.local import train as simulate
+from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import Part, records_of
 from quasiglobal.runs.store import find_runs
+from quasiglobal.training.experiment import Experiment
 
 EXACT = ["--topology", "ring:8", "--precision", "fp64", "--epochs", "6", "--eval-every", "2"]
 
@@ -38,7 +42,8 @@ def scalars(run, name):
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("simulated")
-    ended(train(folder, *EXACT))
+    exact = replace(CONSTANT, topology="ring:8", precision="fp64", epochs=6, eval_every=2, milestones=(0.5, 0.75))
+    simulate(exact, Options(runs=folder, device="cpu"))
     return folder
 
 
@@ -71,7 +76,8 @@ def test_a_run_goes_on_over_other_processes_and_in_the_simulator(tmp_path, simul
         for child in children:
             child.kill()
         process.communicate()
-    ended(train(tmp_path, *EXACT))
+    (unfinished,) = find_runs(tmp_path)
+    simulate(unfinished.experiment, Options(runs=tmp_path, device="cpu"))
     assert same(rows(tmp_path), rows(simulated), 1e-11)
     (run,), (whole,) = find_runs(tmp_path), find_runs(simulated)
     assert [record["epoch"] for record in run.records()] == [record["epoch"] for record in whole.records()]
@@ -89,17 +95,18 @@ def test_who_comes_back_at_the_end_does_not_cut_the_records_short(tmp_path):
     assert [record["epoch"] for record in records_of([there, away])] == [1, 2, 3]
 
 
-CONSTANT = ["--topology", "ring:6", "--epochs", "150", "--milestones"]
-LONG = [*CONSTANT, "--engine", "distributed", "--processes", "6", "--peer-timeout", "4"]
+CONSTANT = Experiment(model="mlp", lr=0.05, alpha=1.0, eval_every=10, topology="ring:4", epochs=100, milestones=())
+LONG = ["--topology", "ring:4", "--epochs", "100", "--milestones"]
+LONG += ["--engine", "distributed", "--processes", "4", "--peer-timeout", "3"]
 
 
 def test_a_killed_process_is_missed_and_comes_back(tmp_path):
-    ended(train(tmp_path / "whole", *CONSTANT))
+    simulate(CONSTANT, Options(runs=tmp_path / "whole", device="cpu"))
     process = train(tmp_path, *LONG)
-    wait_for_epoch(tmp_path, 3, 4)
-    rank(process, 3).send_signal(signal.SIGKILL)
+    wait_for_epoch(tmp_path, 2, 4)
+    rank(process, 2).send_signal(signal.SIGKILL)
     said = ended(process)
-    assert "goes on without process 3" in said
+    assert "goes on without process 2" in said
     assert "starting it again" in said
     (run,) = find_runs(tmp_path)
     assert run.status == "finished"

@@ -62,7 +62,7 @@ WRONG = {
     "data": ["digit", "folder:/nowhere", "cifar10"],
     "model": ["vgg11", "resnet21", "no.module:Net", "transformer"],
     "norm": ["layer", "gn"],
-    "topology": ["ring:2", "ring:5000", "star"],
+    "topology": ["ring:2", "ring:1500", "star"],
     "partition": ["shards", "by:site", "random"],
     "width": [0.0, -2.0],
     "lr": [0.0, -1.0, float("inf"), float("nan")],

@@ -56,12 +56,19 @@ def one_by_one(model, x, buffers, inputs, targets, precision):
     return torch.stack(losses), torch.stack(gradients), after
 
 
-@pytest.mark.parametrize("route", [Traced, OneByOne])
-@pytest.mark.parametrize(
-    ("name", "norm", "device"), [*SMALL, *DEEP, *(("resnet18", norm, "cpu") for norm in NORMS), *ON_A_GPU]
-)
-def test_gradients_and_buffers_are_each_models_own(name, norm, device, route):
-    model, x, buffers, inputs, targets = stacked(name, norm, device, "fp64", route if device == "cpu" else None)
+WIDE = [("resnet18", norm, "cpu") for norm in NORMS]
+ROUTES = [
+    *((case, route) for case in SMALL for route in (Traced, OneByOne)),
+    *((case, OneByOne) for case in (*DEEP, *WIDE)),
+    (DEEP[0], Traced),
+    *(pytest.param(case, Traced, marks=pytest.mark.slow) for case in (*DEEP[1:], *WIDE)),   # never chosen on a CPU
+    *((case, None) for case in ON_A_GPU),
+]
+
+
+@pytest.mark.parametrize(("case", "route"), ROUTES, ids=str)
+def test_gradients_and_buffers_are_each_models_own(case, route):
+    model, x, buffers, inputs, targets = stacked(*case, "fp64", route)
     before = {name: value.clone() for name, value in buffers.items()}
     losses, right, g, after = model.gradients(x, buffers, inputs, targets)
     expected, gradients, expected_buffers = one_by_one(model, x, buffers, inputs, targets, "fp64")

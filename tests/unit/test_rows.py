@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_runs import CPU, SHORT, assert_same_run, final, settled, stop_at
+from small_runs import CPU, SHORT, final, settled
 
 import quasiglobal as qg
 from quasiglobal.data.sources import load
@@ -63,17 +63,6 @@ def test_runs_that_cannot_share_a_program_train_one_after_the_other(tmp_path, mo
     assert programs[3:] == [2, 2, 1], "as many at a time as fit the memory"
     with pytest.raises(qg.InputError, match="runs that train together need one batch, got 64 and 32"):
         Program(make_task(common, load("digits")), settings[:2], CPU)
-
-
-def test_a_program_that_stopped_goes_on_with_all_its_algorithms(tmp_path):
-    common = replace(SHORT, topology="lazy/ring:4", precision="fp64")
-    settings = [replace(common, algorithm=name) for name in ("dsgd", "qg-dsgdm-n", "d2+")]
-    whole = train(settings, settled(tmp_path / "whole"))
-
-    with pytest.raises(KeyboardInterrupt):
-        train(settings, settled(tmp_path / "parts", checkpoint_seconds=0.0), stop_at(2, KeyboardInterrupt))
-    for one, other in zip(train(settings, settled(tmp_path / "parts")), whole, strict=True):
-        assert_same_run(one, other)
 
 
 @pytest.mark.parametrize("rate", [0.1, 1e30])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from types import NoneType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -184,11 +185,17 @@ class Wrapper(Algorithm):
 
 def option_types(kind: type[Algorithm]) -> dict[str, Any]:
     """The type of each option of an algorithm class; Any where it cannot be found out."""
-    try:
-        hints = typing.get_type_hints(kind)
-    except (NameError, TypeError):
-        hints = {}
-    return {field.name: hints.get(field.name, Any) for field in fields(kind)}
+    if kind not in _OPTION_TYPES:
+        try:
+            hints = typing.get_type_hints(kind)
+        except (NameError, TypeError):
+            hints = {}
+        _OPTION_TYPES[kind] = {field.name: hints.get(field.name, Any) for field in fields(kind)}
+    return _OPTION_TYPES[kind]
+
+
+_OPTION_TYPES: WeakKeyDictionary[type[Algorithm], dict[str, Any]] = WeakKeyDictionary()
+"""Found once a class: every experiment asks for them."""
 
 
 def checked(hint: Any, value: Any, what: str) -> Any:

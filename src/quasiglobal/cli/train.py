@@ -21,7 +21,7 @@ from quasiglobal.runs.launch import launch
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunFolder
 from quasiglobal.runs.sweep import sweep
-from quasiglobal.topology import parse
+from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment, from_toml
 
 
@@ -35,7 +35,7 @@ def train(command: Train, words: Sequence[str]) -> None:
     experiment, options = command.experiment, command.options
     if options.engine == "distributed" and options.processes and not launched():
         refuse_faults(experiment)
-        spread(parse(experiment.topology).n, options.processes)             # refuses too many, once
+        spread(count_nodes(experiment.topology), options.processes)             # refuses too many, once
         sys.exit(launch(["train", *words], options.processes))
     first = RunFolder.of(experiment, options.runs)
     finished = first.read_summary() is not None

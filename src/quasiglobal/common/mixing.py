@@ -50,3 +50,14 @@ def check_connected(links: NDArray[np.bool_], name: str) -> None:
         raise InputError(
             f"{name} is not connected: it falls into {parts} parts that do not all hear of each other; add an edge"
         )
+
+
+def edge_list_lines(path: str) -> list[str]:
+    """The lines of a file of edges."""
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read().splitlines()
+    except OSError as error:
+        raise InputError(f"cannot read the edge list {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, ValueError):
+        raise InputError(f"{path} is not a text file; write a line 'u v' or 'u v weight' per link") from None

@@ -20,6 +20,9 @@ from quasiglobal.gradients.compiling import compiled, program_key, traced
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel
 from quasiglobal.models.language.autocast import Lowered
 
+CALLS_BEFORE_TRACING = 50
+"""Calls of one shape before it is traced, which takes as long as a few hundred calls save."""
+
 CALLS_BEFORE_COMPILING = 20
 """Outside of training, calls of one shape before it is compiled: a test of a few batches ends sooner."""
 
@@ -61,21 +64,24 @@ class OneByOne(Route):
 
 
 class Traced(OneByOne):
-    """On a CPU: vmap over the rows, traced once to plain tensor operations.
+    """On a CPU: vmap over the rows, traced to plain tensor operations once that pays.
 
     Tests show many examples at a time, where stacking gains nothing: they go one by one.
     """
 
     def __init__(self, one: OneModel) -> None:
         super().__init__(one)
+        self._stacked = vmap(one.gradient, randomness="different")
         self._programs: dict[object, Callable[..., Any]] = {}
+        self._calls: Counter[object] = Counter()
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
         arguments = (x, buffers, inputs, targets)
         key = program_key(self.one.gradient, arguments)
-        if key not in self._programs:
-            self._programs[key] = traced(vmap(self.one.gradient, randomness="different"), arguments)
-        return Gradients(*self._programs[key](*arguments))
+        self._calls[key] += 1
+        if key not in self._programs and self._calls[key] > CALLS_BEFORE_TRACING:
+            self._programs[key] = traced(self._stacked, arguments)
+        return Gradients(*self._programs.get(key, self._stacked)(*arguments))
 
 
 class Compiled(Route):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from quasiglobal.data.sources import named
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import data_of, make_task
-from quasiglobal.topology import parse
+from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
@@ -42,7 +42,7 @@ def own_task(experiment: Experiment, data: str) -> Task:
 
 def check_node(experiment: Experiment, node: int) -> int:
     """The number of nodes, if `node` is one of them."""
-    n = parse(experiment.topology).n
+    n = count_nodes(experiment.topology)
     if not 0 <= node < n:
         raise InputError(f"node must be from 0 to {n - 1} on {experiment.topology}, got {node}")
     return n

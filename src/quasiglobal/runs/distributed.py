@@ -20,7 +20,7 @@ from quasiglobal.runs.participant import Participant, Seat
 from quasiglobal.runs.parts import parts_of
 from quasiglobal.runs.saving import plan_path
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched
-from quasiglobal.topology import parse
+from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment
 
 GRACE = 60.0
@@ -32,7 +32,7 @@ def train(experiment: Experiment, options: Options, watch: Watcher = unwatched) 
     refuse_faults(experiment)
     patience = max(options.peer_timeout, GRACE)
     meeting, rank, size = join(patience)
-    store, hosted = Meeting(meeting, experiment.hash), spread(parse(experiment.topology).n, size)
+    store, hosted = Meeting(meeting, experiment.hash), spread(count_nodes(experiment.topology), size)
     seat = Seat(store, rank, hosted, experiment.hash)
     folders = folders_of(experiment, options)
     for folder in folders:

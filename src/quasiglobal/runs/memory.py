@@ -12,7 +12,7 @@ import torch
 
 from quasiglobal.algorithms import algorithm
 from quasiglobal.gradients.precision import PRECISIONS
-from quasiglobal.topology import parse
+from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
@@ -54,7 +54,7 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     activations = sum(size for place, size in kept.items() if place not in own) * experiment.batch // tried
     tensors = 1 + _state(experiment.algorithm) + COPIES
-    return parse(experiment.topology).n * (activations + parameters * dtype.itemsize * tensors)
+    return count_nodes(experiment.topology) * (activations + parameters * dtype.itemsize * tensors)
 
 
 def release(device: torch.device) -> None:

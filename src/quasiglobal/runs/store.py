@@ -21,7 +21,7 @@ from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts, parts_of, records_of
-from quasiglobal.topology import is_external, parse
+from quasiglobal.topology import count_nodes, is_external, parse
 from quasiglobal.training.experiment import Experiment, from_mapping, setting
 from quasiglobal.training.metrics import Record, last_and_best
 
@@ -120,7 +120,7 @@ class RunFolder:
         whole = checkpoints.newest(self.folder / "checkpoint")
         rows, epoch, nodes = newest_of_parts(self.folder)
         older = whole is not None and whole[1].epochs >= epoch
-        if older or epoch == 0 or nodes != list(range(parse(self.experiment.topology).n)):
+        if older or epoch == 0 or nodes != list(range(count_nodes(self.experiment.topology))):
             return whole
         self.take_over([record for record in records_of(parts_of(self.folder)) if record["epoch"] <= epoch])
         return rows, checkpoints.Progress(epoch, (self.folder / "metrics.jsonl").stat().st_size)

@@ -24,7 +24,7 @@ from quasiglobal.engines.faults import check_probability
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.models.language.adapters import rank_of
 from quasiglobal.models.language.loading import PREFIX
-from quasiglobal.topology import parse
+from quasiglobal.topology import count_nodes, parse
 from quasiglobal.training.schedule import scaled_lr
 
 
@@ -147,7 +147,7 @@ class Experiment:
     @property
     def peak_lr(self) -> float:
         """The learning rate given, or the one that grows with the global batch."""
-        return scaled_lr(self.batch, parse(self.topology).n) if self.lr is None else self.lr
+        return scaled_lr(self.batch, count_nodes(self.topology)) if self.lr is None else self.lr
 
     def with_seed(self, seed: int) -> Experiment:
         """The same with another seed."""
@@ -199,7 +199,7 @@ def setting(experiment: Experiment) -> str:
     if experiment.partition == "iid":
         experiment = replace(experiment, alpha=1.0)
     if isinstance(algorithm(experiment.algorithm), Centralized):
-        experiment = replace(experiment, topology=f"complete:{parse(experiment.topology).n}")
+        experiment = replace(experiment, topology=f"complete:{count_nodes(experiment.topology)}")
     return replace(experiment, seed=0, lr=None).hash
 
 
@@ -227,7 +227,7 @@ def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> di
 def _in_common(experiment: Experiment) -> dict[str, Any]:
     """What experiments that are rows of one program have to share."""
     values = {name: value for name, value in asdict(experiment).items() if name not in OWN}
-    return values | {"number of nodes": parse(experiment.topology).n}
+    return values | {"number of nodes": count_nodes(experiment.topology)}
 
 
 def _label(name: str, value: object) -> str:

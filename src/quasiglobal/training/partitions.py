@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 from quasiglobal.data.dataset import Dataset
 from quasiglobal.data.partition import Indices, split
-from quasiglobal.topology import parse
+from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment
 
 DEALT: WeakKeyDictionary[Dataset, dict[tuple[str, int, float, int], list[Indices]]] = WeakKeyDictionary()
@@ -15,7 +15,7 @@ DEALT: WeakKeyDictionary[Dataset, dict[tuple[str, int, float, int], list[Indices
 
 def partition_of(data: Dataset, experiment: Experiment) -> list[Indices]:
     """The training examples of each node."""
-    key = (experiment.partition, parse(experiment.topology).n, experiment.alpha, experiment.seed)
+    key = (experiment.partition, count_nodes(experiment.topology), experiment.alpha, experiment.seed)
     dealt = DEALT.setdefault(data, {})
     if key not in dealt:
         dealt[key] = split(key[0], data.train.y.numpy(), *key[1:], data.train.columns)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
 import math
 from collections.abc import Hashable, Sequence
 from datetime import timedelta
 from functools import cached_property
+from multiprocessing.util import Finalize
 
 import torch
 from torch import Tensor
@@ -65,6 +65,7 @@ class Distributed(Host):
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
         self._store = Meeting(store)
         self._moment: Moment = (0, 0)
+        self._at_exit: Finalize | None = None
         self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self.members = Membership(
             self._store, rank, self._neighbouring_processes(), timeout=timeout, host=host,
@@ -76,7 +77,7 @@ class Distributed(Host):
 
         `step` is the last one that was done here.
         """
-        atexit.register(self.close)                 # a thread that reads does not survive the interpreter
+        self._at_exit = Finalize(None, self.close, exitpriority=0)      # `atexit` is skipped in forked processes
         self._moment, self.members.step = (step, 0), step
         self.members.find(patience or self.timeout)
         return self
@@ -141,7 +142,8 @@ class Distributed(Host):
 
     def close(self) -> None:
         """Leave, and end all threads."""
-        atexit.unregister(self.close)
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         self.members.close()
 
     def _exchanged(self, t: int, own: Tensor) -> dict[int, Tensor]:
