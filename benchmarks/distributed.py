@@ -1,11 +1,11 @@
-"""The time of a training step against DistributedDataParallel's, and the bytes that a node sends, in one run.
+"""Measure the time of a training step against DistributedDataParallel, and the bytes sent per node, in one run.
 
     python benchmarks/distributed.py                            # 4 and 8 processes, one thread each, on this machine
     python benchmarks/distributed.py --nodes 8 --rounds 15 --out distributed.json
 
-Every process holds one node: the same model of a ResNet-20's size, the same batch of random data. The routes are timed
-in turn, from a barrier to a barrier, and a ratio is between neighbours in time, so that a busy machine slows all alike.
-Theory for gossip is what the topology and the algorithm say; for DDP it is a ring all-reduce of the gradients.
+Every process holds one node: the same model, of a ResNet-20's size, and one fixed batch of random data. The routes are
+timed in turn, from barrier to barrier, and ratios compare consecutive timings, so a busy machine slows all alike.
+Theoretical bytes are computed from the topology and the algorithm; for DDP, from a ring all-reduce of the gradients.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ ALGORITHM = "qg-dsgdm-n"
 TOPOLOGIES = ("one-peer-exponential", "ring")
 
 SECONDS = 60.0
-"""The deadline of every wait for another process."""
+"""Timeout of every wait for another process."""
 
 Step = Callable[[], None]
 
 
 def network() -> nn.Module:
-    """274,186 parameters (a ResNet-20 has 272,474) and little to compute: what is sent stays visible."""
+    """A model of 274,186 parameters (a ResNet-20 has 272,474) with little compute, so that communication dominates."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Linear(32, 256), nn.ReLU()]
     for _ in range(4):
@@ -55,7 +55,7 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Te
 
 
 def node(rank: int, size: int, port: int, args: argparse.Namespace, results: Any) -> None:
-    """One process: all routes in turn; the first one reports."""
+    """Time all routes in turn in one process; rank 0 reports."""
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=SECONDS))
     distributed.init_process_group(
@@ -77,7 +77,7 @@ def node(rank: int, size: int, port: int, args: argparse.Namespace, results: Any
         routes[name] = step_of(model, optimizers[name], x, y)
 
     def timed(step: Step) -> float:
-        """Seconds a step, of the slowest process."""
+        """Seconds per step of the slowest process."""
         distributed.barrier()
         began = time.perf_counter()
         for _ in range(args.steps):
@@ -86,7 +86,7 @@ def node(rank: int, size: int, port: int, args: argparse.Namespace, results: Any
         return (time.perf_counter() - began) / args.steps
 
     for step in routes.values():
-        timed(step)                                 # a warm-up: connections, memory, the buckets of DDP
+        timed(step)                                 # warm up connections, memory and DDP's buckets
     times: dict[str, list[float]] = {route: [] for route in routes}
     for _ in range(args.rounds):
         for route, step in routes.items():
@@ -107,15 +107,15 @@ def node(rank: int, size: int, port: int, args: argparse.Namespace, results: Any
 
 
 def together(size: int, args: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """What the processes measured: seconds a step of each route and round, bytes a step of each topology and node."""
+    """Run the processes; return seconds per step by route and round, and bytes per step by topology and node."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=SECONDS))
     results = torch.multiprocessing.get_context("spawn").Queue()
     started = torch.multiprocessing.spawn(node, (size, store.port, args, results), nprocs=size, join=False)
     deadline = time.monotonic() + args.patience
     try:
-        while not started.join(timeout=1.0):        # raises where a process failed
+        while not started.join(timeout=1.0):        # raises if a process failed
             if time.monotonic() > deadline:
-                raise SystemExit(f"{size} processes were not done in {args.patience:g} s; raise --patience")
+                raise SystemExit(f"{size} processes did not finish within {args.patience:g} s; raise --patience")
         return results.get(timeout=SECONDS)
     finally:
         for process in started.processes:
@@ -148,9 +148,9 @@ def compare(size: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--steps", type=int, default=50, help="steps of a route in a round")
+    parser.add_argument("--steps", type=int, default=50, help="steps per route and round")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--patience", type=float, default=300.0, help="seconds that a number of nodes may take")
+    parser.add_argument("--patience", type=float, default=300.0, help="timeout in seconds for each number of nodes")
     parser.add_argument("--out", help="write the results as JSON")
     args = parser.parse_args()
     print(f"{'n':>3} {'route':22} {'ms/step':>8} {'/ DDP':>6} {'(of the rounds)':14} {'bytes sent':>12} {'theory':>12}")

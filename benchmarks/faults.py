@@ -1,12 +1,12 @@
-"""What lost messages do to each algorithm that talks to its neighbours alone: 16 nodes on a ring, quadratics.
+"""Measure the effect of lost messages on each algorithm that uses only neighbours: 16 nodes on a ring, quadratics.
 
     python benchmarks/faults.py                        # a few minutes on two cores; prints Markdown
 
-Node i has f_i(x) = ½ (x − b_i)ᵀ A_i (x − b_i), A_i diagonal in [0.5, 1.5], and sees its gradient with noise. The error
-is the nodes' root mean square distance to the minimiser of Σ f_i, over the last 200 steps and all seeds, relative to
-the start's. The drift is how far the mean moves in 500 steps without gradients, relative to the nodes' first
-disagreement. The growth is the error at the end over that at half time: 1 where it has settled, √2 where it walks at
-random. A run diverges where it ends further away than it began. D² runs on lazy/ring:16, as it needs λ_min > −1/3.
+Node i has f_i(x) = ½ (x − b_i)ᵀ A_i (x − b_i), A_i diagonal in [0.5, 1.5], and a noisy gradient. The error is the
+nodes' root mean square distance to the minimiser of Σ f_i, over the last 200 steps and all seeds, relative to the
+initial distance. The drift is the distance that the mean moves in 500 steps without gradients, relative to the nodes'
+initial disagreement. The growth is the error at the end over the error at half time: 1 if it has settled, √2 for a
+random walk. A run diverges if its final error exceeds the initial one. D² runs on lazy/ring:16: it needs λ_min > −1/3.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ N, D, NOISE, TAIL = 16, 10, 0.1, 200
 DROPS = (0.0, 0.1, 0.3)
 CHURN = 0.1
 LR = 0.05
-"""Of plain SGD; a tenth of it with momentum 0.9, whose steps add up to ten times a gradient, and with Adam."""
+"""Learning rate of plain SGD. Adam uses a tenth, and so does momentum 0.9, whose steps sum to ten times a gradient."""
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -35,7 +35,7 @@ def draw(seed: int, *shape: int) -> Tensor:
 
 
 class Quadratics:
-    """The nodes' functions, the same for all runs, with noise that differs from run to run."""
+    """The nodes' functions, the same for all runs, with gradient noise that differs between runs."""
 
     def __init__(self, runs: int) -> None:
         self.runs, self.b = runs, draw(1, N, D)
@@ -51,7 +51,7 @@ class Quadratics:
 
 
 def error(name: str, topology: str, lr: float, steps: int, runs: int, **faults: float) -> tuple[float, float]:
-    """The error at the end, relative to the start's and to that at half time."""
+    """The final error, relative to the initial one and to the error at half time."""
     problem = Quadratics(runs)
     x0 = draw(3, N, D).repeat(runs, 1) + 3.0
     half, end = [], []
@@ -72,7 +72,7 @@ def error(name: str, topology: str, lr: float, steps: int, runs: int, **faults: 
 
 
 def drift(name: str, topology: str, lr: float, runs: int, drop: float) -> float:
-    """How far the mean moves without gradients, relative to how far the nodes were apart."""
+    """Distance that the mean moves without gradients, relative to the nodes' initial disagreement."""
     x0 = draw(4, runs * N, D)
     engine = Simulator(qg.topology.parse(topology), seeds=range(runs), drop=drop)
     try:
@@ -109,7 +109,7 @@ def row(name: str, steps: int, runs: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--runs", type=int, default=16, help="seeds, as rows of one program")
+    parser.add_argument("--runs", type=int, default=16, help="number of seeds, as rows of one program")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("error")

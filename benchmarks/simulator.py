@@ -1,11 +1,11 @@
-"""Images per second in the whole training loop, against what people write, in one run.
+"""Measure images per second of the whole training loop against the usual implementations, in one run.
 
     python benchmarks/simulator.py                     # on a GPU: ResNet-20, n = 16, batch 32, bf16, and more
     python benchmarks/simulator.py --cpu               # on a CPU: the small models, and ResNet-20 at n = 4
 
-Evaluation is not counted. The plain loop over n models does the same work: augmentation, forward, backward, the sums
-of loss and right answers, torch.optim.SGD with Nesterov momentum for each model, then the average with the neighbours.
-The centralized reference is one model with the batches of all nodes as its own, compiled, each step a CUDA graph.
+Evaluation is not counted. The plain loop over n models does the same work: augmentation, forward, backward, sums of
+losses and correct predictions, torch.optim.SGD with Nesterov momentum for each model, then the average with the
+neighbours. The centralized reference is one compiled model on the global batch, each step a CUDA graph.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def random_data(shape: tuple[int, int, int], examples: int, augmentation: str) -
 
 
 WARM_UP = 4.0
-"""Seconds before a route is timed: a training is long, and its first steps on a CPU still map memory."""
+"""Seconds of warm-up before a route is timed: the first steps on a CPU still map memory."""
 
 Timed = Callable[[], float]
-"""Does some steps and says how many images a second they took."""
+"""Run some steps and return images per second."""
 
 
 def ours(task: Task, experiment: Experiment, seeds: int, device: torch.device) -> Timed:
@@ -52,8 +52,8 @@ def ours(task: Task, experiment: Experiment, seeds: int, device: torch.device) -
 
 
 def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
-    """What people write: a list of models, a list of optimizers."""
-    program = Program(task, [experiment], device)       # for its data and weights alone
+    """The usual implementation: a list of models, a list of optimizers."""
+    program = Program(task, [experiment], device)       # used only for its data and weights
     feed, graph = program.feed, program.engine.topology
     n = graph.n
     models = [task.module(0).to(device) for _ in range(n)]
@@ -95,8 +95,8 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
 
 
 def centralized(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
-    """One model, compiled, with the global batch; its step is captured as ours is."""
-    program = Program(task, [experiment], device)       # for its data alone
+    """One compiled model on the global batch; its step is captured as ours is."""
+    program = Program(task, [experiment], device)       # used only for its data
     feed, n = program.feed, program.engine.topology.n
     model = task.module(0).to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(
@@ -138,7 +138,7 @@ def centralized(task: Task, experiment: Experiment, device: torch.device, steps:
 
 
 class OwnNetwork(nn.Module):
-    """As a user may write it: the package has never seen it."""
+    """An example of a user's own network, unknown to the package."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Case:
     shape: tuple[int, int, int] = (3, 32, 32)
     references: tuple[str, ...] = ()
     steps: int = 64
-    """An epoch."""
+    """Steps per epoch."""
 
     def module(self) -> nn.Module:
         if self.model == "own":
@@ -214,7 +214,7 @@ def compare(case: Case, device: torch.device, repeats: int) -> dict[str, object]
         while time.perf_counter() - began < WARM_UP:
             timed()
     rates: dict[str, list[float]] = {route: [] for route in routes}
-    for _ in range(repeats):                        # in turn, so that a busy machine slows all alike
+    for _ in range(repeats):                        # alternate, so that a busy machine slows all routes alike
         for route, timed in routes.items():
             rates[route].append(timed())
     result: dict[str, object] = asdict(case)

@@ -1,13 +1,13 @@
-"""Tokens per second of n stacked transformers in the whole training loop, against what people write, in one run.
+"""Measure tokens per second of n stacked transformers in the whole training loop against a plain loop, in one run.
 
     python benchmarks/text.py                           # on a GPU: DistilBERT, n = 16, batch 32, 128 tokens, bf16
-    python benchmarks/text.py --no-compile              # as short trainings do it
-    python benchmarks/text.py --train lora:8            # or head: the frozen base is shared
-    python benchmarks/text.py --cpu                     # a toy of the same architecture, to try the script
+    python benchmarks/text.py --no-compile              # as in short trainings
+    python benchmarks/text.py --train lora:8            # or head: nodes share the frozen base
+    python benchmarks/text.py --cpu                     # a tiny model of the same architecture, to test the script
 
-The architecture is DistilBERT's, its weights are random, and so are the texts, all of full length: nothing is
-downloaded. Dropout is on, as in its configuration. The plain loop does the same work: for each model forward,
-backward and torch.optim.Adam, then the average with the neighbours. Evaluation is not counted.
+The model is a DistilBERT with random weights, on random texts of full length: nothing is downloaded. Dropout is on,
+as in its configuration. The plain loop does the same work: for each model forward, backward and torch.optim.Adam, then
+the average with the neighbours. Evaluation is not counted.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from quasiglobal.training.task import Task
 
 CLASSES = 4
 TOY = {"dim": 64, "hidden_dim": 256, "n_layers": 2, "n_heads": 4, "vocab_size": 500}
-"""Of DistilBERT on a CPU."""
+"""Size of the DistilBERT for --cpu."""
 
 Timed = Callable[[], float]
-"""Does an epoch's steps and says how many tokens a second they took."""
+"""Run one epoch and return tokens per second."""
 
 
 def random_texts(examples: int, length: int, vocabulary: int) -> Dataset:
@@ -55,8 +55,8 @@ def ours(task: Task, experiment: Experiment, device: torch.device, compiles: boo
 
 
 def plain_loop(task: Task, experiment: Experiment, device: torch.device) -> Timed:
-    """What people write: a list of models with transformers' own attention, a list of optimizers."""
-    program = programs.Program(task, [experiment], device)     # for its data alone
+    """The usual implementation: a list of models with transformers' own attention, a list of optimizers."""
+    program = programs.Program(task, [experiment], device)     # used only for its data
     feed, graph = program.feed, program.engine.topology
     n, steps = graph.n, feed.steps_per_epoch
     models = [task.module(0).to(device).train() for _ in range(n)]
@@ -94,7 +94,7 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device) -> Time
 
 
 def measured(name: str, make: Callable[[], Timed], device: torch.device, repeats: int) -> tuple[float, float]:
-    """The median of tokens a second, and the peak of memory in GiB; the route is gone afterwards."""
+    """Return the median of tokens per second and the peak memory in GiB; the route is freed afterwards."""
     timed = make()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -106,7 +106,7 @@ def measured(name: str, make: Callable[[], Timed], device: torch.device, repeats
     memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else float("nan")
     print(
         f"    {name}: {statistics.median(rates):,.0f} tokens/s (from {min(rates):,.0f} to {max(rates):,.0f}), "
-        f"{memory:.1f} GiB at the peak, first epoch {first:.1f} s", flush=True,
+        f"{memory:.1f} GiB peak memory, first epoch {first:.1f} s", flush=True,
     )
     return statistics.median(rates), memory
 
@@ -122,12 +122,12 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=20, help="an epoch")
+    parser.add_argument("--steps", type=int, default=20, help="steps per epoch")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--algorithm", default="qg-dadam")
     parser.add_argument("--train", default="all", help="all, head or lora:RANK")
-    parser.add_argument("--no-compile", action="store_true", help="leave the stacked program as it is")
-    parser.add_argument("--recompute", action="store_true", help="activation checkpointing, in ours")
+    parser.add_argument("--no-compile", action="store_true", help="do not compile the stacked program")
+    parser.add_argument("--recompute", action="store_true", help="use activation checkpointing in ours")
     parser.add_argument("--out", help="write the results as JSON")
     args = parser.parse_args()
     if args.cpu:

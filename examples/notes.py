@@ -1,12 +1,12 @@
-"""Made-up notes of four hospitals, and a tiny transformer to read them: what `make run-text` and docs/text.md use.
+"""Generate made-up notes of four hospitals and a tiny pretrained transformer, for `make run-text` and docs/text.md.
 
     python examples/notes.py FOLDER
 
-writes FOLDER/hospital-0 to -3, each with a train.csv of its own and the same test.csv; FOLDER/notes, all of them
-together with a column `hospital`; and FOLDER/model, a BERT of one layer that is trained here in some seconds.
+writes FOLDER/hospital-0 to -3, each with its own train.csv and the same test.csv; FOLDER/notes, all notes together
+with a column `hospital`; and FOLDER/model, a one-layer BERT that is trained here in a few seconds.
 
-The notes are sentences put together from the lists below, the same ones every time. They are about no patient and show
-how the pieces fit together, not how well anything reads medicine. Each hospital sees mostly one kind of patients.
+The notes are sentences assembled from the lists below, identical on every call. They describe no real patient. They
+show how the parts work together, not how well a model understands medicine. Each hospital has mostly notes of one ward.
 """
 
 import csv
@@ -65,7 +65,7 @@ WARDS = {
         "plan": ["a biopsy", "a steroid cream", "patch testing", "light therapy", "excision with a margin"],
     },
 }
-"""Some words belong to several wards: stairs, ankles, a numb hand, a trace."""
+"""Phrases per ward. Some words occur in several wards: stairs, ankles, a numb hand, a trace."""
 
 PATTERNS = [
     "{who} with {complaint} {since}. On examination {finding}.",
@@ -80,12 +80,12 @@ SINCE = ["for two days", "for three weeks", "since last summer", "on and off for
 COURSE = ["getting worse", "no better with rest", "first episode", "known for long", "worse in the cold", "on no drugs"]
 
 HOSPITALS, EACH, TESTED, READ, OWN = 4, 240, 400, 2000, 0.95
-"""Notes that each hospital has, notes to test everybody with, notes that the model has read, and the share of its own
-ward at a hospital."""
+"""Number of hospitals; number of notes per hospital, in the common test set and for pretraining; probability that a
+note is of the hospital's own ward and not of a random one."""
 
 
 def note(rng: random.Random, ward: str) -> str:
-    """One note of a ward."""
+    """Generate one note of a ward."""
     parts = {what: rng.choice(phrases) for what, phrases in WARDS[ward].items()}
     parts |= {"since": rng.choice(SINCE), "course": rng.choice(COURSE)}
     parts["who"] = rng.choice(WHO).format(age=rng.randint(19, 90))
@@ -94,21 +94,21 @@ def note(rng: random.Random, ward: str) -> str:
 
 
 def notes(hospital: int) -> list[tuple[str, str]]:
-    """A hospital's (ward, note), mostly of one ward."""
+    """Generate a hospital's (ward, note) pairs, mostly of one ward."""
     rng, wards = random.Random(hospital), list(WARDS)
     chosen = [wards[hospital] if rng.random() < OWN else rng.choice(wards) for _ in range(EACH)]
     return [(ward, note(rng, ward)) for ward in chosen]
 
 
 def write(path: Path, rows: list[tuple[str, ...]], *more: str) -> None:
-    """Rows of label, text and more as a CSV file."""
+    """Write rows of label, text and further columns as a CSV file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("label", "text", *more), *rows])
 
 
 def write_model(folder: Path) -> None:
-    """A small BERT that has read notes of nobody's, without their wards: from a note it tells which words are in it."""
+    """Train and save a small BERT. It is pretrained, on further notes without wards, to predict a note's words."""
     import torch
     from tokenizers import BertWordPieceTokenizer
     from transformers import BertConfig, BertModel, BertTokenizerFast, logging
@@ -118,13 +118,13 @@ def write_model(folder: Path) -> None:
     rng = random.Random("public")
     texts = [note(rng, rng.choice(list(WARDS))) for _ in range(READ)]
     words = sorted({word for text in texts for word in re.findall(r"\w+|\S", text.lower())})
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]     # a trained vocabulary is another one every time
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]     # a trained vocabulary is not reproducible
     wordpiece = BertWordPieceTokenizer({piece: i for i, piece in enumerate(pieces)})
     tokenizer = BertTokenizerFast(tokenizer_object=wordpiece._tokenizer)
     tokenizer.save_pretrained(folder)
 
     torch.manual_seed(0)
-    torch.set_num_threads(1)                                # so that sums are rounded alike every time
+    torch.set_num_threads(1)                                # the order of summation, and so rounding, is reproducible
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=128,
         max_position_embeddings=128, pad_token_id=0, initializer_range=0.1, hidden_dropout_prob=0.0,
@@ -134,7 +134,7 @@ def write_model(folder: Path) -> None:
     inputs = tokenizer(texts, padding=True, return_tensors="pt")
     present = torch.zeros(len(texts), len(tokenizer)).scatter_(1, inputs["input_ids"], 1.0)
     share = present.mean(dim=0).clamp(1e-3, 1 - 1e-3)
-    told.bias.data = (share / (1 - share)).log()           # starts at how frequent each word is
+    told.bias.data = (share / (1 - share)).log()           # start at each word's frequency
     optimizer = torch.optim.Adam([*model.parameters(), *told.parameters()], lr=0.003)
     for _ in range(300):
         some = torch.randint(len(texts), (64,))
@@ -147,7 +147,7 @@ def write_model(folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """Write everything."""
+    """Write the hospitals' notes, all notes together, and the model."""
     everybody = [notes(hospital) for hospital in range(HOSPITALS)]
     rng = random.Random("test")
     tested = [(ward, note(rng, ward)) for ward in WARDS for _ in range(TESTED // len(WARDS))]
@@ -158,7 +158,7 @@ def main(folder: Path) -> None:
     write(folder / "notes" / "train.csv", together, "hospital")
     write(folder / "notes" / "test.csv", tested)
     write_model(folder / "model")
-    print(f"wrote {folder}: {HOSPITALS} hospitals with {EACH} notes each, {len(tested)} to test, and a model")
+    print(f"wrote {folder}: {HOSPITALS} hospitals with {EACH} notes each, {len(tested)} test notes, and a model")
 
 
 if __name__ == "__main__":

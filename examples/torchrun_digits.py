@@ -1,4 +1,6 @@
-"""A plain PyTorch loop, made decentralized by five lines (marked ←). No server: each process keeps its own digits.
+"""A plain PyTorch training loop, made decentralized by five lines (marked ←).
+
+There is no server, and each process keeps its own digits.
 
     torchrun --standalone --nproc-per-node 4 examples/torchrun_digits.py
 """
@@ -14,7 +16,7 @@ from quasiglobal.data.sources import load
 
 node, nodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])                      # ← 2
 data = load("digits")
-mine = split("dirichlet", data.train.y.numpy(), nodes, 0.1, 0, {})[node]                  # ← 3: a few kinds of digits
+mine = split("dirichlet", data.train.y.numpy(), nodes, 0.1, 0, {})[node]                  # ← 3: only a few classes
 x, y = data.train.x[mine].flatten(1) / 16, data.train.y[mine]
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -29,6 +31,6 @@ for _epoch in range(60):
         optimizer.step()
     schedule.step()
 
-optimizer.average()                                                                       # ← 5: one model for everybody
+optimizer.average()                                                                       # ← 5: the same model for all
 right = (model(data.test.x.flatten(1) / 16).argmax(dim=1) == data.test.y).double().mean()
-print(f"node {node} has the digits {sorted(set(y.tolist()))} and reads {100 * right:.1f}% of all ten", flush=True)
+print(f"node {node} trained on digits {sorted(set(y.tolist()))} and reads {100 * right:.1f}% of all ten", flush=True)

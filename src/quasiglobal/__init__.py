@@ -1,4 +1,4 @@
-"""Decentralized deep learning on heterogeneous data: quasi-global momentum and all it is compared with.
+"""Decentralized deep learning on heterogeneous data: quasi-global momentum and the methods it is compared with.
 
 >>> import quasiglobal as qg
 >>> qg.algorithm("qg-dsgdm-n").citation
@@ -54,7 +54,7 @@ _MODULES = {
     "topology": ("Topology",),
     "training.task": ("Task",),
 }
-"""Where each name is from. It is imported at its first use, so that `qg --help` does not wait for PyTorch."""
+"""Public names by module. Each is imported at its first use, so that `qg --help` does not load PyTorch."""
 
 
 def __getattr__(name: str) -> Any:
@@ -71,7 +71,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `qg.minimize` the function, which an import of the module of that name would replace."""
+    """Package type that keeps `qg.minimize` a function; importing the module of that name would replace it."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name == "minimize" and isinstance(value, ModuleType):

@@ -1,4 +1,4 @@
-"""`python -m quasiglobal` is `qg`."""
+"""Entry point: `python -m quasiglobal` runs `qg`."""
 
 from quasiglobal.cli import main
 

@@ -1,4 +1,4 @@
-"""One battery of checks for every algorithm, also for yours."""
+"""Battery of checks for every algorithm, including your own."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from quasiglobal.minimize import Diverged, Result, minimize
 from quasiglobal.topology import Topology
 
 TOLERANCE = 1e-10
-"""Relative, in float64: the same sums in another order differ by about 1e-14 after the battery's steps."""
+"""Relative tolerance in float64: reordered sums differ by about 1e-14 after the battery's steps."""
 
 
 class CheckFailed(AssertionError):
-    """An algorithm broke rules that the engines rely on; the message lists each with the reason."""
+    """An algorithm violates rules that the engines rely on; the message lists each failed check with the reason."""
 
 
 def check_algorithm(algorithm: str | Algorithm) -> list[str]:
     """Run the battery on an algorithm and return the names of the checks that it passed.
 
-    Raises `CheckFailed`, which says all that failed and why.
+    Raise `CheckFailed` with all failed checks and the reasons.
 
     >>> import quasiglobal as qg
     >>> class Careless(qg.Algorithm):
@@ -59,31 +59,31 @@ def check_algorithm(algorithm: str | Algorithm) -> list[str]:
 
 
 class Broken(Exception):
-    """One check's reason."""
+    """Reason why a check failed."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Heterogeneous quadratics: node i pulls towards its own centre with its own curvature."""
+    """Heterogeneous quadratics: node i has its own centre and curvature."""
 
     centre: Tensor
     curvature: Tensor
     x0: Tensor
 
     def gradient(self, x: Tensor, t: int) -> Tensor:
-        """Each node's own, at its own x."""
+        """Each node's gradient at its own x."""
         return self.curvature * (x - self.centre)
 
 
 GRAPHS = (topology.ring(N := 6).lazy(), topology.one_peer_exponential(N))
-"""A fixed symmetric graph that suits every method, and one that is directed and changes with time."""
+"""A fixed symmetric graph that meets every method's needs, and a directed, time-varying graph."""
 
 STEPS = 30
-"""Enough for SlowMo's round of 12 to come and go twice."""
+"""Enough for two of SlowMo's rounds of 12 steps."""
 
 
 def problem(seed: int = 0, n: int = N, d: int = 5, dtype: torch.dtype = torch.float64) -> Problem:
-    """A problem drawn from a seed, all nodes from one start."""
+    """Draw a problem from a seed; all nodes have the same x0."""
     generator = torch.Generator().manual_seed(seed)
     centre = torch.randn(n, d, generator=generator, dtype=torch.float64)
     curvature = 0.5 + torch.rand(n, d, generator=generator, dtype=torch.float64)
@@ -92,12 +92,12 @@ def problem(seed: int = 0, n: int = N, d: int = 5, dtype: torch.dtype = torch.fl
 
 
 def rate(t: int) -> float:
-    """A schedule that decays on the way."""
+    """Learning-rate schedule that decays at half of the steps."""
     return 0.05 if t <= STEPS // 2 else 0.005
 
 
 def run(algorithm: Algorithm, p: Problem, graph: Topology, **options: Any) -> Result:
-    """The battery's run: `STEPS` steps with the decaying rate, whatever W the algorithm would like better."""
+    """Run `STEPS` steps with the decaying rate; ignore warnings about the algorithm's needs of W."""
     settings: dict[str, Any] = {"lr": rate, "steps": STEPS} | options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -105,7 +105,7 @@ def run(algorithm: Algorithm, p: Problem, graph: Topology, **options: Any) -> Re
 
 
 def differ(a: Tensor, b: Tensor) -> bool:
-    """Whether two results are apart by more than rounding."""
+    """Whether two results differ by more than rounding."""
     scale = max(1.0, float(a.abs().max()))
     return not bool(((a - b).abs() <= TOLERANCE * scale).all())
 
@@ -127,7 +127,7 @@ def check_shapes(algorithm: Algorithm) -> None:
 
 
 class WatchingSimulator(Simulator):
-    """Notices when a step changes what it was given."""
+    """Simulator that detects in-place changes of a step's inputs."""
 
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
@@ -151,7 +151,7 @@ def check_pure(algorithm: Algorithm) -> None:
 
 
 class OverwritingSimulator(Simulator):
-    """Owns its storage, as one with captured graphs does: what a step was given is gone after it."""
+    """Simulator that overwrites a step's inputs after the step, as an engine with captured graphs does."""
 
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
@@ -166,7 +166,7 @@ class OverwritingSimulator(Simulator):
 
 
 def check_storage(algorithm: Algorithm) -> None:
-    """Right under an engine that overwrites x, g and state in place."""
+    """The result is correct under an engine that overwrites x, g and state in place."""
     for graph in GRAPHS:
         plain = run(algorithm, problem(), graph)
         try:
@@ -178,19 +178,19 @@ def check_storage(algorithm: Algorithm) -> None:
 
 
 def check_resume(algorithm: Algorithm) -> None:
-    """x and state are all there is: a resumed run is bit-equal to an uninterrupted one."""
+    """x and state hold all memory: a resumed run is bit-equal to an uninterrupted one."""
     for graph in GRAPHS:
         for stop in (1, 7, STEPS // 2):
             whole = run(algorithm, problem(), graph)
             half = run(algorithm, problem(), graph, steps=stop)
-            run(algorithm, problem(1), graph, steps=3)      # wipes what is remembered elsewhere
+            run(algorithm, problem(1), graph, steps=3)      # overwrites memory outside x and state
             rest = run(algorithm, problem(), graph, resume=half)
             if not whole.history.equal(rest.history):
                 raise Broken(f"resuming after step {stop} gives another result; keep all memory in state")
 
 
 class PhaseSimulator(Simulator):
-    """Shows each step the first t of its phase, as a captured graph would."""
+    """Simulator that passes the first t of a phase to all steps of the phase, as a captured graph would."""
 
     first: dict[Hashable, int]
 
@@ -217,42 +217,42 @@ def check_phase(algorithm: Algorithm) -> None:
     for graph in GRAPHS:
         plain = run(algorithm, problem(), graph)
         if not plain.history.equal(run(algorithm, problem(), graph, engine=PhaseSimulator(graph)).history):
-            raise Broken("step branches on node.t in a way that phase(t) does not tell; override phase")
+            raise Broken("step branches on node.t in a way that phase(t) does not cover; override phase")
 
 
 ORDER = torch.tensor([3, 0, 5, 1, 4, 2])
 
 
 class RenamingSimulator(Simulator):
-    """Node i here is node ORDER[i] elsewhere, also when nodes are drawn at random."""
+    """Simulator whose node i is node ORDER[i] of the original, also when nodes are sampled at random."""
 
     def sample(self, fraction: float, draw: Tensor) -> Tensor:
         return super().sample(fraction, draw)[ORDER]
 
 
 def check_permutation(algorithm: Algorithm) -> None:
-    """Renaming the nodes renames the result."""
+    """Permuting the nodes permutes the result."""
     p, index = problem(), ORDER.numpy()
     permuted = Problem(p.centre[ORDER], p.curvature[ORDER], p.x0[ORDER])
     for graph in GRAPHS:
         renamed = topology.from_matrices([W[index][:, index] for W in graph.matrices])
         result = run(algorithm, permuted, renamed, engine=RenamingSimulator(renamed))
         if differ(run(algorithm, p, graph).history[:, ORDER], result.history):
-            raise Broken("the result depends on the order of the nodes; combine rows by mix and mean alone")
+            raise Broken("the result depends on the order of the nodes; combine rows by mix and mean only")
 
 
 def check_mean(algorithm: Algorithm) -> None:
-    """The nodes' mean stays where g = 0 and W is doubly stochastic, if `keeps_mean`."""
+    """If `keeps_mean`, the nodes' mean does not change while g = 0 and W is doubly stochastic."""
     p = problem()
     still = Problem(p.centre, torch.zeros_like(p.curvature), p.centre)
     for graph in GRAPHS:
         means = run(algorithm, still, graph).history.mean(dim=1)
         if algorithm.keeps_mean and differ(means, means[:1].expand_as(means)):
-            raise Broken("the nodes' mean moves though g = 0; mix what moves x, or let keeps_mean say so")
+            raise Broken("the nodes' mean moves though g = 0; mix every update of x, or return False from keeps_mean")
 
 
 def check_consensus(algorithm: Algorithm) -> None:
-    """Nodes that agree and have no gradient stay where they are."""
+    """Nodes with equal x and zero gradients do not move."""
     p = problem()
     still = Problem(p.centre, torch.zeros_like(p.curvature), p.x0)
     for graph in GRAPHS:
@@ -262,7 +262,7 @@ def check_consensus(algorithm: Algorithm) -> None:
 
 
 def check_runs(algorithm: Algorithm) -> None:
-    """Two runs as rows of one program, each with its own learning rate, equal each run alone."""
+    """Two runs in one program, each with its own learning rate, give the same results as separate runs."""
     first, second = problem(0), problem(1)
     both = Problem(*(torch.cat(pair) for pair in zip(_parts(first), _parts(second), strict=True)))
     factors = torch.tensor([1.0, 0.5], dtype=torch.float64).repeat_interleave(N)[:, None]
@@ -273,7 +273,7 @@ def check_runs(algorithm: Algorithm) -> None:
             factor = float(factors[k * N, 0])
             alone = run(algorithm, p, graph, seed=seed, lr=partial(_scaled, factor)).history
             if differ(rows[:, k * N : (k + 1) * N], alone):
-                raise Broken("runs that share a program disturb each other; reduce along dim=-1 alone")
+                raise Broken("runs that share a program disturb each other; reduce along dim=-1 only")
 
 
 def check_rates(algorithm: Algorithm) -> None:
@@ -292,17 +292,17 @@ def check_rates(algorithm: Algorithm) -> None:
 
 
 def check_zero_rate(algorithm: Algorithm) -> None:
-    """A learning rate of 0 is fine unless `divides_by_lr` says otherwise."""
+    """A learning rate of 0 works unless `divides_by_lr` is True."""
     if algorithm.divides_by_lr:
         return
     try:
         run(algorithm, problem(), GRAPHS[0], lr=lambda t: rate(t) * (t < STEPS // 2))
     except Diverged:
-        raise Broken("step divides by node.lr; let divides_by_lr say so") from None
+        raise Broken("step divides by node.lr; return True from divides_by_lr") from None
 
 
 def check_one_node(algorithm: Algorithm) -> None:
-    """A single node, without anybody to talk to, works."""
+    """A single node without neighbours works."""
     run(algorithm, problem(n=1), topology.complete(1))
 
 

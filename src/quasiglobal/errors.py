@@ -1,4 +1,4 @@
-"""What a user can get wrong, said in one sentence with the remedy."""
+"""Errors for invalid user input: one sentence with the remedy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Input that cannot be used. The command line prints the sentence and exits with 2."""
+    """Invalid user input. The command line prints the message and exits with status 2."""
 
 
 def whole(value: Any) -> int | None:
-    """The value as an int where it is a whole number, NumPy's included.
+    """Convert a value of an integer type, Python's or NumPy's, to int; None for other values.
 
     >>> whole(3), whole(3.0), whole(True)
     (3, None, None)
@@ -24,7 +24,7 @@ def whole(value: Any) -> int | None:
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> InputError:
-    """The error for a name that is none of `choices`, with the nearest one.
+    """Build the error for a name that is not in `choices`; suggest the closest match.
 
     >>> print(unknown("algorithm", "qg-dsgd", ["dsgd", "qg-dsgdm", "d2"]))
     unknown algorithm 'qg-dsgd'; did you mean 'qg-dsgdm'?

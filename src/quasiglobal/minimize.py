@@ -1,4 +1,4 @@
-"""Any algorithm on any gradient, in one call: what the toy problems, the tests and other research use."""
+"""Run any algorithm on any gradient function in one call, for toy problems, tests and research."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ LearningRate = float | Tensor | Callable[[int], float | Tensor]
 
 @dataclass(frozen=True)
 class Result:
-    """Where a run is after its last step."""
+    """State of a run after its last step."""
 
     x: Tensor
     """[n, d], the last iterate."""
     history: Tensor
-    """[steps + 1, n, d], the iterates from x0 on; the last one alone where no history was kept."""
+    """[steps + 1, n, d], the iterates from x0 on; only the last iterate, [1, n, d], if no history was kept."""
     state: State
     """The algorithm's state after the last step."""
     steps: int
-    """How many steps were made."""
+    """Number of steps done."""
 
 
 class Diverged(ArithmeticError):
-    """A gradient or an iterate stopped being finite. `result` holds everything up to the step before."""
+    """A gradient or an iterate is not finite. `result` holds everything up to the previous step."""
 
     def __init__(self, what: str, step: int, run: int, node: int, result: Result) -> None:
         where = f"step {step}, node {node}" + (f" of run {run}" if run else "")
@@ -68,27 +68,27 @@ def minimize(
     keep_history: bool = True,
     engine: Host | None = None,
 ) -> Result:
-    """Minimise the mean of n functions, one a node, each node talking to its neighbours alone.
+    """Minimise the mean of n functions, one per node; each node communicates only with its neighbours.
 
     Args:
-        gradient: gradient(x, t) → [n, d]; None stands for 0, as the gossip algorithms need no gradient.
-        x0: the start, [n, d] or [d] for the same start everywhere. Its dtype, float32 or float64, is the run's.
+        gradient: gradient(x, t) → [n, d]; None means 0, since the gossip algorithms need no gradient.
+        x0: starting point, [n, d], or [d] for the same start at every node. The run has its dtype, float32 or float64.
         algorithm: a name with options, as `qg algorithms` lists them, or an `Algorithm`.
-        topology: a name, as `qg topology` takes it, or a `Topology`.
-        lr: a number, or lr(t) for t = 1, 2, …
-        steps: how many steps in total, counted from the very start also when a run is resumed. (`Experiment.steps`,
-            of `qg.train` and the command line, counts the steps of one epoch.)
-        weight_decay: L2, added to the gradient as weight_decay · x; a number, or a tensor as lr.
-        full_gradient: full_gradient(x) → [n, d] over all of each node's data, which `mimelite` asks for;
-            without it, the gradient at the same step.
-        seed: what `mimelite` draws its clients from.
-        resume: an earlier result of the same run to go on from, instead of x0.
-        keep_history: False for long runs: the history then holds the last iterate alone.
-        engine: where the nodes live, if not in a plain `Simulator` of the topology; x0 has the engine's rows.
+        topology: a name, as `qg topology` accepts it, a `Topology` or a networkx graph.
+        lr: a number, a tensor that broadcasts to [n, d], or a function lr(t) of t = 1, 2, …
+        steps: total number of steps, including those before a resume. (`Experiment.steps`, in `qg.train` and on the
+            command line, is the number of steps of one epoch.)
+        weight_decay: L2 factor, added to the gradient as weight_decay · x; a number, or a tensor like lr.
+        full_gradient: full_gradient(x) → [n, d], each node's gradient over all of its data, used by `mimelite`.
+            By default the gradient at the same step.
+        seed: random seed from which `mimelite` samples its clients.
+        resume: an earlier result of the same run to resume from, instead of x0.
+        keep_history: False to keep only the last iterate, for long runs.
+        engine: the engine to run on, by default a `Simulator` of the topology; x0 has the engine's number of rows.
 
     Raises:
-        InputError: something in the arguments cannot work; the message says what and the remedy.
-        Diverged: a gradient or an iterate is no longer finite; `.result` keeps the history so far.
+        InputError: an argument is invalid; the message names it and the remedy.
+        Diverged: a gradient or an iterate is not finite; `.result` holds the history so far.
 
     >>> import torch, quasiglobal as qg
     >>> target = torch.arange(8.0).reshape(8, 1)                  # node i wants x = i; together they want 3.5
@@ -100,7 +100,7 @@ def minimize(
     engine = engine or Simulator(topology, seeds=(seed,))
     if engine.topology != topology:
         other = "another topology of the same name" if str(engine.topology) == str(topology) else str(topology)
-        raise InputError(f"the engine is for {engine.topology}, but the topology is {other}; give one of them")
+        raise InputError(f"the engine is for {engine.topology}, but the topology is {other}; use one topology for both")
     if gradient is not None and not callable(gradient):
         raise InputError(f"gradient must be a function of (x, t), got {gradient!r}")
     warn_of_w(algorithm, topology)
@@ -136,7 +136,7 @@ def minimize(
 
 
 def _start(x0: ArrayLike | Tensor, engine: Host) -> Tensor:
-    """x0 as [rows, d], checked."""
+    """Check x0 and expand it to [rows, d]."""
     try:
         x = (x0 if isinstance(x0, Tensor) else torch.tensor(np.array(x0))).detach()
     except (TypeError, ValueError, RuntimeError):
@@ -153,14 +153,14 @@ def _start(x0: ArrayLike | Tensor, engine: Host) -> Tensor:
             f"got {list(x.shape)}"
         )
     if not x.isfinite().all():
-        raise InputError(f"x0 is not finite at node {_first_bad(x, engine)[1]}; start from numbers")
+        raise InputError(f"x0 is not finite at node {_first_bad(x, engine)[1]}; use finite numbers")
     return x.clone()
 
 
 def _learning_rates(lr: LearningRate, steps: int, algorithm: Algorithm, x: Tensor) -> list[Tensor]:
-    """The learning rate of every step, known before the first."""
+    """The learning rates of all steps, checked before the first step."""
     if whole(steps) is None or steps < 0:
-        raise InputError(f"steps must be a whole number >= 0, got {steps!r}; it is the total of the run")
+        raise InputError(f"steps must be a whole number >= 0, got {steps!r}; it is the total number of steps")
     if isinstance(lr, list | tuple):
         raise InputError("lr must be a number, a tensor or a function; for a list of rates: lambda t: rates[t - 1]")
     rates = [_rate(lr(t) if callable(lr) else lr, "lr", x, f" at step {t}") for t in range(1, steps + 1)]
@@ -173,7 +173,7 @@ def _learning_rates(lr: LearningRate, steps: int, algorithm: Algorithm, x: Tenso
 
 
 def _rate(value: float | Tensor, what: str, x: Tensor, when: str = "") -> Tensor:
-    """A copy of a number >= 0, or of a tensor of them that broadcasts to x."""
+    """Check and copy a number >= 0, or a tensor of such numbers that broadcasts to x."""
     try:
         rate = torch.as_tensor(value, dtype=x.dtype, device=x.device).detach().clone()
     except (TypeError, ValueError, RuntimeError):
@@ -190,22 +190,22 @@ def _rate(value: float | Tensor, what: str, x: Tensor, when: str = "") -> Tensor
 
 
 def _room(result: Result, steps: int) -> Tensor:
-    """The history so far, with room for the rest."""
+    """Copy the history so far into a tensor with space for the remaining steps."""
     if len(result.history) != result.steps + 1:
         raise InputError("the run to resume kept no history; resume it with keep_history=False")
     return torch.cat([result.history, result.x.new_empty(max(steps - result.steps, 0), *result.x.shape)])
 
 
 def _check_resume(resume: Result, fresh: Result) -> None:
-    """Whether an earlier result can be of the same run."""
+    """Raise if an earlier result cannot belong to the same run."""
     if not isinstance(resume, Result):
         raise InputError(f"resume must be an earlier Result, got {type(resume).__name__}")
     if resume.x.shape != fresh.x.shape or resume.x.dtype != fresh.x.dtype or set(resume.state) != set(fresh.state):
-        raise InputError("the run to resume is of another algorithm, size or type; give the one that x0 started")
+        raise InputError("the run to resume is of another algorithm, size or type; pass a result of the same run")
 
 
 def _as_gradient(g: Any, x: Tensor) -> Tensor:
-    """A copy of what the user's function returned: it may reuse its storage."""
+    """Check and copy the return value of the user's function, which may reuse its storage."""
     try:
         values = torch.as_tensor(g)
     except (TypeError, ValueError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Any algorithm inside your own training loop: a `torch.optim.Optimizer` that gossips, under torchrun."""
+"""`torch.optim.Optimizer` that runs any algorithm inside your own training loop, under torchrun."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from quasiglobal.topology import Topology, parse
 
 
 class GossipOptimizer(torch.optim.Optimizer):
-    """One node of a decentralized run: `step` updates this process's model and averages it with its neighbours'.
+    """One node of a decentralized run: `step` updates this process's model and averages it with the neighbours'.
 
-    Parameter groups may have their own lr and weight_decay; parameters that need no gradient are left alone. Every node
-    starts from node 0's parameters. Inside a loop of your own, under `torchrun --nproc-per-node 8 train.py`:
+    Parameter groups may have their own lr and weight_decay. Parameters that need no gradient are not changed. Every
+    node starts from node 0's parameters. In your own training loop, under `torchrun --nproc-per-node 8 train.py`:
 
         optimizer = qg.optim.GossipOptimizer(model.parameters(), "qg-dsgdm-n", "ring:8", lr=0.1)
 
     Args:
-        params: parameters or groups, as every optimizer takes them.
+        params: parameters or groups, as for every torch optimizer.
         algorithm: a name with options, as `qg algorithms` lists them, or an `Algorithm`.
-        topology: a name, as `qg topology` takes it, or a `Topology`, with as many nodes as there are processes.
-        lr: the learning rate of groups that have none; schedulers change it as usual.
-        weight_decay: L2, into the gradient, of groups that have none.
-        timeout: seconds to wait for a neighbour before going on without it.
-        host: the address of this machine that neighbours reach it at.
-        meeting: (store, rank, processes), where there is no torchrun.
+        topology: a name, as `qg topology` accepts it, or a `Topology`, with one node per process.
+        lr: learning rate of groups without their own; schedulers change it as usual.
+        weight_decay: L2 factor, added to the gradient, of groups without their own.
+        timeout: seconds to wait for a neighbour before continuing without it.
+        host: address of this machine that its neighbours can reach.
+        meeting: (store, rank, number of processes), if not started by torchrun.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         kinds = {(p.dtype, p.device) for p in self._trained}
         if len(kinds) != 1 or next(iter(kinds))[0] not in (torch.float32, torch.float64):
             found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "none"
-            raise InputError(f"parameters need one type, float32 or float64, and one device, got {found}")
+            raise InputError(f"all parameters must have one dtype, float32 or float64, and one device, got {found}")
         store, rank, size = meeting or join(timeout)
         if size != self.topology.n:
             raise InputError(f"{self.topology} has {self.topology.n} nodes, but there are {size} processes")
@@ -72,11 +72,11 @@ class GossipOptimizer(torch.optim.Optimizer):
         self._state: State = self.algorithm.init(self._row())
 
     _step_supports_amp_scaling = True
-    """A gradient scaler leaves the unscaling, and what happens after an overflow, to `step`."""
+    """Marks that `step`, not the gradient scaler, unscales gradients and handles overflows."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of this node. After a gradient scaler's overflow it still mixes, since neighbours wait for it."""
+        """Run one step of this node. After a gradient scaler's overflow, keep the state but mix: neighbours wait."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -101,7 +101,7 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def average(self, rounds: int | None = None) -> None:
-        """Replace the model by the exact mean of all nodes', or by so many rounds of gossip."""
+        """Replace the model by the exact mean over all nodes or, if `rounds` is given, gossip for that many rounds."""
         x = self._row()
         if rounds is None:
             x = self.engine.mean(x, None)
@@ -111,28 +111,28 @@ class GossipOptimizer(torch.optim.Optimizer):
         self._write(x)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Before the first step only: the flat row that is gossiped has a fixed size."""
+        """Add a group; allowed in the constructor only, since the flattened row that is gossiped has a fixed size."""
         if hasattr(self, "_trained"):
             raise InputError("parameters cannot be added later: neighbours expect messages of one size")
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As every optimizer's, with the algorithm's state and the step."""
+        """Return the usual optimizer state, plus the algorithm's state and the step count."""
         own = {"steps": self.steps, "state": {name: value.clone() for name, value in self._state.items()}}
         return super().state_dict() | {"gossip": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave."""
+        """Restore the output of `state_dict`."""
         own = state_dict.get("gossip", {})
         fits = {name: value.shape for name, value in own.get("state", {}).items()}
         if fits != {name: value.shape for name, value in self._state.items()}:
-            raise InputError("the state is of another algorithm or model; load the one that this optimizer saved")
+            raise InputError("the state is of another algorithm or model; load a state that this optimizer saved")
         super().load_state_dict({name: value for name, value in state_dict.items() if name != "gossip"})
         self.steps = own["steps"]
         self._state = {name: value.clone().to(self._state[name]) for name, value in own["state"].items()}
 
     def _row(self, gradient: bool = False) -> Tensor:
-        """[1, d], all that is trained, or its gradient; none counts as 0."""
+        """The trained parameters flattened to [1, d], or their gradients; a missing gradient counts as 0."""
         values = (
             (p.grad if p.grad is not None else torch.zeros_like(p)) if gradient else p.detach() for p in self._trained
         )
@@ -144,7 +144,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             p.detach().copy_(value.view_as(p))
 
     def _of_groups(self, name: str) -> Tensor:
-        """A number where all groups agree, otherwise [1, d]."""
+        """A scalar if all groups have the same value, otherwise [1, d]."""
         first = self._trained[0]
         values = [
             (float(group[name]), sum(p.numel() for p in group["params"] if p.requires_grad))
@@ -159,7 +159,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         return row
 
     def _check_alike(self, store: Store, rank: int, size: int, timeout: float) -> None:
-        """Whether every node holds the same architecture and runs the same algorithm on the same graph."""
+        """Raise unless every node has the same architecture, algorithm and topology."""
         shapes = [tuple(p.shape) for p in self._trained]
         facts = f"{shapes} {self._trained[0].dtype} {self.algorithm!r} {self.topology.fingerprint}"
         mine = hashlib.sha256(facts.encode()).hexdigest()
@@ -170,5 +170,5 @@ class GossipOptimizer(torch.optim.Optimizer):
 
 
 def _no_full_gradient(x: Tensor) -> Tensor:
-    raise InputError("this algorithm needs the gradient over all of a node's data, which an optimizer does not see; "
+    raise InputError("this algorithm needs the gradient over all of a node's data, which an optimizer cannot compute; "
                      "use `qg train`")

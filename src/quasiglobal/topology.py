@@ -1,6 +1,6 @@
-"""Who talks to whom, and with what weight: a deterministic map t → W(t), t = 1, 2, …
+"""Topologies: a deterministic map t → W(t), t = 1, 2, …, from steps to mixing matrices.
 
-X⁺ = W X: row i of W weighs what node i receives, so node i's neighbours are the non-zeros of row i.
+X⁺ = W X: row i of W holds the weights of the models that node i receives, so its neighbours are the non-zeros of row i.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quasiglobal.common.mixing import TOLERANCE, Matrix, check_connected, check_
 from quasiglobal.errors import InputError, unknown, whole
 
 LARGEST = 10_000
-"""Nodes, and steps of a period: W is a dense matrix."""
+"""Maximum number of nodes, and of steps in a period: W is a dense matrix."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +45,15 @@ class Topology:
         if not self.matrices:
             raise InputError(f"{self.name} has no matrix; give at least one W")
         if self.period > LARGEST:
-            raise InputError(f"{self.name} repeats after {self.period} steps; the most is {LARGEST}")
+            raise InputError(f"{self.name} has a period of {self.period} steps; the maximum is {LARGEST}")
         for W in {id(W): W for W in self.matrices}.values():
             check_matrix(W, self.name)
         if len({W.shape for W in self.matrices}) > 1:
-            raise InputError(f"{self.name}: each W must be of one size")
+            raise InputError(f"{self.name}: all W must be of one size")
         check_connected(self._links(), self.name)
 
     def __eq__(self, other: object) -> bool:
-        """Whether two topologies mix alike at every step, whatever they are called."""
+        """Whether two topologies have equal matrices at every step, whatever their names."""
         if not isinstance(other, Topology):
             return NotImplemented
         return self.matrices is other.matrices or self.fingerprint == other.fingerprint
@@ -63,7 +63,7 @@ class Topology:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all matrices: equal for topologies that mix alike.
+        """Hash of all matrices; equal for equal topologies.
 
         >>> parse("every:1/ring:4").fingerprint == ring(4).fingerprint != ring(5).fingerprint
         True
@@ -86,7 +86,7 @@ class Topology:
 
     @property
     def period(self) -> int:
-        """After how many steps W repeats; 1 for a fixed graph."""
+        """Number of steps after which W repeats; 1 for a fixed graph."""
         return len(self.matrices)
 
     def weights(self, t: int = 1) -> Matrix:
@@ -101,7 +101,7 @@ class Topology:
 
     @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
-        """Over a period: pairs i < j where every W is symmetric, else (sender, receiver)."""
+        """Edges over a period: pairs i < j if every W is symmetric, else (sender, receiver)."""
         receivers, senders = np.nonzero(self._links())
         pairs = zip(senders.tolist(), receivers.tolist(), strict=True)
         return tuple(sorted((j, i) for j, i in pairs if j < i or not self.is_symmetric))
@@ -113,7 +113,7 @@ class Topology:
 
     @cached_property
     def is_doubly_stochastic(self) -> bool:
-        """Whether the columns too sum to 1, so that mixing keeps the nodes' mean, and no weight is negative."""
+        """Whether the columns also sum to 1, so that mixing keeps the nodes' mean, and no weight is negative."""
         return self.keeps_mean and all(W.min() >= -TOLERANCE for W in self.matrices)
 
     @cached_property
@@ -133,9 +133,9 @@ class Topology:
 
     @cached_property
     def rho(self) -> float | None:
-        """The paper's ρ: mixing shrinks ‖X − X̄‖² to a share 1 − ρ or less, on average over a period.
+        """The paper's ρ: mixing multiplies ‖X − X̄‖² by at most 1 − ρ, on average over a period.
 
-        1 − σ₂(W)² of a fixed W; in general 1 − λ_max of the mean of (W − J)ᵀ(W − J) over a period. Defined
+        1 − σ₂(W)² for a fixed W; in general 1 − λ_max of the mean of (W − J)ᵀ(W − J) over a period. Defined
         for doubly stochastic W only.
         """
         if not self.is_doubly_stochastic:
@@ -151,16 +151,16 @@ class Topology:
         return None if self.rho is None else self.rho / (21 + self.rho)
 
     def bytes_per_step(self, d: int, bytes_per_number: int = 4) -> float:
-        """What a node sends in one mixing of a d-parameter model, on average over nodes and a period."""
+        """Bytes that a node sends to mix a d-parameter model once, averaged over nodes and a period."""
         sent = sum(int(self._links(t).sum()) for t in range(1, self.period + 1))
         return sent * d * bytes_per_number / (self.n * self.period)
 
     def lazy(self) -> Topology:
-        """(I + W)/2: the same neighbours, half the step, and no eigenvalue below 0 where W is symmetric."""
+        """(I + W)/2: the same neighbours, half the step, and no eigenvalue below 0 if W is symmetric."""
         return Topology(f"lazy/{self.name}", tuple((np.eye(self.n) + W) / 2 for W in self.matrices))
 
     def every(self, k: int) -> Topology:
-        """Gossip each k-th step and W = I between: local steps are a topology."""
+        """Gossip at every k-th step; W = I in between (local steps)."""
         if whole(k) is None or k < 1 or k * self.period > LARGEST:
             raise InputError(
                 f"every needs a whole number of steps >= 1, and at most {LARGEST} in a period, got {k}"
@@ -170,7 +170,7 @@ class Topology:
         return Topology(f"every:{k}/{self.name}", tuple(steps))
 
     def _links(self, t: int | None = None) -> NDArray[np.bool_]:
-        """Where row i receives from another node j: at step t, or at some step of a period."""
+        """Boolean [n, n]: whether node i receives from another node j at step t, or at any step of a period."""
         chosen = self.matrices if t is None else [self.weights(t)]
         links = np.any([W != 0 for W in {id(W): W for W in chosen}.values()], axis=0)
         np.fill_diagonal(links, False)
@@ -184,7 +184,7 @@ class Topology:
 
 
 def ring(n: int) -> Topology:
-    """n ≥ 3 nodes in a circle, 1/3 for each neighbour and itself."""
+    """Ring of n ≥ 3 nodes; weight 1/3 for each neighbour and the node itself."""
     if _nodes("ring", n) < 3:
         raise InputError(f"ring needs n >= 3, got {n}; use complete({max(n, 1)})")
     W = sum(np.roll(np.eye(n), shift, axis=1) for shift in (-1, 0, 1)) / 3
@@ -192,7 +192,7 @@ def ring(n: int) -> Topology:
 
 
 def torus(n: int) -> Topology:
-    """A square grid of n = side² ≥ 9 nodes with opposite edges joined, 1/5 for each of the five."""
+    """Square grid of n = side² ≥ 9 nodes, opposite edges joined; weight 1/5 for each neighbour and the node itself."""
     side = math.isqrt(max(_nodes("torus", n), 0))
     if side * side != n or side < 3:
         near = max(3, round(math.sqrt(max(n, 0)))) ** 2
@@ -202,14 +202,14 @@ def torus(n: int) -> Topology:
 
 
 def complete(n: int) -> Topology:
-    """Everybody with everybody, 1/n each; complete(1) is a single node."""
+    """Complete graph: every node with every other, weights 1/n; complete(1) is a single node."""
     if _nodes("complete", n) < 1:
         raise InputError(f"complete needs n >= 1, got {n}")
     return Topology(f"complete:{n}", (np.full((n, n), 1 / n),))
 
 
 def star(n: int) -> Topology:
-    """Node 0 in the middle and n − 1 ≥ 1 leaves, Metropolis weights."""
+    """Star: node 0 in the centre and n − 1 ≥ 1 leaves, Metropolis weights."""
     if _nodes("star", n) < 2:
         raise InputError(f"star needs n >= 2, got {n}; use complete(1)")
     return Topology(f"star:{n}", (metropolis(nx.star_graph(n - 1), range(n)),))
@@ -222,7 +222,7 @@ def social() -> Topology:
 
 
 def one_peer_exponential(n: int) -> Topology:
-    """At step t node i averages with node i − 2^((t − 1) mod p) alone, p = ⌈log₂ n⌉.
+    """At step t, node i averages only with node i − 2^((t − 1) mod p), p = ⌈log₂ n⌉.
 
     M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic gradient push for distributed deep learning.
     ICML 2019.
@@ -235,12 +235,12 @@ def one_peer_exponential(n: int) -> Topology:
 
 
 def from_graph(graph: nx.Graph[Any], weight: str | None = None, name: str = "graph") -> Topology:
-    """Any connected networkx graph; node i is the i-th of `list(graph)`.
+    """Build a topology from a connected networkx graph; node i is `list(graph)[i]`.
 
-    An undirected graph gets Metropolis weights 1/(1 + max degree). With `weight`, and always for a directed
-    graph (there "weight" by default), the edge attribute of that name is w: an edge u → v of weight w means
-    that v receives u's model with weight w; parallel edges add up. What is missing to 1 is the node's own
-    weight, unless a self-loop states it.
+    An undirected graph gets Metropolis weights 1/(1 + max degree). If `weight` is given, and always for a
+    directed graph (default "weight"), the edge attribute of that name sets w: an edge u → v of weight w means
+    that v receives u's model with weight w. Weights of parallel edges add up. A node's own weight is 1 minus
+    the sum of the others, unless a self-loop sets it.
 
     >>> import networkx as nx
     >>> from_graph(nx.path_graph(3)).weights()[0].round(3).tolist()
@@ -273,7 +273,7 @@ def from_graph(graph: nx.Graph[Any], weight: str | None = None, name: str = "gra
 
 
 def from_matrices(matrices: Sequence[ArrayLike] | Matrix, name: str = "matrices") -> Topology:
-    """Given mixing matrices, one a step, repeated for ever; a rounding of float32 goes to the diagonal."""
+    """Build a topology from mixing matrices, one per step of a period; float32 rounding is added to the diagonal."""
     try:
         one = isinstance(matrices, np.ndarray) and matrices.ndim == 2
         arrays = [np.array(W, dtype=np.float64) for W in ([matrices] if one else matrices)]
@@ -286,7 +286,7 @@ def from_matrices(matrices: Sequence[ArrayLike] | Matrix, name: str = "matrices"
 
 
 def from_file(path: str) -> Topology:
-    """An edge list: a line `u v` per link, or `u v weight`; `#` begins a comment. Nodes are sorted by name."""
+    """Read an edge list: a line `u v` per link, or `u v weight`; `#` begins a comment. Nodes are sorted by name."""
     links: dict[frozenset[str], float | None] = {}
     for number, line in enumerate(edge_list_lines(path), start=1):
         words = line.partition("#")[0].split()
@@ -299,7 +299,7 @@ def from_file(path: str) -> Topology:
         if len(words) not in (2, 3):
             raise InputError(f"line {number} of {path} is not a link; write 'u v' or 'u v weight'")
         if links.setdefault(frozenset(words[:2]), weight) != weight:
-            raise InputError(f"line {number} of {path} gives the link {words[0]} {words[1]} another weight; keep one")
+            raise InputError(f"line {number} of {path} repeats {words[0]} {words[1]} with another weight; keep one")
     names = {name for link in links for name in link}
     graph: nx.Graph[str] = nx.Graph()
     graph.add_nodes_from(sorted(names, key=int) if all(map(str.isdigit, names)) else sorted(names))
@@ -317,13 +317,15 @@ SIZED: dict[str, Callable[[int], Topology]] = {
     "star": star,
     "one-peer-exponential": one_peer_exponential,
 }
-"""The constructors that `parse` knows by `name:n`."""
+"""Constructors that `parse` accepts as `name:n`."""
 
 
 def parse(text: str | Topology | nx.Graph[Any]) -> Topology:
-    """The topology that a text names: ring:16, torus:16, complete:4, star:5, social,
-    one-peer-exponential:16, file:graph.edgelist, every:4/ring:16 (local steps), lazy/ring:16 ((I + W)/2), or
-    your own as package.module:name, a Topology or a function that makes one.
+    """Parse a topology given as text; accept a `Topology` or a networkx graph too.
+
+    ring:16, torus:16, complete:4, star:5, social, one-peer-exponential:16, file:graph.edgelist, every:4/ring:16
+    (local steps), lazy/ring:16 ((I + W)/2), or your own as package.module:name, where name is a Topology or a
+    function that returns one.
 
     >>> parse("every:4/ring:16")
     <Topology every:4/ring:16: n = 16, period 4>
@@ -352,7 +354,7 @@ def parse(text: str | Topology | nx.Graph[Any]) -> Topology:
         found = imported(text, "topology")
         found = found() if callable(found) else found
         if not isinstance(found, Topology):
-            raise InputError(f"{text} is not a Topology, nor a function that makes one")
+            raise InputError(f"{text} is not a Topology, nor a function that returns one")
         return found
     if name in ("", "lazy"):
         raise InputError(f"a topology is missing in {text!r}; write one, as in ring:16, every:4/ring:16, lazy/ring:16")
@@ -360,7 +362,7 @@ def parse(text: str | Topology | nx.Graph[Any]) -> Topology:
 
 
 def count_nodes(text: str) -> int:
-    """The number of nodes of the topology that a text names; remembered where the text defines it."""
+    """Number of nodes of a topology given as text; cached unless `is_external`."""
     return parse(text).n if is_external(text) else _count_nodes(text)
 
 
@@ -370,7 +372,7 @@ def _count_nodes(text: str) -> int:
 
 
 def is_external(text: str) -> bool:
-    """Whether a text names a topology by a file or by Python code, which may change while the text stays.
+    """Whether a text refers to a file or to Python code, which may change while the text does not.
 
     >>> is_external("lazy/file:graph.edgelist"), is_external("every:4/ring:16")
     (True, False)

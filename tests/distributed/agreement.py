@@ -1,4 +1,4 @@
-"""The same run on either engine; processes import it from here."""
+"""One run on either engine; test processes import this module."""
 
 import torch
 from torch.distributed import PrefixStore
@@ -10,7 +10,7 @@ D, SEEDS = 7, (3, 5)
 
 
 def settings(name, topology):
-    """Steps, a start and gradients that are each node's own; D² gets a W that it can do with."""
+    """Return the graph, and start, targets and noise that differ per node; D² gets a lazy W, which it needs."""
     graph = qg.topology.parse(f"lazy/{topology}" if name.startswith("d2") else topology)
     generator = torch.Generator().manual_seed(0)
     rows = len(SEEDS) * graph.n
@@ -50,7 +50,7 @@ def in_a_process(rank, store, processes, cases, rounded=False):
 
         result = run(name, topology, engine_of, hosted_rows)
         place.set(f"done/{rank}", "1")
-        place.wait([f"done/{process}" for process in range(processes)])     # nobody leaves before all have received
+        place.wait([f"done/{process}" for process in range(processes)])     # no process exits before all have received
         engines[0].close()
         results.append((hosted_rows_of(rank, processes, topology), result.x, result.state))
     return results

@@ -1,4 +1,4 @@
-"""`qg train --engine distributed` as a user starts it, and its processes by their rank."""
+"""Start `qg train --engine distributed` as a user does, and find its processes by rank."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 PATIENCE = 300
-"""Seconds: on a busy machine starting some processes takes minutes."""
+"""Timeout in seconds: on a busy machine, starting processes takes minutes."""
 
 WORDS = ["--model", "mlp", "--lr", "0.05", "--alpha", "1", "--eval-every", "10", "--device", "cpu"]
 
@@ -19,14 +19,14 @@ def train(folder, *words, **options):
 
 
 def ended(process, seconds=PATIENCE):
-    """All that a command said, once it is over."""
+    """Wait for a command to succeed; return its output."""
     said, _ = process.communicate(timeout=seconds)
     assert process.returncode == 0, said
     return said
 
 
 def rank(process, wanted):
-    """The child of a launcher with this rank."""
+    """Return the launcher's child process with this rank."""
     for child in psutil.Process(process.pid).children():
         if child.environ().get("RANK") == str(wanted):
             return child
@@ -34,7 +34,7 @@ def rank(process, wanted):
 
 
 def wait_for_epoch(folder, process, epoch, seconds=PATIENCE):
-    """Until a part has measured this many epochs."""
+    """Wait until a process has recorded this many epochs."""
 
     def reached():
         files = Path(folder).glob(f"*/parts/{process}/metrics.jsonl")
@@ -44,8 +44,8 @@ def wait_for_epoch(folder, process, epoch, seconds=PATIENCE):
 
 
 def wait_for(condition, seconds=PATIENCE):
-    """Until it is true."""
+    """Poll until the condition is true."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it never happened"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import its helpers, here and in the processes they start."""
+"""Make the helpers of this folder importable, in the tests and in the processes they start."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "
 
 @pytest.fixture
 def owners(tmp_path):
-    """Makes four owners with an experiment of so many epochs; none of their nodes outlives the test."""
+    """Factory of four owners with an experiment of `epochs` epochs; their nodes are killed after the test."""
     from owners import Owners
 
     made = []

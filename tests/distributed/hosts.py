@@ -1,4 +1,4 @@
-"""Several hosts on one machine: network namespaces, joined by a bridge or by a switch with bad weather."""
+"""Several hosts on one machine: network namespaces, connected by a bridge or by a switch with delay and loss."""
 
 import fcntl
 import itertools
@@ -16,15 +16,15 @@ from contextlib import ExitStack, contextmanager
 TAP, NO_HEADER, SET_INTERFACE = 0x0002, 0x1000, 0x400454CA
 
 LETTERS = itertools.cycle("abcdefghijklmnopqrstuvwxyz")
-"""The kernel takes its time to forget a name."""
+"""Suffixes for unique names: the kernel takes a while to release a name."""
 
 
 def why_not():
-    """Why there can be no hosts here, if so."""
+    """Return the reason why hosts cannot be created here; None if they can."""
     if os.geteuid():
-        return "only root may make network namespaces"
+        return "only root may create network namespaces"
     if not shutil.which("ip"):
-        return "the command ip (iproute2) is not here"
+        return "the command ip (iproute2) is not installed"
     return None
 
 
@@ -33,7 +33,7 @@ def ip(*words):
 
 
 class Hosts:
-    """`inside(k)` are the words that run a command on host k; `address(k)` is where the others reach it."""
+    """`inside(k)` is the prefix that runs a command on host k; `address(k)` is the IP address of host k."""
 
     def __init__(self, count):
         self.mark, self.count = f"qg{os.getpid() % 100_000}{next(LETTERS)}", count
@@ -51,7 +51,7 @@ class Hosts:
         return ["ip", "netns", "exec", self.name(k)]
 
     def take_in(self, interface, k):
-        """The interface becomes host k's, with its address."""
+        """Move the interface to host k and assign its address."""
         ip("link", "set", "dev", interface, "netns", self.name(k))
         ip("-n", self.name(k), "addr", "add", f"{self.address(k)}/24", "dev", interface)
         for device in (interface, "lo"):
@@ -60,7 +60,7 @@ class Hosts:
 
 @contextmanager
 def on_a_bridge(count):
-    """Hosts on one bridge, by veth pairs; the bridge's end of host k's is `outer(k)`."""
+    """Connect hosts to one bridge by veth pairs; `outer(k)` is the bridge's end of host k's pair."""
     hosts = Hosts(count)
     bridge = f"{hosts.mark}b"
     with ExitStack() as undo:
@@ -80,9 +80,9 @@ def on_a_bridge(count):
 
 @contextmanager
 def in_bad_weather(count, delay, loss):
-    """Hosts on a switch of our own, which holds every frame for `delay` seconds and loses a share of them.
+    """Connect hosts to a user-space switch that delays frames by `delay` seconds and drops a share `loss` of them.
 
-    What `tc netem` does, for kernels without it.
+    Replaces `tc netem` on kernels without it.
     """
     hosts = Hosts(count)
     with ExitStack() as undo:
@@ -105,7 +105,7 @@ def in_bad_weather(count, delay, loss):
 
 
 class Switch(threading.Thread):
-    """Frames from each port to all others, later, but for those that are lost."""
+    """Thread that forwards frames from each port to all others, with delay and loss."""
 
     def __init__(self, ports, delay, loss):
         super().__init__(daemon=True)

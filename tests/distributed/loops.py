@@ -1,4 +1,4 @@
-"""Training loops that the tests of the optimizer run in processes."""
+"""Training loops that the optimizer tests run in processes."""
 
 import math
 
@@ -36,7 +36,7 @@ def row(net):
 
 
 def train(rank, store, size, algorithm, groups):
-    net = model(seed=rank)                                  # the optimizer starts everybody from node 0's
+    net = model(seed=rank)                                  # the optimizer starts all nodes from node 0's model
     optimizer = optimizer_for(net, rank, store, size, algorithm, groups)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[20])
     for batch in batches(rank):
@@ -49,7 +49,7 @@ def train(rank, store, size, algorithm, groups):
 
 
 def interrupted(rank, store, size):
-    """Save after ten steps, go on in a new optimizer."""
+    """Save after ten steps, resume in a new optimizer."""
     from torch.distributed import PrefixStore
 
     def go(net, optimizer, steps):
@@ -73,7 +73,7 @@ def interrupted(rank, store, size):
 
 
 def scaled(rank, store, size):
-    """A gradient scaler whose third step overflows on node 0."""
+    """Train with a gradient scaler whose third step overflows on node 0."""
     net = model()
     net[0].weight.requires_grad_(False)
     frozen = net[0].weight.clone()
@@ -99,7 +99,7 @@ def different(rank, store, size):
 
 
 def uneven(rank, store, size):
-    """Node 0 has fewer batches than the others."""
+    """Train with fewer batches on node 0 than on the others."""
     net = model()
     optimizer = optimizer_for(net, rank, store, size, timeout=1.0)
     for batch in batches(rank, 3 if rank == 0 else 6):
@@ -125,7 +125,7 @@ def averaged(rank, store, size):
 
 
 def with_own_weights(rank, store, size):
-    """What a node says whose W has the name of the others' alone."""
+    """Return the error of a node whose topology has the same name as the others', but another W."""
     W = [[[0.5, 0.5], [0.5, 0.5]], [[0.9, 0.1], [0.1, 0.9]]][rank]
     try:
         qg.optim.GossipOptimizer(
@@ -137,7 +137,7 @@ def with_own_weights(rank, store, size):
 
 
 def rates_of_groups(rank, store, size):
-    """The row of learning rates at two steps of one schedule, and after it has changed."""
+    """Return whether the row of learning rates is kept while unchanged, whether it is replaced, and its last values."""
     one, other = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(1))
     seen = []
 

@@ -1,4 +1,4 @@
-"""Two or three processes that meet as they should not."""
+"""Two or three processes with mismatched secrets, experiments or data."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from quasiglobal.engines.distributed.edge import Lost, open_edge
 
 
 def admission(rank, store, experiments, secrets):
-    """What each side says of the other."""
+    """Return the step of the other side, or the reason why it was refused."""
     edge = open_edge(store, rank, 1 - rank, "127.0.0.1", 20.0)
     try:
         edge.admit(experiments[rank].encode(), secrets[rank].encode(), 7 + rank, time.monotonic() + 10)
@@ -21,7 +21,7 @@ def admission(rank, store, experiments, secrets):
 
 
 def mixing(rank, store, bad):
-    """Two rounds of gossip in which process 2 sends something bad; what is mixed, and who was missed."""
+    """Run one gossip round in which process 2 sends bad data; return mixed rows, missed counts and lost processes."""
     engine = Distributed(topology.complete(3), store, rank, [(0,), (1,), (2,)], timeout=3.0).connect()
     x = torch.full((1, 4), float(rank))
     if rank == 2:

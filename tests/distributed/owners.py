@@ -1,4 +1,4 @@
-"""Four owners of digits, each with its own file, and how each starts its node."""
+"""Four data owners, each with its own file of digits, and the command that starts their nodes."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ std = [0.4]
 
 
 def write_data(folder):
-    """Owners of different sizes who lack different digits, and a file with the data of all."""
+    """Write one file per owner, of different sizes and with different digits missing, and one file with all data."""
     x, y = load_digits(return_X_y=True)
     x = (x.reshape(-1, 1, 8, 8) / 16).astype(np.float32)
     test, train = slice(0, 200), slice(200, None)
@@ -40,7 +40,7 @@ def write_data(folder):
 
 
 class Owners:
-    """Nodes that are started one by one in a folder; `close` ends what still runs."""
+    """Nodes that are started one by one in a folder; `close` kills those still running."""
 
     def __init__(self, folder, epochs):
         self.folder, self.started = folder, []
@@ -50,7 +50,7 @@ class Owners:
     data = "{number}.npz"
 
     def start(self, number, rendezvous, *words, before=()):
-        """`qg node`; what it says on stderr goes into a file, since a pipe would fill up."""
+        """Start `qg node`; stderr goes to a file, since a pipe would fill up."""
         command = [*before, sys.executable, "-m", "quasiglobal", "node", "experiment.toml", "--node", str(number)]
         command += ["--data", self.data.format(number=number), "--rendezvous", rendezvous]
         command += ["--runs", f"runs{number}", *words]
@@ -66,7 +66,7 @@ class Owners:
         return self.folder / f"{number}.log"
 
     def said(self, process, number, status=0):
-        """What a node said, once it is over."""
+        """Wait for a node to exit; return its stderr."""
         assert process.wait(timeout=PATIENCE) == status, self.log(number).read_text()
         return self.log(number).read_text()
 

@@ -1,4 +1,4 @@
-"""Real processes for the tests: each runs a function of (rank, store) and returns what it returned."""
+"""Real processes for the tests: each runs a function of (rank, store) and returns its result."""
 
 import io
 import multiprocessing
@@ -10,11 +10,11 @@ import torch
 from torch.distributed import TCPStore
 
 SECONDS = 300
-"""Nothing here waits longer."""
+"""Timeout of every wait here."""
 
 
 def together(count, function, *arguments, patience=SECONDS):
-    """What function(rank, store, *arguments) returns in each of `count` processes; an error there is one here."""
+    """Run function(rank, store, *arguments) in `count` processes; return the results; fail if a process fails."""
     context = multiprocessing.get_context("forkserver")        # imports PyTorch once for all
     context.set_forkserver_preload(["quasiglobal.optim", "quasiglobal.training.program", "transformers"])
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=SECONDS))
@@ -44,7 +44,7 @@ def _run(function, rank, port, arguments, results):
     torch.set_num_threads(1)
     try:
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=SECONDS))
-        answer = io.BytesIO()                           # tensors by value: the process may be gone when they are read
+        answer = io.BytesIO()                           # tensors by value: the process may exit before they are read
         torch.save(function(rank, store, *arguments), answer)
         results.put((rank, answer.getvalue(), None))
     except BaseException:

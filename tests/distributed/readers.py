@@ -1,4 +1,4 @@
-"""Nodes that fine-tune a transformer, one a process; processes import it from here."""
+"""Fine-tune a transformer with one node per process; test processes import this module."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ CPU, NODES, STEPS = torch.device("cpu"), 4, 20
 
 
 def fine_tuned(model, train, algorithm, engine=Simulator, connect=lambda engine: None):
-    """The rows here after 20 steps, in float64 and without dropout."""
+    """Return the rows here after 20 steps, in float64 and without dropout."""
     chosen = experiment(model, train=train, algorithm=algorithm, steps=5, epochs=STEPS // 5)
     program = Program(task(chosen), [chosen], CPU, engine)
     connect(program.engine)
@@ -32,6 +32,6 @@ def in_a_process(rank, store, model, train, algorithm):
     made = partial(Distributed, store=store, rank=rank, hosted=hosted, timeout=60)
     x = fine_tuned(model, train, algorithm, made, connect)
     store.set(f"done/{rank}", "1")
-    store.wait([f"done/{process}" for process in range(NODES)])             # nobody leaves before all have received
+    store.wait([f"done/{process}" for process in range(NODES)])             # no process exits before all have received
     engines[0].close()
     return x

@@ -1,4 +1,4 @@
-"""A run over processes under random faults: who is killed or stopped, and when; the same for the same seed."""
+"""Run over processes under random faults (killed or suspended processes), deterministic given the seed."""
 
 import logging
 import multiprocessing
@@ -15,7 +15,7 @@ from quasiglobal.training.experiment import Experiment
 
 PROCESSES, EPOCHS, TIMEOUT = 4, 200, 2.0
 PAUSE = 0.08
-"""Seconds after each epoch: a run takes longer than a process takes to come back, however few are left to train."""
+"""Seconds of sleep after each epoch, so that a run outlasts a process restart, however few processes still train."""
 
 GRAPHS = ("ring:4", "complete:4", "one-peer-exponential:4", "star:4", "ring:8", "torus:9")
 METHODS = ("dsgd", "dsgdm-n", "qg-dsgdm-n", "qg-dsgdm-n:tau=2", "dsgdm-n-gt", "dadam", "qg-dadam")
@@ -23,7 +23,7 @@ METHODS = ("dsgd", "dsgdm-n", "qg-dsgdm-n", "qg-dsgdm-n:tau=2", "dsgdm-n-gt", "d
 
 @dataclass(frozen=True)
 class Fault:
-    """At `epoch`, `victim` is killed and started again, or held for `seconds`."""
+    """At `epoch`, process `victim` is killed and restarted, or suspended for `seconds`."""
 
     epoch: int
     victim: int
@@ -32,7 +32,7 @@ class Fault:
 
 
 def schedule(seed):
-    """An experiment, and one to four faults in its first half: there is time to come back."""
+    """Return an experiment and one to four faults in its first half, which leaves time to recover."""
     draw = random.Random(seed)
     experiment = Experiment(
         model="mlp", topology=draw.choice(GRAPHS), algorithm=draw.choice(METHODS), lr=0.02, alpha=1.0, warmup=0.0,
@@ -49,7 +49,7 @@ def schedule(seed):
 
 
 def take_part(rank, port, experiment, folder):
-    """One process of the run, as `qg train --engine distributed` is under torchrun."""
+    """Run one process, as `qg train --engine distributed` does under torchrun."""
     import torch
 
     from quasiglobal.runs.distributed import train
@@ -65,7 +65,7 @@ def take_part(rank, port, experiment, folder):
 
 
 def survive(experiment, faults, folder, seconds=120):
-    """Run it with these faults; the run, once all processes have ended well. No process outlives the call."""
+    """Run the experiment with these faults; return the run after all exit with 0. No process outlives the call."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["quasiglobal.runs.distributed"])
     server = serve("127.0.0.1", 0)
@@ -110,6 +110,6 @@ def survive(experiment, faults, folder, seconds=120):
 
 
 def epochs_done(run):
-    """How far the furthest process is."""
+    """Return the number of epochs that the furthest process has recorded."""
     files = run.folder.glob("parts/*/metrics.jsonl")
     return max((len(path.read_text().splitlines()) for path in files), default=0)

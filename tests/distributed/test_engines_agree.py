@@ -1,4 +1,4 @@
-"""The same algorithm over processes and on stacked tensors: the same numbers."""
+"""Each algorithm gives the same numbers over processes and on stacked tensors."""
 
 import pytest
 from agreement import SEEDS, hosted_rows, in_a_process, run

@@ -1,4 +1,4 @@
-"""Four hospitals with their own notes, as docs/text.md tells them."""
+"""Four hospitals with their own notes, as described in docs/text.md."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Hospitals(Owners):
-    """They have what examples/notes.py writes, and the experiment of the document, in float64."""
+    """Owners of the data that examples/notes.py writes, with the experiment of docs/text.md in float64."""
 
     data = "hospital-{number}"
 

@@ -1,4 +1,4 @@
-"""Nodes on several hosts: a link that is cut for a while, and one that is slow and loses."""
+"""Nodes on several hosts: a link that is down for a while, and links with delay and loss."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 def training(net, four, stack, *words):
-    """The four nodes, one a host, and their rendezvous at the first."""
+    """Start a rendezvous on the first host and one node per host; wait until all have the checkpoint of epoch 2."""
     place = f"{net.address(0)}:29500"
     at = ["--port", "29500", "--host", net.address(0)]
     command = [*net.inside(0), sys.executable, "-m", "quasiglobal", "rendezvous", *at]
@@ -51,9 +51,9 @@ def test_a_cut_link_is_missed_and_comes_back(owners):
         hosts.ip("link", "set", "dev", net.outer(2), "up")
         said = finished(four, nodes, 400)
     for k in (1, 3):
-        assert f"process {k} goes on without process 2" in said[k]
-        assert f"process {k} has process 2 back" in said[k]
-    assert "goes on without" not in said[0]
+        assert f"process {k} continues without process 2" in said[k]
+        assert f"process {k} reconnected to process 2" in said[k]
+    assert "continues without" not in said[0]
 
 
 def test_delay_and_loss_on_every_link_cost_time_alone(owners):
@@ -70,11 +70,11 @@ def test_delay_and_loss_on_every_link_cost_time_alone(owners):
         said = finished(four, nodes, 10)
         if not by_the_kernel:
             assert net.switch.lost > 10
-    assert not any("goes on without" in text for text in said)
+    assert not any("continues without" in text for text in said)
 
 
 def netem():
-    """Whether this kernel can delay and lose packets by itself."""
+    """Whether this kernel supports `tc netem`."""
     if not shutil.which("tc"):
         return False
     with hosts.on_a_bridge(1) as net:

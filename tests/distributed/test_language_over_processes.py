@@ -1,4 +1,4 @@
-"""A transformer is fine-tuned over processes as in the simulator."""
+"""Fine-tuning a transformer over processes gives the same result as the simulator."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What one driver of the training loop has, processes have too: agreed checkpoints, Ctrl-C, the lock, TensorBoard."""
+"""Features of the one training loop, over processes: agreed checkpoints, Ctrl-C, the lock, and resuming."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ PROCESSES = ["--engine", "distributed", "--processes", "2"]
 
 
 def epochs_of_parts(folder):
-    """After which epochs each process has saved."""
+    """Return the epochs of each process's checkpoints."""
     return [set(checkpoints.epochs(path)) for path in sorted(folder.glob("*/parts/*/checkpoint"))]
 
 
@@ -33,7 +33,7 @@ def test_ctrl_c_stops_all_processes_after_one_epoch_and_the_simulator_goes_on_fr
     assert process.returncode == 130, said
     assert "Traceback" not in said
     first, second = epochs_of_parts(tmp_path)
-    assert first == second, "the epoch at which all stopped, and one before it that was agreed on"
+    assert first == second, "the epoch at which all stopped, and an earlier agreed epoch"
     assert len(first) == 2
     assert 15 <= max(first) < 60
     measured = [path.read_text().splitlines() for path in folder.glob("parts/*/metrics.jsonl")]

@@ -1,4 +1,4 @@
-"""The optimizer in somebody else's loop: the same numbers as the simulator, and never a hang."""
+"""The optimizer in a user's training loop: the same numbers as the simulator, and no hang."""
 
 import re
 import subprocess

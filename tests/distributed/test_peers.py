@@ -1,4 +1,4 @@
-"""Owners who share no data: `qg node`."""
+"""`qg node`: training by owners who share no data."""
 
 import json
 import time
@@ -29,8 +29,8 @@ def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owner
         assert [line["epoch"] for line in epochs] == [1, 2, 3]
         (run,) = find_runs(tmp_path / f"runs{k}")
         assert run.status == "finished"
-        assert [path.name for path in run.folder.glob("parts/*")] == [str(k)]       # nothing of the others is here
-        assert checkpoints.epochs(run.folder / "parts" / str(k) / "checkpoint") == [3], "the last epoch alone"
+        assert [path.name for path in run.folder.glob("parts/*")] == [str(k)]       # no other node's files
+        assert checkpoints.epochs(run.folder / "parts" / str(k) / "checkpoint") == [3], "only the last epoch"
         assert list(run.folder.glob("tensorboard/events*"))
         assert not any("consensus_distance" in record for record in run.records())
 
@@ -45,7 +45,7 @@ def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owner
         assert (epoch, nodes_here) == (3, [k])
         assert torch.allclose(rows["x"][0], found[0]["x"][k], rtol=0, atol=1e-12)
 
-    model = exports.export(run, "3")                            # it needs nobody's data
+    model = exports.export(run, "3")                            # needs no data
     tests = data_of(run.experiment, None, f"folder:{tmp_path / 'all.npz'}")
     right = model.predict(tests, tests.test) == tests.test.y
     assert right.double().mean() > 0.3
@@ -58,19 +58,19 @@ def test_a_node_and_the_rendezvous_come_back(tmp_path, owners):
     nodes = [four.start(k, place, "--peer-timeout", "5") for k in range(4)]
     wait_for(lambda: list(tmp_path.glob("runs2/*/parts/2/checkpoint/000005.json")))
     port = server.port
-    del server                                                  # the rendezvous goes,
-    nodes[2].kill()                                             # a node too,
+    del server                                                  # stops the rendezvous
+    nodes[2].kill()
     nodes[2].wait()
     time.sleep(3)
-    server = serve("127.0.0.1", port)                           # and both are back
+    server = serve("127.0.0.1", port)
     nodes[2] = four.start(2, place, "--peer-timeout", "5")
     for k, process in enumerate(nodes):
         said = four.said(process, k)
         (run,) = find_runs(tmp_path / f"runs{k}")
         assert run.records()[-1]["epoch"] == 600
         if k in (1, 3):
-            assert f"process {k} goes on without process 2" in said
-            assert f"process {k} has process 2 back" in said
+            assert f"process {k} continues without process 2" in said
+            assert f"process {k} reconnected to process 2" in said
     models = torch.cat([newest_of_parts(next(find_runs(tmp_path / f"runs{k}")).folder)[0]["x"] for k in range(4)])
     assert (models - models.mean(dim=0)).norm() < 0.05 * models.norm()
     assert server.port == port
@@ -86,8 +86,8 @@ def test_what_owners_do_not_agree_on_is_said_in_one_sentence(tmp_path, owners):
         with pytest.raises(qg.InputError, match=match):
             data_of(Experiment(**{**experiment.__dict__, **terms}), None, f"folder:{tmp_path / '3.npz'}")
 
-    refused("has the class '2', but no, yes are agreed", classes=("no", "yes"))
-    refused(r"shape \[1, 8, 8\], but \[3, 8, 8\] is agreed", shape=(3, 8, 8))
+    refused("has the class '2', but the agreed classes are no, yes", classes=("no", "yes"))
+    refused(r"shape \[1, 8, 8\], but the agreed shape is \[3, 8, 8\]", shape=(3, 8, 8))
     refused("has 1 channels, but mean has 2 numbers", mean=(0.1, 0.2))
     refused("std must be > 0", std=(0.0,))
     for number, rendezvous, match in ((7, "here:1", "node must be from 0 to 3"), (0, "here", "must be HOST:PORT")):

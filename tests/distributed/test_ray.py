@@ -52,7 +52,7 @@ def dies_once():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the workers find models of a user's own."""
+    """Folder from which the workers import user-defined models."""
     place = tmp_path_factory.mktemp("mine")
     (place / "on_the_cluster.py").write_text(MINE)
     return place

@@ -1,8 +1,8 @@
-"""Fifty random schedules of faults: nobody hangs, everybody ends, and what does not mind faults has learnt.
+"""Fifty random fault schedules: no process hangs, all exit, and algorithms that tolerate faults have learnt.
 
-Quasi-global momentum was seen to mind one kind: with half of a directed graph away for long, a node hears of one that
-does not hear of it; with a star's centre away, of nobody. It got worse in the first case; QG-DAdam diverged in the
-second.
+Quasi-global momentum does not tolerate one kind of fault. With half of a directed graph absent for long, a node
+receives from a node that does not receive from it: accuracy got worse. With the centre of a star absent, nodes receive
+nothing: QG-DAdam diverged.
 """
 
 import pytest

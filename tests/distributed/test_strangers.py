@@ -1,4 +1,4 @@
-"""Who does not belong gets nowhere, is named, and disturbs nobody."""
+"""Unauthorized peers and invalid data are refused and reported, and training continues."""
 
 import os
 import random
@@ -42,7 +42,7 @@ def test_numbers_that_are_not_finite_are_refused():
 def test_another_models_shape_is_refused():
     for mixed, _, lost in together(3, meetings.mixing, "shape")[:2]:
         assert mixed.isfinite().all()
-        assert 2 in lost                                    # whoever of the two reads first says why
+        assert 2 in lost                                    # the reason depends on which of the two reads first
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_garbage_on_the_ports_disturbs_nobody(tmp_path):
     wait_for_epoch(tmp_path, 1, 2)
     launcher = psutil.Process(process.pid)
     listening = [c.laddr for p in (launcher, *launcher.children()) for c in p.net_connections() if c.status == "LISTEN"]
-    assert {address.ip for address in listening} == {"127.0.0.1"}       # loopback unless told otherwise
+    assert {address.ip for address in listening} == {"127.0.0.1"}       # loopback by default
     held = []
     for address in listening:
         for garbage in ([b"GET / HTTP/1.0\r\n\r\n"], [random.Random(0).randbytes(10_000)], [bytes(1_000_000)] * 1_000):
@@ -64,11 +64,11 @@ def test_garbage_on_the_ports_disturbs_nobody(tmp_path):
             except OSError:
                 pass
     grown = [p.memory_info().rss for p in (launcher, *launcher.children())]
-    assert max(grown) < 1.5e9                               # a gigabyte of zeros is not kept
+    assert max(grown) < 1.5e9                               # a gigabyte of zeros is not buffered
     said = ended(process)
     for connection in held:
         connection.close()
-    assert "goes on without" not in said
+    assert "continues without" not in said
     (run,) = find_runs(tmp_path)
     assert run.status == "finished"
 

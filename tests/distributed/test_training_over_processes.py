@@ -1,4 +1,4 @@
-"""Runs over processes: the simulator's numbers, its folder, and its way of surviving."""
+"""Runs over processes: the simulator's numbers and run folder, and recovery from faults."""
 
 import json
 import signal
@@ -32,7 +32,7 @@ def same(one, other, tolerance):
 
 
 def scalars(run, name):
-    """What TensorBoard shows of a metric."""
+    """Return the values of a metric in TensorBoard, by step."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run.folder / "tensorboard")).Reload()
@@ -58,7 +58,7 @@ def test_a_run_is_the_simulators(tmp_path, simulated):
         for name, value in theirs.items():
             if name != "images_per_second":
                 assert ours[name] == pytest.approx(value, rel=1e-6), name
-    assert not list(run.folder.glob("parts/*/tested")), "what process 0 has read is deleted"
+    assert not list(run.folder.glob("parts/*/tested")), "process 0 deletes the files that it has read"
     averaged = {record["epoch"]: record["accuracy_averaged"] for record in run.records() if "accuracy" in record}
     assert scalars(run, "accuracy_averaged") == pytest.approx(averaged)
     sent = [json.loads(path.read_text())["edges"] for path in run.folder.glob("parts/*/summary.json")]
@@ -90,7 +90,7 @@ def test_who_comes_back_at_the_end_does_not_cut_the_records_short(tmp_path):
     for epoch in (1, 2, 3):
         measured = {"epoch": epoch, "step": epoch, "lr": 0.1, "loss": [1.0], "train_accuracy": [0.5]}
         there.write(measured | {"images_per_second": 1.0})
-    assert records_of([there, away]) == []                  # it may still measure them
+    assert records_of([there, away]) == []                  # process 1 may still measure them
     away.finish("finished", {})
     assert [record["epoch"] for record in records_of([there, away])] == [1, 2, 3]
 
@@ -106,7 +106,7 @@ def test_a_killed_process_is_missed_and_comes_back(tmp_path):
     wait_for_epoch(tmp_path, 2, 4)
     rank(process, 2).send_signal(signal.SIGKILL)
     said = ended(process)
-    assert "goes on without process 2" in said
+    assert "continues without process 2" in said
     assert "starting it again" in said
     (run,) = find_runs(tmp_path)
     assert run.status == "finished"
@@ -125,7 +125,7 @@ def test_an_exact_mean_stops_without_anybody_and_resumes(tmp_path):
     rank(process, 1).send_signal(signal.SIGKILL)
     said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
-    assert "an exact mean over all nodes lost a process and cannot go on" in said
+    assert "an exact mean over all nodes lost a process and cannot continue" in said
     ended(train(tmp_path, *words))
     (run,) = find_runs(tmp_path)
     assert run.records()[-1]["epoch"] == 40
@@ -139,7 +139,7 @@ def test_float32_accuracies_agree_after_50_steps(tmp_path, algorithm):
     ended(train(tmp_path / "there", *words, "--engine", "distributed", "--processes", "2"))
     (here,), (there,) = find_runs(tmp_path / "here"), find_runs(tmp_path / "there")
     for name in ("accuracy", "accuracy_worst", "accuracy_averaged"):
-        assert there.records()[-1][name] == pytest.approx(here.records()[-1][name], abs=1.5 / 360)    # an image or so
+        assert there.records()[-1][name] == pytest.approx(here.records()[-1][name], abs=1.5 / 360)    # about one image
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_a_process_that_hangs_is_missed_and_comes_back(tmp_path):
     time.sleep(10)
     victim.resume()
     said = ended(process)
-    assert "goes on without process 2" in said
+    assert "continues without process 2" in said
     (run,) = find_runs(tmp_path)
     assert run.status == "finished"
     assert run.records()[-1]["accuracy_worst"] > 0.8

@@ -1,4 +1,4 @@
-"""Every optimizer of the released code, step by step, on a ring of eight."""
+"""Every optimizer of the released code, compared step by step on a ring of eight nodes."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ UNUSED = {"qg_adam_v0_b2_0.99", "qg_adam_v1_b2_0.99"}
 
 DECAYS = ("0", "0.01")
 
-# Float64 sums in another order: 4e-14 is the worst we see, after 60 steps of D².
+# Float64 sums in another order: the worst observed error is 4e-14, after 60 steps of D².
 TOLERANCE = 1e-10
 
 pytestmark = pytest.mark.filterwarnings("ignore:D2 needs")

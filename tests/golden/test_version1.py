@@ -1,7 +1,7 @@
-"""What version 1 left on disk: half-finished runs resume bit for bit, names and tables stay as they are.
+"""Files of version 1: half-finished runs resume bit for bit; names and tables stay unchanged.
 
-`version1/` holds runs that version 1 was stopped in (`half`) and the same runs as version 1 ended them (`ended`).
-Nothing here uses more of the package than the command line and `from_mapping`.
+`version1/` holds runs stopped half-way by version 1 (`half`) and the same runs finished by version 1 (`ended`).
+These tests use only the command line and `from_mapping`.
 """
 
 import json
@@ -33,7 +33,7 @@ PROCESSES = ["--topology", "ring:4", "--lr", "0.2", "--epochs", "8", "--eval-eve
 
 @pytest.fixture
 def qg(monkeypatch):
-    """`qg` in this process. The suite has one thread, as the fixtures were made: threads change the order of sums."""
+    """Run `qg` in this process, on one thread like the recorded runs: threads change the order of sums."""
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["qg", *map(str, words)])
@@ -44,7 +44,7 @@ def qg(monkeypatch):
 
 
 def same_arithmetic():
-    """Whether this machine rounds as the one that made the fixtures: libraries choose their kernels by the CPU."""
+    """Whether this machine rounds like the recording machine: libraries choose their kernels by the CPU."""
     made = json.loads((HERE / "machine.json").read_text())
     return made == {
         "torch": torch.__version__.partition("+")[0],
@@ -59,7 +59,7 @@ def cpu_name():
 
 
 def assert_ended_alike(ours, theirs):
-    """Models and states bit for bit, records key by key; on another kind of CPU to rounding."""
+    """Compare models and states bit for bit, records key by key; on another kind of CPU, up to rounding."""
     (newest,) = (theirs / "checkpoint").glob("*.safetensors")
     rows, expected = load_file(ours / "checkpoint" / newest.name), load_file(newest)
     assert rows.keys() == expected.keys()

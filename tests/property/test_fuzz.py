@@ -1,4 +1,4 @@
-"""Whatever a file says, a person gets an experiment or one sentence, and never half a run."""
+"""Any file content gives an experiment or a one-sentence error, never a partial run."""
 
 import string
 from dataclasses import fields
@@ -24,7 +24,7 @@ keys = st.one_of(st.sampled_from(NAMES), st.text(string.ascii_letters, min_size=
 
 
 def outcome(function, *arguments):
-    """What the function returns, or the sentence it refuses with. Anything else it raises fails the test."""
+    """Return the function's result or its `InputError` as text. Any other exception fails the test."""
     try:
         return function(*arguments)
     except qg.InputError as error:

@@ -1,4 +1,4 @@
-"""Statements about any graph, any doubly stochastic W, any size and any schedule."""
+"""Properties that hold for any graph, doubly stochastic W, size and learning-rate schedule."""
 
 import warnings
 
@@ -22,7 +22,7 @@ seeds = st.integers(0, 2**31)
 
 @st.composite
 def graphs(draw, max_n=9):
-    """A connected graph: a random tree and any further edges."""
+    """Connected graphs: a random tree with additional edges."""
     n = draw(st.integers(2, max_n))
     graph = nx.random_labeled_tree(n, seed=draw(seeds))
     pairs = [(i, j) for i in range(n) for j in range(i) if not graph.has_edge(i, j)]
@@ -32,7 +32,7 @@ def graphs(draw, max_n=9):
 
 @st.composite
 def directed(draw, max_n=7):
-    """Doubly stochastic, directed and changing: convex combinations of permutations, one of them a cycle."""
+    """Doubly stochastic, directed, time-varying W: convex combinations of permutations, one of them a cycle."""
     n, period = draw(st.integers(2, max_n)), draw(st.integers(1, 3))
     rng = np.random.default_rng(draw(seeds))
 
@@ -57,12 +57,12 @@ def problem(n, d, seed):
 
 def run(gradient, x0, name, graph, rates, **options):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")     # D² on any W, on purpose
+        warnings.simplefilter("ignore")     # D² is run on any W, on purpose
         return qg.minimize(gradient, x0, name, graph, lambda t: rates[t - 1], len(rates), **options)
 
 
 def close(a, b):
-    # A diverging run magnifies rounding along with itself, hence the relative part.
+    # A diverging run amplifies rounding too, hence the relative tolerance.
     torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Put this folder on the path, so that the tests find `numpy_nodes`."""
+"""Put this folder on `sys.path`, so that the tests can import `numpy_nodes`."""
 
 import sys
 from pathlib import Path

@@ -1,10 +1,9 @@
-"""Every algorithm as one node sees it: a second implementation, to hold the library against.
+"""Every algorithm from the view of one node: a second implementation to check the library against.
 
 Written in NumPy from the pseudocode of *Quasi-Global Momentum: Accelerating Decentralized Deep Learning on
 Heterogeneous Data* (Lin et al. 2021), sharing nothing with the library. A `Worker` is the paper's
-`procedure worker-i`. It knows its own vectors alone; to hear of the others it yields a `Mix` or a `Mean`, and
-is sent back the sum that it asked for. Line numbers are those that the paper prints; `released` is what the
-authors' code does where it differs.
+`procedure worker-i`. It holds only its own vectors. To communicate, it yields a `Mix` or a `Mean` and receives
+the result. Line numbers are the paper's; `released` follows the authors' code where it differs.
 """
 
 from collections import defaultdict
@@ -19,21 +18,21 @@ EPS = 1e-8
 
 @dataclass
 class Mix:
-    """Asks for the sum over j of w_ij v_j: what node i makes of its neighbours' values."""
+    """Request of node i for the sum over j of w_ij v_j, the weighted sum of its neighbours' values."""
 
     value: Vector
 
 
 @dataclass
 class Mean:
-    """Asks for the exact mean of the values of all nodes, or of the nodes `among` them."""
+    """Request for the exact mean over all nodes, or over the nodes in `among`."""
 
     value: Vector
     among: list[int] | None = None
 
 
 Step = Generator[Mix | Mean, Vector, Vector]
-"""Yields messages, is sent the answers, returns the node's next x."""
+"""Generator that yields messages, receives the answers and returns the node's next x."""
 
 
 def reference(
@@ -81,12 +80,12 @@ def together(procedures: list[Step], W: np.ndarray) -> list[Vector]:
                 returned.append(end.value)
         if not sent:
             return returned
-        assert not returned, "all nodes send equally many messages in a step"
+        assert not returned, "all nodes must send the same number of messages in a step"
         answers = [delivered(i, sent, W) for i in range(len(sent))]
 
 
 def delivered(i: int, sent: list[Mix | Mean], W: np.ndarray) -> Vector:
-    """What node i is told, once all have sent."""
+    """The answer to node i's message, given the messages of all nodes."""
     total = 0.0
     if isinstance(sent[i], Mix):
         for j in range(len(sent)):
@@ -100,7 +99,7 @@ def delivered(i: int, sent: list[Mix | Mean], W: np.ndarray) -> Vector:
 
 
 def alone(procedure: Step) -> Vector:
-    """Run a procedure that hears nobody but itself: the same update without gossip."""
+    """Run a procedure without gossip: each request returns the node's own value."""
     answer = None
     while True:
         try:
@@ -206,7 +205,7 @@ class QGDSGDm(Worker):
 
 @dataclass(kw_only=True)
 class QGDAdam(Worker):
-    """The appendix's QG-DAdam, its ĝ read as g."""
+    """The appendix's QG-DAdam, with ĝ read as g."""
 
     beta1: float = 0.9
     beta2: float = 0.99
@@ -444,7 +443,7 @@ def worker(text: str, place: Place) -> Worker:
 
 
 def value_of(word: str) -> bool | int | float | str:
-    """true, 3, 0.5 or a word."""
+    """Parse true, 3, 0.5 or a word."""
     if word in ("true", "false"):
         return word == "true"
     for number in (int, float):
@@ -456,7 +455,7 @@ def value_of(word: str) -> bool | int | float | str:
 
 
 def due(t: int, tau: int, released: bool) -> bool:
-    """After steps τ, 2τ, … in the paper; after 1, 1 + τ, 1 + 2τ, … as released."""
+    """Whether step t ends a period: τ, 2τ, … in the paper; 1, 1 + τ, 1 + 2τ, … as released."""
     return (t - 1 if released else t) % tau == 0
 
 
@@ -465,7 +464,7 @@ def norm(v: Vector) -> float:
 
 
 def sample(n: int, participation: float, seed: int, finished_rounds: int) -> list[int]:
-    """The clients of a round: those with the smallest hash of (seed, round, client)."""
+    """The clients of a round, chosen by the smallest hashes of (seed, round, client)."""
     count = max(1, round(participation * n))
 
     def key(i: int) -> int:

@@ -1,4 +1,4 @@
-"""The library walks the same path as the node-by-node NumPy reference, to rounding, step by step."""
+"""The library's trajectory equals the node-by-node NumPy reference at every step, up to rounding."""
 
 import itertools
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class Logistic:
 
 @cache
 def problem(kind, n, d=3):
-    """A problem of n nodes and a start that differs from node to node."""
+    """A problem for n nodes, with a different start at each node."""
     rng = np.random.default_rng(n)
     x0 = rng.normal(size=(n, d))
     if kind == "quadratic":
@@ -88,7 +88,7 @@ def problem(kind, n, d=3):
 
 
 def learning_rate(t):
-    """Linear warm-up over 5 steps, then a tenth and again a tenth."""
+    """Linear warm-up over 5 steps, then two decays by 10."""
     return 0.08 * min(1, t / 5) * (1 if t <= 20 else 0.1 if t <= 32 else 0.01)
 
 
@@ -134,7 +134,7 @@ def relative_error(library, path):
 
 @pytest.mark.parametrize("text", ["qg-dadam", "qg-dadam:released=true"])
 def test_qg_dadam_hardly_remembers_a_movement_below_its_epsilon(text):
-    """All nodes hardly move for 10 steps, from 0 where rounding is no part of d, and then do."""
+    """The nodes hardly move for 10 steps, then they do. The start is 0, so rounding does not enter d."""
     f, x0 = problem("quadratic", 8)
     paths = both(text, f, 0 * x0, qg.topology.ring(8), 0.0, lr=lambda t: 1e-9 if t <= 10 else 0.05)
     assert relative_error(*paths) < TOLERANCE
@@ -145,7 +145,7 @@ def test_every_algorithm_has_a_reference():
 
 
 def test_no_two_texts_walk_the_same_path():
-    """Each option changes the path by far more than the tolerance, so agreement on it says something."""
+    """Each option changes the path by far more than the tolerance, so a wrong option would be detected."""
     f, x0 = problem("quadratic", 8)
     W = qg.topology.ring(8).weights
     paths = {
@@ -161,7 +161,7 @@ def test_no_two_texts_walk_the_same_path():
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**62 + 7])
 @pytest.mark.parametrize(("n", "participation"), [(5, 0.5), (8, 0.3), (8, 0.01)])
 def test_mimelite_samples_the_clients_of_the_smallest_hashes(n, participation, seed):
-    """Node i alone moves coordinate i, so the server's movement shows who took part."""
+    """Only node i moves coordinate i, so the server's movement shows which clients took part."""
     text = f"mimelite:beta=0,participation={participation}"
     result = qg.minimize(
         lambda x, t: torch.eye(n), torch.zeros(n), text, qg.topology.complete(n), lr=1, steps=50, seed=seed
@@ -172,6 +172,6 @@ def test_mimelite_samples_the_clients_of_the_smallest_hashes(n, participation, s
 
 
 def test_splitmix64_gives_the_published_sequence():
-    """The first outputs of the generator with seed 0, whose state grows by the constant it adds."""
+    """The first two outputs of the generator with seed 0; its state grows by the constant in splitmix64."""
     assert splitmix64(0) == 0xE220A8397B1DCDAF
     assert splitmix64(0x9E3779B97F4A7C15) == 0x6E789E6AA1B965F4

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import `theory_problems`, which pytest's importlib mode does not."""
+"""Put this folder on `sys.path`, so that the tests can import `theory_problems`."""
 
 import sys
 from pathlib import Path

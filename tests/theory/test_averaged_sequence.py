@@ -1,4 +1,4 @@
-"""The nodes' mean under quasi-global momentum obeys a recursion of its own, whatever the graph."""
+"""Under quasi-global momentum, the nodes' mean follows its own recursion on any graph."""
 
 from functools import cache
 
@@ -10,14 +10,14 @@ from theory_problems import Quadratics, noisy, normal, run
 import quasiglobal as qg
 
 EXACT = 1e-12
-"""float64 numbers up to about 100, differences of which are divided by 0.05: rounding stays below 1e-13.
+"""For float64 numbers up to about 100, whose differences are divided by 0.05; rounding stays below 1e-13.
 
 (Up to 100 on the directed ring, where β = 0.9 is unstable; everywhere else they are of order 1.)
 """
 
 
 def shuffled_rings(n: int, period: int) -> qg.Topology:
-    """A ring whose nodes change places from step to step."""
+    """A ring with a new order of its nodes at each step."""
     draw = np.random.default_rng(0)
     W = qg.topology.ring(n).weights()
     orders = [draw.permutation(n) for _ in range(period)]
@@ -25,7 +25,7 @@ def shuffled_rings(n: int, period: int) -> qg.Topology:
 
 
 def directed_ring(n: int) -> qg.Topology:
-    """Each node listens to itself and to the one before it: doubly stochastic, not symmetric."""
+    """Each node mixes with the next node only: doubly stochastic, not symmetric."""
     return qg.topology.from_matrices([0.6 * np.eye(n) + 0.4 * np.roll(np.eye(n), 1, axis=1)])
 
 
@@ -86,7 +86,7 @@ def test_the_buffer_has_the_expanded_matrix_form(topology, beta, mu):
 def test_the_virtual_sequence_is_plain_sgd_with_a_larger_step(topology, beta, mu):
     """Eq. appendix_virtual_sequence: with constant η, x̂ = x̄ − ηβ/((1 − μ)(1 − β)) m̄ starts at x̄⁰ and
 
-    x̂⁺ = x̂ − η/(1 − β) ḡ.  The paper defines x̂ by this recursion; the closed form is what e sums up to.
+    x̂⁺ = x̂ − η/(1 − β) ḡ.  The paper defines x̂ by this recursion; summing e gives the closed form.
     """
     lr = 0.05
     r = stochastic_run(topology, beta, mu, lr)
@@ -116,7 +116,7 @@ def test_the_error_of_the_virtual_sequence_forgets_geometrically(topology, beta,
 
 
 def test_the_virtual_sequence_needs_a_constant_learning_rate():
-    """x̂ is defined with one η: where η decays, its closed form no longer steps as SGD does."""
+    """x̂ is defined for constant η: if η decays, its closed form no longer follows SGD."""
     beta, mu = 0.9, 0.5
     r = stochastic_run(qg.topology.ring(8), beta, mu, decaying)
     x, m, g = (Z.mean(dim=1) for Z in (r.x, r.m_hat, r.g))
@@ -127,7 +127,7 @@ def test_the_virtual_sequence_needs_a_constant_learning_rate():
 
 @pytest.mark.filterwarnings("ignore:W of .* is not doubly stochastic")
 def test_the_averaged_recursion_needs_a_doubly_stochastic_w():
-    """With rows alone summing to 1 the mean is pulled to the nodes that are listened to more."""
+    """If only the rows sum to 1, the mean moves towards the nodes with larger column sums."""
     n = 8
     W = np.full((n, n), 0.5 / n)
     W[:, 0] += 0.5

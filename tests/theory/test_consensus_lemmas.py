@@ -1,11 +1,11 @@
-"""How far the nodes may drift apart in one step: the appendix's consensus lemmas, at every step of a run.
+"""The appendix's consensus lemmas, which bound the nodes' spread after one step, at every step of a run.
 
-Exact gradients, so σ = 0. ζ² is taken at x̄ of the step itself, the only point where the proofs use it: a
-sharper bound than the largest ζ² of the trajectory, which the assumption speaks of.
+Exact gradients, so σ = 0. ζ² is taken at the current step's x̄, the only point where the proofs use it. This
+bound is sharper than the assumption's, which uses the largest ζ² of the trajectory.
 
 The three lemmas hold as printed, with two remarks on the text. (1) Lemma 'One step momentum change' states
 no bound on η but needs η ≤ 1/(7L), which its proof uses. (2) In that proof the factor of ‖X − X̄‖² should be
-8(1 − μ)/((1 − β)nη²), since (a + b)² ≤ 2a² + 2b² doubles ‖I − W‖² ≤ 4; the printed 4 is made good two lines
+8(1 − μ)/((1 − β)nη²), since (a + b)² ≤ 2a² + 2b² doubles ‖I − W‖² ≤ 4; the printed 4 is corrected two lines
 below, where 6 · 4 is printed as 48.
 """
 
@@ -20,7 +20,7 @@ from theory_problems import Cosines, Quadratics, Run, normal, run, spread, zeta_
 import quasiglobal as qg
 
 ROUNDING = 1 + 1e-10
-"""The bounds are never met with equality here; this is far below their slack and far above rounding."""
+"""Relative tolerance: far below the slack of the bounds and far above rounding. No bound is an equality here."""
 
 DIRECTED = qg.topology.from_matrices([0.6 * np.eye(8) + 0.4 * np.roll(np.eye(8), 1, axis=1)], name="directed")
 GRAPHS = [
@@ -30,7 +30,7 @@ GRAPHS = [
 
 
 class Constants:
-    """What the lemmas are about: a graph, an objective, and the largest β and η that they allow."""
+    """A graph, an objective, and the largest β and η that the lemmas allow."""
 
     def __init__(self, topology, problem, mu, times_lr=1.0, beta=None):
         self.topology, self.problem, self.mu = topology, problem, mu
@@ -44,7 +44,7 @@ class Constants:
 
     @property
     def weight(self) -> float:
-        """6η²β²/(ρ(1 − μ)(1 − β)), what a spread of the buffers counts beside one of the models."""
+        """6η²β²/(ρ(1 − μ)(1 − β)), the weight of spread(M) relative to spread(X)."""
         return 6 * self.lr**2 * self.beta**2 / (self.rho * (1 - self.mu) * (1 - self.beta))
 
     def apart(self, r: Run) -> dict[str, torch.Tensor]:
@@ -97,7 +97,7 @@ def total(terms):
 
 @cache
 def trajectories(topology, mu) -> list[tuple[Constants, Run]]:
-    """From starts that are together or far apart, on convex and non-convex functions that differ."""
+    """Runs from equal and from distant starts, on heterogeneous convex and non-convex functions."""
     runs = []
     for seed, family in product((0, 1), (Quadratics, Cosines)):
         k = Constants(topology, family.random(topology.n, seed=seed), mu)
@@ -112,7 +112,7 @@ def trajectories(topology, mu) -> list[tuple[Constants, Run]]:
 @pytest.mark.parametrize("topology", GRAPHS)
 @pytest.mark.parametrize("lemma", LEMMAS)
 def test_every_step_of_a_trajectory_obeys_the_lemma(lemma, topology, mu):
-    """Twelve trajectories a graph and μ, with the largest β and η that the theorem allows."""
+    """Twelve trajectories per graph and μ, with the largest β and η that the theorem allows."""
     for k, r in trajectories(topology, mu):
         left, terms = lemma(k, r)
         assert (left > 0).all()
@@ -120,9 +120,9 @@ def test_every_step_of_a_trajectory_obeys_the_lemma(lemma, topology, mu):
 
 
 def only(what: str, topology, mu, **options) -> tuple[Constants, Run]:
-    """A step in which the nodes differ in one thing alone: their models, their buffers or their functions.
+    """One step from nodes that differ only in their models, their buffers or their functions.
 
-    Where it is the models or the buffers, they differ along the mode that W shrinks least.
+    Models and buffers differ along the mode that W contracts least.
     """
     problem = Quadratics.random(topology.n, seed=7, apart=float(what == "functions"))
     k = Constants(topology, problem, mu, **options)
@@ -135,7 +135,7 @@ def only(what: str, topology, mu, **options) -> tuple[Constants, Run]:
 @pytest.mark.parametrize("what", ["models", "buffers", "functions"])
 @pytest.mark.parametrize("lemma", LEMMAS)
 def test_no_term_of_the_bound_can_be_left_out(lemma, what):
-    """Where the nodes differ in one thing alone, the bound without its term is 0 and the left side is not."""
+    """If the nodes differ in one respect only, the bound fails without the term for it."""
     k, r = only(what, qg.topology.ring(16), mu=0.5)
     left, terms = lemma(k, r)
     assert left > 0
@@ -145,15 +145,15 @@ def test_no_term_of_the_bound_can_be_left_out(lemma, what):
 
 
 def test_the_consensus_bound_is_within_reach():
-    """Along the slowest mode of a slow W the models contract by little more than the bound allows."""
+    """Along the slowest mode of a slowly mixing W, the left side is more than 85 % of the bound."""
     k, r = only("models", qg.topology.ring(16), mu=0.5)
     left, terms = consensus_change(k, r)
     assert left > 0.85 * total(terms)
 
 
 def test_the_momentum_lemma_needs_a_small_learning_rate():
-    """Its statement bounds β alone. With η = 6/L, from nodes that differ in their models, it fails;
-    with η = 1/(7L), which the proof uses, it holds.
+    """The lemma's statement bounds only β. From nodes with different models, it fails at η = 6/L and holds at
+    η = 1/(7L), which the proof uses.
     """
     topology = qg.topology.ring(16)
     for times_lr, holds in ((6 * 7 / topology.rho, False), (1 / topology.rho, True)):
@@ -164,8 +164,8 @@ def test_the_momentum_lemma_needs_a_small_learning_rate():
 
 
 def test_the_improvement_lemma_needs_the_bound_on_beta():
-    """With the β = 0.9 of practice, 190 times what the theorem allows on this ring, one step of the mixing
-    alone makes buffers that outweigh what the models gained.
+    """With β = 0.9 as in practice, 190 times the theorem's limit on this ring, a single mixing step adds more
+    spread to the buffers than it removes from the models.
     """
     k, r = only("models", qg.topology.ring(16), mu=0.5, beta=0.9)
     left, terms = consensus_improvement(k, r)
@@ -176,7 +176,7 @@ ONE_PEER = qg.topology.one_peer_exponential(8)
 
 
 def mean_over_w(lemma, k: Constants, x, m_hat) -> tuple[float, float]:
-    """Both sides of a lemma for a step from (x, m_hat), their mean over the W of ONE_PEER's period."""
+    """Both sides of a lemma for a step from (x, m_hat), averaged over the W of ONE_PEER's period."""
     sides = []
     for shift in range(ONE_PEER.period):
         shifted = [ONE_PEER.weights(shift + t) for t in range(1, ONE_PEER.period + 1)]
@@ -201,7 +201,7 @@ def test_on_a_changing_graph_the_lemmas_hold_on_average_over_w(lemma, mu):
 
 
 def test_on_a_changing_graph_a_single_step_may_break_the_lemma():
-    """Hops of 4 leave models of period 4 as they are: only the mean over W contracts by the bound."""
+    """A hop of 4 leaves models of period 4 unchanged: only the mean over W meets the bound."""
     problem = Quadratics.random(8, seed=11, low=0.02, high=0.5, apart=0)
     x0 = torch.tensor([1.0, 0, -1, 0] * 2, dtype=torch.float64)[:, None] * torch.ones(3)
     k = Constants(ONE_PEER, problem, mu=0.5)

@@ -1,4 +1,4 @@
-"""Where the methods come to rest on heterogeneous quadratics with exact gradients, on a ring of 16."""
+"""Fixed points of the methods on heterogeneous quadratics with exact gradients, on a ring of 16."""
 
 from functools import cache
 
@@ -16,12 +16,12 @@ START = torch.zeros(3, dtype=torch.float64)
 
 @cache
 def at_rest(name, topology=RING, lr=0.05, steps=2000):
-    """The linear iterations shrink by 0.98 or less a step here: 2000 steps leave rounding alone."""
+    """Run to the fixed point: the error shrinks by a factor of 0.98 or less per step, so 2000 steps leave rounding."""
     return qg.minimize(PROBLEM.gradient, START, name, topology, lr=lr, steps=steps)
 
 
 def dsgd_rests_at(lr, topology=RING):
-    """The solution of x = W(x − lr H(x − c)), that is of (I − W(I − lr H)) x = W lr H c."""
+    """DSGD's fixed point: the solution of x = W(x − lr H(x − c)), that is of (I − W(I − lr H)) x = W lr H c."""
     n, d = PROBLEM.c.shape
     W = torch.kron(torch.from_numpy(topology.weights()), torch.eye(d, dtype=torch.float64))
     lr_H, eye = lr * torch.block_diag(*PROBLEM.H), torch.eye(n * d, dtype=torch.float64)
@@ -34,13 +34,13 @@ def dsgd_rests_at(lr, topology=RING):
         ("dsgd-gt", RING, 0.05, 2000),
         ("d2", LAZY, 0.05, 2000),
         ("d2+", LAZY, 0.05, 2000),
-        # Momentum on the tracker is the slower, the larger lr is.
+        # With momentum on the tracker, a larger lr converges more slowly.
         ("dsgdm-gt", RING, 0.02, 2500),
         ("dsgdm-n-gt", RING, 0.02, 2500),
     ],
 )
 def test_bias_correcting_methods_reach_the_exact_minimiser_at_every_node(name, topology, lr, steps):
-    """To 1e-7; rounding accumulates to about 1e-12."""
+    """Tolerance 1e-7; rounding accumulates to about 1e-12."""
     x = at_rest(name, topology, lr, steps).x
     assert (x - PROBLEM.minimiser).abs().max() < 1e-7
 
@@ -55,16 +55,16 @@ STEP_OF_DSGD = {
     f"qg-dsgdm-n:beta={BETA}": 1 + BETA,
     f"qg-dsgdm-n:beta={BETA},mu=0.5": 1 + BETA,
 }
-"""Each rests where DSGD rests with this many times the learning rate.
+"""Each method has the fixed point of DSGD with this many times the learning rate.
 
-Local momentum at rest is m = g/(1 − β), in both forms: m, and g + βm = g(1 + β/(1 − β)) = g/(1 − β).
-Quasi-global momentum at rest is m̂ = 0, since nothing moves: g is left, or (1 + β)g in Nesterov's form.
+There, local momentum is m = g/(1 − β), and both forms step by it: m, and g + βm = g(1 + β/(1 − β)) = g/(1 − β).
+Quasi-global momentum is m̂ = 0, since nothing moves: the step is g, or (1 + β)g in Nesterov's form.
 """
 
 
 @pytest.mark.parametrize(("name", "factor"), STEP_OF_DSGD.items())
 def test_the_others_rest_where_dsgd_with_a_larger_step_does(name, factor):
-    """To 1e-9, a solution of a linear system; and that is not the minimiser, nor a point they agree on."""
+    """Tolerance 1e-9 against a linear solve. The nodes reach neither the minimiser nor consensus."""
     x = at_rest(name).x
     assert (x - dsgd_rests_at(0.05 * factor)).abs().max() < 1e-9
     assert (x - PROBLEM.minimiser).abs().amax(dim=1).min() > 1e-3
@@ -79,7 +79,7 @@ def test_quasi_global_momentum_at_rest_is_zero(name):
 
 @pytest.mark.parametrize("name", ["dsgdm", "dsgdm-n"])
 def test_local_momentum_at_rest_is_the_nodes_own_pull(name):
-    """m = g/(1 − β): each node's buffer holds the heterogeneity for good."""
+    """m = g/(1 − β): each node's buffer keeps the heterogeneity permanently."""
     result = at_rest(f"{name}:beta={BETA}")
     m = result.state["m"]
     assert (m - PROBLEM.gradient(result.x) / (1 - BETA)).abs().max() < 1e-9
@@ -87,14 +87,14 @@ def test_local_momentum_at_rest_is_the_nodes_own_pull(name):
 
 
 def test_the_less_biased_of_two_at_the_same_learning_rate_is_quasi_global():
-    """With β = 0.9 local momentum rests as DSGD with 10 times the step, quasi-global with 1 or 1.9 times."""
+    """At β = 0.9 the fixed points are those of DSGD with 10 times the step (local), 1 or 1.9 times (quasi-global)."""
     bias = {name: (at_rest(name).x - PROBLEM.minimiser).square().sum() for name in STEP_OF_DSGD}
     assert bias[f"qg-dsgdm:beta={BETA}"] < 0.5 * bias[f"dsgdm:beta={BETA}"]
     assert bias[f"qg-dsgdm-n:beta={BETA}"] < 0.5 * bias[f"dsgdm-n:beta={BETA}"]
 
 
 def test_without_heterogeneity_everybody_finds_the_minimiser():
-    """The bias is the heterogeneity's: with one function for all, the same runs end at its minimiser."""
+    """The bias comes from heterogeneity: with one function for all nodes, the same methods reach its minimiser."""
     same = Quadratics.random(16, seed=2, low=0.5, high=1.0, apart=0)
     for name in ("dsgd", f"dsgdm:beta={BETA}", f"qg-dsgdm:beta={BETA}", f"qg-dsgdm-n:beta={BETA}"):
         x = qg.minimize(same.gradient, START + 1, name, RING, lr=0.05, steps=1500).x

@@ -1,4 +1,4 @@
-"""ρ is what the paper's assumption says, and what it leaves to the momentum."""
+"""ρ is the mixing rate of the paper's assumption, and limits the momentum."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ NAMES = ["ring:8", "ring:16", "torus:16", "star:7", "social", "lazy/ring:16", "o
 
 
 def mixed(topology, X):
-    """Mean over a period of ‖W X − X̄‖², for each of a batch of X."""
+    """Mean over a period of ‖W X − X̄‖²/n, for each X of a batch."""
     return torch.stack([spread(torch.from_numpy(W) @ X) for W in topology.matrices]).mean(dim=0)
 
 
@@ -38,7 +38,7 @@ def test_rho_is_one_minus_the_second_singular_value_squared(name):
 
 
 def test_the_lazy_graph_mixes_less():
-    """(I + W)/2, which D² wants, pays for its eigenvalues: 0.975 for 0.949 on a ring of 16."""
+    """(I + W)/2, which D² needs, mixes more slowly: σ₂ is 0.975 instead of 0.949 on a ring of 16."""
     ring = qg.topology.ring(16)
     assert ring.rho == pytest.approx(1 - ((1 + 2 * np.cos(np.pi / 8)) / 3) ** 2, abs=1e-12)
     assert ring.lazy().rho == pytest.approx(1 - ((2 + np.cos(np.pi / 8)) / 3) ** 2, abs=1e-12)
@@ -54,8 +54,8 @@ def test_the_theorem_allows_hardly_any_momentum_on_a_ring():
 
 
 def test_one_peer_exponential_mixes_on_average_alone():
-    """ρ = 1/3 for n = 8, the mean over the hops 1, 2, 4; three steps in a row reach the exact mean; and a hop
-    of 4 by itself leaves pairs of nodes that never meet.
+    """For n = 8, ρ = 1/3 is the mean over the hops 1, 2, 4. Three consecutive steps reach the exact mean. A hop
+    of 4 alone does not contract models of period 4.
     """
     graph = qg.topology.one_peer_exponential(8)
     assert graph.rho == pytest.approx(1 / 3, abs=1e-12)
@@ -68,7 +68,7 @@ def test_one_peer_exponential_mixes_on_average_alone():
 
 def test_momentum_far_beyond_the_theorem_can_undo_the_mixing():
     """On a directed ring, doubly stochastic but with complex eigenvalues, quasi-global momentum with β = 0.9
-    drives the nodes apart without any gradient; with the β of the theorem they agree.
+    drives the nodes apart without any gradient; with the theorem's β they reach consensus.
     """
     graph = qg.topology.from_matrices([0.6 * np.eye(8) + 0.4 * np.roll(np.eye(8), 1, axis=1)])
     x0 = normal(8, 3, seed=2)
@@ -82,7 +82,7 @@ def test_momentum_far_beyond_the_theorem_can_undo_the_mixing():
 def test_a_symmetric_w_needs_memory_for_its_negative_eigenvalues(mu, agree):
     """On a mode of W with eigenvalue λ the characteristic polynomial of quasi-global gossip is
     z² − (λ + μ + (1 − μ)βλ)z + λ(μ + (1 − μ)β), stable for −1 < λ < 1 where (1 + λ)(1 + μ) > −2(1 − μ)βλ.
-    The torus of 16 has λ_min = −3/5: with β = 0.9 it takes μ > 0.46, which the paper's μ = β is.
+    The torus of 16 has λ_min = −3/5: β = 0.9 requires μ > 0.46, which the paper's μ = β satisfies.
     """
     graph, beta = qg.topology.torus(16), 0.9
     low = graph.lambda_min

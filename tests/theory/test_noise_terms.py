@@ -1,8 +1,8 @@
 """The σ² terms of the appendix's lemmas, with the expectation over the noise computed exactly.
 
 Node i's gradient is exact plus s_i σ u_i, u_i a unit vector, s a row of ± a Hadamard matrix, all 2n rows
-equally likely. Then E s_i = 0 and E s_i s_j = δ_ij as for independent noise, and everything that the lemmas
-bound is quadratic in s, for quadratic f too: the mean over the 2n rows is the expectation.
+equally likely. Then E s_i = 0 and E s_i s_j = δ_ij as for independent noise. For quadratic f, every quantity
+that the lemmas bound is quadratic in s, so the mean over the 2n rows is the exact expectation.
 """
 
 import pytest
@@ -14,7 +14,7 @@ import quasiglobal as qg
 N, SIGMA, MU = 8, 0.7, 0.5
 RING = qg.topology.ring(N)
 ROUNDING = 1e-14
-"""Against noise terms of 1e-6 and more."""
+"""Absolute tolerance; the noise terms are 1e-6 or more."""
 
 
 def sign_rows() -> torch.Tensor:
@@ -28,7 +28,7 @@ UNIT = torch.nn.functional.normalize(normal(N, 3, seed=1), dim=1)
 
 
 class Step:
-    """One stochastic step from (x, m_hat), and the mean over the noise of what comes out of it."""
+    """One stochastic step from (x, m_hat), with expectations over the noise."""
 
     def __init__(self, problem, x, m_hat, beta, lr):
         self.problem, self.beta, self.lr = problem, beta, lr
@@ -113,7 +113,7 @@ LEMMAS = [*CONSENSUS, error_contraction, strongly_convex_progress, non_convex_pr
 
 
 def step_for(lemma, problem, x, m_hat) -> Step:
-    """A step at the largest β and η that the lemma allows (β = 0.9 where it allows any)."""
+    """A step at the largest β and η that the lemma allows (β = 0.9 if it allows any β)."""
     if lemma in CONSENSUS:
         return Step(problem, x, m_hat, RING.largest_beta, RING.rho / (7 * problem.smoothness))
     return Step(problem, x, m_hat, 0.9, 0.1 / (4 * problem.smoothness))
@@ -130,7 +130,7 @@ def test_the_lemma_holds_in_expectation(lemma):
 
 @pytest.mark.parametrize("lemma", LEMMAS)
 def test_the_lemma_needs_its_noise_term(lemma):
-    """From a common minimiser and M = 0 nothing but noise moves the nodes: the rest of the bound is 0."""
+    """From a common minimiser and M = 0, only noise moves the nodes: the rest of the bound is 0."""
     problem = Quadratics.random(N, seed=5, apart=0)
     x = problem.minimiser.expand(N, -1)
     left, bound, noise = lemma(step_for(lemma, problem, x, torch.zeros_like(x)))

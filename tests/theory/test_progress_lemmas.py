@@ -1,13 +1,13 @@
-"""What one step gains, and what the whole run is worth: the appendix's progress lemmas and its theorem.
+"""The appendix's progress lemmas for one step, and its convergence theorem.
 
 Exact gradients here (σ = 0); test_noise_terms.py has the σ² terms. e = x̂ − x̄ and η̃ = η/(1 − β).
 
 All hold as printed, with these remarks on the text.
 (1) The proof of 'Strongly-convex one step progress' ends with a factor 1 − 2Lη̃ ≥ 1/2 where the lemma has 3/4,
-    and it splits ‖ḡ‖² without a cross term. The lemma is right all the same: with
-    −2⟨ḡ, e⟩ ≤ ‖ḡ‖²/(6L) + 6L‖e‖² and ‖ḡ‖² ≤ 3L² spread(X) + (3/2)·2L(f(x̄) − f*), what is left is exactly
+    and it splits ‖ḡ‖² without a cross term. The lemma is still correct: with
+    −2⟨ḡ, e⟩ ≤ ‖ḡ‖²/(6L) + 6L‖e‖² and ‖ḡ‖² ≤ 3L² spread(X) + (3/2)·2L(f(x̄) − f*), the remainder is exactly
     −2 + 2·(1/6 + 1/4)·(3/2) = −3/4 of η̃(f(x̄) − f*), with 8 and 4.25 ≤ 5 for the other two.
-(2) The potential Φ of the theorem's proof has f(x̄) where the lemma that it adds up has f(x̂).
+(2) The potential Φ of the theorem's proof has f(x̄) where the lemma that it sums has f(x̂).
 (3) The theorem in the appendix prints E‖∇f‖ where the proof (and the main text) have E‖∇f‖².
 """
 
@@ -31,7 +31,7 @@ from theory_problems import (
 import quasiglobal as qg
 
 ROUNDING = 1e-12
-"""Against terms of order 1e-2 to 1e3; the bounds hold with far more slack."""
+"""Absolute tolerance for terms of order 1e-2 to 1e3; the bounds have far more slack."""
 
 
 
@@ -56,7 +56,7 @@ class Constants:
         return -self.lr * self.beta / ((1 - self.mu) * (1 - self.beta)) * r.m_hat.mean(dim=1)
 
     def buffer_for(self, error: torch.Tensor) -> torch.Tensor:
-        """The buffer, equal at all nodes, that makes e what it is wanted to be."""
+        """The buffer, equal at all nodes, that gives this error e."""
         m = -(1 - self.mu) * (1 - self.beta) / (self.lr * self.beta) * error
         return m.expand(self.topology.n, -1)
 
@@ -81,7 +81,7 @@ def strongly_convex_progress(k: Constants, r: Run):
     """Lemma 'Strongly-convex one step progress', η ≤ (1 − β)/(4L), f_i strongly convex with constant s:
 
     ‖x̂⁺ − x*‖² ≤ (1 − sη̃/2)‖x̂ − x*‖² − (3η̃/4)(f(x̄) − f*) + 8Lη̃‖e‖² + 5Lη̃ spread(X).
-    The paper calls s μ, which is also the momentum's.
+    The paper writes μ for s, the same symbol as for the momentum.
     """
     L, x_bar, e = k.problem.smoothness, r.x.mean(dim=1), k.error(r)
     distance = squared(x_bar + e - k.problem.minimiser)
@@ -125,7 +125,7 @@ def trajectories(topology, beta, mu) -> list[tuple[Constants, Run]]:
 @pytest.mark.parametrize("topology", graphs("ring:8", "social", "one-peer-exponential:8"))
 @pytest.mark.parametrize("lemma", [non_convex_progress, strongly_convex_progress, error_contraction])
 def test_every_step_of_a_trajectory_obeys_the_lemma(lemma, topology, beta, mu):
-    """At the largest learning rate that it allows, on quadratics and, where f need not be convex, cosines."""
+    """At the lemma's largest learning rate, on quadratics and, unless f must be convex, on cosines."""
     for k, r in trajectories(topology, beta, mu):
         if lemma is strongly_convex_progress and isinstance(k.problem, Cosines):
             continue
@@ -136,7 +136,7 @@ def test_every_step_of_a_trajectory_obeys_the_lemma(lemma, topology, beta, mu):
 @pytest.mark.parametrize("what", ["models", "error"])
 @pytest.mark.parametrize("lemma", [non_convex_progress, strongly_convex_progress])
 def test_progress_is_paid_for_by_each_source_of_error(lemma, what):
-    """From x̂ = x* with only the models apart, or only x̄ away from x̂, the bound needs the very term."""
+    """From x̂ = x*, with only the models apart or only x̄ ≠ x̂, the bound fails without the term for it."""
     k = Constants(qg.topology.ring(8), Quadratics.random(8, seed=5), beta=0.5, mu=0.5)
     apart, e = torch.zeros(8, 3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     if what == "models":
@@ -152,7 +152,7 @@ def test_progress_is_paid_for_by_each_source_of_error(lemma, what):
 
 @pytest.mark.parametrize("what", ["error", "gradient"])
 def test_the_error_bound_needs_both_of_its_terms(what):
-    """At a stationary point the error is what is left of the last one; without one it is the gradient's."""
+    """At a stationary point, e⁺ comes from e alone; with e = 0, it comes from the gradient alone."""
     k = Constants(qg.topology.ring(8), Quadratics.random(8, seed=7, apart=0), beta=0.9, mu=0.9)
     e = normal(3, seed=8) * (what == "error")
     x0 = k.problem.minimiser + normal(3, seed=9) * (what == "gradient")
@@ -163,8 +163,8 @@ def test_the_error_bound_needs_both_of_its_terms(what):
 
 
 def test_the_error_bound_is_tight_up_to_its_factor_of_two():
-    """Where e and ḡ are as convexity wants them, e = −η̃β ḡ/((1 − μ)(1 − β)), half of the gradient's term is
-    met with equality: the 2 in the lemma can go, and nothing more.
+    """At e = −η̃β ḡ/((1 − μ)(1 − β)), where the convexity inequality is an equality, the bound with half of the
+    gradient's term is an equality too: the lemma's factor 2 can be dropped, and nothing more.
     """
     k = Constants(qg.topology.ring(8), Quadratics.random(8, seed=10, apart=0), beta=0.5, mu=0.5)
     x0 = k.problem.minimiser + normal(3, seed=11)
@@ -174,7 +174,7 @@ def test_the_error_bound_is_tight_up_to_its_factor_of_two():
 
 
 def test_the_gain_needs_a_small_learning_rate():
-    """η ≤ (1 − β)/(4L) is no formality: at η̃ = 3/L the step overshoots and the bounds fail."""
+    """A limit such as η ≤ (1 − β)/(4L) is necessary: at η̃ = 3/L the step overshoots and the bounds fail."""
     problem = Quadratics.random(8, seed=12, low=1.0, apart=0)
     k = Constants(qg.topology.ring(8), problem, 0.5, 0.5, lr=1.5 / problem.smoothness)
     r = k.run(problem.minimiser + normal(3, seed=13))
@@ -184,14 +184,14 @@ def test_the_gain_needs_a_small_learning_rate():
 
 
 def theorem(topology, problem, mu):
-    """The largest β and, for σ = 0, the η of the theorem."""
+    """Constants with the theorem's largest β and its η for σ = 0."""
     beta, L = topology.largest_beta, problem.smoothness
     lr = min(topology.rho / 7, (1 - beta) / 4, (1 - mu) * (1 - beta) ** 2 / (4 * beta)) / L
     return Constants(topology, problem, beta, mu, lr)
 
 
 def potential(k: Constants, r: Run) -> torch.Tensor:
-    """Φ of the theorem's proof, with f(x̂) for the printed f(x̄)."""
+    """Φ of the theorem's proof, with f(x̂) instead of the printed f(x̄)."""
     L, rho, beta = k.problem.smoothness, k.topology.rho, k.beta
     return (
         24 * L**2 * k.rate / rho * spread(r.x)
@@ -230,7 +230,7 @@ def test_the_potential_falls_and_bounds_the_gradient_of_the_mean(family, topolog
 
 
 def test_the_theorem_needs_its_heterogeneity_term():
-    """Started on the minimiser the other term is 0, and the nodes' different functions move the mean away."""
+    """From the minimiser the other term is 0, but the nodes' different functions move the mean away."""
     topology = qg.topology.ring(8)
     problem = Quadratics.random(8, seed=16)
     k = theorem(topology, problem, mu=0.5)

@@ -1,4 +1,4 @@
-"""The same updates, written as the paper's appendices write them to compare methods with one another."""
+"""Equivalent forms of the updates, from the appendices that compare the methods."""
 
 from functools import cache
 
@@ -9,7 +9,7 @@ from theory_problems import Quadratics, noisy, normal
 import quasiglobal as qg
 
 EXACT = 1e-12
-"""float64 iterates of order 1; an identity that fails is wrong by 1e-3 and more."""
+"""For float64 iterates of order 1; a false identity is wrong by 1e-3 or more."""
 
 GRAPHS = [
     pytest.param(qg.topology.parse(name), id=name)
@@ -126,7 +126,7 @@ def dmsgd_problem():
 @pytest.mark.parametrize("option", [1, 2])
 class TestDMSGD:
     """Appendix 'Difference between DMSGD and QG-DSGDm'. The original's m̂^(1) needs an x^(0) that is not
-    given; with m̂^(1) = 0, as the re-organised form starts, the two are one method.
+    given; with m̂^(1) = 0, as in the re-organised form, the two are the same method.
     """
 
     @pytest.fixture

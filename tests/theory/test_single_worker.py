@@ -1,4 +1,4 @@
-"""One node alone: quasi-global momentum is QHM, and the local methods are PyTorch's optimizers."""
+"""A single node: quasi-global momentum is QHM, and the local methods are PyTorch's optimizers."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from theory_problems import Quadratics, noisy, normal
 import quasiglobal as qg
 
 EXACT = 1e-12
-"""50 steps in float64 on iterates of order 1."""
+"""For 50 steps in float64 on iterates of order 1."""
 
 ALONE = qg.topology.complete(1)
 GRADIENT = noisy(Quadratics.random(1, d=5, seed=1), sigma=0.3)
@@ -41,8 +41,8 @@ def test_quasi_global_momentum_alone_is_qhm(beta, mu):
 
 @pytest.mark.parametrize(("beta", "mu"), MOMENTA)
 def test_the_nesterov_form_alone_is_qhm_with_beta_squared(beta, mu):
-    """β̂ = μ + (1 − μ)β² and learning rates (1 + β) times as large. The text has β̂ = μ + (1 − μ)β at the
-    looked-ahead x + βm, whose sign and missing η are those of its Nesterov form.
+    """β̂ = μ + (1 − μ)β² and learning rates (1 + β) times as large. The paper's text has β̂ = μ + (1 − μ)β
+    at the look-ahead point x + βm, with the sign and the missing η of its Nesterov form.
     """
     beta_hat = mu + (1 - mu) * beta**2
     quasi_global = history(f"qg-dsgdm-n:beta={beta},mu={mu}")
@@ -102,7 +102,7 @@ def test_sgdm_n_is_nesterovs_method_seen_at_the_looked_ahead_point():
 
 def test_the_look_ahead_as_printed_diverges():
     """Appendix, 'The Simplification of QG-DSGDm-N': gradients at x + βm, though m points uphill and holds no
-    η. On a quadratic with f'' ≥ 0.2 this grows without bound, where the form used here converges.
+    η. On a quadratic with f'' ≥ 0.2 this grows without bound; the form used here converges.
     """
     beta, mu, lr, problem = 0.9, 0.9, 0.02, Quadratics.random(1, d=5, seed=3)
     x, m = X0, torch.zeros_like(X0)
@@ -115,7 +115,7 @@ def test_the_look_ahead_as_printed_diverges():
 
 
 def torch_history(make, weight_decay):
-    """What an optimizer of torch.optim does with the same gradients."""
+    """Trajectory of a torch.optim optimizer with the same gradients."""
     x = torch.nn.Parameter(X0.clone())
     optimizer = make([x], lr=1.0, weight_decay=weight_decay)
     iterates = [X0]

@@ -1,7 +1,7 @@
 """Objectives whose constants L, ζ, f* and minimiser are known exactly, and runs that keep every iterate.
 
-In the paper's appendix M^(t) is the buffer *before* step t, as X^(t) is the model before it; so here x[t],
-m_hat[t] and g[t], t = 0, 1, …, are X^(t), M^(t) and G^(t).
+In the paper's appendix, M^(t) and X^(t) are the buffer and the model *before* step t. So here x[t], m_hat[t]
+and g[t], t = 0, 1, …, are X^(t), M^(t) and G^(t).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quasiglobal.algorithms import Wrapper, algorithm
 
 @dataclass(frozen=True)
 class Quadratics:
-    """f_i(x) = ½ (x − c_i)ᵀ H_i (x − c_i), one a node; f is their mean."""
+    """f_i(x) = ½ (x − c_i)ᵀ H_i (x − c_i), one per node; f is their mean."""
 
     H: Tensor
     c: Tensor
@@ -88,7 +88,7 @@ class Cosines:
 
     @property
     def lowest(self) -> float:
-        """The mean of cosines of one frequency is a cosine, whose amplitude is that of the mean phasor."""
+        """The mean of cosines of one frequency is a cosine, with the amplitude of the mean phasor."""
         return -float(torch.polar(self.a, self.b).mean(dim=0).abs().sum())
 
 
@@ -122,7 +122,7 @@ def squared(v: Tensor) -> Tensor:
 
 
 def noisy(problem: Problem, sigma: float, seed: int = 0):
-    """Stochastic gradients: the exact ones and independent Gaussian noise, a function of (seed, t)."""
+    """Stochastic gradients: exact gradients plus independent Gaussian noise, a function of (seed, t)."""
 
     def gradient(x: Tensor, t: int) -> Tensor:
         draw = torch.Generator().manual_seed(1000 * seed + t)
@@ -137,7 +137,7 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tape(Wrapper):
-    """`base` from a given buffer, with its gradients and states written down."""
+    """`base` from a given buffer, with its gradients and states recorded."""
 
     m_hat: Tensor | None = None
     gradients: list[Tensor] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Lets tests import modules beside them, such as `terminal`, which pytest's importlib mode does not."""
+"""Put this folder on `sys.path`, so that tests can import `terminal` etc.; pytest's importlib mode does not."""
 
 import sys
 from pathlib import Path
@@ -11,5 +11,5 @@ from data_files import hide_data
 
 @pytest.fixture
 def no_data_here(monkeypatch, tmp_path):
-    """Neither this machine's data sets nor the hub's are found."""
+    """Hide local data sets and the hub."""
     hide_data(monkeypatch, tmp_path)

@@ -1,4 +1,4 @@
-"""Small files of each format of data, and what every test of reading them needs."""
+"""Small data files in each format, and helpers for the tests that read them."""
 
 import gzip
 import os
@@ -17,7 +17,7 @@ RNG = np.random.default_rng(0)
 
 
 def hide_data(monkeypatch, folder):
-    """No data of this machine, and no hub; relative paths begin in the folder."""
+    """Hide local data sets and the hub; make `folder` the working directory."""
     monkeypatch.delenv("QG_DATA", raising=False)
     monkeypatch.chdir(folder)
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -31,7 +31,7 @@ def replace(source, **changes):
 
 
 def refused(name, *parts, data_dir=None, **options):
-    """Loading is refused in one sentence with all of these parts."""
+    """Check that loading raises a one-line `InputError` that contains all parts."""
     with pytest.raises(qg.InputError) as caught:
         datasets.load(name, data_dir, **options)
     sentence = str(caught.value)
@@ -94,7 +94,7 @@ def write_imagenet32(folder, form):
 
 
 def write_images(folder, classes=("ant", "bee"), each=3, size=(5, 4), mode="RGB", ending="png"):
-    """Images [m, height, width, 3] and labels in the order in which they are read."""
+    """Write class folders; return the images [m, height, width, 3] and labels in reading order."""
     images, labels = [], []
     for label, name in enumerate(sorted(classes)):
         (folder / name).mkdir(parents=True)
@@ -107,7 +107,7 @@ def write_images(folder, classes=("ant", "bee"), each=3, size=(5, 4), mode="RGB"
 
 
 def python2_pickle(data, labels):
-    """{'data': array, 'labels': list} as Python 2 wrote it: text is bytes, and so is the array's content."""
+    """{'data': array, 'labels': list} as pickled by Python 2: text and array content are bytes."""
     shape = struct.pack("<cicic", b"J", data.shape[0], b"J", data.shape[1], b"\x86")
     array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01" + shape
     array += b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ" + b"\xff" * 4 + b"J" + b"\xff" * 4

@@ -1,4 +1,4 @@
-"""Run folders as training would leave them, with scores that a test chooses."""
+"""Run folders as training writes them, with scores chosen by a test."""
 
 from dataclasses import replace
 
@@ -9,13 +9,13 @@ from quasiglobal.runs.store import RunFolder
 
 
 def cell(table, row, column):
-    """A cell of a table by name."""
+    """Find a table's cell by row and column name."""
     place = RowLabel.parse(row), ColumnLabel.parse(column)
     return next(cell for cell in TABLES[table].cells if cell.label == place)
 
 
 def leave(root, cell, accuracies, lr=0.8, averaged=0.01, diverged=(), scale="paper"):
-    """The runs of a cell, with these accuracies in per cent for seeds 0, 1, …; a seed among `diverged` did."""
+    """Write runs of a cell with these accuracies in per cent for seeds 0, 1, …; `diverged` lists diverged seeds."""
     for seed, accuracy in enumerate(accuracies):
         experiment = replace(at_scale(cell.experiment, scale), lr=lr, seed=seed)
         run = RunFolder.of(experiment, root)
@@ -27,7 +27,7 @@ def leave(root, cell, accuracies, lr=0.8, averaged=0.01, diverged=(), scale="pap
 
 
 def leave_table(root, name, off=0.0, seeds=3, skip=()):
-    """Every cell of a table at about the paper's numbers, tuned on three rates."""
+    """Write runs near the paper's numbers for every cell of a table, tuned on three learning rates."""
     for cell in TABLES[name].cells:
         if cell.score is None or cell.row in skip:
             continue

@@ -1,4 +1,4 @@
-"""Short trainings on the digits, and what the tests of training ask of them."""
+"""Short trainings on the digits, and helpers for the tests of training."""
 
 from collections import defaultdict
 
@@ -23,7 +23,7 @@ def seeded(experiment, seeds):
 
 
 def run_all(experiment, seeds=(0,), task=None, device=CPU):
-    """A program after its last epoch, and the records of every epoch by run."""
+    """Train one program; return it with the records of every epoch by run."""
     program = Program(task or make_task(experiment, load("digits")), seeded(experiment, seeds), device)
     records = []
     Loop(program, [Call(lambda loop: records.append(loop.records))]).run()
@@ -39,7 +39,7 @@ class Stop(Exception):
 
 
 def stop_at(epoch, error=Stop):
-    """A watcher that ends a training in an epoch."""
+    """Return a watcher that raises `error` at an epoch."""
     def stop(runs, records):
         if records[0]["epoch"] == epoch:
             raise error
@@ -48,7 +48,7 @@ def stop_at(epoch, error=Stop):
 
 
 def final(run):
-    """The rows of a run that has ended."""
+    """The checkpoint rows of a finished run."""
     rows, progress = checkpoints.newest(run.folder / "checkpoint")
     assert progress.epochs == run.experiment.epochs
     return rows

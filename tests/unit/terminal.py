@@ -1,4 +1,4 @@
-"""The command line in this process: quicker than one of its own."""
+"""The command line, run in this process: faster than a subprocess."""
 
 import sys
 
@@ -6,7 +6,7 @@ from quasiglobal import cli
 
 
 def inside(monkeypatch, capsys, *words):
-    """The status of `qg` with these words, and what it said on both streams."""
+    """Run `qg` with these arguments; return the exit status, stdout and stderr."""
     monkeypatch.setattr(sys, "argv", ["qg", *words])
     status = 0
     try:

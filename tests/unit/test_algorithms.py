@@ -192,7 +192,7 @@ def test_mimelite_draws_its_clients_from_seed_and_round():
 
 @pytest.mark.parametrize(("algorithm", "rates"), [("dadam", (0, 1)), ("qg-dadam:released=true", (1e6, 1e9))])
 def test_the_released_adam_jumps_where_neighbours_cancel_and_the_next_gradient_is_zero(algorithm, rates):
-    """Node 1 and its neighbours 0 and 2 step by −1, 1 and 0 rates at first: their mean stays, and so does v."""
+    """In step 1, nodes 0, 1 and 2 move by −1, 1 and 0 learning rates: node 1 gets their mean 0, and its v stays 0."""
     gradient = torch.tensor([[1.0], [-1.0], [0.0], [-1.0]], dtype=torch.float64)
     start, lr = torch.zeros(1, dtype=torch.float64), 1e-3
     before, after = (

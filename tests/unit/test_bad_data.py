@@ -1,4 +1,4 @@
-"""A bad file gives one sentence that names it, whatever is wrong with it."""
+"""Any bad file raises a one-sentence error that names the file."""
 
 import builtins
 import gzip
@@ -76,9 +76,9 @@ def test_malicious_pickles_are_refused_and_do_nothing(tmp_path, kind, protocol, 
         b"c_codecs\nencode\n(U\x01aU\x05rot13tR.",
         b"cnumpy.core.multiarray\n_reconstruct\n)R.",
         b"P1\n.",  # a persistent id
-        b"\x82\x01.",  # an extension
-        b"\x80\x02}r\xff\xff\xff\x7f.",  # remembers it as number 2 billion
-        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",  # 8 exabytes follow
+        b"\x82\x01.",  # an extension code
+        b"\x80\x02}r\xff\xff\xff\x7f.",  # memo entry 2 billion
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",  # claims 8 exabytes
         b"I9" + b"9" * 5000 + b"\n.",
         b"(" * 10000 + b".",
         b"]" * 9999 + b"a" * 9998 + b".",
@@ -98,7 +98,7 @@ def test_nested_labels_are_not_unfolded(tmp_path):
     write_cifar(tmp_path, size=1)
     labels = [0]
     for _ in range(60):
-        labels = [labels, labels]  # 2⁶⁰ numbers, if somebody counted
+        labels = [labels, labels]  # 2⁶⁰ numbers if expanded
     dump(tmp_path / "test_batch", {"data": np.zeros((2, 3072), np.uint8), "labels": labels})
     refused("cifar10", "test_batch has no list 'labels' of whole numbers", data_dir=tmp_path)
 
@@ -144,7 +144,7 @@ GOOD = ubytes(2, 3072)
         ({"data": GOOD[:, :3071], "labels": [0, 1]}, ["has no array 'data' of bytes in the shape [m, 3072]"]),
         ({"data": GOOD.astype(np.float32), "labels": [0, 1]}, ["has no array 'data' of bytes"]),
         ({"data": GOOD.tolist(), "labels": [0, 1]}, ["has no array 'data' of bytes"]),
-        ({"data": np.array([None]), "labels": [0, 1]}, ["something else than plain numbers"]),
+        ({"data": np.array([None]), "labels": [0, 1]}, ["an array that does not hold plain numbers"]),
         ({"data": GOOD, "labels": [0]}, ["has 2 examples, but 1 labels"]),
         ({"data": GOOD, "labels": [0, -1]}, ["has the label -1; labels are 0 to 9"]),
         ({"data": GOOD, "labels": [0, 10]}, ["has the label 10; labels are 0 to 9"]),
@@ -251,7 +251,7 @@ def test_wrong_class_folders_are_named(tmp_path):
     write_images(tmp_path / "a" / "train")
     refused("folder:a", "a has train alone")
     write_images(tmp_path / "a" / "test", classes=("ant", "cow"))
-    refused("folder:a", "a/test has the class 'cow', which a/train has not")
+    refused("folder:a", "a/test has the class 'cow', which is not in a/train")
     write_images(tmp_path / "one", classes=("ant",), each=1)
     refused("folder:one", "one needs 2 examples or more")
 
@@ -269,7 +269,7 @@ def test_images_that_are_none_are_named(tmp_path):
         bad.write_bytes(content)
         refused("folder:a", "cannot read a/bee/1.png as an image")
     Image.fromarray(np.zeros((4, 5), dtype=np.uint16)).save(bad)
-    refused("folder:a", "a/bee/1.png has more than 8 bits a pixel")
+    refused("folder:a", "a/bee/1.png has more than 8 bits per pixel")
 
 
 def test_more_than_fits_into_memory_is_refused(tmp_path):
@@ -299,7 +299,7 @@ def image_bytes(form):
 
 
 def whole_folders(root):
-    """For each format: what to load, and one of its files."""
+    """Write a data set in each format; return its name, its folder and one of its files."""
     write_fashion(root / "plain")
     write_fashion(root / "gz", ending=".gz")
     write_cifar(root / "cifar", size=2)
@@ -341,7 +341,7 @@ def whole(tmp_path_factory):
 
 
 def outcome(name, folder, file, content):
-    """Load with that content of the file: the data set, or None where it was refused in one sentence."""
+    """Load the data set with this file content; return None on a one-sentence `InputError`."""
     path = folder / file
     good = path.read_bytes()
     path.write_bytes(content)
@@ -362,7 +362,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(whole, form):
     good = (folder / file).read_bytes()
     assert outcome(name, folder, file, good) is not None
     ends = {*range(0, min(len(good), 24)), *RNG.integers(0, len(good), 16).tolist(), len(good) - 1}
-    # Pillow does without the last bytes of some formats, and gives the whole picture.
+    # Pillow tolerates missing last bytes in some formats and returns the whole image.
     tolerant = form in ("jpeg", "gif", "png", "webp", "bmp")
     for end in ends:
         assert outcome(name, folder, file, good[:end]) is None or (tolerant and end > len(good) // 2)

@@ -1,4 +1,4 @@
-"""Steps that are written in place, compiled or not, are the algorithm's own."""
+"""In-place steps, compiled or not, equal the algorithm's pure step."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ GRAPH = topology.parse("one-peer-exponential:4")
 
 
 def minimised(name, how):
-    """x and the state after some steps towards the rows of a target."""
+    """Return x and the band after 7 steps towards the rows of a target."""
     torch.manual_seed(0)
     target = torch.randn(ROWS, COLUMNS, dtype=torch.float64)
     x = torch.zeros(ROWS, COLUMNS, dtype=torch.float64)
@@ -40,7 +40,7 @@ def minimised(name, how):
 @pytest.mark.parametrize("how", ["in place", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_step_in_place_is_the_step(name, how, monkeypatch):
-    """`aot_eager` is the compiler without its code generation, which takes long."""
+    """`aot_eager` is the compiler without its slow code generation."""
     monkeypatch.setattr(bands, "compiled_in_place", partial(compiled_in_place, backend=how))
     x, band = minimised(name, how)
     expected, pure = minimised(name, "pure")
@@ -50,4 +50,4 @@ def test_a_step_in_place_is_the_step(name, how, monkeypatch):
         torch.testing.assert_close(band.state[key], value, rtol=1e-12, atol=1e-12)
     if how != "in place":
         fused = [program is not None for program in band.programs.values()]
-        assert all(fused) or name == "mimelite", "it asks for further gradients"
+        assert all(fused) or name == "mimelite", "only mimelite, which asks for further gradients, is not fused"

@@ -1,4 +1,4 @@
-"""The battery holds for all of ours, and each of its checks catches what it is for."""
+"""All built-in algorithms pass the battery, and each of its checks detects its own fault."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,7 +25,7 @@ def test_the_battery_passes(name):
 
 @dataclass(frozen=True, kw_only=True)
 class Honest(qg.Algorithm):
-    """DSGD, which the ones below break one rule of each."""
+    """DSGD; each subclass below breaks one rule."""
 
     def step(self, x, g, state, node):
         return node.mix(x - node.lr * g), state

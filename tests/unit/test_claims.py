@@ -1,4 +1,4 @@
-"""The paper's claims, judged by its own numbers and by stores made by hand."""
+"""Verdicts on the paper's claims, from its own numbers and from hand-made run stores."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ TUNING = "Tuning the momentum factor of DSGDm-N does not bring it up to quasi-gl
 
 
 def judged(root, says):
-    """The cell that says how a claim fares in our runs."""
+    """The cell with the verdict of our runs on a claim."""
     return next(row.cells[3] for row in summary(RunStore.read(root)).sections[0].rows if row.cells[0].text == says)
 
 
@@ -117,7 +117,7 @@ def test_a_claim_all_of_whose_comparisons_were_run_holds_without_reserve(tmp_pat
 
 
 def betas(root, scale="paper"):
-    """The rows of DSGDm-N with other momentum factors that a store has."""
+    """Names of the DSGDm-N rows with other momentum factors in a store."""
     return list(dict.fromkeys(str(cell.row) for cell in momentum_tuning(RunStore.read(root), scale).cells))
 
 

@@ -1,4 +1,4 @@
-"""The command line as a person meets it."""
+"""The command line: output, exit status and error messages."""
 
 import subprocess
 import sys
@@ -48,7 +48,8 @@ def test_a_directed_topology_is_drawn_too(monkeypatch, capsys, tmp_path):
 
 
 BAD = {
-    ("train", "--pretrained", "false"): "qg: false is no .toml file; switches take no value, as in --no-pretrained",
+    ("train", "--pretrained", "false"):
+        "qg: false is not a .toml file; switches accept no value: write --no-pretrained",
     ("topology", "ring:2"): "qg: ring needs n >= 3, got 2; use complete(2)",
     ("topology", "ring:4", "--plot", "graph.doc"): "qg: cannot draw into graph.doc; end its name with .png",
     ("topology", "ring:4", "--plot", "/proc/graph.png"): "qg: cannot write /proc/graph.png",
@@ -81,7 +82,7 @@ def test_no_stack_trace_from_a_real_process(tmp_path):
     done = qg("topology", f"file:{tmp_path}/two")
     assert done.returncode == 2
     assert done.stderr == (
-        f"qg: file:{tmp_path}/two is not connected: it falls into 2 parts that do not all hear of each "
+        f"qg: file:{tmp_path}/two is not connected: it falls into 2 parts that cannot all reach each "
         "other; add an edge\n"
     )
     done = qg("topologi")
@@ -90,7 +91,7 @@ def test_no_stack_trace_from_a_real_process(tmp_path):
 
 
 def leave_seeds(root, *accuracies):
-    """A run for each seed: its accuracy, or None where it diverged before it was tested."""
+    """Write and yield one run per seed; accuracy None means it diverged before its first evaluation."""
     for seed, accuracy in enumerate(accuracies):
         run = RunFolder.of(Experiment(epochs=1, seed=seed), root)
         run.describe()
@@ -172,7 +173,7 @@ def test_algorithms_lists_and_explains(monkeypatch, capsys):
     _, text, _ = inside(monkeypatch, capsys, "algorithms", "slowmo:tau=6")
     assert "Wang et al. 2020" in text
     assert "1 + 1/6 to all" in text
-    assert "x_i ← Σ_j w_ij (x_j − η m_j)" in text, "the base's equation too"
+    assert "x_i ← Σ_j w_ij (x_j − η m_j)" in text, "prints the base's equation too"
     status, text, _ = inside(monkeypatch, capsys, "algorithms", "qg-dsgdm", "--check")
     assert status == 0
     assert "passed 12 checks" in text

@@ -1,4 +1,4 @@
-"""Training on a GPU: compiled, captured, and the same experiment as on the CPU. Skipped where there is none."""
+"""Training on a GPU, compiled and captured, gives the same results as on the CPU. Skipped without a GPU."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from quasiglobal.training.program import Program
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),       # torch.compile's own imports
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),       # from torch.compile's own imports
 ]
 
 SHORT = Experiment(
@@ -91,7 +91,7 @@ def test_a_captured_step_loses_the_messages_that_the_cpu_loses(faults):
 
 @pytest.mark.parametrize("norm", ["bn", "evonorm"])
 def test_a_resumed_run_goes_on_with_the_same_numbers(norm):
-    """Equal up to the kernels' determinism; in float64 that is rounding in the 16th digit."""
+    """Equal up to non-deterministic kernels, which in float64 change the 16th digit."""
     experiment = replace(SHORT, model="resnet8", norm=norm, data="digits", augment=False, epochs=2)
     task = make_task(experiment, load("digits"))
     whole = trained(experiment, "cuda")
@@ -105,7 +105,7 @@ def test_a_resumed_run_goes_on_with_the_same_numbers(norm):
 
 @pytest.fixture(params=[False, True], ids=["as it is", "compiled"])
 def compiles(request, monkeypatch):
-    """Transformers as in short trainings, and as in long ones."""
+    """Transformers uncompiled, as in short trainings, and compiled, as in long trainings."""
     monkeypatch.setattr(quasiglobal.training.program, "WORTH_COMPILING", 0.0 if request.param else float("inf"))
     return request.param
 

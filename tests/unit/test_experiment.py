@@ -1,4 +1,4 @@
-"""What to run: names, hashes, files, and what is the same."""
+"""Experiments: names, hashes, files and equality."""
 
 import json
 from dataclasses import asdict, dataclass, replace

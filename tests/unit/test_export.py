@@ -1,4 +1,4 @@
-"""Models taken out of their runs."""
+"""Export of models from runs."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def test_an_exported_model_scores_as_its_node_did(tmp_path, bn):
         model = exports.read(tmp_path / "model.safetensors")
         scores.append(float((model.predict(data, data.test) == data.test.y).double().mean()))
     for name in ("classes", "shape", "mean", "std"):
-        assert getattr(model.experiment, name) == getattr(data, name), "it says how it saw its data"
+        assert getattr(model.experiment, name) == getattr(data, name), "records its classes, shape and normalisation"
     last = run.summary.last
     assert np.mean(scores) == pytest.approx(last["accuracy"], abs=1e-3)
     assert min(scores) == pytest.approx(last["accuracy_worst"], abs=1e-3)

@@ -1,4 +1,4 @@
-"""Lost messages and absent nodes in the simulator: seeded, resumable, and what a loop over the nodes does."""
+"""Lost messages and absent nodes in the simulator: seeded, resumable, equal to a loop over the nodes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ def run(algorithm="dsgd", topology=GRAPH, steps=STEPS, seeds=(0,), resume=None, 
     return qg.minimize(gradient, x0, algorithm, topology, LR, steps, engine=engine, resume=resume)
 
 
-# ------------------------------------------------------------------------------- the draws, in Python's own integers
+# --------------------------------------------------------------------------------- reference draws in Python integers
 
 BITS = 2**64 - 1
 
@@ -73,7 +73,7 @@ def test_the_draws_are_splitmix_of_seed_step_receiver_and_sender(faults):
 @pytest.mark.parametrize("topology", ["ring:8", "one-peer-exponential:8", "every:2/star:8"])
 @pytest.mark.parametrize("faults", [{"drop": 0.3}, {"churn": 0.4}, {"drop": 0.2, "churn": 0.2}], ids=str)
 def test_a_lossy_run_is_a_loop_over_nodes_and_what_came(topology, faults):
-    """To 1e-12: sums in another order."""
+    """Tolerance 1e-12: sums in another order."""
     graph, seed = qg.topology.parse(topology), 5
     result = run(topology=graph, seeds=(seed,), **faults)
     x = np.zeros((N, D))
@@ -87,7 +87,7 @@ def test_a_lossy_run_is_a_loop_over_nodes_and_what_came(topology, faults):
         np.testing.assert_allclose(result.history[t].numpy(), x, rtol=0, atol=1e-12)
 
 
-# ---------------------------------------------------------------------------------------------- what holds of them
+# -------------------------------------------------------------------------------------------- properties of the faults
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.filterwarnings("ignore:.*needs every eigenvalue")
@@ -103,7 +103,7 @@ def test_the_same_seed_draws_the_same_faults_and_another_others():
 
 
 def test_each_run_of_a_program_draws_from_its_own_seed():
-    """To 1e-14: one matrix product a run, or a batch of them."""
+    """Tolerance 1e-14: one matrix product per run versus a batched product."""
     together = run("qg-dsgdm-n", seeds=(3, 4), drop=0.3, churn=0.1).x
     apart = torch.cat([run("qg-dsgdm-n", seeds=(seed,), drop=0.3, churn=0.1).x for seed in (3, 4)])
     torch.testing.assert_close(together, apart, rtol=0, atol=1e-14)
@@ -149,13 +149,13 @@ def test_a_node_that_is_away_keeps_to_itself_for_a_window():
 
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.9])
 def test_faults_are_as_frequent_as_they_should_be(p):
-    """Within 5 standard deviations, of the messages and of the nodes in as many windows."""
+    """Within 5 standard deviations: lost messages over 100 steps, absent nodes over 100 windows."""
     seeds, n, steps = torch.arange(10), 16, 100
     lost = [~Faults(drop=p).arrived(seeds, torch.tensor(t), n) for t in range(1, steps + 1)]
     share, count = torch.stack(lost).double().mean(), steps * lost[0].numel()
     assert abs(share - p) < 5 * (p * (1 - p) / count) ** 0.5
     masks = (Faults(churn=p).arrived(seeds, torch.tensor(t * WINDOW), n) for t in range(1, steps + 1))
-    away = [~mask.diagonal(dim1=1, dim2=2) for mask in masks]          # a node that is there hears itself
+    away = [~mask.diagonal(dim1=1, dim2=2) for mask in masks]          # a present node receives from itself
     share, count = torch.stack(away).double().mean(), steps * away[0].numel()
     assert abs(share - p) < 5 * (p * (1 - p) / count) ** 0.5
 
@@ -180,11 +180,11 @@ def test_the_draws_follow_the_tensor_so_that_a_captured_step_draws_anew():
     assert engine.mix(9, (x,))[0].equal(step(9, 9.0))
 
 
-# ----------------------------------------------------------------------------------------------- what cannot be had
+# ----------------------------------------------------------------------------------------------- unsupported settings
 
 @pytest.mark.parametrize("algorithm", sorted(set(ALGORITHMS) - set(NEIGHBOURLY)))
 def test_an_exact_mean_is_refused(algorithm):
-    with pytest.raises(qg.InputError, match=r"exact mean .* cannot do without anybody"):
+    with pytest.raises(qg.InputError, match=r"exact mean .* needs every node"):
         run(algorithm, drop=0.1)
 
 

@@ -1,4 +1,4 @@
-"""What the toy figures show, as statements."""
+"""Facts that the toy figures show."""
 
 import csv
 from dataclasses import replace
@@ -105,7 +105,7 @@ def test_consensus_says_where_plain_gossip_wins():
     assert "reaches for good 0.0001 sooner on none of them; plain gossip wins on ring:16, torus:16." in says
 
 
-# Over 1,000 steps from each start; the straight way to the minimum is 1.41.
+# (sgdm, qg-sgdm) over 1,000 steps from each start; the straight line to the minimum is 1.41 long.
 ROSENBROCK_LENGTHS = {
     (0.9, (0, 0)): (5.96, 2.87),
     (0.9, (2, 0)): (6.39, 2.88),

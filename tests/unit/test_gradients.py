@@ -1,4 +1,4 @@
-"""Stacked gradients are each model's own, and no less precise."""
+"""Stacked gradients equal each model's own gradient, without loss of precision."""
 
 import copy
 
@@ -22,11 +22,11 @@ SIZES = {
 }
 K, BATCH = 3, 8
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")     # torch.compile's own imports
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")     # from torch.compile's own imports
 
 
 def stacked(name, norm, device, precision, route=None):
-    """Models around one start, by the route that is chosen here, or by another one."""
+    """K models near one start, with the default route of this machine or a given route."""
     torch.manual_seed(0)
     shape, width = SIZES[name]
     module = build(name, norm=norm, shape=shape, width=width).to(PRECISIONS[precision])
@@ -77,7 +77,7 @@ def test_gradients_and_buffers_are_each_models_own(case, route):
     for i in range(K):
         for key, value in expected_buffers[i].items():
             torch.testing.assert_close(after[key][i], value, rtol=1e-12, atol=1e-14)
-    assert all(buffers[key].equal(before[key]) for key in buffers), "the old buffers are left alone"
+    assert all(buffers[key].equal(before[key]) for key in buffers), "the input buffers are unchanged"
     outputs = torch.stack([_train_output(model, x[i], buffers, i, inputs[i]) for i in range(K)])
     assert right.equal((outputs.argmax(dim=-1) == targets).to(x.dtype).mean(dim=1))
 
@@ -116,7 +116,7 @@ def test_outputs_are_each_models_own(name, norm, device):
 
 
 class Padded(nn.Module):
-    """Sums what it has learned of tokens, the padding's included."""
+    """Classifier on the sum of token embeddings, padding included."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Batches and images: which examples a step shows, and how they are moved."""
+"""Batches and images: order of the examples, and augmentation."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Transformers: stacked gradients are each model's own, whatever of them is trained."""
+"""Transformers: stacked gradients equal each model's own, with all weights, the head or adapters trained."""
 
 import copy
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Case:
-    """K models around one start, and what they see."""
+    """K models near one start, with inputs and targets."""
 
     model: StackedModel
     x: torch.Tensor
@@ -41,7 +41,7 @@ class Case:
 
 
 def case(name, train="all", route=None, **how):
-    """By the route that is chosen here, or by another one."""
+    """Build a case with the default route of this machine or a given route."""
     torch.manual_seed(0)
     module = language_model(name, classes=CLASSES, pretrained=False, train=train, **how).double()
     layout = Layout.of(module)
@@ -53,7 +53,7 @@ def case(name, train="all", route=None, **how):
 
 
 def own_gradients(made, attention="eager", bf16=False):
-    """Each model's loss and gradient by plain PyTorch and transformers' own attention."""
+    """Each model's loss and gradient, computed by plain PyTorch with transformers' own attention."""
     losses, gradients = [], []
     for i in range(K):
         module = copy.deepcopy(made.model.module)
@@ -70,13 +70,13 @@ def own_gradients(made, attention="eager", bf16=False):
     return torch.stack(losses), torch.stack(gradients)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")      # DeBERTa's
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")      # from DeBERTa
 @pytest.mark.parametrize("train", ["all", "head", "lora:2"])
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "gpt2", "deberta"])
 def test_stacked_gradients_are_each_models_own(tmp_path, kind, train):
     made = case(write_model(tmp_path, kind), train)
     route = OneByOne if kind == "deberta" else OutsideVmap
-    assert type(made.model.route) is route, "DeBERTa does not let its attention be replaced"
+    assert type(made.model.route) is route, "only DeBERTa's attention cannot be replaced"
     losses, _, g, _ = made.model.gradients(made.x, {}, made.inputs, made.targets)
     expected, gradients = own_gradients(made)
     torch.testing.assert_close(losses, expected, rtol=1e-12, atol=0)
@@ -129,7 +129,7 @@ def test_outputs_are_each_models_own_and_padding_changes_nothing(tmp_path, train
 
 
 def kept_bytes(made):
-    """How much the backward pass needs of the forward pass, and the gradient."""
+    """Bytes saved for the backward pass, and the gradient."""
     kept = []
 
     def keep(value):
@@ -183,7 +183,7 @@ def test_a_stopped_training_with_dropout_goes_on_bit_for_bit(tmp_path, train):
     chosen = experiment(write_model(tmp_path, dropout=True), epochs=3, train=train)
     whole, _ = trained(chosen)
     first, second = (Program(task(chosen), [chosen], CPU) for _ in range(2))
-    torch.rand(7)                                           # whatever else draws meanwhile
+    torch.rand(7)                                           # unrelated random draws
     first.train_epoch()
     second.restore([first.rows_of(0)], 1)
     torch.rand(5)

@@ -1,4 +1,4 @@
-"""Where transformers come from, and what is said of those that cannot be had."""
+"""Loading transformers: sources, and errors for models that cannot be loaded."""
 
 import shutil
 
@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
 
 @pytest.fixture
 def folder(tmp_path):
-    """A small BERT with its weights, as it comes: without a head for our classes."""
+    """A folder with a small BERT and its weights, without a head for our classes."""
     write_model(tmp_path)
     torch.manual_seed(3)
     transformers.BertModel(transformers.AutoConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
@@ -71,7 +71,7 @@ def test_a_pickle_is_refused_unless_asked_for(folder, monkeypatch):
 
 @pytest.fixture
 def offline(monkeypatch, tmp_path):
-    """The hub out of reach, and a cache of our own."""
+    """Take the hub offline; return a temporary cache folder."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
@@ -115,10 +115,10 @@ def foreign(folder):
     ("spoil", "says"),
     [
         (damaged, "cannot read .* as a transformers model"),
-        (foreign, "are of another model than its config.json says"),
-        (lambda folder: (folder / "config.json").unlink(), "is no transformers model: it has no config.json"),
+        (foreign, "do not match its config.json"),
+        (lambda folder: (folder / "config.json").unlink(), "is not a transformers model: it has no config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot read .* as a transformers model"),
-        (lambda folder: (folder / "config.json").write_text('{"model_type": "vit"}'), "no classifier of texts for vit"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "vit"}'), "no text classifier for vit"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "zzz"}'), "as a transformers model"),
     ],
 )
@@ -136,7 +136,7 @@ def test_weights_that_lack_some_of_the_base_are_said(folder):
     kept = {name: value for name, value in weights.items() if not name.startswith("pooler")}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
     said = r"lack 2 of the base model's \d+ tensors, such as bert.pooler.dense.bias"
-    for train, alike in (("all", False), ("head", True)):       # what is frozen is the same for all seeds
+    for train, alike in (("all", False), ("head", True)):       # frozen weights are the same for all seeds
         with pytest.warns(UserWarning, match=said) as warned:
             first, other = built(folder, train=train), built(folder, seed=1, train=train)
         assert len(warned) == 2
@@ -159,7 +159,7 @@ def test_settings_that_do_not_go_together_are_one_sentence(folder):
 
 
 def test_adapters_of_a_rank_above_their_matrices_are_refused(folder):
-    with pytest.raises(InputError, match="train = lora:33 is for matrices of that many rows and columns, here are 32"):
+    with pytest.raises(InputError, match=r"train = lora:33 needs matrices with that many rows and columns, .* has 32"):
         built(folder, train="lora:33")
 
 

@@ -1,4 +1,4 @@
-"""The house: which module may import which, how long a file may be, and what users see."""
+"""Structure of the package: allowed imports, file lengths and public names."""
 
 import ast
 import subprocess
@@ -30,7 +30,7 @@ LAYERS = [
     ["common"],
     ["errors"],
 ]
-"""From the top down; a module may import from layers below its own, and a package from itself."""
+"""Layers from top to bottom. A module may import from lower layers and from its own package."""
 
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
@@ -48,12 +48,12 @@ MODULES = {dotted(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 
 def imports(path):
-    """What a file imports, under `if TYPE_CHECKING` too: names of modules, and names in them."""
+    """Yield the full names of modules and objects that a file imports, also under `if TYPE_CHECKING`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relatively"
+            assert node.level == 0, f"{path} has a relative import"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
@@ -130,7 +130,7 @@ def test_the_public_names_are_all_that_dir_shows():
 
 
 def public_classes(path):
-    """Classes and type aliases of a file, without an underscore."""
+    """Yield the public classes and type aliases of a file."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
             yield node.name
@@ -167,7 +167,7 @@ def test_what_needs_no_pytorch_imports_none(words, status):
 
 
 def updates(path):
-    """The bodies of all functions in a file that have the shape of `Algorithm.step`."""
+    """Yield place and body of all functions in a file with the parameters of `Algorithm.step`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef) and [a.arg for a in node.args.args] == STEP:
             yield f"{path.name}:{node.lineno}", ast.dump(ast.Module(node.body, []))
@@ -180,7 +180,7 @@ def test_each_update_is_written_once_and_in_algorithms():
     places = {}
     for name, path in MODULES.items():
         for place, body in updates(path):
-            assert part(name) == "algorithms", f"{place} writes an algorithm outside of algorithms/"
+            assert part(name) == "algorithms", f"{place} defines an algorithm outside algorithms/"
             places.setdefault(body, []).append(place)
     assert len(places) >= 11
     assert [same for same in places.values() if len(same) > 1] == []

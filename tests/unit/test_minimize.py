@@ -153,7 +153,7 @@ def test_an_engine_for_another_w_of_the_same_name_is_refused():
     assert str(ring) == str(lazy)
     with pytest.raises(qg.InputError, match=r"the engine is for matrices, but .* another .* same name"):
         run(graph=lazy, engine=Simulator(ring))
-    assert run(graph=ring, engine=Simulator(topology.ring(8))).x.equal(run(graph="ring:8").x), "and of one W is taken"
+    assert run(graph=ring, engine=Simulator(topology.ring(8))).x.equal(run(graph="ring:8").x), "an equal W is accepted"
 
 
 def test_zero_steps_is_the_start():

@@ -1,4 +1,4 @@
-"""The networks have the paper's sizes, and give the same gradients stacked over nodes as one by one."""
+"""The networks have the paper's sizes, and the same gradients stacked over nodes as one by one."""
 
 import math
 
@@ -13,8 +13,8 @@ from quasiglobal.models import MODELS, NORMS, build
 from quasiglobal.models.layers import convolution
 from quasiglobal.models.norms import EvoNormS0
 
-# Small enough for seconds, large enough that the last stage still sees 2 x 2 places: on a single one a shift
-# is exactly undone by the batch normalisation after the next convolution, and its gradient is only rounding.
+# Small enough to run in seconds, large enough that the last stage has 2 x 2 positions. With a single position,
+# the batch normalisation after the next convolution cancels a shift exactly: its gradient is only rounding.
 SMALL = {
     "resnet8": {"width": 0.5, "shape": (3, 8, 8)},
     "resnet20": {"width": 0.25, "shape": (3, 8, 8)},
@@ -70,7 +70,7 @@ def test_one_row_of_logits_an_image_and_a_gradient_for_every_weight(name, norm):
     assert logits.shape == (3, 7)
     logits.square().sum().backward()
     assert all(weights.grad.isfinite().all() for weights in model.parameters())
-    # Memory in another order, as a loader or a compiler may hand it over.
+    # Another memory layout, as a data loader or a compiler may produce.
     turned = images(name, 3).transpose(-1, -2).contiguous().transpose(-1, -2)
     torch.testing.assert_close(model(turned), logits, rtol=1e-4, atol=1e-4)
 
@@ -171,7 +171,7 @@ def test_stacked_over_nodes_is_each_alone(name, norm):
 def test_a_convolution_starts_at_hes_scale():
     torch.manual_seed(0)
     layer = convolution(64, 128, kernel=3, bias=True)
-    # 73,728 draws: the deviation is known to 0.3 %, the mean to 0.4 % of it. Four of these.
+    # 73,728 draws. Standard errors: 0.3 % for the deviation, 0.4 % of it for the mean. Tolerance: four of these.
     deviation = math.sqrt(2 / (3 * 3 * 128))
     assert layer.weight.std().item() == pytest.approx(deviation, rel=0.012)
     assert abs(layer.weight.mean().item()) < 0.016 * deviation

@@ -36,7 +36,7 @@ def browser():
 
 @pytest.fixture
 def visit(browser, address):
-    """Opens the page, at a width and in a colour scheme; at the end nothing may have gone wrong in it."""
+    """Return a function that opens the page; finally check for errors, console output and external requests."""
     complaints, contexts = [], []
 
     def open_page(width=1280, colours="light", anchor=""):
@@ -56,7 +56,7 @@ def visit(browser, address):
 
 
 def column(page, number):
-    """The texts of a column of the first table with numbers, from top to bottom, of what is shown."""
+    """Visible texts of a column of the motivation table, from top to bottom."""
     return page.locator(f"#motivation tbody tr:visible td:nth-child({number})").all_inner_texts()
 
 
@@ -73,7 +73,7 @@ def test_a_column_is_sorted_up_and_then_down_with_what_was_not_run_last(visit):
         assert means(page) == expected
         assert column(page, 4)[3:] == ["not run"] * 15
     page.locator("#motivation th", has_text="noise").get_by_role("button").click()
-    assert all(column(page, 6)[:3]), "words too"
+    assert all(column(page, 6)[:3]), "text columns are sorted too, empty cells last"
     page.locator("#motivation th", has_text="setting").get_by_role("button").click()
     assert head.get_attribute("aria-sort") is None
     settings = [text.replace("\u00a0", " ") for text in column(page, 2)]

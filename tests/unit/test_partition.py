@@ -31,7 +31,7 @@ def test_bad_input():
         "alpha must be > 0, got 0": ("dirichlet", LABELS, 4, 0),
         "3 examples cannot be split among 4 nodes": ("iid", LABELS[:3], 4),
         "did you mean 'dirichlet'": ("dirichlett", LABELS, 4),
-        "shards needs how many a node gets, as in shards:2, got ''": ("shards", LABELS, 4),
+        "shards needs the number of shards per node, as in shards:2, got ''": ("shards", LABELS, 4),
         "too few for 8000 shards": ("shards:2000", LABELS, 4),
         "unknown column 'site'; there is none": ("by:site", LABELS, 4),
         "take a larger alpha": ("dirichlet", np.zeros(100, dtype=np.int64), 10, 0.001),

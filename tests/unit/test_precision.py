@@ -1,4 +1,4 @@
-"""Mixing is full precision whatever the surroundings allow: quasi-global momentum depends on it."""
+"""Mixing uses full precision under every precision setting: quasi-global momentum depends on it."""
 
 import re
 
@@ -18,7 +18,7 @@ devices = pytest.mark.parametrize("device", ["cpu"] + (["cuda"] if torch.cuda.is
 
 
 def rounded(v, bits):
-    """float32 with `bits` bits of mantissa kept: 10 is TF32, 7 is bf16."""
+    """Round float32 to `bits` bits of mantissa: 10 is TF32, 7 is bf16."""
     raw = v.contiguous().view(torch.int32)
     drop = 23 - bits
     return ((raw + (1 << (drop - 1))) >> drop << drop).view(torch.float32)
@@ -37,7 +37,7 @@ class RoundingSimulator(Simulator):
 
 
 def buffer_error(engine=None):
-    """How far the float32 momentum buffer is from float64's, relative to the gradients, after two decays."""
+    """Error of the float32 momentum buffer against float64, relative to the gradients, after two lr decays."""
     rng = np.random.default_rng(0)
     centre = torch.from_numpy(rng.standard_normal((N, D)))
     noise = torch.from_numpy(rng.standard_normal((STEPS, N, D)))

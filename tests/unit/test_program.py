@@ -1,4 +1,4 @@
-"""A program of many models: what its steps equal, and what its tests measure."""
+"""A program of many models: correct steps and correct evaluation."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_seeds_as_rows_equal_seeds_alone():
 
 
 def test_steps_that_write_into_their_storage_are_the_same():
-    """As captured steps do on a GPU."""
+    """Captured steps on a GPU write in place too."""
     names = ("qg-dsgdm-n:tau=2", "slowmo:tau=3", "mimelite", "dmsgd", "d2+", "dsgdm-n-gt")
     experiments = [
         replace(SHORT, algorithm=name, topology="ring:5", partition="iid", precision="fp64") for name in names
@@ -80,8 +80,8 @@ def test_fedbn_keeps_batch_norm_at_the_node():
     shared, _ = run_all(replace(experiment, topology="complete:4"))
     local, _ = run_all(replace(experiment, topology="complete:4", bn="local"))
     assert local.layout.shared < local.layout.size == shared.layout.shared
-    assert local.state.x[:, : local.layout.shared].std(dim=0).max() < 1e-5, "the rest is averaged"
-    assert local.state.x[:, local.layout.shared :].std(dim=0).max() > 1e-4, "batch norm is not"
+    assert local.state.x[:, : local.layout.shared].std(dim=0).max() < 1e-5, "the other parameters are averaged"
+    assert local.state.x[:, local.layout.shared :].std(dim=0).max() > 1e-4, "batch norm is not averaged"
     assert shared.state.x.std(dim=0).max() < 1e-5
 
 

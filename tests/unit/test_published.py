@@ -1,4 +1,4 @@
-"""The paper's numbers: as many as it has, and in agreement with themselves as far as the paper is."""
+"""The paper's numbers: complete, and consistent wherever the paper is consistent."""
 
 from collections import defaultdict
 

@@ -64,7 +64,7 @@ def test_pickles_of_old_and_new_pythons_are_read(tmp_path, protocol):
     path = tmp_path / "batch"
     if protocol == "python 2":
         path.write_bytes(python2_pickle(data, labels))
-        assert pickle.loads(path.read_bytes(), encoding="bytes")[b"labels"] == labels  # it is a true pickle
+        assert pickle.loads(path.read_bytes(), encoding="bytes")[b"labels"] == labels  # a valid pickle
     else:
         dump(path, {"data": data, "labels": labels}, protocol)
     content = pickles.read(path)
@@ -112,7 +112,7 @@ def test_imagenet_pictures_become_squares(tmp_path):
 def test_imagenet_squares_are_scaled_pictures_cut_in_the_middle():
     image = Image.fromarray(RNG.integers(0, 256, (512, 600, 3), dtype=np.uint8))
     expected = np.asarray(image.resize((300, 256), Image.Resampling.BILINEAR))[:, 22:278].transpose(2, 0, 1)
-    # The outermost columns do not see their neighbours beyond the cut.
+    # The outermost columns differ: they are resampled without their neighbours beyond the crop.
     np.testing.assert_array_equal(folders.middle(image)[:, :, 1:-1], expected[:, :, 1:-1])
     assert folders.middle(Image.new("L", (1, 60_000), 9)).tolist() == np.full((3, 256, 256), 9).tolist()
 
@@ -189,7 +189,7 @@ def test_features_of_any_byte_order_are_read(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones((4, 2), dtype=">f8"), y=np.zeros(4, dtype=">i2"))
     data = datasets.load("folder:a.npz")
     assert data.train.x.tolist() == [[1, 1]] * 3
-    assert data.std == (1, 1)  # constant: nothing to divide by
+    assert data.std == (1, 1)  # a constant feature is not scaled
 
 
 def test_moments_count_large_sets_in_parts():

@@ -1,4 +1,4 @@
-"""What the report says of a store, mark by mark, in every format."""
+"""Report of a run store: texts, marks and every format."""
 
 import re
 import shutil
@@ -38,7 +38,7 @@ def in_motivation(row, column=HETEROGENEOUS):
 
 
 def row_of(root, row, column=HETEROGENEOUS, table="motivation", scale="paper"):
-    """A line of a table by the titles of its columns."""
+    """A table row as a dict from column title to cell."""
     section = next(section for section in document(root, scale).sections if section.anchor == table)
     found = next(line for line in section.rows if (line.cells[0].text, line.cells[1].text) == (row, column))
     return {head.title: cell for head, cell in zip(section.columns, found.cells, strict=True)}
@@ -79,7 +79,7 @@ def test_what_was_not_run_says_so_and_nothing_else(tmp_path):
     ([81, 82, 83], "within ±2.65", "good"),
     ([77, 78, 79], "beyond ±2.65", "bad"),
     ([78], "too few seeds", "none"),
-    ([75], "beyond ±6.31", "bad"),      # one seed borrows the paper's std: t = 4.303 at 2 degrees of freedom
+    ([75], "beyond ±6.31", "bad"),      # one seed uses the paper's std: t = 4.303 at 2 degrees of freedom
     ([80, 82], "too few seeds", "none"),
 ])  # fmt: skip
 def test_a_difference_is_marked_as_within_the_noise_or_beyond(tmp_path, ours, text, mark):
@@ -195,7 +195,7 @@ def test_equals_are_called_different_at_most_once_in_twenty(seeds):
         samples = [Sample(x.mean(), x.std(ddof=1) if len(x) > 1 else None, len(x)) for x in pair]
         terms = [(1, samples[0]), (-1, samples[1])]
         alarms += abs(difference(terms)) > tolerance(terms)
-    assert 15 <= alarms <= 65       # an exact test has 50, ± 14 for two standard deviations; Welch's is careful
+    assert 15 <= alarms <= 65       # an exact test has 50 ± 14 (two standard deviations); Welch's is conservative
 
 
 NASTY = "<b>&\"'$x_1^2$ 50% #{~}|*\\"
@@ -211,7 +211,7 @@ SMALL = Document(
 
 
 class Reader(HTMLParser):
-    """What a browser would see: tags in balance, and the text."""
+    """HTML parser that checks balanced tags and collects tags, ids and texts."""
 
     EMPTY = ("meta", "link", "input", "col")
 
@@ -312,7 +312,7 @@ def test_latex_is_typeset_on_its_pages(tmp_path):
     head = rf"\documentclass{{article}}\usepackage[a4paper]{{geometry}}{needs}"
     (tmp_path / "paper.tex").write_text(rf"{head}\begin{{document}}{chr(10)}{text}\end{{document}}")
     words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
-    for _ in range(3):                                      # longtable finds its columns' widths in the second
+    for _ in range(3):                                      # longtable needs two passes for its column widths
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, errors="replace")
         assert done.returncode == 0, done.stdout[-1000:]
     assert "Overfull" not in done.stdout

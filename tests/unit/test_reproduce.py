@@ -1,4 +1,4 @@
-"""Tables from the store: which rate is best, what counts as tuned, and running what is missing."""
+"""Tables from the run store: the best learning rate, the criteria for tuned, and running missing cells."""
 
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ HEADLINE = cell_of("motivation", "QG-DSGDm-N | ring 16, α = 0.1")
 
 
 def ended(root, experiment, accuracy, status="finished"):
-    """A run in the store that reached this, without training."""
+    """Write a run with this accuracy to the store, without training."""
     run = RunFolder.of(experiment, root)
     run.describe()
     test = {"epoch": 10, "loss": 0.1, "accuracy": accuracy, "accuracy_averaged": accuracy + 0.01}
@@ -81,7 +81,7 @@ def test_a_diverged_trial_is_worse_than_any(tmp_path):
     headline(tmp_path, {1.6: 0.99}, "diverged")
     one = outcome(tmp_path)
     assert one.experiment.lr == 0.8
-    assert one.tuned, "what lies beyond was tried"
+    assert one.tuned, "the next larger rate was tried, so the best is not at an end"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_rate_from_short_runs_counts_where_it_was_run_and_is_marked(tmp_path):
     assert (one.how, one.tuned, one.ours().mean) == ("best of 3 short runs", True, pytest.approx(78.0))
     assert one.experiment == replace(HEADLINE.experiment, lr=0.8)
     headline(tmp_path, {1.6: 0.1})
-    assert outcome(tmp_path).how == "at an end of 3", "enough rates at the paper's own scale go first"
+    assert outcome(tmp_path).how == "at an end of 3", "enough rates at the paper's scale take precedence"
     ended(tmp_path, replace(short, lr=3.2), 0.9)
     assert outcome(tmp_path, scale="short").how == "at an end of 4"
 
@@ -180,7 +180,7 @@ def test_what_is_to_be_run_shrinks_with_what_the_store_has(tmp_path):
     table = TABLES["motivation"]
     before = stand(table, RunStore.read(tmp_path), "paper", seeds=3, data_dir=tmp_path)
     assert (before.cells, before.tried, before.done) == (18, 0, 0)
-    assert len(before.to_run) == 18 * (3 + 2), "three rates, then two more seeds at the best"
+    assert len(before.to_run) == 18 * (3 + 2), "three rates, then two more seeds at the best rate"
     assert before.missing == ("cifar10",)
     headline(tmp_path, {0.4: 0.7, 0.8: 0.8, 1.6: 0.7})
     ended(tmp_path, replace(HEADLINE.experiment, lr=0.8, seed=1), 0.8)
@@ -252,7 +252,7 @@ def test_a_table_runs_end_to_end_at_smoke_scale_and_never_twice(tmp_path):
 
 @pytest.fixture(scope="module")
 def smoke_store(tmp_path_factory):
-    """Targets share experiments: one store for all."""
+    """One store for all targets, because they share experiments."""
     return tmp_path_factory.mktemp("smoke")
 
 
@@ -338,7 +338,7 @@ def qg(monkeypatch, capsys, *words):
 
 
 def wide(monkeypatch, columns):
-    """A terminal of so many columns."""
+    """Set the width of the terminal."""
     monkeypatch.setenv("COLUMNS", str(columns))
     console = Console(highlight=False, markup=False, width=columns)
     for module in (terminal, paper, paper_tables):
@@ -360,7 +360,7 @@ def test_the_list_has_every_target_with_what_it_takes(monkeypatch, capsys, tmp_p
     assert status == 0
     (line,) = (line for line in out.splitlines() if "│ motivation" in line)
     assert [word.strip() for word in line.split("│")[2:6]] == ["18", "1", "0", str(17 * 5 + 4)]
-    assert "single-worker" not in out, "only what was named"
+    assert "single-worker" not in out, "lists only the named target"
 
 
 @pytest.mark.parametrize("words", [("--list",), ("figure-2d",)])
@@ -376,7 +376,7 @@ def test_a_table_is_printed_beside_the_papers(monkeypatch, capsys, tmp_path):
     assert status == 0
     assert "SMOKE: digits in place of the data" in out
     assert "92.90 ± 0.15" in out
-    assert "93.01 ± 0.12" not in out, "a cell that was not asked for"
+    assert "93.01 ± 0.12" not in out, "omits cells that were not requested"
 
 
 @pytest.mark.parametrize("name", ["imagenet", "momentum-variants"])
@@ -398,7 +398,7 @@ def test_what_cannot_be_asked_for_is_said_in_a_sentence(monkeypatch, capsys, tmp
     for words, sentence in {
         ("cifar100",): "qg: unknown target 'cifar100'; did you mean 'cifar10'?",
         ("motivation", *there): "qg: cifar10 is not in",
-        ("motivation", "--cells", "*DSGX*", *there): "qg: no cell of motivation is named as '*DSGX*'; names are as "
+        ("motivation", "--cells", "*DSGX*", *there): "qg: no cell of motivation matches '*DSGX*'; names look like "
         "'DSGD | ring 16, α = 10' or 'cifar10-resnet20-dsgd-ring16-a10-s0-*'",
         ("motivation", "--engine", "distributed"): "qg: qg reproduce trains on the simulator",
     }.items():

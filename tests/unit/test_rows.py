@@ -36,8 +36,8 @@ def test_algorithms_and_topologies_share_the_gradients_and_step_on_their_own_row
     settings += [replace(common, topology=name) for name in ("one-peer-exponential:4", "complete:4")]
     programs = []
     rows = train(settings, settled(tmp_path / "rows", seeds=2), lambda runs, records: programs.append(len(runs)))
-    assert set(programs) == {2 * len(settings)}, "one program"
-    assert [run.experiment.algorithm for run in rows[::2]] == [one.algorithm for one in settings], "in the order asked"
+    assert set(programs) == {2 * len(settings)}, "all runs share one program"
+    assert [run.experiment.algorithm for run in rows[::2]] == [one.algorithm for one in settings], "requested order"
     alone = [run for one in settings for run in train(one, settled(tmp_path / "alone", seeds=2))]
     for one, other in zip(rows, alone, strict=True):
         assert one.experiment == other.experiment
@@ -60,7 +60,7 @@ def test_runs_that_cannot_share_a_program_train_one_after_the_other(tmp_path, mo
     assert [run.experiment for run in runs] == [*settings, common]
     monkeypatch.setattr("quasiglobal.runs.grouping.runs_that_fit", lambda *_: 2)
     train(common, settled(tmp_path / "b", seeds=5), watch)
-    assert programs[3:] == [2, 2, 1], "as many at a time as fit the memory"
+    assert programs[3:] == [2, 2, 1], "as many at a time as fit in memory"
     with pytest.raises(qg.InputError, match="runs that train together need one batch, got 64 and 32"):
         Program(make_task(common, load("digits")), settings[:2], CPU)
 
@@ -70,7 +70,7 @@ def test_a_stop_in_the_last_epoch_of_a_program_keeps_the_next_from_beginning(tmp
     first, second = replace(SHORT, lr=rate), replace(SHORT, batch=16)
 
     def stop(runs, records):
-        if records[0]["epoch"] == SHORT.epochs or rate > 1:             # at such a rate the first epoch is the last
+        if records[0]["epoch"] == SHORT.epochs or rate > 1:             # at 1e30 the first epoch is the last
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
@@ -90,7 +90,7 @@ def test_partitions_whose_epochs_differ_do_not_share_a_program(tmp_path):
         assert row.records()[0]["step"] == alone.records()[0]["step"]
         torch.testing.assert_close(final(row)["x"], final(alone)["x"], rtol=1e-9, atol=1e-9)
     task = make_task(common, load("digits"))
-    with pytest.raises(qg.InputError, match="epochs of as many steps"):
+    with pytest.raises(qg.InputError, match="need the same steps per epoch"):
         Program(task, settings[:2], CPU)
 
 

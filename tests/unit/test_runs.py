@@ -1,4 +1,4 @@
-"""Runs on disk: what a folder holds, and that it survives."""
+"""Run folders: contents, and resume after stops, kills and damage."""
 
 import os
 import random
@@ -42,8 +42,8 @@ def test_a_run_is_a_folder_and_is_not_run_twice(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:D2 needs")
 def test_what_an_algorithm_keeps_can_be_saved_and_loaded(tmp_path):
-    """slowmo's x and x0 are one tensor after an outer step."""
-    names = sorted(["slowmo:tau=1", *ALGORITHMS])           # in the order in which `train` makes them rows
+    """Includes a shared tensor: slowmo's x and x0 are the same tensor after an outer step."""
+    names = sorted(["slowmo:tau=1", *ALGORITHMS])           # the row order of `train`
     experiments = [replace(SHORT, algorithm=name, topology="ring:5", partition="iid", epochs=1) for name in names]
     runs = train(experiments, settled(tmp_path))
     program = Program(make_task(SHORT, load("digits")), experiments, CPU)
@@ -71,7 +71,7 @@ def test_a_record_has_the_promised_measures(tmp_path):
 
 @pytest.mark.parametrize("algorithms", [["qg-dsgdm-n"], ["d2+", "slowmo:tau=5", "dadam", "mimelite:tau=2"]], ids=str)
 def test_stopped_runs_go_on_bit_for_bit(tmp_path, algorithms):
-    """One alone, and several as rows of one program."""
+    """A single run, and several runs as rows of one program."""
     alike = replace(SHORT, topology="lazy/ring:4", lr=0.01, model="cnn", norm="bn", epochs=4)
     experiments = [replace(alike, algorithm=name) for name in algorithms]
     whole = train(experiments, settled(tmp_path / "whole"))
@@ -82,11 +82,11 @@ def test_stopped_runs_go_on_bit_for_bit(tmp_path, algorithms):
 
 
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
-"""As this suite has: threads change the order of sums."""
+"""One thread, as in this suite: threads change the order of sums."""
 
 
 def train_and_kill(folder, algorithm, kills, epochs):
-    """Start a training again and again, kill -9 it at random moments, then let it end; and once without."""
+    """Kill -9 a training repeatedly at random times, then finish it; compare it with an uninterrupted run."""
     words = ["--model", "mlp", "--topology", "ring:5", "--partition", "iid", "--lr", "0.02", "--eval-every", "5"]
     words += ["--epochs", str(epochs), "--algorithm", algorithm, "--checkpoint-seconds", "0", "--device", "cpu"]
     command = [sys.executable, "-m", "quasiglobal", "train", *words]
@@ -98,7 +98,7 @@ def train_and_kill(folder, algorithm, kills, epochs):
         while set((folder / "cut").glob("*/checkpoint/*.json")) == before and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(moments.uniform(0, 0.2))
-        assert process.poll() is None, "it ended before it was killed"
+        assert process.poll() is None, "the training ended before the kill"
         process.send_signal(signal.SIGKILL)
         process.wait()
     (killed,) = find_runs(folder / "cut")
@@ -129,7 +129,7 @@ def test_ctrl_c_saves_the_epoch_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said == "qg: stopped; run the same command again to go on\n"
+    assert said == "qg: stopped; run the same command again to resume\n"
     (run,) = find_runs(tmp_path)
     _, progress = checkpoints.newest(run.folder / "checkpoint")
     assert progress.epochs == len(run.records()) > 0
@@ -219,7 +219,7 @@ def test_what_a_killed_process_left_half_written_is_passed_over(tmp_path):
 
 
 def test_a_lost_or_damaged_file_costs_no_run(tmp_path):
-    """What can be made again is; what cannot be read is named."""
+    """Lost files are rebuilt where possible; warnings name the damaged files."""
     options = settled(tmp_path, checkpoint_seconds=0.0)
 
     with pytest.raises(KeyboardInterrupt):
@@ -241,7 +241,7 @@ def test_a_lost_or_damaged_file_costs_no_run(tmp_path):
     with pytest.warns(UserWarning, match="line 3 of"):
         assert len(read_run(folder).records()) == 2
     (folder / "experiment.json").write_text("[1]")
-    with pytest.warns(UserWarning, match="passed over"):
+    with pytest.warns(UserWarning, match="skipped"):
         assert list(find_runs(tmp_path)) == []
 
 
@@ -258,7 +258,7 @@ def test_a_graph_that_has_changed_is_refused(tmp_path):
     with pytest.raises(Stop):
         train(experiment, options, stop_at(2))
     before, _ = graph.read_text(), graph.write_text(other)
-    with pytest.raises(qg.InputError, match=r"is another graph than .* was trained on; bring that one back"):
+    with pytest.raises(qg.InputError, match=r"is another graph than .* was trained on; restore that graph"):
         train(experiment, options)
     graph.write_text(f"# the same\n{before}")
     (run,) = train(experiment, options)

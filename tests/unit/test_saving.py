@@ -1,4 +1,4 @@
-"""Processes agree on the epochs at which they save and stop, without a message."""
+"""Processes agree on the epochs at which they save and stop, without exchanging messages."""
 
 import random
 
@@ -10,7 +10,7 @@ EPOCHS = 40
 
 
 class FakeLoop:
-    """As much of a loop as a decision to save sees."""
+    """The part of a loop that `Saving` uses."""
 
     def __init__(self):
         self.epoch, self.stopping = 0, False
@@ -37,7 +37,7 @@ class Process:
 
 
 def run(folder, processes, steps, seed, seconds=0.0, interrupted=None):
-    """A ring of processes, each a step ahead of its neighbours at most, in a random order."""
+    """Run a ring of processes in random order; each is at most one step ahead of its neighbours."""
     draw, ring = random.Random(seed), [Process(folder, processes, steps, seconds) for _ in range(processes)]
     while going := [k for k, process in enumerate(ring) if not process.loop.over]:
         ready = [
@@ -59,7 +59,7 @@ def test_all_save_after_the_same_epochs(tmp_path, processes, steps):
         ring = run(tmp_path / str(seed), processes, steps, seed, seconds=1e-9)
         assert {tuple(process.saved) for process in ring} == {tuple(ring[0].saved)}
         assert ring[0].saved[-1] == EPOCHS
-        assert len(ring[0].saved) > 2, "and not after the last alone"
+        assert len(ring[0].saved) > 2, "saves not only after the last epoch"
 
 
 @pytest.mark.parametrize("processes", [2, 5])

@@ -1,4 +1,4 @@
-"""Where data sets are looked for: the disk, then the hub."""
+"""Search order for data sets: the disk, then the hub."""
 
 import sys
 import types
@@ -84,7 +84,7 @@ def test_a_users_own_source_is_a_line_in_the_table(monkeypatch):
 
 
 class Rows(list):
-    """What `datasets` gives for a split."""
+    """Stand-in for a split of the `datasets` package."""
 
     def __init__(self, images, labels, image, names):
         super().__init__({image: x, "label": y} for x, y in zip(images, labels, strict=True))
@@ -158,5 +158,5 @@ def test_owners_who_lack_classes_share_one_list(tmp_path):
     assert data.classes == ("ant", "owl", "cat")
     assert torch.equal(data.train.y, torch.tensor([2, 1])[own.train.y])
     assert (data.mean, data.std) == ((0.5,), (0.25,))
-    with pytest.raises(qg.InputError, match="has the class 'cat', but dog, owl are agreed"):
+    with pytest.raises(qg.InputError, match="has the class 'cat', but the agreed classes are dog, owl"):
         datasets.agreed(own, ("dog", "owl"), (), (), ())

@@ -1,4 +1,4 @@
-"""Networks as one program: each model's own gradient, by tensor operations and by the kernels."""
+"""Stacked networks as one program: each model's own gradient, with tensor operations and with the kernels."""
 
 import copy
 import os
@@ -41,7 +41,7 @@ class Usual(nn.Module):
 
 
 class Unusual(nn.Module):
-    """A batch that grows, tied and frozen weights, branches detached or unused, what the kernels cannot do."""
+    """A growing batch, tied and frozen weights, detached and unused branches, layers without a kernel."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ NETWORKS = {"usual": Usual, "unusual": Unusual, "vgg11": partial(build, "vgg11",
 
 @pytest.fixture
 def by_kernels(request):
-    """The kernels run on a CPU in Triton's interpreter, where there is Triton (see conftest.py)."""
+    """Whether to use the kernels, which run in Triton's interpreter on a CPU (see conftest.py)."""
     if request.param == "kernels":
         pytest.importorskip("triton")
         if "TRITON_INTERPRET" not in os.environ:
@@ -110,7 +110,7 @@ def one_by_one(module, layout, x, buffers, inputs, targets, autocast=False):
 
 
 INTERPRETED = ("usual", "unusual", "vgg11", "evonorm-released")
-"""Networks that have all kernels among them: the interpreter takes seconds for each."""
+"""Networks that together use all kernels; the interpreter takes seconds for each."""
 
 CASES = [("operations", name) for name in NETWORKS] + [
     pytest.param("kernels", name, marks=() if name in INTERPRETED else pytest.mark.slow) for name in NETWORKS
@@ -129,7 +129,7 @@ def test_gradients_and_buffers_are_each_models_own(name, by_kernels):
     for i in range(K):
         for key, value in buffers_after[i].items():
             torch.testing.assert_close(after[key][i], value, rtol=1e-12, atol=1e-14)
-    assert all(buffers[key].equal(before[key]) for key in buffers), "the old buffers are left alone"
+    assert all(buffers[key].equal(before[key]) for key in buffers), "the input buffers are unchanged"
 
 
 def test_normalisations_take_over_what_follows_them():
@@ -138,7 +138,7 @@ def test_normalisations_take_over_what_follows_them():
     names = [str(node.target) for node in nodes]
     assert names.count("quasiglobal.normalise.default") == 9
     assert not {"aten.relu.default", "aten.clone.default", "aten.copy.default"} & set(names)
-    assert names.count("aten.add.Tensor") == 9, "the counters of batches"
+    assert names.count("aten.add.Tensor") == 9, "only the batch counters are added"
 
 
 def test_what_depends_on_strides_or_has_no_convolution_is_left_alone():
@@ -183,11 +183,11 @@ def test_the_kernels_cost_no_precision(name):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_test_costs_no_precision(name):
-    """Batches stay apart: some of the networks normalise by the batch that they are shown."""
+    """Batches stay separate: some networks normalise with the statistics of the current batch."""
     module, layout, x, buffers, inputs, _ = example(name, torch.float32, "cuda")
     model = StackedModel(module, nn.functional.cross_entropy, layout, "bf16")
     ours = model.outputs(x, buffers, inputs)
-    assert any(program for program in model.route.programs.values()), "by the kernels"
+    assert any(program for program in model.route.programs.values()), "uses the kernels"
     errors = []
     exact = outputs_one_by_one(copy.deepcopy(module).double(), layout, x.double(), buffers, inputs.double())
     for found in (ours, outputs_one_by_one(module, layout, x, buffers, inputs, autocast=True)):
@@ -213,7 +213,7 @@ def test_pooling_is_pytorchs(dtype):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     x = torch.randn(2, 3, 9, 6, 5, device=device).to(dtype)
-    x[0, 0, :4] = 0.0                                       # equal numbers: the first counts
+    x[0, 0, :4] = 0.0                                       # ties: the first maximum counts
     x[1, 1, 2, 2, 0] = float("nan")
     images = x.flatten(0, 1).movedim(-1, 1).requires_grad_()
     expected = nn.functional.max_pool2d(images, 3)

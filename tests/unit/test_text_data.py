@@ -1,4 +1,4 @@
-"""Texts are read exactly, tokenised once, and shown as long as a batch needs; what is wrong is said in one sentence."""
+"""Text data: read exactly, tokenised once, truncated per batch; bad input raises a one-sentence error."""
 
 import gzip
 import sys
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch, tmp_path):
-    """No data of this machine, no hub, and a cache of our own."""
+    """Hide local data sets and the hub; use a temporary cache."""
     monkeypatch.delenv("QG_DATA", raising=False)
     monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -33,7 +33,7 @@ def alone(monkeypatch, tmp_path):
 
 
 class Words:
-    """A tokenizer: a word is a token, between 1 and 2; 0 fills the rest. It counts how many texts it has seen."""
+    """Tokenizer: one token per word, between 1 and 2, padded with 0. `seen` counts the texts."""
 
     pad_token_id = 0
 
@@ -62,7 +62,7 @@ def write(path, content, zipped=False):
 
 
 def refused(name, *parts, **options):
-    """Reading is refused in one sentence with all of these parts."""
+    """Check that reading raises a one-line `InputError` that contains all parts."""
     with pytest.raises(qg.InputError) as caught:
         datasets.corpus(name, **options)
     sentence = str(caught.value)
@@ -216,7 +216,7 @@ def test_a_broken_gz_is_refused(tmp_path, cut):
 
 def test_what_is_no_text_and_what_is_not_there_is_refused(tmp_path):
     (tmp_path / "mine.csv").write_bytes(b"0,\xff\xfe\n")
-    refused("csv:mine.csv", "cannot read mine.csv", "save it as such")
+    refused("csv:mine.csv", "cannot read mine.csv", "save it as UTF-8")
     refused("csv:yours.csv", "yours.csv", "No such file")
     (tmp_path / "empty").mkdir()
     refused("csv:empty", "neither test.csv nor dev.csv")
@@ -310,7 +310,7 @@ def test_a_disk_that_is_full_leaves_no_cache_and_does_not_stop_the_work(tmp_path
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("quasiglobal.common.files.save_file", full)
-    with pytest.warns(UserWarning, match=r"not kept: cannot write .*No space left.*QG_CACHE"):
+    with pytest.warns(UserWarning, match=r"not cached: cannot write .*No space left.*QG_CACHE"):
         data = tokenised(corpus_of(["a b"]), Words(*ABC), 8, tmp_path / "cache")
     assert data.train.x.shape == (1, 8)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -330,7 +330,7 @@ def test_a_text_without_tokens_is_refused_and_leaves_no_cache(tmp_path):
 
         get_vocab = Words.get_vocab
 
-    with pytest.raises(qg.InputError, match="finds nothing in 1 of the train texts of mine"):
+    with pytest.raises(qg.InputError, match="finds no tokens in 1 of the train texts of mine"):
         tokenised(corpus_of(["a", ""]), Bare(*ABC), 8, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
@@ -355,7 +355,7 @@ def test_the_description_of_a_tokenizer_does_not_change_by_using_it():
     assert fingerprint_of(corpus, tokenizer, 4) == before
 
 
-# What a model sees
+# Model input
 
 
 def texts_of_lengths(*lengths, width=40):
@@ -407,7 +407,7 @@ def test_blank_texts_are_not_padding():
         assert (blank != pad).all()
 
 
-# In an experiment
+# Experiments
 
 
 def test_a_model_of_images_does_not_read(tmp_path):
@@ -420,7 +420,7 @@ def test_a_model_of_images_does_not_read(tmp_path):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """hf:tiny is a model that reads words."""
+    """Give every model the tokenizer `Words` and a vocabulary of 6."""
     monkeypatch.setattr("quasiglobal.runs.building.tokenizer_of", lambda model: Words(*ABC))
     monkeypatch.setattr("quasiglobal.runs.building.vocabulary_of", lambda model: 6)
 

@@ -1,4 +1,4 @@
-"""Training on texts: padding changes nothing, and from a CSV file to a tested model everything fits together."""
+"""Training on texts: padding has no effect, and the path from a CSV file to an exported model works."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ def widened(data, width):
 
 @pytest.mark.parametrize("algorithm", ["qg-dadam", "mimelite"])
 def test_padding_changes_neither_training_nor_tests(tmp_path, algorithm):
-    """Texts of up to 32 tokens in rows of 32 and of 64: each step is cut to what it needs, and so to the same."""
+    """Texts of up to 32 tokens, padded to 32 and to 64: both are truncated to the same length in each step."""
     chosen = tiny_models.experiment(tiny_models.write_model(tmp_path / "m"), algorithm=algorithm, epochs=1, steps=2)
     data = tiny_models.dataset(count=48, length=32)
     narrow, wide = (Program(make_task(chosen, widened(data, width)), [chosen], CPU) for width in (32, 64))
@@ -49,7 +49,7 @@ def test_padding_changes_neither_training_nor_tests(tmp_path, algorithm):
 
 
 def test_steps_that_are_cut_shorter_learn_the_same(tmp_path, monkeypatch):
-    """Cut to 16, 24, … tokens or not at all. Adam would divide gradients that are but rounding by themselves."""
+    """Truncated to multiples of 4 tokens, or not at all. Not with Adam, which would scale up pure rounding."""
     model = tiny_models.write_model(tmp_path / "m")
     chosen = tiny_models.experiment(model, algorithm="dsgdm-n", epochs=1, batch=2, steps=4)
     task = make_task(chosen, tiny_models.dataset(count=48, length=32))
@@ -66,7 +66,7 @@ def test_steps_that_are_cut_shorter_learn_the_same(tmp_path, monkeypatch):
 
 
 def write_texts(path, rows, seed):
-    """Texts of words w0 … w39, in a class by their first word; a class's words are its own."""
+    """Write texts of the words w0 … w39 in two classes, which share no word."""
     rng = random.Random(seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="") as file:
@@ -79,7 +79,7 @@ def write_texts(path, rows, seed):
 
 
 def write_reader(folder):
-    """A tiny model with a tokenizer for such words."""
+    """Write a tiny model with a tokenizer for the words w0 … w39; return its name."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -115,13 +115,13 @@ def test_from_a_csv_file_to_a_model_in_use(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.split() == ["odd", "even", "odd"]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfw4 w2\x0cw2\r\nw1 w3")))
     share.predict(model, "-")
-    assert capsys.readouterr().out.split() == ["even", "odd"], "a form feed ends no line"
-    assert sorted((tmp_path / "cache").rglob("*")) == kept, "texts that were but classified are not kept"
+    assert capsys.readouterr().out.split() == ["even", "odd"], "a form feed does not end a line"
+    assert sorted((tmp_path / "cache").rglob("*")) == kept, "texts for prediction are not cached"
 
-    (tmp_path / "odd.csv").write_text("label,text\n" + "odd,w1 w3 w5\n" * 20)     # names count, not places
+    (tmp_path / "odd.csv").write_text("label,text\n" + "odd,w1 w3 w5\n" * 20)     # classes match by name, not index
     share.evaluate(model, f"csv:{tmp_path}/odd.csv")
     assert "100.00% of 20 test examples" in " ".join(capsys.readouterr().out.split())
-    share.predict(model, f"csv:{tmp_path}/mine")              # its test.csv, whose rows are even and odd by turns
+    share.predict(model, f"csv:{tmp_path}/mine")              # its test.csv, with even and odd in turn
     assert capsys.readouterr().out.split()[:6] == ["even", "odd"] * 3
     (tmp_path / "other.csv").write_text("label,text\n" + "prime,w1 w3 w5\neven,w2 w4\n" * 20)
     with pytest.raises(InputError, match="prime"):
@@ -129,7 +129,7 @@ def test_from_a_csv_file_to_a_model_in_use(tmp_path, monkeypatch, capsys):
     with pytest.raises(InputError, match="as in csv:"):
         share.predict(model, str(tmp_path / "other.csv"))
 
-    for split in ("train", "test"):                         # a run knows what its classes were called
+    for split in ("train", "test"):                         # a run keeps its class names
         path = tmp_path / "mine" / f"{split}.csv"
         path.write_text(path.read_text().replace("even", "zero"))
     assert exports.export(run, "average").experiment.classes == ("even", "odd")

@@ -1,4 +1,4 @@
-"""The figures of training runs, from a store with made-up runs."""
+"""Figures of training runs, drawn from a store of made-up runs."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ DRAWN = [name for name, figure in TRAINED.items() if figure.table.cells]
 
 
 def store(root, cells, accuracy=lambda cell: 0.5, scale="smoke"):
-    """A run of two epochs for each cell, at its own learning rate; None: it diverged in the second."""
+    """Write a two-epoch run for each cell at its learning rate; accuracy None: it diverged in the second epoch."""
     for cell in cells:
         run = RunFolder.of(at_scale(cell.experiment, scale), root)
         run.describe()
@@ -39,7 +39,7 @@ def draw(name, root, scale="smoke"):
 
 
 def drawn(figure):
-    """The panels that show something."""
+    """The panels that are not empty."""
     return [panel for panel in figure.axes if panel.lines or panel.collections or panel.images]
 
 
@@ -88,7 +88,7 @@ def test_a_figure_of_a_table_has_the_tables_cells():
 
 def test_the_momentum_map_shows_who_is_ahead_what_diverged_and_what_was_not_run(tmp_path):
     cells = TRAINED["figure-momentum-tuning"].table.cells
-    assert sum(cell.experiment.algorithm == "dsgdm-n" for cell in cells) == 2 * len(RATES), "0.9 is the default"
+    assert sum(cell.experiment.algorithm == "dsgdm-n" for cell in cells) == 2 * len(RATES), "β = 0.9 is the default"
 
     def accuracy(cell):
         if cell.row == QUASI_GLOBAL:
@@ -161,10 +161,10 @@ def test_partitions_are_drawn_without_a_run_and_missing_data_is_named(tmp_path, 
     made = draw("figure-partition", tmp_path)
     assert len(drawn(made.figure)) == 7
     counted = [row["examples"] for row in made.rows if (row["n"], row["alpha"]) == (32, 0.1)]
-    assert sum(counted) == pytest.approx(1437, abs=32), "every example is somebody's, but for the equal slices' rest"
+    assert sum(counted) == pytest.approx(1437, abs=32), "all examples but the remainder of equal slices"
     assert {path.suffix for path in write_figure(made, "figure-partition", tmp_path)} == {".png", ".svg", ".csv"}
     monkeypatch.setattr(partitions, "PARTITIONS", [("digits", "digits", 16, 1), ("AG News", "agnews", 16, 1)])
-    assert "as the data is not here: AG News" in draw("figure-partition", tmp_path, "paper").says
+    assert "because the data is not installed: AG News" in draw("figure-partition", tmp_path, "paper").says
 
 
 def test_an_unknown_figure_is_one_sentence(tmp_path):

@@ -1,4 +1,4 @@
-"""Tuning, with a trainer that makes up its scores, and once for real."""
+"""Tuning, with a fake trainer and once with real training."""
 
 import math
 from dataclasses import replace
@@ -17,14 +17,14 @@ TINY = Experiment(model="mlp", topology="ring:4", algorithm="dsgdm-n", epochs=1,
 
 
 class Made:
-    """Writes the summary that a run would have: an accuracy from a function of its experiment, None if diverged."""
+    """Fake trainer: write runs with an accuracy computed from the experiment; None means diverged."""
 
     def __init__(self, accuracy):
         self.accuracy = accuracy
         self.calls = []
 
     def __call__(self, experiments, options, watch):
-        assert len(set(experiments)) == len(experiments), "nothing is asked for twice"
+        assert len(set(experiments)) == len(experiments), "no experiment is requested twice"
         self.calls.append([(one, options.seeds) for one in experiments])
         for one in experiments:
             for seed in range(one.seed, one.seed + options.seeds):
@@ -42,7 +42,7 @@ def tuned(tmp_path, accuracy, over, experiment=TINY, seeds=1, **more):
 
 
 def near(rate):
-    """An accuracy that is highest at a learning rate."""
+    """Return an accuracy function with its maximum at this learning rate."""
     return lambda one: 1 - 0.1 * abs(math.log(one.lr / rate))
 
 
@@ -84,7 +84,7 @@ def test_a_grid_that_starts_at_0_grows_too(tmp_path):
     capped, _ = tuned(tmp_path / "b", lambda one: one.weight_decay, {"weight_decay": (0, 1e-4)}, cap=2)
     assert not capped.inside
     zero, _ = tuned(tmp_path / "c", lambda one: -one.weight_decay, {"weight_decay": (0, 1e-4)})
-    assert (zero.grid["weight_decay"], zero.inside) == ((0, 1e-4), True), "nothing lies below 0"
+    assert (zero.grid["weight_decay"], zero.inside) == ((0, 1e-4), True), "the grid does not grow below 0"
 
 
 def test_growth_ends_at_the_cap_and_says_so(tmp_path):
@@ -123,7 +123,7 @@ def test_several_names_are_tuned_over_their_product(tmp_path):
     assert found.best == (0.2, 0.8)
     assert found.experiment.algorithm == "dsgdm-n:beta=0.8"
     by_default = next(one for one, _ in calls[0] if one.lr == 0.1 and "beta" not in one.algorithm)
-    assert by_default.algorithm == "dsgdm-n", "the default value is the run that is in the store anyway"
+    assert by_default.algorithm == "dsgdm-n", "the default value adds no option, so existing runs are reused"
 
 
 def test_momentum_factors_grow_towards_one_and_end_at_zero(tmp_path):
@@ -134,7 +134,7 @@ def test_momentum_factors_grow_towards_one_and_end_at_zero(tmp_path):
     assert above.grid["beta"] == (0.8, 0.9, 0.95, 0.975)
     below, _ = tuned(tmp_path / "b", lambda one: 1 - factor(one), {"beta": (0.8, 0.9)})
     assert below.grid["beta"] == (0.0, 0.2, 0.6, 0.8, 0.9)
-    assert below.inside, "nothing lies beyond 0"
+    assert below.inside, "the grid does not grow below 0"
 
 
 def test_whole_numbers_stay_whole(tmp_path):
@@ -163,7 +163,7 @@ def test_several_experiments_are_tuned_together(tmp_path):
     cells = [TINY, replace(TINY, algorithm="dsgd"), TINY]
     found = tune(cells, {"lr": (0.1, 0.2, 0.4)}, Options(runs=tmp_path), train=trainer)
     assert [one.experiment.lr for one in found] == [0.8, 0.1, 0.8]
-    assert len(trainer.calls[0]) == 6, "all trials of all in one go, and the same cell once"
+    assert len(trainer.calls[0]) == 6, "one call for all trials, without duplicates"
 
 
 BAD = {
@@ -207,7 +207,7 @@ def test_qg_tune_prints_the_grid_draws_it_and_runs_nothing_twice(monkeypatch, ca
     assert "of 3 trials with seed 0" in out
     assert "<svg" in (tmp_path / "grid.svg").read_text()
     runs = {run.folder.name: (run.folder / "summary.json").stat().st_mtime_ns for run in find_runs(tmp_path / "runs")}
-    assert len(runs) == 4, "three rates, and the second seed of the best"
+    assert len(runs) == 4, "three rates, and a second seed at the best rate"
     assert inside(monkeypatch, capsys, *words)[0] == 0
     again = {run.folder.name: (run.folder / "summary.json").stat().st_mtime_ns for run in find_runs(tmp_path / "runs")}
     assert again == runs
@@ -244,7 +244,7 @@ def test_what_cannot_be_tuned_or_drawn_is_refused_before_anything_runs(monkeypat
     for words, sentence in (
         (("--plot", "grid.doc"), "cannot draw into grid.doc"),
         (("--over", "lr=0.1,0.2", "--over", "lr=0.4"), "--over names lr twice"),
-        (("--over", "lr=0.1,beta=0.5,alpha=1", "--plot", "a.png"), "a plot shows one or two names"),
+        (("--over", "lr=0.1,beta=0.5,alpha=1", "--plot", "a.png"), "a plot shows one or two hyperparameters"),
     ):
         status, _, err = inside(monkeypatch, capsys, "tune", *words)
         assert status == 2

@@ -1,4 +1,4 @@
-"""Transformers small enough for tests: two layers of 32 numbers, random weights, a vocabulary of 64; no download."""
+"""Transformers small enough for tests: two layers of width 32, random weights, a vocabulary of 64; no download."""
 
 import json
 import math
@@ -37,7 +37,7 @@ SIZES = {
 
 
 def write_model(folder, kind="bert", dropout=False, **more):
-    """A folder with a model's config.json; returns its name for --model."""
+    """Write a model's config.json to a folder; return its name for --model."""
     pytest.importorskip("transformers", reason="needs the extra nlp")
     sizes = {key: value if dropout or value != 0.1 else 0.0 for key, value in SIZES[kind].items()}
     values = {"model_type": kind, "vocab_size": VOCABULARY, "pad_token_id": PAD} | sizes
@@ -49,7 +49,7 @@ def write_model(folder, kind="bert", dropout=False, **more):
 
 
 def texts(*shape, seed=0):
-    """Random ids of these sizes, the last the length; each text has a length of its own, and the rest is padding."""
+    """Random token ids of this shape, length last; each text has a random length and is padded."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, VOCABULARY, shape, generator=generator)
     lengths = torch.randint(3, shape[-1] + 1, shape[:-1], generator=generator)
@@ -57,7 +57,7 @@ def texts(*shape, seed=0):
 
 
 def dataset(count=160, length=16, classes=4):
-    """Texts whose class is that of their first token: for each, so many to learn from and a quarter to be tested on."""
+    """Texts whose class depends on their first token: `count` for training, a quarter as many for testing."""
     x = texts(count * 5 // 4, length)
     y = x[:, 0] % classes
     train, test = (Examples(x[part].int(), y[part]) for part in (slice(0, count), slice(count, None)))
@@ -65,7 +65,7 @@ def dataset(count=160, length=16, classes=4):
 
 
 def experiment(model, **settings):
-    """Four nodes that learn from 40 texts each, in 5 steps an epoch."""
+    """Four nodes with 40 texts each, 5 steps per epoch."""
     usual = {
         "data": "texts", "topology": "ring:4", "algorithm": "qg-dadam", "epochs": 2, "batch": 8, "lr": 0.01,
         "alpha": 1.0, "milestones": (), "precision": "fp64", "pretrained": False,
@@ -74,12 +74,12 @@ def experiment(model, **settings):
 
 
 def learned(model, train="all"):
-    """Which columns of a row have a gradient: not a key's bias, which adds the same to all of a query's scores."""
+    """Mask of the columns with a gradient. A key's bias has none: it adds the same to all of a query's scores."""
     layout = Layout.of(task(experiment(model, train=train)).module(0))
     names = [name for name, shape in layout.shapes.items() for _ in range(math.prod(shape))]
     return torch.tensor([not name.endswith(("key.bias", "k_lin.bias")) for name in names])
 
 
 def task(chosen):
-    """What an experiment of `experiment` is about."""
+    """The task of an experiment made by `experiment`."""
     return make_task(chosen, dataset())

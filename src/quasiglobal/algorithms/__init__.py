@@ -1,4 +1,4 @@
-"""Every algorithm by name. One file a family; this one is the register and its spelling."""
+"""Registry of algorithms by name, and the parser of names with options. Each family has its own file."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def algorithm(text: str | Algorithm | type[Algorithm]) -> Algorithm:
-    """The algorithm that a text names: a name, and after a colon its options.
+    """Parse an algorithm: a name, and options after a colon.
 
     >>> algorithm("qg-dsgdm-n:mu=0.5,tau=2")
     QGDSGDm(beta=0.9, mu=0.5, nesterov=True, tau=2, released=False)
 
-    An option that is an algorithm takes a bare name. What a wrapper lacks is set on its base; `base.` in
-    front of an option means the base's where both have it.
+    The value of an option that is an algorithm is a bare name. An option that a wrapper lacks is set on its
+    base. If both have it, the prefix `base.` selects the base's.
 
     >>> algorithm("slowmo:base=dsgdm,tau=5,base.beta=0.8").base
     DSGDm(beta=0.8, nesterov=False, sync='none', over='graph')
 
-    `package.module:Name` is a class of your own, with options after a second colon.
+    `package.module:Name` is a user-defined class, with options after a second colon.
     """
     if isinstance(text, Algorithm):
         return text
@@ -93,7 +93,7 @@ def name_of(text: str) -> str:
 
 
 def with_option(text: str, name: str, value: float) -> str:
-    """The same algorithm with a number for an option; the option is left out where it is the default.
+    """Set a numeric option of an algorithm given as text; omit the option if the value is the default.
 
     >>> with_option("dmsgd", "mu", 0.25), with_option("dsgdm-n:sync=gradient,beta=0.5", "beta", 0.8)
     ('dmsgd:mu=0.25', 'dsgdm-n:sync=gradient,beta=0.8')
@@ -111,7 +111,7 @@ def with_option(text: str, name: str, value: float) -> str:
 
 
 def numeric_options(chosen: Algorithm) -> dict[str, type[int] | type[float]]:
-    """The options that are numbers, with their kind; a base's where the wrapper has none of that name.
+    """Types of the numeric options by name; includes the base's options that a wrapper does not have itself.
 
     >>> numeric_options(algorithm("sgdm-n"))
     {'beta': <class 'float'>}
@@ -122,14 +122,14 @@ def numeric_options(chosen: Algorithm) -> dict[str, type[int] | type[float]]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """A name, or the path of a class of your own, and the options after it."""
+    """Split a text into the name, or the path of a user-defined class, and its options."""
     colons = 1 if text.partition(":")[0] in ALGORITHMS else 2
     parts = text.split(":", colons)
     return ":".join(parts[:colons]), "".join(parts[colons:])
 
 
 def _options(text: str, name: str) -> dict[str, str]:
-    """The options of a text, by their names."""
+    """Parse `key=value,…` into a dict."""
     options = {}
     for option in filter(None, text.split(",")):
         key, equals, value = option.partition("=")
@@ -140,7 +140,7 @@ def _options(text: str, name: str) -> dict[str, str]:
 
 
 def _with_options(chosen: Algorithm | type[Algorithm], name: str, options: dict[str, str]) -> Algorithm:
-    """The algorithm with these options, those of its base passed on."""
+    """Set options on an algorithm; pass those that it lacks on to its base."""
     kind = chosen if isinstance(chosen, type) else type(chosen)
     types = option_types(kind)
     own = {key: _value(types[key], text, f"{key} of {name}") for key, text in options.items() if key in types}
@@ -169,7 +169,7 @@ def _all_options(instance: Algorithm) -> set[str]:
 
 
 def _value(hint: typing.Any, text: str, what: str) -> typing.Any:
-    """`text` read as the type of the option."""
+    """Parse `text` as the option's type."""
     choices = typing.get_args(hint)
     if NoneType in choices:
         return None if text.lower() == "none" else _value(choices[0], text, what)
@@ -192,7 +192,7 @@ def _number(kind: type[int] | type[float], text: str) -> int | float | str:
 
 
 def _imported(path: str) -> Algorithm | type[Algorithm]:
-    """An algorithm class or instance of the user's."""
+    """Import a user-defined algorithm class or instance."""
     found = imported(path, "algorithm")
     if isinstance(found, Algorithm):
         return found

@@ -16,7 +16,7 @@ from quasiglobal.algorithms.base import Algorithm, Node, State, descend, zeros
 
 @dataclass(frozen=True, kw_only=True)
 class _Adam(Algorithm):
-    """The options that both share. The paper uses β₂ = 0.99."""
+    """Options and formulas shared by `DAdam` and `QGDAdam`. The paper uses β₂ = 0.99."""
 
     limits: ClassVar[dict[str, str]] = {"beta1": "[0, 1)", "beta2": "[0, 1)", "eps": "(0, inf)"}
 
@@ -42,7 +42,7 @@ class DAdam(_Adam):
         v_i ← β₂ v_i + (1 − β₂) g_i²
         x_i ← Σ_j w_ij (x_j − η m̃_j / (√ṽ_j + ε))     m̃ = m/(1 − β₁ᵗ), ṽ = v/(1 − β₂ᵗ)
 
-    Differs from `adam` (centralized) in its moments: each node's own, never averaged.
+    Differs from `adam` (centralized) in its moments: each node has its own; they are never averaged.
     """
 
     citation: ClassVar[str] = "Kingma & Ba 2015"
@@ -65,12 +65,13 @@ class QGDAdam(_Adam):
         d̂_i ← (x_i − x_i⁺) / max(‖x_i − x_i⁺‖, ε)
         m̂_i ← β₁ m̂_i + (1 − β₁) d̂_i,   v̂_i ← β₂ v̂_i + (1 − β₂) d̂_i²
 
-    Differs from `dadam` in what the moments remember, and has no bias correction. The paper's ĝ is
-    nowhere defined; it is read as g. It divides by ‖d‖ alone, which turns the rounding error of a model at
-    rest into a step: hence the ε. Since each node has its own ‖d‖, the nodes' mean is not kept.
+    Differs from `dadam` in the input of the stored moments, the movement d̂ instead of g, and has no bias
+    correction. The paper does not define ĝ; it is read as g. The paper divides by ‖d‖ without ε, which turns
+    the rounding error of a converged model into a step: hence the ε. Since each node has its own ‖d‖, the
+    nodes' mean is not kept.
 
-    `released=true` is what the authors' code does: only v is quasi-global, m is Adam's own, both are
-    bias-corrected, and ε guards the norm.
+    `released=true` follows the authors' code: only v is quasi-global, m is Adam's own, both are
+    bias-corrected, and ε is added to the norm.
     """
 
     citation: ClassVar[str] = "Lin et al. 2021, appendix"

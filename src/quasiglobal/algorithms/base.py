@@ -1,4 +1,4 @@
-"""What an algorithm is, and all that it may see of the world around it."""
+"""Base class of algorithms, and the `Node` interface that they communicate through."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ State = dict[str, Tensor]
 
 
 class Node(Protocol):
-    """One step as the hosted nodes see it. An engine passes it to `Algorithm.step`."""
+    """Interface of the hosted nodes during one step. An engine passes it to `Algorithm.step`."""
 
     @property
     def t(self) -> int:
-        """The step, 1, 2, …; for control flow only, and only as far as `Algorithm.phase` tells."""
+        """The step, 1, 2, …; for control flow only, which may use t only through `Algorithm.phase`."""
 
     @property
     def time(self) -> Tensor:
@@ -36,10 +36,10 @@ class Node(Protocol):
         """The learning rate; broadcasts to [k, d]: a scalar, [k, 1] or [1, d]."""
 
     def mix(self, *tensors: Tensor) -> Any:
-        """Σ_j w_ij v_j for each node i, in one message to each neighbour: a tensor, or a tuple of several."""
+        """Σ_j w_ij v_j for each node i, in one message to each neighbour; a tensor, or a tuple for several tensors."""
 
     def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:
-        """The exact mean over all nodes of a run, or over those where the [k, 1] mask `among` is 1."""
+        """The exact mean over all nodes of a run, or over the nodes where the [k, 1] mask `among` is 1."""
 
     def full_gradient(self, x: Tensor) -> Tensor:
         """Each node's gradient over all of its own data at x, weight decay included."""
@@ -49,7 +49,7 @@ class Node(Protocol):
 
 
 class NodeView:
-    """A node as a wrapper shows it to its base: the node's own but for what a subclass overrides."""
+    """Node that a wrapper passes to its base: forwards everything that a subclass does not override."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -80,11 +80,11 @@ class NodeView:
 
 
 class Needs(NamedTuple):
-    """What an algorithm asks of the mixing matrix W."""
+    """Requirements of an algorithm on the mixing matrix W."""
 
     doubly_stochastic: bool = True
     lambda_min_above: float | None = None
-    """Where there is a bound, W must be fixed and symmetric too."""
+    """Lower bound on the smallest eigenvalue of W; if set, W must also be fixed and symmetric."""
 
     def __str__(self) -> str:
         if not self.doubly_stochastic:
@@ -109,7 +109,7 @@ class Algorithm:
 
     citation: ClassVar[str] = ""
     limits: ClassVar[dict[str, str]] = {"beta": "[0, 1]", "mu": "[0, 1]", "tau": "[1, inf)"}
-    """The interval of each numeric option that has one."""
+    """Valid interval of each bounded numeric option."""
 
     def __post_init__(self) -> None:
         hints = option_types(type(self))
@@ -123,14 +123,14 @@ class Algorithm:
         return {}
 
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
-        """The new x and the new state from x, the gradients g at x, and what `node` offers.
+        """Compute the new x and the new state from x, the gradients g at x, the state and `node`.
 
         Pure: it mutates nothing. It may return its inputs, since the engine owns storage and copies.
         """
         raise NotImplementedError
 
     def phase(self, t: int) -> Hashable:
-        """All that control flow may know of t, so that an engine can capture one graph per phase."""
+        """The only function of t that control flow may use, so that an engine can capture one graph per phase."""
         return t == 1
 
     @property
@@ -140,23 +140,23 @@ class Algorithm:
 
     @property
     def needs_full_precision(self) -> bool:
-        """Whether `step` builds on small differences of mixed models, which rounding on the way would drown."""
+        """Whether `step` uses small differences of mixed models, which rounded messages would swamp."""
         return self.divides_by_lr
 
     @property
     def keeps_mean(self) -> bool:
-        """Whether the nodes' mean stays where it is while g = 0 and W is doubly stochastic."""
+        """Whether the nodes' mean does not change while g = 0 and W is doubly stochastic."""
         return True
 
     @property
     def needs(self) -> Needs:
-        """What the method asks of W."""
+        """Requirements on W."""
         return Needs()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapper(Algorithm):
-    """An algorithm around another one; an option it lacks is taken as its base's."""
+    """Algorithm around a base algorithm; options that it lacks are set on the base."""
 
     base: Algorithm
 
@@ -184,7 +184,7 @@ class Wrapper(Algorithm):
 
 
 def option_types(kind: type[Algorithm]) -> dict[str, Any]:
-    """The type of each option of an algorithm class; Any where it cannot be found out."""
+    """The type of each option of an algorithm class; Any if it cannot be resolved."""
     if kind not in _OPTION_TYPES:
         try:
             hints = typing.get_type_hints(kind)
@@ -195,11 +195,11 @@ def option_types(kind: type[Algorithm]) -> dict[str, Any]:
 
 
 _OPTION_TYPES: WeakKeyDictionary[type[Algorithm], dict[str, Any]] = WeakKeyDictionary()
-"""Found once a class: every experiment asks for them."""
+"""Cache by class: every experiment looks them up."""
 
 
 def checked(hint: Any, value: Any, what: str) -> Any:
-    """`value` if it is of the option's type, else a sentence."""
+    """Return `value` if it has the option's type, else raise InputError."""
     choices = typing.get_args(hint)
     if typing.get_origin(hint) is Literal and value not in choices:
         raise unknown(what, str(value), map(str, choices))
@@ -226,10 +226,10 @@ def _within(interval: str, value: float) -> bool:
 
 
 def momentum(m: Tensor, g: Tensor, beta: float, nesterov: bool) -> tuple[Tensor, Tensor]:
-    """The momentum m⁺ = βm + g and the direction to go: m⁺, or g + βm⁺ in Nesterov's form.
+    """The momentum m⁺ = βm + g and the update direction: m⁺, or g + βm⁺ in Nesterov's form.
 
-    PyTorch's form of Nesterov momentum, at the gradient of x itself. The paper prints the look-ahead
-    x + βm, which diverges as printed; the experiments behind its tables used this one.
+    Nesterov momentum has PyTorch's form, with the gradient at x itself. The paper prints the look-ahead
+    x + βm, which diverges as printed; the experiments behind its tables used this form.
     """
     m = torch.add(g, m, alpha=beta)
     return m, torch.add(g, m, alpha=beta) if nesterov else m
@@ -241,5 +241,5 @@ def descend(x: Tensor, lr: Tensor, direction: Tensor) -> Tensor:
 
 
 def zeros(x: Tensor, *names: str) -> State:
-    """A state of zeros like x under these names."""
+    """State with a tensor of zeros like x for each name."""
     return {name: torch.zeros_like(x) for name in names}

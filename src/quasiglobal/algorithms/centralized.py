@@ -1,4 +1,4 @@
-"""One model for all: any algorithm on the exact mean of all gradients.
+"""Centralized training: any algorithm on the exact mean of all nodes' gradients.
 
 P. Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour. 2017.
 """
@@ -15,12 +15,12 @@ from quasiglobal.algorithms.base import Needs, Node, NodeView, State, Wrapper
 
 @dataclass(frozen=True, kw_only=True)
 class Centralized(Wrapper):
-    """`base` on the mean gradient of all nodes, as an all-reduce gives it.
+    """`base` on the mean gradient of all nodes, computed by an all-reduce.
 
         g ← mean of g_j over all nodes, then base's step without neighbours
 
-    Differs from its decentralized twin in that all nodes hold one model, momentum included: the upper
-    bound that the paper compares with. All nodes must start from the same x. On one node it is the plain
+    Differs from its decentralized base in that all nodes hold the same model and momentum: the upper
+    bound in the paper's comparison. All nodes must start from the same x. On one node it is the plain
     method: `sgdm-n` is torch.optim.SGD(nesterov=True), `qg-sgdm` is quasi-hyperbolic momentum.
     """
 
@@ -35,7 +35,7 @@ class Centralized(Wrapper):
 
 
 class Alone(NodeView):
-    """The step seen by nodes that hold one model: there is nothing left to average."""
+    """Node view for nodes that hold the same model: `mix` and `mean` change nothing."""
 
     def mix(self, *tensors: Tensor) -> Any:
         return tensors[0] if len(tensors) == 1 else tensors

@@ -1,4 +1,4 @@
-"""D², which cancels the bias of heterogeneous data by a memory of the last step.
+"""D²: cancels the bias of heterogeneous data with the movement and gradient of the last step.
 
 H. Tang, X. Lian, M. Yan, C. Zhang, J. Liu: D²: decentralized training over decentralized data. ICML 2018.
 D²₊: T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi: Quasi-Global Momentum. ICML 2021, footnote.
@@ -22,8 +22,8 @@ class D2(Algorithm):
         D²₊: W (x − η ((x₋ − x)/η₋ + g − g₋))          η₋: the learning rate of the last step
 
     Differs from `dsgd` in reaching the exact minimiser; from `dsgd-gt` in needing no second message, but
-    more of W. D² as published breaks when η decays, since it repeats a movement made with the old η; D²₊
-    (`plus=true`) rescales it.
+    a fixed symmetric W with λ_min > −1/3. D² as published breaks when η decays, since it repeats a movement
+    made with the old η; D²₊ (`plus=true`) rescales it.
     """
 
     citation: ClassVar[str] = "Tang et al. 2018; D²₊: Lin et al. 2021"

@@ -1,4 +1,4 @@
-"""DMSGD: momentum mixed from the node's own movement and the consensus's.
+"""DMSGD: momentum from a mixture of the node's own movement and that of the neighbours' average.
 
 A. Balu, Z. Jiang, S. Y. Tan, C. Hedge, Y. M. Lee, S. Sarkar: Decentralized deep learning using momentum-
 accelerated consensus. 2020. In the form of the quasi-global momentum paper's appendix.
@@ -24,8 +24,8 @@ class DMSGD(Algorithm):
         x_i ← v_i − η g_i + β m̂_i                       option 1
         x_i ← x_i − η g_i + β m̂_i                       option 2
 
-    Differs from `qg-dsgdm` in its momentum: it holds the last movement alone, not a running average, and
-    a share μ of it is the node's own.
+    Differs from `qg-dsgdm` in its momentum: it holds only the last movement, not a running average, and
+    a fraction μ of it is the node's own.
     """
 
     citation: ClassVar[str] = "Balu et al. 2020"

@@ -1,4 +1,4 @@
-"""Average consensus: what is left of an algorithm without gradients.
+"""Average consensus: an algorithm without its gradients.
 
 L. Xiao, S. Boyd: Fast linear iterations for distributed averaging. Systems & Control Letters 2004.
 """
@@ -16,13 +16,13 @@ from quasiglobal.algorithms.base import Node, NodeView, State, Wrapper
 
 @dataclass(frozen=True, kw_only=True)
 class Gossip(Wrapper):
-    """`base` with gradient 0 and step size 1: the nodes agree on the mean of their starting points.
+    """`base` with gradient 0 and step size 1: the nodes converge to the mean of their starting points.
 
-        x ← W x                                         of `dsgd`
-        x⁺ ← W (x − β m),  m ← μ m + (1 − μ)(x − x⁺)     of `qg-dsgdm` (the paper's section 4.1)
+        x ← W x                                         base `dsgd`
+        x⁺ ← W (x − β m),  m ← μ m + (1 − μ)(x − x⁺)     base `qg-dsgdm` (the paper's section 4.1)
 
-    Differs from its base in having nothing to learn: it shows how fast the mixing alone is. Quasi-global
-    gossip is the faster one to a moderate precision on rings, and can be the slower one beyond.
+    Differs from its base in using no gradients: it shows the speed of mixing alone. On rings, quasi-global
+    gossip is faster up to a moderate precision and can be slower beyond it.
     """
 
     citation: ClassVar[str] = "Xiao & Boyd 2004"
@@ -36,7 +36,7 @@ class Gossip(Wrapper):
 
 
 class UnitStep(NodeView):
-    """The step with a learning rate of one."""
+    """Node view with a learning rate of 1."""
 
     @property
     def lr(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradient tracking: each node follows an estimate of everybody's mean gradient.
+"""Gradient tracking: each node follows an estimate of the mean gradient over all nodes.
 
 S. Pu, A. Nedić: Distributed stochastic gradient tracking methods. Mathematical Programming 2020.
 S. Lu, X. Zhang, H. Sun, M. Hong: GNSD: a gradient-tracking based nonconvex stochastic algorithm. 2019.
@@ -22,7 +22,7 @@ class GradientTracking(Algorithm):
         x ← W x − η u                                  u = y, or momentum of y
 
     Differs from `dsgd` in the direction, an estimate of the mean gradient, so that exact gradients lead to
-    the exact minimiser; it pays with a second message of the model's size. Momentum (`beta`, `nesterov`)
+    the exact minimiser. The cost is a second message of the model's size. Momentum (`beta`, `nesterov`)
     is built from the node's own y, as in the paper's comparison.
     """
 

@@ -24,9 +24,9 @@ class MimeLite(Algorithm):
         s ← (1 − β) mean_S ∇f_i(x) + β s                full local gradients at the round's start
         x ← mean_S y_i
 
-    Differs from `qg-dsgdm` in how the direction is formed: from full-batch gradients and exact means over
-    the sampled clients S, a federated method where ours needs the neighbours alone. Clients outside S
-    wait. `participation` is the share of clients in S, drawn anew each round from (seed, round).
+    Differs from `qg-dsgdm` in the direction: it uses full-batch gradients and exact means over the sampled
+    clients S. It is a federated method; `qg-dsgdm` needs only the neighbours. Clients outside S wait.
+    `participation` is the fraction of clients in S, which are drawn in each round from (seed, round).
     """
 
     citation: ClassVar[str] = "Karimireddy et al. 2020"

@@ -28,13 +28,13 @@ class QGDSGDm(Algorithm):
         x_i⁺ ← Σ_j w_ij (x_j − η m_j)           (Nesterov: g_j + β m_j in place of m_j)
         m̂_i ← μ m̂_i + (1 − μ) (x_i − x_i⁺)/η
 
-    Differs from `dsgdm` in the buffer alone: m̂ sees where the neighbourhood went, not where the node's
-    own gradients pointed, and no message is added. It is not exact: with exact gradients it rests where
-    DSGD with the same η rests (Nesterov: with η(1 + β)).
+    Differs from `dsgdm` only in the buffer: m̂ averages the movement of the synchronized model instead of
+    the node's own gradients. It needs no further message. It is not exact: with exact gradients its fixed
+    point is that of DSGD with the same η (Nesterov: with η(1 + β)).
 
-    `tau` is the multiple-step variant: m̂ moves after steps τ, 2τ, … only. `released=true` is what the
-    authors' code does: differences are summed since the last update and divided by τ, m̂ moves after
-    steps 1, 1 + τ, …, and μ is 0.9 whatever β is.
+    `tau` is the multiple-step variant: m̂ is updated only after steps τ, 2τ, … `released=true` follows the
+    authors' code: differences are summed since the last update and divided by τ, m̂ is updated after steps
+    1, 1 + τ, …, and μ is 0.9 by default, whatever β is.
     """
 
     citation: ClassVar[str] = "Lin et al. 2021"
@@ -62,7 +62,7 @@ class QGDSGDm(Algorithm):
         return x_new, {"m_hat": torch.lerp(total / self.tau, m_hat, mu)} | zeros(x, "total")
 
     def phase(self, t: int) -> Hashable:
-        """Whether m̂ moves after step t."""
+        """Whether m̂ is updated after step t."""
         return (t - self.released) % self.tau == 0
 
     @property
@@ -82,14 +82,14 @@ class QGDSGDm(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class QHM(Algorithm):
-    """Quasi-hyperbolic momentum, which quasi-global momentum becomes on a single worker.
+    """Quasi-hyperbolic momentum, the single-worker case of quasi-global momentum.
 
         m ← β m₋ + g
         x ← x − η (m − μ m₋)                     m − μ m₋ = (1 − μ/β) m + (μ/β) g
 
     Differs from `sgdm` (μ = 0) by a share of the plain gradient in the direction. `qg-sgdm` with options
-    β, μ is this with μ + (1 − μ)β in place of β; `qg-sgdm-n` is it with μ + (1 − μ)β² and η(1 + β). The
-    defaults here are `qg-sgdm`'s.
+    β, μ equals this with μ + (1 − μ)β in place of β; `qg-sgdm-n` equals it with μ + (1 − μ)β² and η(1 + β).
+    The defaults here match `qg-sgdm`.
     """
 
     citation: ClassVar[str] = "Ma & Yarats 2019; Gitman et al. 2019"

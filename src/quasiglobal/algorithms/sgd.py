@@ -23,8 +23,8 @@ class DSGD(Algorithm):
 
         x_i ← Σ_j w_ij (x_j − η g_j)
 
-    Differs from centralized SGD in the average alone: over the neighbours instead of over everybody.
-    With heterogeneous data and a constant η it rests near the minimiser, not on it.
+    Differs from centralized SGD only in the average: over the neighbours instead of over all nodes.
+    With heterogeneous data and a constant η it converges near the minimiser, not to it.
     """
 
     citation: ClassVar[str] = "Lian et al. 2017"
@@ -40,11 +40,11 @@ class DSGDm(Algorithm):
         m_i ← β m_i + g_i
         x_i ← Σ_j w_ij (x_j − η m_j)            (Nesterov: g_j + β m_j in place of m_j)
 
-    Differs from `qg-dsgdm` in what feeds the momentum: the node's own gradients, which on heterogeneous
-    data point to the node's own minimum. With exact gradients it rests where DSGD with η/(1 − β) rests.
+    Differs from `qg-dsgdm` in the input of the momentum: the node's own gradients, which on heterogeneous
+    data point to the node's own minimum. With exact gradients its fixed point is that of DSGD with η/(1 − β).
 
-    `sync` spends a second message to repair that: `momentum` averages m after the step, `gradient`
-    averages g before it, with the neighbours (`over=graph`) or with everybody (`over=all`; Yu et al. 2019).
+    `sync` corrects this with a second message: `momentum` averages m after the step, `gradient` averages g
+    before it, with the neighbours (`over=graph`) or over all nodes (`over=all`; Yu et al. 2019).
     """
 
     citation: ClassVar[str] = "Lian et al. 2017"

@@ -17,15 +17,15 @@ from quasiglobal.algorithms.base import Node, State, Wrapper, zeros
 
 @dataclass(frozen=True, kw_only=True)
 class SlowMo(Wrapper):
-    """τ steps of `base`, an exact average, then a momentum step from where the round began.
+    """τ steps of `base`, an exact average, then a momentum step from the round's starting point.
 
         x_τ ← mean of the nodes' x                      average=false: each node's own x
         m ← β m + (x₀ − x_τ)/η
         x₀ ← x₀ − α η m
 
-    Differs from `qg-dsgdm` in that the slow buffer never meets the local steps, and in the exact average.
-    `buffers=average` averages the base's buffers at each round as well. `released=true` takes the outer
-    step after steps 1, 1 + τ, … as the authors' code does, instead of τ, 2τ, …
+    Differs from `qg-dsgdm` in that the local steps do not use the slow buffer, and in the exact average.
+    `buffers=average` also averages the base's buffers at each round. `released=true` makes the outer step
+    after steps 1, 1 + τ, …, as in the authors' code, instead of τ, 2τ, …
     """
 
     citation: ClassVar[str] = "Wang et al. 2020"

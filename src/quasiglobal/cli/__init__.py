@@ -1,6 +1,6 @@
-"""The command line, `qg`: one file a group of commands, imported when one of them is called.
+"""The command line, `qg`: one module per group of commands, imported on demand.
 
-Listing the commands, the version and the answer to a mistyped command need no PyTorch, so this file imports none.
+`qg --help`, `qg --version` and the error for a mistyped command need no PyTorch, so this file does not import it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quasiglobal.errors import InputError, unknown
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its group, the module that has it, and a line for the list of commands."""
+    """A command: its group, its module, and its line in `qg --help`."""
 
     group: str
     module: str
@@ -31,13 +31,13 @@ COMMANDS = {
     "demo": Command("Train", "demo", "Show the paper's point on embedded data, in two minutes."),
     "train": Command("Train", "train", "Train one model per node, or resume."),
     "check": Command("Train", "plan", "Estimate the cost of a `qg train` command and report likely problems."),
-    "tune": Command("Train", "plan", "Find the best learning rate, or any other numbers, on a growing grid."),
-    "runs": Command("Look", "look", "List the runs and how they ended."),
+    "tune": Command("Train", "plan", "Tune the learning rate or other hyperparameters on a growing grid."),
+    "runs": Command("Look", "look", "List the runs and their status."),
     "compare": Command("Look", "look", "Print a table of runs, mean ± std over seeds."),
     "plot": Command("Look", "look", "Draw the learning curves of runs."),
     "status": Command("Look", "look", "Show the progress of each process of a distributed run."),
-    "node": Command("Share", "train", "Be one node of an experiment, with data of your own."),
-    "rendezvous": Command("Share", "train", "Serve the address where processes meet."),
+    "node": Command("Share", "train", "Run one node of an experiment on your own data."),
+    "rendezvous": Command("Share", "train", "Serve the store where processes find each other."),
     "export": Command("Share", "share", "Write a run's model as a plain state_dict."),
     "evaluate": Command("Share", "share", "Test an exported model."),
     "predict": Command("Share", "share", "Print the classes that an exported model predicts."),
@@ -48,11 +48,11 @@ COMMANDS = {
     "data": Command("Set up", "explain", "List the data sets, or describe one."),
     "partition": Command("Set up", "explain", "Show how a partition splits the data among nodes."),
 }
-"""The commands by name, in the order of the list."""
+"""The commands by name, in the order of `qg --help`."""
 
 
 def main() -> None:
-    """Run `qg`; bad input is one sentence and exit status 2, never a stack trace."""
+    """Run `qg`. Bad input prints one sentence and exits with status 2, without a stack trace."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -60,9 +60,9 @@ def main() -> None:
         _run(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print("qg: stopped; run the same command again to go on", file=sys.stderr)
+        print("qg: stopped; run the same command again to resume", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:                     # somebody closed the pipe, as `qg algorithms | head` does
+    except BrokenPipeError:                     # the reader closed the pipe, as in `qg algorithms | head`
         _discard_output()
     except OSError as error:
         _discard_output()
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _run(words: list[str]) -> None:
-    """Answer without PyTorch, or run a command."""
+    """Print the help or the version without PyTorch, or run a command."""
     if not words or words[0] in ("-h", "--help"):
         print(_help())
     elif words[0] == "--version":
@@ -84,14 +84,14 @@ def _run(words: list[str]) -> None:
     elif words[0] not in COMMANDS:
         raise unknown("command", words[0], COMMANDS)
     else:
-        sys.path.insert(0, os.getcwd())         # for algorithms of your own, as package.module:Name
+        sys.path.insert(0, os.getcwd())         # to import a user's package.module:Name
         terminal = import_module("quasiglobal.cli.terminal")
         warnings.showwarning = terminal.show_warning
         import_module(f"quasiglobal.cli.{COMMANDS[words[0]].module}").run(words[0], words[1:])
 
 
 def _help() -> str:
-    """All commands, by their groups."""
+    """List all commands by group."""
     about = (quasiglobal.__doc__ or "").splitlines()[0]
     lines = [f"usage: qg COMMAND [OPTIONS]\n\n{about}"]
     for group in dict.fromkeys(command.group for command in COMMANDS.values()):
@@ -105,11 +105,11 @@ def _help() -> str:
 
 
 def _refuse(why: object) -> NoReturn:
-    """Print a sentence and end."""
+    """Print the error and exit with status 2."""
     print(f"qg: {why}", file=sys.stderr)
     sys.exit(2)
 
 
 def _discard_output() -> None:
-    """Send what is still buffered for standard output nowhere."""
+    """Redirect standard output, and what is still buffered for it, to the null device."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and how words become a call."""
+"""Arguments shared by several commands, and parsing of command lines."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Around = Annotated[Options, arg(name="")]
 
 
 def call(commands: Mapping[str, Callable[..., None]], name: str, words: Sequence[str]) -> None:
-    """Call a command, a function with typed arguments, with these words."""
+    """Parse the words and call the command, a function with typed arguments."""
     tyro.cli(commands[name], prog=f"qg {name}", args=list(words))
 
 
 @dataclass(frozen=True)
 class Draft(Experiment):
-    """An experiment as flags alone say it, before a file's values are known: nothing is checked yet."""
+    """An experiment from flags alone, not validated: the TOML file's values are not known yet."""
 
     def __post_init__(self) -> None:
         pass
@@ -37,10 +37,10 @@ class Draft(Experiment):
 
 @dataclass(frozen=True)
 class ExperimentCommand:
-    """A command about one experiment: a TOML file, and flags that win over it."""
+    """A command about one experiment: a TOML file, and flags that override it."""
 
     file: Annotated[Positional[Path | None], arg(metavar="FILE.toml")] = None
-    """A TOML file with any of the experiment's options; flags win."""
+    """A TOML file with any of the experiment's options; flags override it."""
     experiment: Annotated[Experiment, arg(name="")] = field(default_factory=Experiment)
     options: Around = field(default_factory=Options)
 
@@ -49,7 +49,7 @@ Parsed = TypeVar("Parsed", bound=ExperimentCommand)
 
 
 def parsed(kind: type[Parsed], name: str, words: Sequence[str]) -> Parsed:
-    """A command from its words: once to find the file, then with the file's values as defaults."""
+    """Parse a command twice: once to find the TOML file, then with the file's values as defaults."""
     def parse(experiment: Experiment) -> Parsed:
         result: Parsed = tyro.cli(
             kind, prog=f"qg {name}", args=list(words), default=replace(kind(), experiment=experiment)
@@ -57,17 +57,17 @@ def parsed(kind: type[Parsed], name: str, words: Sequence[str]) -> Parsed:
         return result
 
     file = parse(Draft()).file
-    if file is not None and file.suffix != ".toml":     # a word that would be passed over, as in `--pretrained false`
-        raise InputError(f"{file} is no .toml file; switches take no value, as in --no-pretrained")
+    if file is not None and file.suffix != ".toml":     # a stray word, as in `--pretrained false`
+        raise InputError(f"{file} is not a .toml file; switches accept no value: write --no-pretrained")
     return parse(from_toml(file) if file else Experiment())
 
 
 def only_simulated(name: str, options: Options) -> None:
-    """Refuse an engine that the command would ignore."""
+    """Raise an error for an engine that the command would ignore."""
     if options.engine != "simulator":
         raise InputError(f"qg {name} trains on the simulator; leave out --engine distributed")
 
 
 def described(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values as texts."""
+    """Names and values as text."""
     return [(name, str(value)) for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""The command that shows the paper's point: demo."""
+"""`qg demo`: the paper's main result on embedded data."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from quasiglobal.report import plots
 
 
 def demo(out: Folder = Path("out")) -> None:
-    """Why local momentum struggles on heterogeneous data, and quasi-global momentum less so.
+    """Show why local momentum struggles on heterogeneous data, and quasi-global momentum less so.
 
-    16 small convolutional networks on a ring learn to read digits, with four algorithms; two minutes on two cores.
+    Trains 16 small convolutional networks on a ring to read digits, with four algorithms; two minutes on two cores.
 
     Args:
         out: The folder for demo.png, demo.svg, demo.csv and the runs.
@@ -25,8 +25,8 @@ def demo(out: Folder = Path("out")) -> None:
     setting = demonstration.DemoSetting()
     alphas = " and ".join(f"{alpha:g}" for alpha in setting.alphas)
     console.print(
-        "16 nodes on a ring, each with its own few kinds of digits, learn to read all ten "
-        f"(Dirichlet α = {alphas}).\nNobody sees another's images; neighbours average their models after each step.\n"
+        "16 nodes on a ring, each with only a few kinds of digits, learn to read all ten "
+        f"(Dirichlet α = {alphas}).\nImages stay at their node; neighbours average their models after each step.\n"
     )
     with progress_bar() as progress:
         task = progress.add_task("", total=setting.epochs)
@@ -41,12 +41,12 @@ def demo(out: Folder = Path("out")) -> None:
             f"{row['worst_node']:.1f}", f"{row['averaged_model']:.1f}",
         )
     console.print(table)
-    by_name = {row["algorithm"]: row for row in rows}               # the last one: the smallest α
+    by_name = {row["algorithm"]: row for row in rows}               # keeps the last row, of the smallest α
     local, quasi = by_name["dsgdm-n"], by_name["qg-dsgdm-n"]
     console.print(
         f"At {local['data']}, local momentum (dsgdm-n) reaches {local['accuracy']:.1f}%, quasi-global momentum "
-        f"(qg-dsgdm-n) {quasi['accuracy']:.1f}%, with the same messages.\nAccuracy is the mean of the nodes' own "
-        f"models, ± std over {setting.seeds} seeds; learning rates are chosen on another seed; sgdm-n is centralized."
+        f"(qg-dsgdm-n) {quasi['accuracy']:.1f}%, with the same traffic.\nAccuracy is the mean over the nodes' "
+        f"models, ± std over {setting.seeds} seeds; learning rates are tuned on another seed; sgdm-n is centralized."
     )
     written = plots.save(demonstration.draw(setting, outcomes), out, "demo")
     write_csv(out / "demo.csv", rows)

@@ -1,4 +1,4 @@
-"""Commands that explain what there is: algorithms, topology, data, partition."""
+"""Commands that list and describe the building blocks: algorithms, topology, data, partition."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from quasiglobal.topology import parse
 
 
 def algorithms(name: Name = None, markdown: bool = False, check: bool = False) -> None:
-    """List the algorithms: traffic, memory, what they need of W; or explain one.
+    """List the algorithms with their traffic, memory and requirements on W, or explain one.
 
     Args:
         name: An algorithm, with or without options, or your own as package.module:Name.
         markdown: Print the list as a Markdown table.
-        check: Run the battery of checks on the algorithm.
+        check: Run the checks on the algorithm; without a name, on all of them.
     """
     if name is not None:
         _explain(name, check)
@@ -56,7 +56,7 @@ UNITS = (
 
 
 def _explain(name: str, check: bool) -> None:
-    """Print an algorithm's equations and costs, or the checks that it passes."""
+    """Print an algorithm's equations and costs, or run its checks and print their names."""
     chosen = algorithm(name)
     if check:
         passed = check_algorithm(chosen)
@@ -80,9 +80,9 @@ def topology(
 
     Args:
         graph: ring:16, torus:16, complete:4, star:5, social, one-peer-exponential:16, file:graph.edgelist,
-            every:4/ring:16 (gossip each 4th step), lazy/ring:16 ((I + W)/2).
+            every:4/ring:16 (gossip every 4th step), lazy/ring:16 ((I + W)/2).
         plot: Draw the graph into this file (.png, .svg or .pdf).
-        parameters: The size of the model for the traffic; the default is a ResNet-20.
+        parameters: Number of model parameters, to compute the traffic; by default a ResNet-20's.
     """
     if parameters < 1:
         raise InputError(f"parameters must be >= 1, got {parameters}")
@@ -102,9 +102,9 @@ def data(name: Name = None, data_dir: Folder | None = None) -> None:
     """List the known data sets, which are installed, and how to get the rest. With a name, describe one.
 
     Args:
-        name: A data set, such as folder:PATH or csv:PATH; prints, as lines of an experiment, what several owners of
-            such data have to agree on.
-        data_dir: The folder to look in; by default $QG_DATA or ./data.
+        name: A data set, such as folder:PATH or csv:PATH. Prints its classes, shape and normalisation as lines
+            of a TOML file; all owners of such data have to agree on them.
+        data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
     if name is not None:
         _describe(name, data_dir)
@@ -118,14 +118,14 @@ def data(name: Name = None, data_dir: Folder | None = None) -> None:
 
 
 def _describe(name: str, data_dir: Folder | None) -> None:
-    """Print the size of a data set and what its owners have to agree on."""
+    """Print the size of a data set and the settings that its owners have to agree on."""
     one = raw(name, data_dir)
     published, there = published_examples(name), len(one.train) + len(one.test)
     subset = f", a subset of the {published:,} published" if there < published else ""
     print(f"# {one.name}: {len(one.train):,} training examples and {len(one.test):,} to test{subset}")
     if isinstance(one, Corpus):
         words = sorted(len(text.split()) for text in one.train.texts)
-        print(f"# texts of {words[len(words) // 2]} words in the middle, {words[-1]} at most; shape is in tokens")
+        print(f"# words per text: median {words[len(words) // 2]}, maximum {words[-1]}; shape is in tokens")
     for key, value in one.terms().items():
         print(f"{key} = {json.dumps(value)}")
 
@@ -139,16 +139,16 @@ def partition(
     data_dir: Folder | None = None,
     plot: File | None = None,
 ) -> None:
-    """Show how a partition splits the data: mean label entropy, total-variation distance, and the paper's dots.
+    """Show how a partition splits the data: mean label entropy, total-variation distance, and the paper's dot plot.
 
     Args:
-        name: The data set, as `qg data` lists it.
+        name: A data set, such as digits, folder:PATH or csv:PATH (see `qg data`).
         nodes: Number of nodes.
-        alpha: Dirichlet's concentration; several are drawn side by side.
+        alpha: Concentration of the Dirichlet distribution; several values are drawn side by side.
         kind: dirichlet, dirichlet-plain, iid, shards:K or by:COLUMN.
         seed: The partition's seed.
-        data_dir: The folder of the data sets.
-        plot: Draw the dots into this file.
+        data_dir: The folder of the data sets; by default $QG_DATA or ./data.
+        plot: Draw the dot plot into this file (.png, .svg or .pdf).
     """
     dataset = raw(name, data_dir)
     labels = dataset.train.y.numpy()

@@ -1,4 +1,4 @@
-"""Commands that look at runs: runs, compare, plot, status."""
+"""Commands that show runs: runs, compare, plot, status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quasiglobal.training.metrics import SCORE, last_and_best, number
 
 
 def runs(runs: Folder = Path("runs")) -> None:
-    """List the runs and how they ended.
+    """List the runs and their status.
 
     Args:
         runs: The folder of all runs.
@@ -37,11 +37,11 @@ def runs(runs: Folder = Path("runs")) -> None:
 
 
 def compare(folders: Folders = (), markdown: bool = False) -> None:
-    """Print a table of runs, mean ± std over those that differ in their seed alone.
+    """Print a table of runs: mean ± std over the runs that differ only in their seed.
 
     Args:
-        folders: Run folders; by default all of runs/.
-        markdown: Print it as a Markdown table.
+        folders: Run folders; by default all in runs/.
+        markdown: Print a Markdown table.
     """
     found = _runs_at(folders)
     if markdown:
@@ -54,8 +54,8 @@ def plot(folders: Folders = (), out: File = Path("out/curves.png")) -> None:
     """Draw the learning curves of runs.
 
     Args:
-        folders: Run folders; by default all of runs/.
-        out: The picture (.png, .svg or .pdf).
+        folders: Run folders; by default all in runs/.
+        out: The file to draw into (.png, .svg or .pdf).
     """
     groups = group_by_seed(_runs_at(folders), lambda run: run.experiment)
     curves = {label: [run.records() for run in group] for label, group in groups.items()}
@@ -65,18 +65,18 @@ def plot(folders: Folders = (), out: File = Path("out/curves.png")) -> None:
 
 
 def status(folder: RunArgument) -> None:
-    """Show the progress of each process of a distributed run, what its edges have carried, and which it has lost.
+    """Show the progress, the traffic per edge and the lost edges of each process of a distributed run.
 
     Args:
-        folder: A run's folder.
+        folder: A run folder.
     """
     parts = parts_of(read_run(folder).folder)
     if not parts:
-        raise InputError(f"{folder} has no parts: it was not trained over processes")
+        raise InputError(f"{folder} has no parts: it was not trained with --engine distributed or `qg node`")
     newest = [measured[-1] if (measured := part.read_measures()) else None for part in parts]
     furthest = max((last["step"] for last in newest if last), default=0)
     counted = ("process", "nodes", "epoch", "step", "behind", "loss")
-    table = Table(*counted, "sent", "waited", "heard of", "lost edges", "status")
+    table = Table(*counted, "sent", "waited", "updated", "lost edges", "status")
     for part, last in zip(parts, newest, strict=True):
         nodes = f"{part.nodes[0]}-{part.nodes[-1]}" if len(part.nodes) > 1 else str(part.nodes[0])
         cells = ["-"] * 8
@@ -92,7 +92,7 @@ def status(folder: RunArgument) -> None:
 
 
 def _carried(edges: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
-    """The bytes sent and the seconds waited, by the process at the other end."""
+    """The bytes sent and the seconds waited, for each neighbouring process."""
     sent = ", ".join(f"{there}: {size_in_words(account['sent'])}" for there, account in edges.items())
     waited = ", ".join(f"{there}: {account['waited']:.1f} s" for there, account in edges.items())
     return sent, waited
@@ -101,7 +101,7 @@ def _carried(edges: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
 def _runs_at(folders: Sequence[Path]) -> list[Run]:
     found = [read_run(folder) for folder in folders] or list(RunStore.read(Path("runs")).runs)
     if not found:
-        raise InputError("there are no runs in runs/; name run folders, or train some with `qg train`")
+        raise InputError("there are no runs in runs/; name run folders, or create runs with `qg train`")
     return found
 
 

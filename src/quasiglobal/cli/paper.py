@@ -33,19 +33,20 @@ def reproduce(
     out: Folder = Path("out"),
     options: Around = THREE_SEEDS,
 ) -> None:
-    """Make a table or figure of the paper: run what the store lacks of it, and show ours beside the paper's numbers.
+    """Make a table or figure of the paper: run the missing experiments, and show our numbers beside the paper's.
 
     Learning rates are tuned on seed 0. Run the same command again to resume. Without a name, list all targets.
 
     Args:
         name: A table, such as cifar10, or a figure, such as figure-2d.
-        listing: List the targets: cells, what the store has, what is to be run and about how long it takes here.
-        scale: smoke shows in minutes on a CPU that all works, with digits; short has a tenth of the epochs.
-        cells: Only the cells whose name fits one of these, as in 'QG-*ring 16*0.1'; or the name of their run of seed 0
-            at the paper's scale, with * for the hash.
-        tune_short: Tune on runs of a tenth of the epochs, which is said beside the results. Such rates may be too
-            small for the whole run; without this option the cells are tuned again, over all epochs.
-        out: The folder for a figure's PNG, SVG and CSV.
+        listing: List the targets: their cells, the finished and the missing runs, and an estimate of the time.
+        scale: paper; short: a tenth of the epochs; smoke: digits only, a quick test of the whole pipeline on a CPU.
+        cells: Only the cells whose name matches one of these patterns, as in 'QG-*ring 16*0.1'.
+            A pattern may also match the name of the cell's run with seed 0 at the paper's scale; write * for the hash.
+        tune_short: Tune on runs of a tenth of the epochs; the results are marked.
+            Such rates may be too small for the whole run; without this option the cells are tuned again, over all
+            epochs.
+        out: The folder for a figure's PNG, SVG and CSV files.
     """
     only_simulated("reproduce", options)
     if name is not None and name not in TARGETS:
@@ -93,16 +94,16 @@ def report(
     scale: Scale = "paper",
     format: Literal["all", "html", "markdown", "latex"] = "all",
 ) -> None:
-    """Compare the paper's tables and claims with what the runs have reached: one page, Markdown and LaTeX.
+    """Compare the paper's tables and claims with the results of your runs: an HTML page, Markdown and LaTeX.
 
     Args:
         out: The folder for index.html, tables.md and tables.tex.
         runs: The folder of all runs.
-        scale: The runs of which scale, as `qg reproduce` made them.
-        format: One format alone.
+        scale: Compare the runs of this scale of `qg reproduce`.
+        format: Write only this format.
     """
     if not runs.is_dir():
-        raise InputError(f"there is no folder {runs}; name one with --runs, or run a table with `qg reproduce`")
+        raise InputError(f"there is no folder {runs}; name one with --runs, or create runs with `qg reproduce`")
     document = summary(RunStore.read(runs), scale)
     say_written(write_report(document, out, FORMATS if format == "all" else [format]))
 

@@ -17,14 +17,14 @@ from quasiglobal.runs.store import RunStore
 
 
 def targets_table(names: Sequence[str], scale: Scale, options: Options, tune_short: bool) -> Table:
-    """Every target with its cells, what the store has of them, and the cost of the rest."""
+    """Every target with its cells, the finished and missing runs, and the estimated time of the missing runs."""
     store, device = RunStore.read(options.runs), choose_device(options.device)
     speeds = recorded(store, device)
     missing = Column("data missing", overflow="fold")
     table = Table(Column("target", no_wrap=True), "cells", "tried", "done", "runs left", "about", missing)
     table.caption = (
-        f"At {scale} scale with {options.seeds} seeds. A grid of learning rates may grow beyond the runs counted here; "
-        f"times are from the store's runs of such models on {device.type}, else from a few plain steps."
+        f"At {scale} scale with {options.seeds} seeds. Learning-rate grids may grow beyond the runs counted here; "
+        f"times are estimated from stored runs of the same model on {device.type}, else from a few plain steps."
     )
     if console.width >= WIDE:
         table.add_column("shows")
@@ -46,7 +46,7 @@ def targets_table(names: Sequence[str], scale: Scale, options: Options, tune_sho
 
 
 def beside_the_paper(table: PaperTable, found: Sequence[Outcome], scale: Scale) -> Table:
-    """A line for each cell: the paper's number, ours, and how the learning rate was found."""
+    """One row per cell: the paper's number, ours, and how the learning rate was found."""
     further = ("best epoch", "averaged") if console.width >= WIDE else ()
     numbers = (Column(name, no_wrap=True) for name in ("paper", "ours", "ours −\npaper", "seeds"))
     names = (Column(name, overflow="fold") for name in ("row", "column"))

@@ -1,4 +1,4 @@
-"""Commands before a long training: check, tune."""
+"""Commands to use before a long training: check, tune."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from quasiglobal.topology import parse
 
 @dataclass(frozen=True)
 class Check(ExperimentCommand):
-    """Estimate the cost of `qg train` with the same words, and report likely problems. Nothing is written."""
+    """Estimate the cost of this `qg train` command and report likely problems. Writes nothing."""
 
 
 def check(command: Check) -> None:
     """`qg check`."""
     experiment, options = command.experiment, command.options
     graph = parse(experiment.topology)
-    with console.status("trying a few steps"):
+    with console.status("timing a few steps"):
         taken = estimate(prepare(experiment, options), options.runs)
     nodes = f"{graph.n} nodes" + (f" × {options.seeds} seeds" if options.seeds > 1 else "")
-    peak = f", {size_in_words(taken.peak)} of the GPU at the peak" if taken.peak else ""
+    peak = f", {size_in_words(taken.peak)} peak on the GPU" if taken.peak else ""
     sent, rows = size_in_words(taken.sent_a_step), size_in_words(taken.rows)
     console.print(facts_table(topology_facts(graph) | {
         "model": f"{experiment.model}, {taken.parameters:,} parameters, {nodes}",
-        "sent a step": f"{sent} a node, {size_in_words(taken.sent_a_step * taken.steps)} in all",
+        "sent a step": f"{sent} a node, {size_in_words(taken.sent_a_step * taken.steps)} over the whole run",
         "memory": f"{rows} for models and momentum, {size_in_words(taken.data)} for the data{peak}",
         "disk": f"{size_in_words(taken.checkpoints)} for the checkpoints",
         "time": f"about {time_in_words(taken.seconds)}: {taken.steps:,} steps of {1000 * taken.step_seconds:.3g} ms, "
@@ -47,19 +47,19 @@ def check(command: Check) -> None:
 
 @dataclass(frozen=True)
 class Tune(ExperimentCommand):
-    """Find the best learning rate, or any other numbers, on a grid that grows until the best lies inside of it.
+    """Tune the learning rate or other hyperparameters on a grid that grows until the best point lies inside it.
 
-    The trials have the experiment's seed; then all --seeds run at the best. What is in the store is not run again.
+    Trials use the experiment's seed; then all --seeds run at the best point. Finished runs are not run again.
     """
 
     over: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="NAME=VALUES")] = ()
-    """What to tune and its values, as in lr=0.1,0.2,0.4,beta=0.8,0.9 or as an --over each: fields of the
-    experiment or options of the algorithm, all combinations. By default, and as a bare lr, three rates around
-    the experiment's own."""
+    """Names to tune and their values, as in lr=0.1,0.2,0.4,beta=0.8,0.9, or one --over per name. A name is a field
+    of the experiment or an option of the algorithm; all combinations are tried. The default, lr without values,
+    tries three rates around the experiment's own."""
     cap: int = tuning.CAP
-    """The grid does not grow beyond this many trials; 0: it stays as given."""
+    """Maximum number of trials of a growing grid; 0: the grid does not grow."""
     plot: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Draw the grid into this file (.png, .svg or .pdf): a curve over one name, a heat map over two."""
+    """Draw the grid into this file (.png, .svg or .pdf): a curve for one name, a heat map for two."""
 
 
 def tune(command: Tune) -> None:
@@ -73,7 +73,7 @@ def tune(command: Tune) -> None:
         (tuned,) = tuning.tune([experiment], names, options, command.cap, watch)
     console.print(_grid(tuned))
     best = ", ".join(f"{name} = {value:g}" for name, value in zip(tuned.grid, tuned.best, strict=True))
-    beyond = f"; it lies at an end of the grid: raise --cap above {command.cap}, or give other values"
+    beyond = f"; it lies at an end of the grid: raise --cap above {command.cap}, or try other values"
     said = f"best: {best}, of {len(tuned.trials)} trials with seed {experiment.seed}{'' if tuned.inside else beyond}"
     if not any(map(math.isfinite, tuned.scores.values())):
         said = f"all {len(tuned.trials)} trials diverged; give other values with --over"
@@ -85,7 +85,7 @@ def tune(command: Tune) -> None:
 
 
 def _grid(tuned: tuning.Tuned) -> Table:
-    """The accuracy at every point, the best marked: the second of two names across."""
+    """A table of the accuracy at every point, with the best marked; of two names, the second is in the columns."""
     def cell(point: tuple[float, ...]) -> str:
         reached = tuned.scores[point]
         text = f"{100 * reached:.2f}" if math.isfinite(reached) else "diverged"

@@ -1,4 +1,4 @@
-"""Commands that take a model out of its run and use it: export, evaluate, predict."""
+"""Commands that export a trained model and use it: export, evaluate, predict."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def export(
     """Write a run's model as a plain state_dict in safetensors.
 
     Args:
-        folder: A run's folder.
-        node: The node whose model it is, or average.
-        out: The file.
-        data_dir: The folder of the data sets.
+        folder: A run folder.
+        node: Index of the node whose model to export, or average for the averaged model.
+        out: The file to write.
+        data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
     exports.save(exports.export(read_run(folder), node, data_dir), out)
     say_written([out])
@@ -42,8 +42,8 @@ def evaluate(file: ModelFile, data: str | None = None, data_dir: Folder | None =
 
     Args:
         file: A file that `qg export` wrote.
-        data: Another data set than the model's own; of csv:FILE all rows count.
-        data_dir: The folder of the data sets.
+        data: A data set to test on instead of the model's own; of csv:FILE, all rows.
+        data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
     model = exports.read(file)
     dataset = data_of(model.experiment, data_dir, data, testing=True)
@@ -58,16 +58,16 @@ def predict(
 
     Args:
         file: A file that `qg export` wrote.
-        data: A data set, such as folder:PATH or csv:PATH (of a file, all rows in their order); or PATH.txt, a text a
-            line, and - for the standard input.
-        data_dir: The folder of the data sets.
+        data: A data set, such as folder:PATH or csv:PATH (of a file, all rows in order);
+            PATH.txt, with one text per line; or - for standard input.
+        data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
     model = exports.read(file)
     if data == "-" or data.endswith(".txt"):
         print(*model.classify(read_texts(data)), sep="\n")
         return
     if Path(data).is_file():
-        raise InputError(f"{data} is neither texts, PATH.txt, nor a data set; say what it is, as in csv:{data}")
+        raise InputError(f"{data} is neither a .txt file nor a data set; name its format, as in csv:{data}")
     dataset = data_of(model.experiment, data_dir, data, testing=True)
     for label in model.predict(dataset, dataset.test).tolist():
         print(dataset.classes[label])

@@ -17,7 +17,7 @@ COMPARED = ("setting", "seeds", "accuracy, %", "best, %", "worst node", "average
 
 
 def comparison(runs: Sequence[Run]) -> Table:
-    """A line for each setting, mean ± std over its seeds."""
+    """One row per setting, mean ± std over its seeds."""
     table = Table(Column(COMPARED[0], overflow="fold"), *COMPARED[1:])
     for row in compared(runs):
         table.add_row(*row)
@@ -25,7 +25,7 @@ def comparison(runs: Sequence[Run]) -> Table:
 
 
 def compared(runs: Sequence[Run]) -> list[list[str]]:
-    """Mean ± std over seeds of the last and of the best test; a seed that diverged makes it ⋆, as in the paper."""
+    """Mean ± std over seeds of the last and of the best test; if a seed diverged, the cell is ⋆, as in the paper."""
     rows = []
     groups = group_by_seed(runs, lambda run: run.experiment)
     for label, group in sorted(groups.items(), key=lambda item: _order(item[1][0].experiment)):
@@ -43,7 +43,7 @@ def compared(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def _order(one: Experiment) -> tuple[object, ...]:
-    """Similar experiments next to each other, numbers as such."""
+    """Sort key: similar experiments next to each other, numbers in numeric order."""
     learner = (one.data, one.model, one.norm or "", one.algorithm)
     return *learner, one.topology, one.partition, one.alpha, one.epochs, one.peak_lr
 
@@ -56,7 +56,7 @@ def _mean_std(values: Sequence[float]) -> str:
 
 
 def facts_table(facts: dict[str, str]) -> Table:
-    """Names and values."""
+    """A table of names and values."""
     table = Table(show_header=False, box=None)
     for name, value in facts.items():
         table.add_row(name, value)

@@ -1,4 +1,4 @@
-"""How commands print: the console, progress, log lines, sizes and times."""
+"""Terminal output: the console, progress bars, log lines, sizes and durations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from quasiglobal.training.metrics import SCORE, Record, number
 console = Console(highlight=False, markup=False)
 
 WIDE = 130
-"""Columns of a terminal from which on a sentence fits beside the numbers."""
+"""Terminal width in columns at which further columns fit beside the numbers."""
 
 
 def show_warning(message: Warning | str, *rest: Any) -> None:
@@ -34,14 +34,14 @@ def say_written(paths: Sequence[Path]) -> None:
 
 
 def progress_bar() -> Progress:
-    """A bar with counts and the remaining time; it disappears when it is done."""
+    """A bar with counts and the remaining time; it disappears when done."""
     columns = TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     return Progress(*columns, console=console, transient=True)
 
 
 @contextmanager
 def watcher(log: str) -> Iterator[Watcher]:
-    """A progress bar on a terminal and a line for each test elsewhere, or a JSON object for each epoch on stderr."""
+    """Show progress: a bar on a terminal, else a line per test; with log = json, a JSON object per epoch on stderr."""
     to = logging.getLogger("quasiglobal")
     if log == "json":
         handler = logging.StreamHandler()
@@ -68,7 +68,7 @@ def watcher(log: str) -> Iterator[Watcher]:
 
 
 def _in_words(records: Sequence[Record]) -> str:
-    """The mean loss and score of several runs in an epoch; those that diverged have none."""
+    """The mean loss and score of several runs in an epoch, without the runs that diverged."""
     losses, scores = (
         [found for record in records if (found := number(record, name)) is not None] for name in ("loss", SCORE)
     )
@@ -77,10 +77,10 @@ def _in_words(records: Sequence[Record]) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object a line: time, level, message, and further facts."""
+    """Log formatter that writes one JSON object per line: time, level, message, and further facts."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Format a record as one line."""
         facts = {"time": record.created, "level": record.levelname.lower(), "message": record.getMessage()}
         if "RANK" in os.environ:
             facts["process"] = int(os.environ["RANK"])
@@ -88,7 +88,7 @@ class JsonLines(logging.Formatter):
 
 
 def size_in_words(count: float) -> str:
-    """A number of bytes for people.
+    """Format a number of bytes for people.
 
     >>> size_in_words(1_090_000), size_in_words(999.6e6)
     ('1.09 MB', '1 GB')
@@ -100,7 +100,7 @@ def size_in_words(count: float) -> str:
 
 
 def time_in_words(seconds: float) -> str:
-    """A duration for people.
+    """Format a duration for people.
 
     >>> time_in_words(42.4), time_in_words(90), time_in_words(7_000), time_in_words(1e6)
     ('42 s', '2 min', '1.9 h', '12 days')

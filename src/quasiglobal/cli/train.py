@@ -27,15 +27,15 @@ from quasiglobal.training.experiment import Experiment, from_toml
 
 @dataclass(frozen=True)
 class Train(ExperimentCommand):
-    """Train one model per node. Run the same command again to resume a stopped run; a finished one is not run twice."""
+    """Train one model per node. Run the same command again to resume a stopped run; a finished run is not repeated."""
 
 
 def train(command: Train, words: Sequence[str]) -> None:
-    """`qg train` with these words."""
+    """`qg train`; the words are passed on to the processes that it starts."""
     experiment, options = command.experiment, command.options
     if options.engine == "distributed" and options.processes and not launched():
         refuse_faults(experiment)
-        spread(count_nodes(experiment.topology), options.processes)             # refuses too many, once
+        spread(count_nodes(experiment.topology), options.processes)             # raises once if there are too many
         sys.exit(launch(["train", *words], options.processes))
     first = RunFolder.of(experiment, options.runs)
     finished = first.read_summary() is not None
@@ -47,13 +47,13 @@ def train(command: Train, words: Sequence[str]) -> None:
         else:
             runs = sweep([experiment], options, watch)
     if finished:
-        console.print(f"{first.folder} is finished already")
+        console.print(f"{first.folder} is already finished")
     console.print(comparison(runs))
     console.print("runs: " + ", ".join(str(run.folder) for run in runs))
 
 
 def _schedule_in_words(experiment: Experiment) -> str:
-    """The learning rate over the run."""
+    """The learning-rate schedule as text."""
     peak, start = experiment.peak_lr, experiment.warmup_from
     warm = f" from {start:g} over {experiment.warmup:g} epochs" if peak > start and experiment.warmup else ""
     decays = ", ".join(f"{fraction:g}" for fraction in experiment.milestones)
@@ -75,25 +75,25 @@ def node(
     tensorboard: bool = False,
     log: Literal["plain", "json"] = "plain",
 ) -> None:
-    """Be one node of an experiment, with data of your own that nobody else sees.
+    """Run one node of an experiment on your own data, which never leaves this machine.
 
-    Every node is started by its owner, with the same experiment, on any machine that reaches its neighbours. The
-    experiment says what all agree on: classes, shape, steps and, of images, mean and std. Started again, a node
+    Each owner starts one node with the same experiment file, on any machine that reaches its neighbours. The file
+    fixes the settings that all owners share: classes, shape, steps and, for images, mean and std. A restarted node
     rejoins the others.
 
     Args:
         file: The experiment, the same file at every node.
-        node: Which node of the topology this is, from 0.
+        node: Index of this node in the topology, from 0.
         data: Your data: class folders of images, an .npz archive, or texts, as a .csv file or a folder with train.csv.
-        rendezvous: Where the nodes meet: somebody's `qg rendezvous`.
+        rendezvous: Address of a running `qg rendezvous`.
         host: The address at which neighbours reach this machine.
         runs: The folder for this node's records and checkpoints.
         device: auto, cpu or cuda.
-        peer_timeout: Seconds after which the node goes on without a neighbour that does not answer.
+        peer_timeout: Seconds after which the node continues without a neighbour that does not answer.
         patience: Seconds to wait for the neighbours at the start.
-        checkpoint_seconds: Save at the end of an epoch when the last checkpoint is this old; 0: after every epoch.
-        tensorboard: Write the metrics for TensorBoard too, into the run's folder.
-        log: Log lines: sentences, or a JSON object a line.
+        checkpoint_seconds: Save a checkpoint at the end of an epoch if the last one is this old; 0: every epoch.
+        tensorboard: Also write the metrics for TensorBoard, into the run folder.
+        log: Log format: plain sentences, or one JSON object per line.
     """
     experiment = from_toml(file)
     options = Options(
@@ -107,16 +107,16 @@ def node(
 
 
 def rendezvous(port: int, host: str = "127.0.0.1") -> None:
-    """Serve the address where processes meet, until stopped: what MASTER_ADDR and MASTER_PORT name for torchrun.
+    """Serve the store where processes find each other, until stopped.
 
-    Training that has begun does not need it; joining does.
+    MASTER_ADDR and MASTER_PORT are its address, as under torchrun. Processes need it only to join, not to train.
 
     Args:
-        port: The port to listen at.
-        host: The address of this machine to listen at; by default it can be reached from this machine alone.
+        port: The port to listen on.
+        host: The address of this machine to listen on; by default only this machine can connect.
     """
     server = serve(host, port)
-    console.print(f"listening at {host}:{server.port}; stop with Ctrl-C")
+    console.print(f"listening on {host}:{server.port}; stop with Ctrl-C")
     while True:
         time.sleep(3600)
 

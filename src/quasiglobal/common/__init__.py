@@ -1,1 +1,1 @@
-"""What every layer uses: files that are written whole, and objects of the user's by their path."""
+"""Helpers for every layer: atomic file writes, imports of user-defined objects, mixing matrices."""

@@ -1,4 +1,4 @@
-"""Writing files so that nothing is ever half written."""
+"""Atomic file writes, JSON lines and folder locks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if sys.platform != "win32":
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` to write to; it becomes `path` once it is whole and on disk."""
+    """Write atomically: yield a temporary path beside `path`, then flush it to disk and rename it to `path`."""
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,19 +41,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: object) -> None:
-    """A value as a JSON file."""
+    """Write a value as a JSON file."""
     with replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1) + "\n")
 
 
 def write_lines(path: Path, records: Sequence[Mapping[str, object]]) -> None:
-    """Records as JSON, a line each."""
+    """Write records as JSON lines."""
     with replacing(path) as temporary:
         temporary.write_text("".join(as_line(record) + "\n" for record in records))
 
 
 def append_line(path: Path, record: Mapping[str, object]) -> None:
-    """One record more."""
+    """Append a record to a file of JSON lines."""
     try:
         with open(path, "a") as file:
             file.write(as_line(record) + "\n")
@@ -62,9 +62,9 @@ def append_line(path: Path, record: Mapping[str, object]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of such a file, none if it is not there.
+    """Read the records of a file of JSON lines; an empty list if the file does not exist.
 
-    A last line that was cut off does not count; another that is damaged is named and passed over.
+    A truncated last line is ignored. Any other damaged line is skipped with a warning.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     records = []
@@ -73,27 +73,27 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             try:
                 records.append(_object(line))
             except ValueError:
-                warnings.warn(f"line {number} of {path} is damaged and passed over", stacklevel=2)
+                warnings.warn(f"line {number} of {path} is damaged and was skipped", stacklevel=2)
     return records
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises OSError or ValueError where there is none."""
+    """Read the object in a JSON file; raise OSError or ValueError if there is none."""
     return _object(path.read_bytes())
 
 
 def _object(text: bytes) -> dict[str, Any]:
     value = json.loads(text)
     if not isinstance(value, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return value
 
 
 @contextmanager
 def alone(folder: Path, shared: bool = False) -> Iterator[None]:
-    """Lock a folder, made if necessary; raises InputError if another process has it.
+    """Lock a folder, creating it if necessary; raise InputError if another process holds the lock.
 
-    Any number of processes may have it `shared`, as long as nobody has it alone.
+    Any number of processes may hold a `shared` lock, as long as none holds an exclusive one.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def alone(folder: Path, shared: bool = False) -> Iterator[None]:
 
 
 def as_line(record: Mapping[str, object]) -> str:
-    """A record as JSON. JSON has no numbers that are not finite: null stands for them."""
+    """Encode a record as JSON; non-finite numbers, which JSON lacks, become null."""
     finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in record.items()
@@ -125,19 +125,19 @@ def as_line(record: Mapping[str, object]) -> str:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Tensors by name as a safetensors file, readable by whom other files are."""
+    """Write named tensors as a safetensors file with default file permissions."""
     with replacing(path) as temporary:
         temporary.touch()
         mode = temporary.stat().st_mode
         try:
             save_file(tensors, temporary, metadata)
-        except SafetensorError as error:                # how it says that the disk is full
+        except SafetensorError as error:                # such as a full disk
             raise InputError(f"cannot write {path}: {error}") from None
         temporary.chmod(mode)
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Rows with the same columns, as a CSV file with a header."""
+    """Write rows with the same columns as a CSV file with a header."""
     with replacing(path) as temporary, open(temporary, "w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()

@@ -1,4 +1,4 @@
-"""Things of the user's own, by their path."""
+"""Imports of user-defined objects by their path."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quasiglobal.errors import InputError
 
 
 def is_path(text: str) -> bool:
-    """Whether a text reads as package.module:Name.
+    """Whether a text has the form package.module:Name.
 
     >>> is_path("mine.nets:Small"), is_path("ring:16"), is_path("social")
     (True, False, False)
@@ -19,7 +19,7 @@ def is_path(text: str) -> bool:
 
 
 def imported(path: str, what: str) -> Any:
-    """The object at package.module:Name, or a sentence why not."""
+    """Import the object at package.module:Name; raise InputError if that fails."""
     module, _, name = path.partition(":")
     try:
         found = getattr(import_module(module), name, None)

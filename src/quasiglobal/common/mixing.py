@@ -1,4 +1,4 @@
-"""Mixing matrices: the weights of a graph, and what makes a matrix one."""
+"""Mixing matrices: Metropolis weights of a graph, and validity checks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from quasiglobal.errors import InputError
 Matrix = NDArray[np.float64]
 
 TOLERANCE = 1e-9
-"""How far a row sum may be from 1, and W from its transpose, for rounding."""
+"""Rounding tolerance for row sums (against 1) and for symmetry (W against its transpose)."""
 
 
 def metropolis(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
-    """1/(1 + the larger degree) on each edge, the rest on the diagonal: symmetric, doubly stochastic."""
+    """Metropolis weights: 1/(1 + the larger degree) on each edge, the rest on the diagonal.
+
+    Symmetric and doubly stochastic.
+    """
     A = nx.to_numpy_array(graph, nodelist=nodes, weight=None)
     np.fill_diagonal(A, 0)
     A = (A > 0).astype(np.float64)
@@ -28,7 +31,7 @@ def metropolis(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
 
 
 def check_matrix(W: Matrix, name: str) -> None:
-    """Refuse a W that does not average: each row has to sum to 1."""
+    """Raise unless W is square and finite and each row sums to 1."""
     if W.ndim != 2 or W.shape[0] != W.shape[1] or W.size == 0:
         raise InputError(f"{name}: each W must be a square matrix, got shape {list(W.shape)}")
     if not np.isfinite(W).all():
@@ -38,22 +41,22 @@ def check_matrix(W: Matrix, name: str) -> None:
     if abs(sums[worst] - 1) > TOLERANCE:
         raise InputError(
             f"{name}: each row of W must sum to 1, but row {worst} sums to {sums[worst]:.9g}; "
-            "put what is missing on its diagonal"
+            "put the rest on its diagonal"
         )
 
 
 def check_connected(links: NDArray[np.bool_], name: str) -> None:
-    """Refuse links [receiver, sender] by which some nodes never hear of others."""
+    """Raise unless the graph of links [receiver, sender] is strongly connected."""
     graph = nx.from_numpy_array(links.T, create_using=nx.DiGraph)
     if not nx.is_strongly_connected(graph):
         parts = nx.number_strongly_connected_components(graph)
         raise InputError(
-            f"{name} is not connected: it falls into {parts} parts that do not all hear of each other; add an edge"
+            f"{name} is not connected: it falls into {parts} parts that cannot all reach each other; add an edge"
         )
 
 
 def edge_list_lines(path: str) -> list[str]:
-    """The lines of a file of edges."""
+    """Read the lines of an edge list."""
     try:
         with open(path, encoding="utf-8-sig") as file:
             return file.read().splitlines()

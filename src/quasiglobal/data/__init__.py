@@ -1,1 +1,1 @@
-"""Data sets, who holds what of them, and batches."""
+"""Data sets, their partition among the nodes, and batches."""

@@ -1,4 +1,4 @@
-"""Which examples each node sees at each step, and how they are shown: a function of (seed, node, epoch)."""
+"""Batches of each node at each step, with their augmentation: a function of (seed, node, epoch)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quasiglobal.data.randomness import generator
 
 @dataclass(frozen=True)
 class Owner:
-    """A row of x: node `node` of the run with this seed, and the examples it holds."""
+    """A row of x: node `node` of the run with this seed, and the indices of its examples."""
 
     seed: int
     node: int
@@ -27,11 +27,11 @@ class Owner:
 
 @dataclass(frozen=True)
 class Epoch:
-    """All that is random in an epoch, for all steps at once, on the device.
+    """Random draws of an epoch, for all steps, on the device.
 
-    `index` [steps, k, batch] are positions in the data; where images are augmented, `moves` [steps, k, batch, …]
-    say how each is mirrored and placed. The last step may be shorter than the batch: see `Plan.sizes`. `shapes` are
-    known here, not on the device alone: each step's batch size and, of texts, how many tokens its batch needs.
+    `index` [steps, k, batch] are indices into the data. If images are augmented, `moves` [steps, k, batch, …] are
+    their flips and crops. The last step may be shorter than the batch: see `Plan.sizes`. `shapes` are known on the
+    host: each step's batch size and, for texts, its length in tokens.
     """
 
     index: Tensor
@@ -41,22 +41,22 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Every node goes through its own examples in a new order each epoch.
+    """Order of the batches: every node shuffles its own examples each epoch.
 
-    Nodes of equal size keep the last, shorter batch. Where sizes differ, an epoch is ⌈mean size / batch⌉ steps
-    of full batches, and each node cycles through its own shuffled stream; likewise where the steps are given.
+    Nodes of equal size keep the last, shorter batch. If sizes differ, an epoch is ⌈mean size / batch⌉ steps of
+    full batches, and each node cycles through its own shuffled stream. The same holds if `steps` is given.
     """
 
     owners: Sequence[Owner]
     batch: int
     draw: Callable[[np.random.Generator, int], tuple[NDArray[np.generic], ...]] = lambda rng, count: ()
-    """How that many examples move."""
+    """Draw the augmentation of a number of examples."""
     lengths: Sequence[int] | None = None
-    """How many examples each node of a run has, where some are not here."""
+    """Number of examples of each node of a run, if some nodes are in other processes."""
     steps: int = 0
-    """Of full batches in an epoch; 0 leaves it to the sizes."""
+    """Steps of full batches in an epoch; 0: derived from the number of examples."""
     need: Callable[[Indices], tuple[int, ...]] = lambda index: ()
-    """What a step's batch of these examples needs besides its size."""
+    """Shape of a batch of these examples besides its size, such as tokens."""
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -64,7 +64,7 @@ class Plan:
         return step_sizes(self.lengths or [len(owner.examples) for owner in self.owners], self.batch, self.steps)
 
     def epoch(self, number: int, device: torch.device) -> Epoch:
-        """The draws of epoch 0, 1, …; what is beyond the last step's size is padding."""
+        """The draws of epoch 0, 1, …; indices beyond the last step's size are padding."""
         steps, need = len(self.sizes), sum(self.sizes)
         index = np.zeros((len(self.owners), steps * self.batch), dtype=np.int64)
         moves = []
@@ -86,7 +86,7 @@ class Plan:
 
 
 def step_sizes(lengths: Sequence[int], batch: int, steps: int = 0) -> list[int]:
-    """The batch size of each step of an epoch, for a run whose nodes have so many examples each; see `Plan`.
+    """The batch size of each step of an epoch, given the number of examples of each node; see `Plan`.
 
     >>> step_sizes([70, 70], batch=32), step_sizes([30, 110], batch=32), step_sizes([70, 70], batch=32, steps=2)
     ([32, 32, 6], [32, 32, 32], [32, 32])
@@ -100,5 +100,5 @@ def step_sizes(lengths: Sequence[int], batch: int, steps: int = 0) -> list[int]:
 
 
 def _stream(rng: np.random.Generator, size: int, need: int) -> Indices:
-    """The first `need` of a shuffled stream over `size` examples, shuffled anew when it runs out."""
+    """The first `need` indices of a shuffled stream over `size` examples, reshuffled at its end."""
     return np.concatenate([rng.permutation(size) for _ in range(math.ceil(need / size))])[:need]

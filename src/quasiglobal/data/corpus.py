@@ -1,4 +1,4 @@
-"""Labelled texts, and how they become rows of ids: tokenised once, then read from a cache."""
+"""Labelled texts, and their conversion to ids: tokenised once, then read from a cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.errors import InputError
 
 LENGTH = 128
-"""Tokens that a model sees of a text, unless told otherwise: the paper's."""
+"""Default length of a text in tokens, as in the paper."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Rows:
     y: Tensor
     """Labels 0, 1, …, int64 [m]."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """Further columns of the file, each of length m."""
+    """Additional columns of the file, each of length m."""
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -41,7 +41,7 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Training and test texts, before any model's tokenizer has seen them."""
+    """Training and test texts before tokenisation."""
 
     name: str
     train: Rows
@@ -49,42 +49,42 @@ class Corpus:
     classes: tuple[str, ...]
 
     def terms(self) -> dict[str, list[Any]]:
-        """What several owners of such texts have to agree on; the shape is in tokens."""
+        """Properties on which all owners of such texts must agree; the shape is in tokens."""
         return {"classes": list(self.classes), "shape": [LENGTH]}
 
 
 def to_test(name: str, rows: Rows, classes: Sequence[str]) -> Corpus:
-    """Texts that nothing is learned from."""
+    """Build a corpus of test texts only."""
     return Corpus(name, Rows([], torch.zeros(0, dtype=torch.int64)), rows, tuple(classes))
 
 
 class Tokenizer(Protocol):
-    """What is needed of a tokenizer; those of transformers have it."""
+    """Tokenizer interface; the tokenizers of `transformers` implement it."""
 
     @property
     def pad_token_id(self) -> int | None:
-        """The id that fills the rest of a row."""
+        """The padding id."""
 
     def __call__(self, texts: list[str], *, truncation: bool, max_length: int) -> Mapping[str, Any]:
-        """`input_ids`, a list for each text, cut to `max_length`."""
+        """Return `input_ids`, one list per text, truncated to `max_length`."""
 
     def get_vocab(self) -> Mapping[str, int]:
         """The id of each token."""
 
 
 def tokenised(corpus: Corpus, tokenizer: Tokenizer, length: int, cache: Path | None) -> Dataset:
-    """The corpus as ids [m, length], padded; longer texts are cut, and how many is said.
+    """Tokenise the corpus to padded ids [m, length]; truncate longer texts, and warn with their number.
 
-    What was tokenised before is taken from the cache, a file for each fingerprint of (texts, tokenizer, length); it is
-    written at once, when it is whole.
+    Ids are read from the cache if present: one file per fingerprint of (texts, tokenizer, length), written
+    atomically.
     """
     if length < 2:
         raise InputError(f"a text needs 2 tokens or more, got {length}; give shape as one number, such as 128")
     pad = tokenizer.pad_token_id
     if pad is None:
         raise InputError(
-            f"the tokenizer for {corpus.name} has no padding token, by which a model knows where a text ends; set one "
-            "(pad_token in its tokenizer_config.json), or take another model"
+            f"the tokenizer for {corpus.name} has no padding token, which marks the end of a text; set pad_token in "
+            "its tokenizer_config.json, or use another model"
         )
     splits = {"train": corpus.train, "test": corpus.test}
     path = cache / f"{fingerprint_of(corpus, tokenizer, length)}.safetensors" if cache else None
@@ -93,7 +93,7 @@ def tokenised(corpus: Corpus, tokenizer: Tokenizer, length: int, cache: Path | N
         ids = {name: _ids(rows.texts, tokenizer, length, pad) for name, rows in splits.items()}
         for name, (x, _) in ids.items():
             if bare := int((x == pad).all(dim=1).sum()):
-                raise InputError(f"the tokenizer finds nothing in {bare} of the {name} texts of {corpus.name}")
+                raise InputError(f"the tokenizer finds no tokens in {bare} of the {name} texts of {corpus.name}")
         found = {name: x for name, (x, _) in ids.items()}, sum(cut for _, cut in ids.values())
         if path:
             _keep(path, *found)
@@ -101,7 +101,7 @@ def tokenised(corpus: Corpus, tokenizer: Tokenizer, length: int, cache: Path | N
     if cut:
         warnings.warn(
             f"{cut:,} of the {len(corpus.train) + len(corpus.test):,} texts of {corpus.name} are longer than "
-            f"{length} tokens and were cut; --shape takes another length, up to the model's own",
+            f"{length} tokens and were cut; set another length with --shape, up to the model's maximum",
             stacklevel=2,
         )
     train, test = (Examples(tensors[name], rows.y, rows.columns) for name, rows in splits.items())
@@ -109,33 +109,33 @@ def tokenised(corpus: Corpus, tokenizer: Tokenizer, length: int, cache: Path | N
 
 
 def check_vocabulary(data: Dataset, size: int, model: str) -> None:
-    """Refuse texts with an id that a model of `size` tokens does not have."""
+    """Raise an error if an id is outside of the vocabulary of a model with `size` tokens."""
     largest = max(int(split.x.max()) for split in (data.train, data.test) if split.x.numel())
     if largest >= size:
         raise InputError(
             f"{data.name} has the token {largest}, but {model} knows {size}, from 0 to {size - 1}; "
-            "its tokenizer is another model's"
+            "its tokenizer belongs to another model"
         )
 
 
 def cache_folder() -> Path:
-    """Where tokenised texts are kept: $QG_CACHE, or quasiglobal in the user's folder for such things."""
+    """Folder for tokenised texts: $QG_CACHE, or quasiglobal in the user's cache folder."""
     own = os.environ.get("QG_CACHE")
     return Path(os.path.expanduser(own or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/quasiglobal")) / "tokens"
 
 
 AT_ONCE = 10_000
-"""Texts given to the tokenizer at a time."""
+"""Texts per call of the tokenizer."""
 
 
 def _ids(texts: Sequence[str], tokenizer: Tokenizer, length: int, pad: int) -> tuple[Tensor, int]:
-    """[m, length] of the texts, and how many of them were cut."""
+    """Ids [m, length] of the texts, and the number of truncated texts."""
     x, cut = np.full((len(texts), length), pad, np.int32), 0
     for first in range(0, len(texts), AT_ONCE):
         some = list(texts[first : first + AT_ONCE])
         rows = list(tokenizer(some, truncation=True, max_length=length + 1)["input_ids"])
         longer = [i for i, row in enumerate(rows) if len(row) > length]
-        if longer:                                          # again, for the tokenizer to end them as it should
+        if longer:                                          # again, so that the tokenizer adds its end tokens
             again = tokenizer([some[i] for i in longer], truncation=True, max_length=length)["input_ids"]
             for i, row in zip(longer, again, strict=True):
                 rows[i] = row
@@ -146,7 +146,7 @@ def _ids(texts: Sequence[str], tokenizer: Tokenizer, length: int, pad: int) -> t
 
 
 def fingerprint_of(corpus: Corpus, tokenizer: Tokenizer, length: int) -> str:
-    """Of all that the ids depend on."""
+    """Hash of all inputs that determine the ids."""
     digest = hashlib.sha256(json.dumps([_described(tokenizer), tokenizer.pad_token_id, length]).encode())
     for rows in (corpus.train, corpus.test):
         digest.update(len(rows).to_bytes(8, "little"))
@@ -157,7 +157,7 @@ def fingerprint_of(corpus: Corpus, tokenizer: Tokenizer, length: int) -> str:
 
 
 def _described(tokenizer: Tokenizer) -> object:
-    """What a tokenizer does: all of its own description, but for how long it was last asked to cut."""
+    """The tokenizer's configuration, without truncation and padding, which its last call may have changed."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return [type(tokenizer).__qualname__, sorted(tokenizer.get_vocab().items())]
@@ -166,7 +166,7 @@ def _described(tokenizer: Tokenizer) -> object:
 
 
 def _cached(path: Path, splits: Mapping[str, Rows], length: int) -> tuple[dict[str, Tensor], int] | None:
-    """The ids in a file of the cache, and how many texts were cut; None if it is not there, or not whole."""
+    """The ids in a cache file, and the number of truncated texts; None if it is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in splits}
@@ -181,8 +181,8 @@ def _cached(path: Path, splits: Mapping[str, Rows], length: int) -> tuple[dict[s
 
 
 def _keep(path: Path, tensors: dict[str, Tensor], cut: int) -> None:
-    """Write a file of the cache; where that is impossible, the texts are tokenised again the next time."""
+    """Write a cache file; if that fails, warn: the texts will be tokenised again next time."""
     try:
         write_tensors(path, tensors, {"cut": str(cut)})
     except InputError as error:
-        warnings.warn(f"the tokenised texts are not kept: {error}; QG_CACHE names another folder", stacklevel=3)
+        warnings.warn(f"the tokenised texts are not cached: {error}; set QG_CACHE to another folder", stacklevel=3)

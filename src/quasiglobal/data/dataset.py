@@ -1,4 +1,4 @@
-"""What a data set is once it is in memory, and what every reader needs to get it there."""
+"""Data sets in memory, and helpers that all readers share."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Examples:
     """One split: m examples and their labels."""
 
     x: Tensor
-    """Images, uint8 [m, channels, height, width]; texts, ids int32 [m, length]; or own features, float32 [m, …]."""
+    """Images, uint8 [m, channels, height, width]; texts, ids int32 [m, length]; or features, float32 [m, …]."""
     y: Tensor
     """Labels 0, 1, …, int64 [m]."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """Further columns of a user's own file, each of length m."""
+    """Additional columns of a user's file, each of length m."""
 
     def __len__(self) -> int:
         return len(self.y)
 
 
 class Splits(NamedTuple):
-    """What a reader returns: the examples of both purposes and the names of the classes."""
+    """The result of a reader: training examples, test examples and class names."""
 
     train: Examples
     test: Examples
@@ -45,9 +45,9 @@ class Splits(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training and test examples, and how to turn them into the numbers that a model sees.
+    """Training and test examples, with their normalisation and augmentation.
 
-    A model sees (x / scale − mean) / std, each channel with its own mean and std.
+    The model input is (x / scale − mean) / std, with mean and std per channel.
     """
 
     name: str
@@ -59,9 +59,9 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augmentation: str
-    """What training does to an image: none, flip-crop (pad 4, crop) or resize-crop (ImageNet)."""
+    """Augmentation of training images: none, flip-crop (pad 4, crop) or resize-crop (ImageNet)."""
     pad: int | None = None
-    """Of texts, the id that fills the rest of a row: a model's mask is x != pad. None: these are no texts."""
+    """Padding id of texts: the attention mask is x != pad. None: the data are not texts."""
 
     def __post_init__(self) -> None:
         train, test = (f"{split.x.dtype} {list(split.x.shape[1:])}" for split in (self.train, self.test))
@@ -70,16 +70,19 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of what a model sees of one example, (channels, height, width) for images."""
+        """Shape of one example as model input, (channels, height, width) for images."""
         stored = tuple(self.train.x.shape[1:])
         return (stored[0], *map(side_shown, stored[1:])) if self.augmentation == "resize-crop" else stored
 
     def terms(self) -> dict[str, list[Any]]:
-        """What a model has to know of these data to see others alike, and several owners have to agree on."""
+        """Class names, shape and normalisation: the properties on which all owners of data must agree.
+
+        An exported model needs them to preprocess other data in the same way.
+        """
         return {name: list(getattr(self, name)) for name in ("classes", "shape", "mean", "std")}
 
     def blank(self, count: int, dtype: torch.dtype) -> Tensor:
-        """So many examples that say nothing, of the type and shape that a model sees; no id of a text is padding."""
+        """`count` constant examples with the shape of model input; ids of texts are not padding."""
         if self.pad is None:
             return torch.zeros(count, *self.shape, dtype=dtype)
         return torch.full((count, *self.shape), int(self.pad == 0))
@@ -88,13 +91,13 @@ class Dataset:
 def agreed(
     data: Dataset, classes: Sequence[str], shape: Sequence[int], mean: Sequence[float], std: Sequence[float]
 ) -> Dataset:
-    """The data in terms that several owners have agreed on; an empty one stays as the data has it.
+    """Convert the data to the classes, shape and normalisation that all owners agreed on; ignore empty arguments.
 
-    An owner may lack some of the classes; its labels become places in the list that all share. Where it has numbers
-    for names, as an .npz archive does, they are these places already.
+    An owner may lack some classes; its labels become indices into the shared list. If its class names are
+    numbers, as in an .npz archive, they are these indices already.
     """
     if shape and tuple(shape) != data.shape:
-        raise InputError(f"{data.name} has examples of shape {list(data.shape)}, but {list(shape)} is agreed")
+        raise InputError(f"{data.name} has examples of shape {list(data.shape)}, but the agreed shape is {list(shape)}")
     for name, values in (("mean", mean), ("std", std)):
         if values and data.pad is not None:
             raise InputError(f"{data.name} is text, which has no {name}; leave it out")
@@ -108,7 +111,7 @@ def agreed(
         known = [str(place) for place in range(len(classes))] if numbered else list(classes)
         for name in data.classes:
             if name not in known:
-                raise InputError(f"{data.name} has the class {name!r}, but {', '.join(classes)} are agreed")
+                raise InputError(f"{data.name} has the class {name!r}, but the agreed classes are {', '.join(classes)}")
         places = torch.tensor([known.index(name) for name in data.classes])
         train, test = (replace(split, y=places[split.y]) for split in (train, test))
     return replace(
@@ -118,12 +121,12 @@ def agreed(
 
 
 def side_shown(side: int) -> int:
-    """How much of a stored picture's side a model sees under resize-crop: 224 of 256 pixels."""
+    """Side of the model input for a stored side under resize-crop: 224 for 256 pixels."""
     return side * 7 // 8
 
 
 def labelled(x: NDArray[Any], y: NDArray[Any], classes: int, where: object, first: int = 0) -> Examples:
-    """Examples whose labels are first, …, first + classes − 1 in the file, once all of it fits together."""
+    """Check x and y, and build examples; the file's labels are first, …, first + classes − 1."""
     if len(x) == 0:
         raise InputError(f"{where} holds no examples")
     if len(x) != len(y):
@@ -137,7 +140,7 @@ def labelled(x: NDArray[Any], y: NDArray[Any], classes: int, where: object, firs
 
 
 def held_out(m: int, where: object) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A fixed split of m examples where the data comes without one: 80 % train, 20 % test."""
+    """Fixed split of m examples, for data without a test set: 80 % train, 20 % test."""
     if m < 2:
         raise InputError(f"{where} needs 2 examples or more for a training and a test set, got {m}")
     order = generator(0).permutation(m)
@@ -145,12 +148,12 @@ def held_out(m: int, where: object) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 
 def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of x / scale, for each channel. A constant channel counts as std 1.
+    """Mean and standard deviation of x / scale, per channel. A constant channel gets std 1.
 
     >>> moments(torch.tensor([[[[0, 255]]], [[[255, 0]]]], dtype=torch.uint8), 255)
     ((0.5,), (0.5,))
     """
-    if x.dtype == torch.uint8:  # from the 256 counts: exact, and without a copy in floating point
+    if x.dtype == torch.uint8:  # from a histogram of 256 values: exact, and without a floating-point copy
         counts = torch.zeros(x.shape[1], 256, dtype=torch.float64)
         for images in torch.split(x, 4096):
             for channel, total in zip(images.unbind(dim=1), counts, strict=True):
@@ -167,36 +170,36 @@ def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ..
 
 @contextmanager
 def reading(path: object, what: str) -> Iterator[None]:
-    """Whatever a damaged file makes a parser raise, said in one sentence that names the file."""
+    """Turn any exception of a parser into an InputError of one sentence that names the file."""
     try:
         yield
     except InputError:
         raise
     except UnicodeDecodeError:
-        raise InputError(f"cannot read {path} as {what}: it is not UTF-8; save it as such") from None
+        raise InputError(f"cannot read {path} as {what}: it is not UTF-8; save it as UTF-8") from None
     except Exception as error:
         said = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise InputError(f"cannot read {path} as {what}: {said.splitlines()[0][:200]}") from None
 
 
 def locate(folder: Path, name: str, suffixes: Sequence[str] = ("",)) -> Path | None:
-    """The first of name + suffix that the folder has."""
+    """Path of the first name + suffix that exists in the folder; None if absent."""
     paths = (folder / f"{name}{suffix}" for suffix in suffixes)
     return next((path for path in paths if os.path.exists(path)), None)
 
 
 def member(folder: Path, name: str, suffixes: Sequence[str] = ("",)) -> Path:
-    """The file of that name in the folder, with one of the suffixes."""
+    """Path of the file `name` in the folder, with one of the suffixes; raise an error if it is missing."""
     path = locate(folder, name, suffixes)
     if path is None or not os.path.isfile(path):
-        raise InputError(f"{folder / name} is missing; get the data set again")
+        raise InputError(f"{folder / name} is missing; download the data set again")
     return path
 
 
 def fits(size: int, memory_limit: float, where: object) -> None:
-    """Refuse to decode more bytes than the limit."""
+    """Raise an error if the size in bytes exceeds the memory limit."""
     if size > memory_limit:
         raise InputError(
             f"{where} needs {size / 1e9:.3g} GB of memory, above the limit of {memory_limit / 1e9:.3g} GB; "
-            "raise memory_limit if you have it"
+            "raise memory_limit if this machine has more memory"
         )

@@ -1,4 +1,4 @@
-"""Images as they lie on the device, uint8, and as a model sees them: cut out, mirrored, normalised."""
+"""Images as uint8 on the device, and as model input: cropped, mirrored, normalised."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from quasiglobal.data.dataset import Dataset, Examples, side_shown
 from quasiglobal.data.partition import Indices
 
 PAD = 4
-"""Pixels of black around an image that random crops are taken from (flip-crop)."""
+"""Black border in pixels around an image before a random crop (flip-crop)."""
 
 AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
-"""Of a random box: its share of the picture, its width over its height, and how often one is drawn (resize-crop)."""
+"""Random crop box: range of its share of the area, range of width / height, and number of draws (resize-crop)."""
 
 
 class Images:
-    """uint8 images [m, C, H, W] that stay on the device, and how training moves them, if it does.
+    """uint8 images [m, C, H, W] on the device, with optional augmentation.
 
-    flip-crop mirrors an image and cuts it out of itself with a black border; resize-crop takes a random box, scales
-    it to 7/8 of the side, and mirrors it; unmoved, it shows the middle of that size.
-    Anything that is not images is taken as features: never moved or mirrored.
+    flip-crop mirrors an image and crops it from the image with a black border. resize-crop scales a random box
+    to 7/8 of the side, and mirrors it; without augmentation it is a center crop of that size.
+    Inputs that are not images are features, and are never augmented.
     """
 
     cost = 1
-    """In the memory of a test, in images."""
+    """Memory per example in evaluation, in units of one image."""
 
     def __init__(
         self,
@@ -58,18 +58,18 @@ class Images:
 
     @classmethod
     def of(cls, data: Dataset, examples: Examples, **how: Any) -> Images:
-        """The examples as models for this data set take them."""
+        """The examples as model input for this data set."""
         return cls(
             examples.x, scale=data.scale, mean=data.mean, std=data.std, augmentation=data.augmentation, **how
         )
 
     @property
     def order(self) -> Indices:
-        """In which they are tested."""
+        """Order of evaluation."""
         return np.arange(len(self.x))
 
     def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
-        """How `count` images move: whether each is mirrored, and its place, a shift or a box."""
+        """Draw the augmentation of `count` images: whether each is mirrored, and its shift or box."""
         if not self.moving:
             return ()
         flip = rng.integers(2, size=count).astype(np.bool_)
@@ -78,11 +78,11 @@ class Images:
         return flip, random_boxes(rng, count, *self.stored[1:])
 
     def need(self, index: Indices) -> tuple[int, ...]:
-        """What these images need besides their number: nothing, as all have one size."""
+        """Shape of a batch besides its size: nothing, as all images have one size."""
         return ()
 
     def show(self, index: Tensor, flip: Tensor | None = None, place: Tensor | None = None) -> Tensor:
-        """The images at these positions, [..., C, H, W], as the model takes them, moved as drawn."""
+        """The images at these indices, [..., C, H, W], augmented as drawn, as model input."""
         if flip is None or place is None:
             pixels = self.x[index]
         elif self.augmentation == "flip-crop":
@@ -92,7 +92,7 @@ class Images:
         return (pixels - self.mean) / self.std
 
     def _shifted(self, index: Tensor, flip: Tensor, shift: Tensor) -> Tensor:
-        """Mirrored first, then cut out of the padded image, as the paper's training does."""
+        """Mirror, then crop from the padded image, as in the paper's training."""
         _, height, width = self.stored
         along = torch.arange(width, device=index.device) + shift[..., 1:]
         columns = torch.where(flip[..., None], width + 2 * PAD - 1 - along, along)
@@ -100,7 +100,7 @@ class Images:
         return self._pixels(index, rows, columns)
 
     def _boxed(self, index: Tensor, flip: Tensor, box: Tensor) -> Tensor:
-        """A box (top, left, height, width) scaled bilinearly to the size shown, then mirrored."""
+        """Scale a box (top, left, height, width) bilinearly to the input size, then mirror it."""
         _, height, width = self.stored
         top, left, tall, wide = box.unbind(dim=-1)
         above, below, down = _between(top, tall, side_shown(height), self.mean.dtype)
@@ -116,7 +116,7 @@ class Images:
         return torch.lerp(line(above), line(below), down[..., None, :, None])
 
     def _pixels(self, index: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """[..., C, rows, columns] of the images at these positions."""
+        """Pixels [..., C, rows, columns] of the images at these indices."""
         channels = torch.arange(self.stored[0], device=index.device)[:, None, None]
         return self.x[
             index[..., None, None, None], channels, rows[..., None, :, None], columns[..., None, None, :]
@@ -124,7 +124,7 @@ class Images:
 
 
 def random_boxes(rng: np.random.Generator, count: int, height: int, width: int) -> NDArray[np.int64]:
-    """[count, 4] boxes (top, left, height, width): the first that fits of some, otherwise the whole picture."""
+    """[count, 4] boxes (top, left, height, width): the first of TRIES draws that fits, otherwise the whole image."""
     area = height * width * rng.uniform(*AREA, size=(count, TRIES))
     low, high = (math.log(end) for end in RATIO)
     ratio = np.exp(rng.uniform(low, high, size=(count, TRIES)))
@@ -138,7 +138,7 @@ def random_boxes(rng: np.random.Generator, count: int, height: int, width: int) 
 
 
 def _between(start: Tensor, length: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """For each of `size` points along [start, start + length): the pixels on its sides, and how far it is between."""
+    """For each of `size` points along [start, start + length): the two adjacent pixels and the weight of the second."""
     steps = torch.arange(size, dtype=dtype, device=start.device) + 0.5
     at = (steps * (length / size).to(dtype)[..., None] - 0.5).clamp(min=0)
     at = torch.minimum(at, (length - 1).to(dtype)[..., None])
@@ -149,7 +149,7 @@ def _between(start: Tensor, length: Tensor, size: int, dtype: torch.dtype) -> tu
 
 
 def _middle(x: Tensor) -> Tensor:
-    """The middle 7/8 of pictures, as large as the boxes of training are shown."""
+    """Center crop to 7/8 of the side, the input size of training."""
     height, width = (side_shown(side) for side in x.shape[-2:])
     top, left = (x.shape[-2] - height) // 2, (x.shape[-1] - width) // 2
     return x[..., top : top + height, left : left + width]

@@ -1,4 +1,4 @@
-"""A data set's examples as they lie on the device, and as a model sees them: images or texts."""
+"""A data set's examples on the device, and as model input: images or texts."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from quasiglobal.data.texts import Texts
 
 
 class Inputs(Protocol):
-    """What `Images` and `Texts` have in common."""
+    """Common interface of `Images` and `Texts`."""
 
     x: Tensor
-    """The examples as they are stored."""
+    """The stored examples."""
     cost: int
-    """Of an example in the memory of a test, in images."""
+    """Memory per example in evaluation, in units of one image."""
     moving: bool
-    """Whether training moves them, as `draw` says."""
+    """Whether examples are augmented by `draw`."""
 
     @property
     def order(self) -> Indices:
-        """In which they are tested."""
+        """Order of evaluation."""
 
     def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
-        """How `count` of them move."""
+        """Draw the augmentation of `count` examples."""
 
     def need(self, index: Indices) -> tuple[int, ...]:
-        """What a batch of these needs to be known of on the host, besides its size."""
+        """Shape of a batch of these examples besides its size, such as tokens; computed on the host."""
 
     def show(self, index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Those at these positions as a model takes them, moved as drawn, or cut to what they need."""
+        """The examples at these indices as model input, augmented as drawn, or truncated to the batch's length."""
 
 
 def inputs_of(
@@ -47,7 +47,7 @@ def inputs_of(
     dtype: torch.dtype = torch.float32,
     moving: bool = False,
 ) -> Inputs:
-    """The examples as models for this data set take them; `moving` is for training on images."""
+    """The examples as model input for this data set; `moving` augments images for training."""
     if data.pad is not None:
         return Texts.of(data, examples, device)
     return Images.of(data, examples, device=device, dtype=dtype, moving=moving)

@@ -1,4 +1,6 @@
-"""Who holds which examples: fixed for the whole run, a function of (labels, n, α, seed); disjoint, but for `whole`.
+"""Partition of the examples among the nodes: fixed for a run, a function of (labels, n, α, seed).
+
+The parts are disjoint, except with `whole`.
 
 M. Yurochkin et al.: Bayesian nonparametric federated learning of neural networks. ICML 2019.
 T.-M. H. Hsu, H. Qi, M. Brown: Measuring the effects of non-identical data distribution. 2019.
@@ -18,10 +20,10 @@ from quasiglobal.errors import InputError, unknown
 Indices = NDArray[np.int64]
 
 GROUP = 10
-"""The experiments behind the paper's tables split the nodes into groups of at most ten."""
+"""Largest group of nodes in `dirichlet`, as in the experiments behind the paper's tables."""
 
 REDRAWS = 50_000
-"""How often a group is dealt anew before we give up: four classes among ten nodes at α = 0.1 need 3,600 on average."""
+"""Maximum number of draws for a group: four classes among ten nodes at α = 0.1 need 3,600 on average."""
 
 
 def split(
@@ -32,14 +34,14 @@ def split(
     seed: int = 0,
     columns: Mapping[str, NDArray[np.generic]] | None = None,
 ) -> list[Indices]:
-    """The examples of each of n nodes by a partition's name.
+    """Example indices of each of n nodes, by the name of a partition.
 
     dirichlet        as in the experiments behind the paper's tables; equal sizes
-    dirichlet-plain  as the paper's text says: each node draws its own class mix from Dirichlet(α)
+    dirichlet-plain  as in the paper's text: each node draws its own class mix from Dirichlet(α)
     iid              a random split; equal sizes
-    shards:K         sorted by class, cut into K pieces a node, dealt at random; equal sizes
-    by:COLUMN        natural clients: a node for each value of the column, n of them
-    whole            every node has all examples, as where each is given its own data
+    shards:K         sorted by class, cut into K pieces per node, assigned at random; equal sizes
+    by:COLUMN        natural clients: one node per value of the column; it needs exactly n values
+    whole            every node has all examples, for nodes that bring their own data
 
     >>> [len(part) for part in split("shards:2", np.repeat([0, 1], 50), n=4)]
     [24, 24, 24, 24]
@@ -47,7 +49,7 @@ def split(
     if kind == "whole":
         return [np.arange(len(labels))] * n
     if not 1 <= n <= len(labels):
-        raise InputError(f"{len(labels)} examples cannot be split among {n} nodes; take fewer nodes")
+        raise InputError(f"{len(labels)} examples cannot be split among {n} nodes; use fewer nodes")
     name, _, argument = kind.partition(":")
     if name == "by":
         return by_column(argument, columns or {}, n)
@@ -63,12 +65,12 @@ def split(
 
 
 def dirichlet(labels: Indices, n: int, alpha: float, seed: int) -> list[Indices]:
-    """Each class is dealt out among the nodes in Dirichlet(α) shares; all nodes end up with equally many.
+    """Distribute each class among the nodes in Dirichlet(α) proportions; all nodes get the same number of examples.
 
-    As in the experiments behind the paper's tables: nodes come in groups of at most ten, each with its own
-    random slice of the data of proportional size. Within a group, a node that already has the group's mean
-    gets no more, and the draw is repeated until the smallest list has half the mean. The lists, one after
-    the other, are then cut into n equal slices; the remainder, fewer than n examples, is left out.
+    As in the experiments behind the paper's tables: nodes form groups of at most ten. Each group has its own
+    random slice of the data, of proportional size. Within a group, a node that already has the group's mean
+    size gets no more examples, and the draw is repeated until the smallest list has half the mean size. The
+    concatenated lists are then cut into n equal slices; the remainder, fewer than n examples, is dropped.
 
     >>> parts = dirichlet(np.repeat([0, 1], 50), n=4, alpha=0.1, seed=0)
     >>> [len(part) for part in parts], len(np.unique(np.concatenate(parts)))
@@ -85,11 +87,11 @@ def dirichlet(labels: Indices, n: int, alpha: float, seed: int) -> list[Indices]
 
 
 def dirichlet_plain(labels: Indices, n: int, alpha: float, seed: int) -> list[Indices]:
-    """Each node draws a class mix q ~ Dirichlet(α p), p the classes' shares, and takes its examples by it.
+    """Draw a class distribution q ~ Dirichlet(α p) per node, p the class frequencies, and sample its examples by q.
 
     As p sums to 1, an α here is as heterogeneous as α divided by the number of classes in `dirichlet`.
-    Nodes take turns, an example each, of a class drawn from their mix among those that still have examples,
-    so that all have equally many; the remainder, fewer than n examples, is left out.
+    Nodes take one example each in turn. Its class is drawn from q among the classes that still have examples.
+    All nodes get the same number of examples; the remainder, fewer than n, is dropped.
     """
     rng = generator(seed, n)
     classes, counts = np.unique(labels, return_counts=True)
@@ -106,10 +108,10 @@ def dirichlet_plain(labels: Indices, n: int, alpha: float, seed: int) -> list[In
 
 
 def shards(labels: Indices, n: int, pieces: int, seed: int) -> list[Indices]:
-    """Examples sorted by class are cut into equal shards; each node gets `pieces` of them at random."""
+    """Cut the examples, sorted by class, into equal shards; assign `pieces` random shards to each node."""
     size = len(labels) // (n * pieces)
     if size < 1:
-        raise InputError(f"{len(labels)} examples are too few for {n * pieces} shards; take fewer a node")
+        raise InputError(f"{len(labels)} examples are too few for {n * pieces} shards; use fewer shards per node")
     rng = generator(seed, n)
     mixed = rng.permutation(len(labels))
     by_class = mixed[np.argsort(labels[mixed], kind="stable")][: size * n * pieces]
@@ -118,7 +120,7 @@ def shards(labels: Indices, n: int, pieces: int, seed: int) -> list[Indices]:
 
 
 def by_column(column: str, columns: Mapping[str, NDArray[np.generic]], n: int) -> list[Indices]:
-    """A node for each value of the column, in the values' order. Sizes differ as they do in nature."""
+    """One node per value of the column, in sorted order. Sizes differ as in the data."""
     if column not in columns:
         raise unknown("column", column, columns)
     values, owner = np.unique(columns[column], return_inverse=True)
@@ -136,12 +138,12 @@ DIRICHLET: dict[str, Callable[[Indices, int, float, int], list[Indices]]] = {
 
 
 def class_counts(parts: Sequence[Indices], labels: Indices, classes: int) -> NDArray[np.int64]:
-    """[n, classes], how many examples of each class each node has: the paper's dots."""
+    """Number of examples per node and class, [n, classes]: the dots of the paper's figure."""
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
 
 
 def heterogeneity(counts: NDArray[np.int64]) -> tuple[float, float]:
-    """The nodes' mean label entropy in nats, and their mean total-variation distance to the whole.
+    """The nodes' mean label entropy in nats, and their mean total-variation distance to the overall label distribution.
 
     >>> heterogeneity(np.array([[10, 0], [0, 10]]))
     (0.0, 0.5)
@@ -153,7 +155,7 @@ def heterogeneity(counts: NDArray[np.int64]) -> tuple[float, float]:
 
 
 def fingerprint(parts: Sequence[Indices]) -> str:
-    """A short hash of who holds what."""
+    """Short hash of a partition."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + np.asarray(part, dtype="<i8").tobytes())
@@ -161,7 +163,7 @@ def fingerprint(parts: Sequence[Indices]) -> str:
 
 
 def _equal(lists: Sequence[Indices], n: int) -> list[Indices]:
-    """The lists one after the other, cut into n equal slices."""
+    """Concatenate the lists and cut the result into n equal slices."""
     everything = np.concatenate(lists)
     each = len(everything) // n
     return list(everything[: each * n].reshape(n, each))
@@ -169,14 +171,14 @@ def _equal(lists: Sequence[Indices], n: int) -> list[Indices]:
 
 def _pieces(argument: str) -> int:
     if not argument.isdigit() or int(argument) < 1:
-        raise InputError(f"shards needs how many a node gets, as in shards:2, got {argument!r}")
+        raise InputError(f"shards needs the number of shards per node, as in shards:2, got {argument!r}")
     return int(argument)
 
 
 def _deal(
     examples: Indices, labels: Indices, n: int, alpha: float, rng: np.random.Generator
 ) -> list[Indices]:
-    """One group's lists, dealt class by class."""
+    """Distribute one group's examples among its nodes, class by class."""
     mean = len(examples) / n
     by_class = [examples[labels[examples] == label] for label in np.unique(labels[examples])]
     for _ in range(REDRAWS):
@@ -194,6 +196,6 @@ def _deal(
         if counts.min() >= mean / 2:
             return [np.concatenate(part) for part in parts]
     raise InputError(
-        f"in {REDRAWS:,} draws of Dirichlet({alpha:g}) some of {n} nodes always had under half the mean; "
+        f"in each of {REDRAWS:,} draws of Dirichlet({alpha:g}) some of {n} nodes had less than half the mean size; "
         "take a larger alpha, fewer nodes or another partition"
     )

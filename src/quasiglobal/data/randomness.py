@@ -1,4 +1,4 @@
-"""No hidden randomness: every draw is a function of a key, on every machine and in every version."""
+"""Random numbers without hidden state: every draw is a function of its key, on all machines and torch versions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 
 def generator(*key: int) -> np.random.Generator:
-    """NumPy's Philox keyed by these numbers, such as (seed, node, epoch).
+    """NumPy's Philox generator keyed by integers, such as (seed, node, epoch).
 
     >>> generator(0, 3, 1).integers(100, size=4).tolist()
     [96, 36, 56, 32]
     """
-    # The length is part of the key: NumPy pads with zeros, so that (7,) and (7, 0) would be one.
+    # The length is part of the key: NumPy pads with zeros, so (7,) and (7, 0) would be equal.
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((len(key), *key))))
 
 
 @contextmanager
 def seeded(device: torch.device, *key: int) -> Iterator[None]:
-    """What torch draws here, for dropout, is a function of the key; afterwards its generators go on as if nothing was.
+    """Seed torch's random numbers, as for dropout, by the key; restore its generators afterwards.
 
-    A captured graph takes the generator's seed when it is replayed, so this holds around a replay too.
+    A captured graph reads the generator's seed at each replay, so this also works around a replay.
 
     >>> with seeded(torch.device("cpu"), 0, 7):
     ...     first = torch.rand(3)

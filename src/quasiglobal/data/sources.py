@@ -1,7 +1,7 @@
 """Data sets by name, read from the user's disk into memory.
 
-Each is looked for in the data folder: the argument, else $QG_DATA, else ./data. What is not there comes from
-the Hugging Face hub, where the extra `[data]` is installed and a network is there.
+Readers search the data folder: the argument, else $QG_DATA, else ./data. A missing data set is downloaded from
+the Hugging Face hub if the extra `[data]` is installed and a network is available.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = [
 Content = TypeVar("Content", Splits, Corpus)
 
 MEMORY_LIMIT = 64e9
-"""Bytes: the most that `load` decodes unless told otherwise."""
+"""Default limit on the bytes that `load` decodes."""
 
 
 @dataclass(frozen=True)
 class DataName:
-    """A data set by its name, or a user's own by its path.
+    """Parsed name of a data set, or path of a user's own.
 
     >>> DataName.parse("cifar10"), DataName.parse("csv:notes.csv").path
     (DataName(text='cifar10', kind='named', path=''), 'notes.csv')
@@ -47,7 +47,7 @@ class DataName:
 
     @classmethod
     def parse(cls, text: str) -> DataName:
-        """As an experiment spells it."""
+        """Parse the text in an experiment."""
         kind, _, path = text.partition(":")
         if kind in ("folder", "csv"):
             return cls(text, kind, os.path.expanduser(path))        # type: ignore[arg-type]
@@ -61,21 +61,21 @@ class DataName:
 
 @dataclass(frozen=True, kw_only=True)
 class Location:
-    """Where a data set with a name lies, and how to get it."""
+    """Location of a named data set, and how to download it."""
 
     files: tuple[str, ...]
-    """What the folder must have; () for what is embedded."""
+    """Required files; () for an embedded data set."""
     suffixes: tuple[str, ...] = ("",)
-    """What a file's name may end with."""
+    """Accepted suffixes of a file's name."""
     folders: tuple[str, ...] = ()
-    """Where to look, relative to the data folder, best first."""
+    """Folders to search, relative to the data folder, best first."""
     steps: str
-    """How to get it, with {data} for the data folder."""
+    """Download instructions, with {data} for the data folder."""
     examples: int
     """Training and test examples in the published set."""
 
     def places(self, data: Path) -> list[Path]:
-        """The folders to look in."""
+        """The folders to search."""
         return [data / folder for folder in self.folders]
 
     def missing(self, folder: Path) -> tuple[str, ...]:
@@ -83,14 +83,14 @@ class Location:
         return tuple(name for name in self.files if locate(folder, name, self.suffixes) is None)
 
     def find(self, data: Path) -> Path | None:
-        """The folder with most of the files, if one has any."""
+        """The folder with most of the files; None if no folder has any."""
         best = min(self.places(data), key=lambda folder: len(self.missing(folder)), default=None)
         return None if best is None or self.missing(best) == self.files else best
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Location):
-    """A data set of images with a name, and what to know about it."""
+    """Named data set of images: its reader, normalisation and augmentation."""
 
     read: Callable[[Path, float], Splits]
     """The reader, from a folder and a memory limit."""
@@ -104,7 +104,7 @@ class Source(Location):
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource(Location):
-    """The same of texts."""
+    """Named data set of texts."""
 
     read: Callable[[Path, float], Corpus]
     """The reader, from a folder and a memory limit."""
@@ -114,7 +114,7 @@ class TextSource(Location):
 
 @dataclass(frozen=True)
 class Found:
-    """A line of `qg data`."""
+    """One line of `qg data`."""
 
     name: str
     where: str | None
@@ -124,11 +124,11 @@ class Found:
     examples: int
     """Training and test examples in the published set."""
     steps: str
-    """The exact command, or the steps, to get it."""
+    """The exact command, or the steps, to download it."""
 
 
 def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float = MEMORY_LIMIT) -> Dataset:
-    """The data set of that name, or a user's own: `folder:PATH`, of class folders or an .npz archive.
+    """Load a data set by name, or a user's own: `folder:PATH`, with class folders or an .npz archive.
 
     >>> data = load("digits")
     >>> len(data.train), len(data.test), data.shape, data.scale
@@ -138,9 +138,9 @@ def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float =
     if asked.kind == "folder":
         return _own(name, folders.read(Path(asked.path), memory_limit))
     if name == "own":
-        raise InputError("every node of this run has its own data; name yours, as folder:PATH or csv:PATH")
+        raise InputError("every node of this run has its own data; give yours as folder:PATH or csv:PATH")
     if asked.is_text:
-        raise InputError(f"{name} is text, which needs a model that reads, such as --model hf:PATH")
+        raise InputError(f"{name} is text, which needs a language model, such as --model hf:PATH")
     if name not in SOURCES:
         raise unknown("data set", name, [*SOURCES, *TEXT_SOURCES, "folder:PATH", "csv:PATH"])
     source = SOURCES[name]
@@ -155,9 +155,9 @@ def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float =
 def corpus(
     name: str, data_dir: Path | str | None = None, testing: bool = False, *, memory_limit: float = MEMORY_LIMIT
 ) -> Corpus:
-    """The texts of that name, or a user's own: `csv:PATH`, a file or a folder with train.csv and test.csv.
+    """Load texts by name, or a user's own: `csv:PATH`, a file or a folder with train.csv and test.csv.
 
-    `testing` leaves a user's texts as they are, all to test with, and asks for no train.csv.
+    With `testing`, all of a user's texts are test examples, in file order, and train.csv is not needed.
     """
     asked = DataName.parse(name)
     if asked.kind == "csv":
@@ -171,17 +171,17 @@ def corpus(
 
 
 def raw(name: str, data_dir: Path | str | None = None) -> Dataset | Corpus:
-    """The data of that name: images or features by `load`, texts by `corpus`, before a tokenizer has seen them."""
+    """Load data by name: images or features by `load`, untokenised texts by `corpus`."""
     return corpus(name, data_dir) if is_text(name) else load(name, data_dir)
 
 
 def published_examples(name: str) -> int:
-    """Training and test examples of a named data set as it is published; 0 for a user's own."""
+    """Number of training and test examples of a named data set as published; 0 for a user's own."""
     return (SOURCES | TEXT_SOURCES)[name].examples if name in SOURCES or name in TEXT_SOURCES else 0
 
 
 def is_text(name: str) -> bool:
-    """Whether data of that name are texts: they are loaded by `corpus`, and need a tokenizer.
+    """Whether the named data are texts, which are loaded by `corpus` and need a tokenizer.
 
     >>> [is_text(name) for name in ("agnews", "csv:mine.csv", "cifar10")]
     [True, True, False]
@@ -190,7 +190,7 @@ def is_text(name: str) -> bool:
 
 
 def named(data: str) -> str:
-    """The name of a user's own data: as it is, or that of the file or folder at a path.
+    """Name of a user's own data, from a path; a name with a prefix is returned unchanged.
 
     >>> named("notes.csv.gz"), named("images"), named("csv:notes")
     ('csv:notes.csv.gz', 'folder:images', 'csv:notes')
@@ -203,7 +203,7 @@ def named(data: str) -> str:
 
 
 def available(data_dir: Path | str | None = None) -> list[Found]:
-    """What `load` knows by name, what of it is on this machine, and how to get the rest."""
+    """Known data sets, which are installed, and how to get the rest."""
     data = data_folder(data_dir)
     found = []
     for name, source in (SOURCES | TEXT_SOURCES).items():
@@ -215,7 +215,7 @@ def available(data_dir: Path | str | None = None) -> list[Found]:
 
 
 def data_folder(data_dir: Path | str | None) -> Path:
-    """Where data sets are looked for."""
+    """The folder to search for data sets."""
     return Path(os.path.expanduser(data_dir or os.environ.get("QG_DATA") or "data"))
 
 
@@ -234,7 +234,7 @@ def _read(
         try:
             found = fetch()
         except InputError as error:
-            lost += f", and the hub did not help ({error})"
+            lost += f", and the Hugging Face hub failed ({error})"
         else:
             if found:
                 return found
@@ -252,7 +252,7 @@ SOURCES: dict[str, Source] = {
     "digits": Source(
         read=digits.read,
         files=(),
-        steps="nothing to do: scikit-learn carries it",
+        steps="nothing to do: included in scikit-learn",
         examples=1_797,
         scale=16,
     ),
@@ -282,7 +282,7 @@ SOURCES: dict[str, Source] = {
             "curl https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz | tar xz -C {data}"
         ),
         examples=60_000,
-        # The released code's. Its std is the mean of the images' own, not .247 .243 .262 of all pixels.
+        # From the released code. Its std is the mean of the per-image stds, not the .247 .243 .262 over all pixels.
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.2023, 0.1994, 0.2010),
         augmentation="flip-crop",
@@ -307,7 +307,7 @@ SOURCES: dict[str, Source] = {
         folders=("imagenet", "."),
         hub=Hub("ILSVRC/imagenet-1k", folders.middle, test="validation"),
         steps=(
-            "register at https://image-net.org/download-images, download ILSVRC2012, and put the pictures in "
+            "register at https://image-net.org/download-images, download ILSVRC2012, and put the images in "
             "{data}/imagenet/train/CLASS/ and {data}/imagenet/val/CLASS/"
         ),
         examples=1_331_167,
@@ -316,7 +316,7 @@ SOURCES: dict[str, Source] = {
         augmentation="resize-crop",
     ),
 }
-"""What `load` knows by name. A user's own source goes here too: SOURCES["mine"] = Source(…)."""
+"""Data sets of `load` by name. Users can register their own: SOURCES["mine"] = Source(…)."""
 
 TEXT_SOURCES: dict[str, TextSource] = {
     "agnews": TextSource(
@@ -346,4 +346,4 @@ TEXT_SOURCES: dict[str, TextSource] = {
         classes=tables.SST2,
     ),
 }
-"""What `corpus` knows by name."""
+"""Data sets of `corpus` by name."""

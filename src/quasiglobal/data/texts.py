@@ -1,4 +1,4 @@
-"""Texts as they lie on the device, rows of ids, and as a model sees them: cut to what the batch needs."""
+"""Texts as rows of ids on the device, truncated per batch as model input."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.partition import Indices
 
 BUCKET = 16
-"""Batches are cut to multiples of so many tokens: few shapes, so that few programs are compiled and captured."""
+"""Batch lengths are multiples of this number of tokens: few shapes, so few programs are compiled and captured."""
 
 
 class Texts:
-    """ids [m, length], padded, that stay on the device; what `Images` is for pictures.
+    """Padded ids [m, length] on the device; the counterpart of `Images` for texts.
 
     >>> texts = Texts(torch.arange(1, 41).repeat(2, 1) * torch.tensor([[1] * 20 + [0] * 20, [1] * 40]), pad=0)
     >>> texts.need(np.array([[0]])), texts.need(np.array([[0, 1]]))
@@ -28,10 +28,10 @@ class Texts:
     """
 
     cost = 16
-    """In the memory of a test, in images."""
+    """Memory per example in evaluation, in units of one image."""
 
     moving = False
-    """Texts stay as they are in training."""
+    """Texts are not augmented."""
 
     def __init__(self, x: Tensor, *, pad: int, device: torch.device | None = None) -> None:
         self._lengths = _lengths(x, pad)
@@ -39,30 +39,30 @@ class Texts:
 
     @classmethod
     def of(cls, data: Dataset, examples: Examples, device: torch.device) -> Texts:
-        """The examples as models for this data set take them."""
+        """The examples as model input for this data set."""
         assert data.pad is not None
         return cls(examples.x, pad=data.pad, device=device)
 
     def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
-        """How `count` texts move: they do not."""
+        """Random augmentation of `count` texts: none."""
         return ()
 
     @cached_property
     def order(self) -> Indices:
-        """In which they are tested: short ones together, for which little is padding."""
+        """Order of evaluation: sorted by length, which reduces padding."""
         return np.argsort(self._lengths, kind="stable")
 
     def need(self, index: Indices) -> tuple[int, ...]:
-        """How many tokens a batch of these texts is cut to; known on the host, so that no device is waited for."""
+        """Length in tokens of a batch of these texts; computed on the host, without a device synchronisation."""
         longest = int(self._lengths[index].max(initial=1))
         return (min(-(-longest // BUCKET) * BUCKET, self.x.shape[1]),)
 
     def show(self, index: Tensor, length: int | None = None) -> Tensor:
-        """The ids of the texts at these positions, [..., length], int64; all columns if no length is given."""
+        """The ids of the texts at these indices, [..., length], int64; all columns if no length is given."""
         return self.x[:, :length][index].long()
 
 
 def _lengths(x: Tensor, pad: int) -> NDArray[Any]:
-    """Of each row, up to its last id that is no padding."""
+    """Length of each row, up to its last id that is not padding."""
     places = torch.arange(1, x.shape[1] + 1)
     return ((x != pad) * places).amax(dim=1).numpy()

@@ -1,1 +1,1 @@
-"""Where the nodes live: all here as rows of one tensor, or spread over processes."""
+"""Engines: host the nodes as rows of one tensor, or spread over processes."""

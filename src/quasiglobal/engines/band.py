@@ -1,4 +1,4 @@
-"""Rows next to each other that step alike: one algorithm on one topology, of one or several runs."""
+"""Band: adjacent rows with the same algorithm and topology, from one or several runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FullGradient = Callable[[Tensor], Tensor]
 
 
 class Band:
-    """An algorithm with its state and the engine that hosts its nodes; `rows` are those of x that are its own."""
+    """An algorithm with its state and the engine that hosts its nodes; `rows` is the band's slice of x."""
 
     def __init__(self, algorithm: Algorithm, engine: Host, first: int, weight_decay: float) -> None:
         self.algorithm, self.engine, self.weight_decay = algorithm, engine, weight_decay
@@ -25,24 +25,24 @@ class Band:
         self.programs: dict[Hashable, Callable[..., None] | None] = {}
 
     def begin_at(self, x: Tensor) -> None:
-        """Start the algorithm at these models."""
+        """Initialise the algorithm's state from these models."""
         self.state = {name: value.clone() for name, value in self.algorithm.init(x).items()}
 
     def kind(self, t: int) -> Hashable:
-        """Steps of one kind do the same to their tensors."""
+        """Return the kind of step t; steps of one kind apply the same operations to their tensors."""
         return self.algorithm.phase(t), (t - 1) % self.engine.topology.period
 
     def step(
         self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor, full_gradient: FullGradient
     ) -> Tensor:
-        """The new x from x and the loss's gradients; the state is replaced."""
+        """Return the new x, given x and the gradients of the loss; replace the state."""
         x, self.state = self._stepped(x, g, self.state, t, time, lr, full_gradient)
         return x
 
     def overwrite(
         self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor, full_gradient: FullGradient, fused: bool
     ) -> None:
-        """The same, written over x and the state; `fused` compiles each kind of step to few kernels."""
+        """Run a step in place on x and the state; `fused` compiles each kind of step to few kernels."""
         names, values = list(self.state), list(self.state.values())
         program = self._fused(x, g, t, time, lr) if fused else None
         if program is not None:
@@ -61,7 +61,7 @@ class Band:
         )
 
     def _fused(self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor) -> Callable[..., None] | None:
-        """The program of a kind of step; None for one that asks for further gradients."""
+        """Return the compiled program for this kind of step; None if the step needs further gradients."""
         kind, names = self.kind(t), list(self.state)
 
         def step(x: Tensor, g: Tensor, time: Tensor, lr: Tensor, *values: Tensor) -> list[Tensor]:
@@ -72,7 +72,7 @@ class Band:
         if kind not in self.programs:
             outputs, arguments = [0, *range(4, 4 + len(names))], (x, g, time, lr, *self.state.values())
             try:
-                step(*arguments)                            # makes what the engine keeps, such as W, on the device
+                step(*arguments)                            # fills the engine's caches on the device, such as W
                 self.programs[kind] = compiled_in_place(step, outputs, arguments)
             except Untraceable:
                 self.programs[kind] = None

@@ -1,4 +1,4 @@
-"""A step recorded once and replayed: CUDA graphs, and writing into the storage that they hold on to."""
+"""Record a step once and replay it: CUDA graphs, and in-place writes to the storage that they reference."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class Captured:
-    """Runs a step that changes tensors in place, each kind of step as one graph.
+    """Runs steps that change tensors in place, with one CUDA graph per kind of step.
 
-    Two steps of the same key must do the same to the same storage. The first step of a key runs ordinarily on
-    a side stream, so that it compiles and allocates what it needs, and the tensors are put back each time; then
-    the step is recorded, and from then on it is replayed. Random draws are as if it had run once.
+    Two steps with the same key must apply the same operations to the same storage. The first step with a key runs
+    twice without a graph, on a side stream, to compile kernels and allocate memory; the tensors are restored each time.
+    Then the step is recorded, and from then on it is replayed. Random draws are as if it had run once.
     """
 
     def __init__(self, tensors: Callable[[], list[Tensor]]) -> None:
@@ -43,9 +43,9 @@ class Captured:
 
 
 def overwrite(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-    """Copy new values into old storage, which they may themselves lie in."""
+    """Copy new values into old storage; new values may alias it."""
     held = {tensor.data_ptr() for tensor in old}
     safe = [value.clone() if value.data_ptr() in held else value for value in new]
-    for dtype in {value.dtype for value in old}:            # many at a time, which have to be of one type
+    for dtype in {value.dtype for value in old}:            # one foreach call needs one dtype
         here, there = ([value for value in values if value.dtype == dtype] for values in (old, safe))
         torch._foreach_copy_(here, there)

@@ -1,4 +1,4 @@
-"""What each algorithm costs, found by running it: messages are counted, memory is measured."""
+"""Traffic and memory of each algorithm, found by running it: messages are counted, memory is measured."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from quasiglobal.engines.simulator import Simulator
 from quasiglobal.topology import Topology
 
 COLUMNS = ("algorithm", "traffic a step", "extra memory", "needs of W", "from")
-"""The heads of `Entry.cells`."""
+"""Headers of `Entry.cells`."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One algorithm; traffic and memory are multiples of the model."""
+    """Costs of one algorithm; traffic and memory are multiples of the model size."""
 
     name: str
     traffic: Traffic
@@ -36,7 +36,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Models sent a step: to each neighbour, and into an exact mean over all nodes."""
+    """Models sent per step: to each neighbour, and into an exact mean over all nodes."""
 
     neighbours: Fraction
     everybody: Fraction
@@ -47,14 +47,14 @@ class Traffic:
         return " + ".join(parts)
 
     def bytes(self, graph: Topology, d: int, rounded: bool = False) -> float:
-        """What a node sends a step on average for d numbers; an exact mean as a ring all-reduce sends it."""
+        """Return the mean bytes sent per node and step for d parameters; an exact mean counts as a ring all-reduce."""
         all_reduce = 2 * (graph.n - 1) / graph.n * 4 * d
         to_neighbours = graph.bytes_per_step(d) / (2 if rounded else 1)
         return float(self.neighbours) * to_neighbours + float(self.everybody) * all_reduce
 
 
 def catalogue() -> list[Entry]:
-    """Every algorithm by name.
+    """Return the entry of every registered algorithm.
 
     >>> {entry.name: str(entry.traffic) for entry in catalogue() if "slowmo" in entry.name}
     {'slowmo': '1 + 1/12 to all'}
@@ -63,19 +63,19 @@ def catalogue() -> list[Entry]:
 
 
 def describe(name: str) -> Entry:
-    """The entry of an algorithm with these options."""
+    """Return the entry of an algorithm; the name may include options."""
     algorithm = algorithms.algorithm(name)
     return Entry(name, traffic(algorithm), memory(algorithm), str(algorithm.needs), citation(algorithm))
 
 
 def memory(algorithm: Algorithm) -> Fraction:
-    """The size of the state, in models."""
+    """Return the size of the state as a multiple of the model size."""
     x = torch.zeros(1, 64)
     return Fraction(sum(value.numel() for value in algorithm.init(x).values()), x.numel())
 
 
 def traffic(algorithm: Algorithm) -> Traffic:
-    """What a node sends, on average over a cycle of the algorithm's phases."""
+    """Return a node's traffic per step, averaged over one cycle of the algorithm's phases."""
     phases = [algorithm.phase(t) for t in range(2, 2 + 2 * LONGEST)]
     cycle = next((p for p in range(1, LONGEST) if phases[p:] == phases[:-p]), LONGEST)
     times = Counter(phases[:cycle])
@@ -85,11 +85,11 @@ def traffic(algorithm: Algorithm) -> Traffic:
 
 
 LONGEST = 2000
-"""The longest cycle of phases that is looked for."""
+"""Longest cycle of phases that `traffic` detects, in steps."""
 
 
 def citation(algorithm: Algorithm) -> str:
-    """Where the method comes from, and the base where it is a wrapper."""
+    """Return the method's citation; for a wrapper, followed by the citation of its base."""
     inner = f"; {citation(algorithm.base)}" if isinstance(algorithm, Wrapper) else ""
     return algorithm.citation + inner
 
@@ -108,7 +108,7 @@ class _Counting(Simulator):
 
 
 def _cost(algorithm: Algorithm, t: int) -> tuple[int, int]:
-    """How many tensors step t mixes, and how many it averages over everybody."""
+    """Count the tensors mixed, and the tensors averaged over all nodes, in step t."""
     engine = _Counting(topology.complete(2))
     x = torch.zeros(2, 4)
     engine.step(algorithm, x, x, algorithm.init(x), t=t, lr=torch.ones(()), full_gradient=torch.zeros_like)

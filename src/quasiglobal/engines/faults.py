@@ -1,4 +1,4 @@
-"""Messages that are lost and nodes that are away, drawn from the run's seed: a deployment's faults, before it."""
+"""Simulated deployment faults: lost messages and absent nodes, drawn from the run's seed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from quasiglobal.engines.node import hashed
 from quasiglobal.errors import InputError
 
 WINDOW = 20
-"""Steps that a node stays away, or stays, before it is drawn anew."""
+"""Steps for which a node stays absent or present before the next draw."""
 
 DROP, CHURN = 1, 2
-"""They tell the draws of messages and those of nodes apart."""
+"""Hash keys that separate the draws for messages from the draws for nodes."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Each link j → i is lost for a step with probability `drop`, each node away for a window with `churn`.
+    """Link j → i is lost for a step with probability `drop`; a node is absent for a window with probability `churn`.
 
-    The two directions of an edge are drawn apart. A node that is away neither sends nor receives; it goes on with
-    its own data alone.
+    The two directions of an edge are drawn independently. An absent node neither sends nor receives; it continues
+    to train on its own data.
     """
 
     drop: float = 0.0
@@ -36,10 +36,10 @@ class Faults:
         return self.drop > 0 or self.churn > 0
 
     def arrived(self, seeds: Tensor, time: Tensor, n: int) -> Tensor:
-        """A [runs, n, n] mask: at [r, i, j] whether what j sends to i arrives in run r at step `time` = 1, 2, …
+        """Return a [runs, n, n] mask: at [r, i, j], whether the message j → i arrives in run r at step `time` = 1, 2, …
 
-        A function of (seed, step, receiver, sender) and (seed, window, node), in integer arithmetic on the device:
-        CPU and GPU agree, and a captured graph draws anew each time it is replayed.
+        The mask is a function of (seed, step, receiver, sender) and (seed, window, node), in integer arithmetic on the
+        device: CPU and GPU agree, and a captured graph draws new values at each replay.
 
         >>> Faults(drop=0.5).arrived(torch.tensor([0]), torch.tensor(1.0), n=3)[0].tolist()
         [[False, False, True], [False, False, False], [True, True, True]]
@@ -52,11 +52,11 @@ class Faults:
 
 
 def check_probability(name: str, value: float) -> None:
-    """Whether a fault may be that likely."""
+    """Raise `InputError` unless 0 <= value < 1."""
     if not 0 <= value < 1:
         raise InputError(f"{name} must be a probability in [0, 1), got {value}")
 
 
 def _happens(probability: float, key: Tensor) -> Tensor:
-    """Where the first 53 bits of a hash, as a fraction, are below the probability."""
+    """Mask the hashes whose first 53 bits, read as a fraction, are below the probability."""
     return (key >> 11 & (1 << 53) - 1) < round(probability * 2**53)

@@ -1,4 +1,4 @@
-"""What every engine is: it hosts some nodes of one or several runs, as rows of every tensor."""
+"""Base class of engines: an engine hosts nodes of one or several runs as rows of every tensor."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from quasiglobal.topology import Topology
 class Host(ABC):
     """Row r·k + i of every tensor is the i-th of the k nodes hosted here, of run r. `mix` and `mean` act within a run.
 
-    Only the first `shared` columns are communicated, all of them by default; `rounded` to 16 bits, if that is wished:
-    mixing is then v + (W − I) r(v), which keeps the mean and leaves nodes that agree where they are.
+    Only the first `shared` columns are communicated (default: all). With `rounded`, they are rounded to bfloat16, r(v):
+    mixing is then v + (W − I) r(v), which preserves the mean and leaves nodes that agree unchanged.
     """
 
     waits_for_nobody = False
-    """Whether a step needs no message from elsewhere, so that it can be captured as a CUDA graph."""
+    """Whether a step needs no message from other processes, so that it can be captured as a CUDA graph."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Host(ABC):
 
     @property
     def rows(self) -> int:
-        """How many rows x has here: hosted nodes × runs."""
+        """Number of rows of x here: hosted nodes × runs."""
         return len(self.nodes) * len(self.seeds)
 
     def step(
@@ -60,10 +60,10 @@ class Host(ABC):
         weight_decay: float | Tensor = 0.0,
         time: Tensor | None = None,
     ) -> tuple[Tensor, State]:
-        """One step of all nodes here: the new x and the new state.
+        """Run one step of all hosted nodes; return the new x and the new state.
 
         Weight decay, a number or a tensor that broadcasts to x, is added to every gradient here and nowhere else.
-        `time` is t as a tensor that outlives the step, for a captured step.
+        `time` is t as a tensor that persists between steps, for a captured step.
         """
         if time is None:
             time = torch.tensor(t, dtype=x.dtype, device=x.device)
@@ -74,7 +74,7 @@ class Host(ABC):
         if isinstance(weight_decay, Tensor):
             g = g + weight_decay * x
         elif weight_decay:
-            g = torch.add(g, x, alpha=weight_decay)         # one pass; its rounding is part of every recorded run
+            g = torch.add(g, x, alpha=weight_decay)         # one pass; all recorded results contain its rounding
         x, state = self.advance(algorithm, x, g, dict(state), StepNode(t, time, lr, self, full))
         self.latest = x
         return x, state
@@ -82,19 +82,19 @@ class Host(ABC):
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
     ) -> tuple[Tensor, State]:
-        """How the algorithm is called; an engine that owns its storage does more."""
+        """Call the algorithm; subclasses may wrap the call."""
         return algorithm.step(x, g, state, node)
 
     @abstractmethod
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Each tensor averaged with the neighbours' by W(t); `time` is t as a tensor, for a captured step."""
+        """Average each tensor with the neighbours' by W(t); `time` is t as a tensor, for a captured step."""
 
     @abstractmethod
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
-        """The exact mean over all nodes of each run, or over the masked ones, at each row here."""
+        """Return, at each row here, the exact mean over the run's nodes, or over the nodes in the mask `among`."""
 
     def sample(self, fraction: float, draw: Tensor) -> Tensor:
-        """A mask of the rows here: at least one node of each run, drawn from (the run's seed, draw)."""
+        """Return a mask of the rows here: a fraction of each run's nodes, at least one, drawn from (run seed, draw)."""
         n = self.topology.n
         if self._seeds.device != draw.device:
             self._seeds = self._seeds.to(draw.device)
@@ -102,17 +102,17 @@ class Host(ABC):
         return chosen[:, list(self.nodes)].to(draw.dtype).view(self.rows, 1)
 
     def by_run(self, v: Tensor) -> Tensor:
-        """The [runs, nodes here, columns] view of v's shared columns."""
+        """Return v's shared columns as [runs, nodes here, columns]."""
         columns = v.shape[1] if self.shared is None else self.shared
         if columns > v.shape[1]:
             raise InputError(f"{columns} columns are shared, but x has {v.shape[1]}; share fewer")
         return v[:, :columns].reshape(len(self.seeds), len(self.nodes), columns)
 
     def told(self, rows: Tensor) -> Tensor:
-        """What neighbours learn of these rows."""
+        """Return the rows as neighbours receive them."""
         return rows.bfloat16().to(rows.dtype) if self.rounded else rows
 
     def with_own(self, shared: Tensor, v: Tensor) -> Tensor:
-        """v with its shared columns replaced; the others stay."""
+        """Return v with its shared columns replaced; the other columns stay."""
         result = shared.expand(len(self.seeds), len(self.nodes), -1).reshape(self.rows, -1)
         return result if result.shape[1] == v.shape[1] else torch.cat([result, v[:, result.shape[1] :]], dim=1)

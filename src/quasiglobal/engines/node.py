@@ -1,4 +1,4 @@
-"""The `node` that an engine hands to an algorithm for one step."""
+"""The `node` that an engine passes to an algorithm for one step."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 
 
 class Engine(Protocol):
-    """What every engine can do for the rows of x that it hosts."""
+    """Operations that every engine provides for the rows of x that it hosts."""
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Each tensor averaged with the neighbours' by W(t); `time` is t as a tensor, for a captured step."""
+        """Average each tensor with the neighbours' by W(t); `time` is t as a tensor, for a captured step."""
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
-        """The exact mean over all nodes of each run, or over the masked ones."""
+        """Return the exact mean over all nodes of each run, or over the nodes in the mask `among`."""
 
     def sample(self, fraction: float, draw: Tensor) -> Tensor:
-        """A mask of a random fraction of each run's nodes."""
+        """Return a mask of a random fraction of each run's nodes."""
 
 
 @dataclass(frozen=True)
 class StepNode:
-    """`quasiglobal.algorithms.Node` at step t of an engine."""
+    """Implementation of `quasiglobal.algorithms.Node` for step t of an engine."""
 
     t: int
     time: Tensor
@@ -48,10 +48,10 @@ class StepNode:
 
 
 def choose(seeds: Tensor, draw: Tensor, n: int, count: int) -> Tensor:
-    """A [runs, n] mask of `count` of n nodes for each run's seed: the smallest of n hashes.
+    """Return a [runs, n] mask of `count` of n nodes for each run's seed: the nodes with the smallest hashes.
 
     Integer arithmetic on the device (splitmix64), so that both engines, CPU and GPU, choose the same nodes
-    and a captured graph draws anew each time it is replayed.
+    and a captured graph draws new nodes at each replay.
 
     >>> choose(torch.tensor([0, 1]), torch.tensor(3.0), n=4, count=2).sum(dim=1).tolist()
     [2, 2]
@@ -62,7 +62,7 @@ def choose(seeds: Tensor, draw: Tensor, n: int, count: int) -> Tensor:
 
 
 def hashed(key: Tensor, *numbers: Tensor | int) -> Tensor:
-    """64 bits that are a function of whole numbers, which broadcast (splitmix64, one round a number)."""
+    """Hash whole numbers, which broadcast, to 64 bits (splitmix64, one round per number)."""
     for number in numbers:
         key = _scramble(key) + number
     return _scramble(key)

@@ -1,4 +1,4 @@
-"""All nodes here, as rows of one tensor; several runs may share a program as further rows."""
+"""Simulator: all nodes in one process, as rows of one tensor; several runs may be stacked as further rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quasiglobal.topology import Topology
 
 
 class Simulator(Host):
-    """Row r·n + i of every tensor is node i of run r. `drop` and `churn` are the probabilities of `Faults`.
+    """Engine with all nodes: row r·n + i of every tensor is node i of run r. `drop`, `churn`: see `Faults`.
 
     >>> from quasiglobal import topology
     >>> engine = Simulator(topology.complete(2), seeds=(0, 1), shared=1)
@@ -46,15 +46,15 @@ class Simulator(Host):
         self._sparse: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor] | None] = {}
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
-        """v + (W − I)(v − v₀) of each tensor, v₀ the run's first row, in full precision whatever is around.
+        """Return v + (W − I)(v − v₀) for each tensor, v₀ the run's first row, always in full precision.
 
         Quasi-global momentum divides a small difference of two mixed models by the learning rate: a
-        rounding of TF32 or bf16 here exceeds the gradient after two decays. Since (W − I)1 = 0, taking v₀ off
-        changes nothing but the rounding, which is then that of the nodes' differences; nodes that agree
-        stay bit for bit where they are. Of many nodes with few neighbours each, the neighbours are added one by one.
+        TF32 or bf16 rounding error here exceeds the gradient after two decays. Since (W − I)1 = 0, subtracting v₀
+        changes only the rounding error, which then scales with the differences between nodes; nodes that agree
+        stay bit-identical. On large sparse graphs (`NODES_PER_NEIGHBOUR`), neighbours are added one by one.
 
-        The weight of a message that is lost returns to the receiver, v_i + Σ_j w_ij (v_j − v_i) over those that
-        came, as in the distributed engine: W's rows still sum to 1, its columns need not, and the mean moves.
+        The weight of a lost message returns to the receiver, v_i + Σ_j w_ij (v_j − v_i) over the messages that
+        arrive, as in the distributed engine: W's rows still sum to 1, its columns need not, and the mean moves.
         """
         like = tensors[0]
         if not self.faults and (neighbours := self._neighbours(t, like.dtype, like.device)):
@@ -69,7 +69,7 @@ class Simulator(Host):
             return tuple(self.with_own(self._addmm(self.by_run(v), delta), v) for v in tensors)
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
-        """The mean of each run's rows, at each of its rows."""
+        """Return the mean of each run's rows, in every row of the run."""
         if self.faults:
             raise InputError(NO_MEAN)
         rows = self.by_run(tensor)
@@ -87,7 +87,7 @@ class Simulator(Host):
         return self._deltas[key]
 
     def _addmm(self, rows: Tensor, delta: Tensor) -> Tensor:
-        """rows + delta @ (rows − their first) for each run of [runs, n, columns]; delta [n, n] or one a run."""
+        """Return rows + delta @ (rows − first row) per run of [runs, n, columns]; delta is [n, n] or [runs, n, n]."""
         told = self.told(rows)
         apart = told - told[:, :1]
         if len(rows) == 1:
@@ -95,14 +95,14 @@ class Simulator(Host):
         return torch.baddbmm(rows, delta.expand(len(rows), *delta.shape[-2:]), apart)
 
     def _gathered(self, rows: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        """v_i + Σ_j w_ij (v_j − v_i) for each run of [runs, n, columns], the neighbours j one after the other."""
+        """Return v_i + Σ_j w_ij (v_j − v_i) for each run of [runs, n, columns]; add one neighbour j at a time."""
         told, mixed = self.told(rows), rows
         for j in range(index.shape[1]):
             mixed = torch.addcmul(mixed, weights[:, j, None], told.index_select(1, index[:, j]) - told)
         return mixed
 
     def _neighbours(self, t: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """Each node's neighbours in W(t) and their weights, [n, degree]; None where a matrix product is faster."""
+        """Return each node's neighbours in W(t) and their weights, [n, degree]; None if a matrix product is faster."""
         key = ((t - 1) % self.topology.period, dtype, device)
         if key not in self._sparse:
             weights = self.topology.weights(t) * (1 - np.eye(self.topology.n))
@@ -115,7 +115,7 @@ class Simulator(Host):
         return self._sparse[key]
 
     def _arriving(self, time: Tensor, delta: Tensor) -> Tensor:
-        """[runs, n, n]: W − I with the weights of messages that are lost at this step on the diagonal."""
+        """Return W − I as [runs, n, n], with the weights of messages lost at this step moved to the diagonal."""
         if self._seeds.device != delta.device:
             self._seeds = self._seeds.to(delta.device)
         weights = delta - torch.diag(delta.diagonal())
@@ -124,19 +124,22 @@ class Simulator(Host):
 
 
 NODES_PER_NEIGHBOUR = 180
-"""A row of a product with W costs n multiplications, a neighbour apart some passes over memory: so many on an H200."""
+"""Nodes per neighbour above which adding neighbours one by one beats a product with W, measured on an H200.
+
+A row of the product costs n multiplications; each neighbour added costs some passes over memory.
+"""
 
 NO_MEAN = (
-    "an exact mean over all nodes cannot do without anybody: with drop or churn, "
-    "use an algorithm that talks to its neighbours alone (see `qg algorithms`)"
+    "an exact mean over all nodes needs every node: with drop or churn, "
+    "use an algorithm that communicates with neighbours only (see `qg algorithms`)"
 )
 
 
 def warn_of_w(algorithm: Algorithm, topology: Topology) -> None:
-    """Say where W is not what the algorithm needs."""
+    """Warn if W lacks a property that the algorithm needs."""
     needs = algorithm.needs
     if needs.doubly_stochastic and not topology.is_doubly_stochastic:
-        effect = "has negative weights" if topology.keeps_mean else "makes the nodes' mean drift to a weighted one"
+        effect = "has negative weights" if topology.keeps_mean else "makes the nodes' mean drift to a weighted mean"
         warnings.warn(
             f"W of {topology} is not doubly stochastic: it {effect}; use Metropolis weights, as from_graph does",
             stacklevel=3,

@@ -1,4 +1,4 @@
-"""torch.compile and make_fx, as they are used here: for one shape of everything."""
+"""Wrappers of torch.compile and make_fx for fixed shapes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Untraceable(Exception):
 
 
 def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
-    """The function, compiled at its first call.
+    """Compile the function at its first call.
 
-    Hides the compiler's hints on TF32, which is off on purpose, and on the softmax that it chose.
+    Hide the compiler's warnings about TF32, which is off on purpose, and about its choice of softmax.
     """
     program = torch.compile(function, dynamic=False, backend=backend)
 
@@ -36,11 +36,11 @@ def compiled_in_place(
     arguments: Sequence[Tensor],
     backend: str = "inductor",
 ) -> Callable[..., None]:
-    """A pure function of tensors as a program that overwrites the arguments at `outputs` with its results.
+    """Compile a pure function of tensors to a program that overwrites the arguments at `outputs` with its results.
 
-    The function is traced to plain tensor operations first: the compiler handles those more reliably than Python
-    around them, such as switches of precision. A result that is itself an argument is copied outside of the program:
-    Inductor drops its clone as superfluous and would read it after it was overwritten.
+    The function is first traced to plain tensor operations: the compiler handles these more reliably than the
+    Python code around them, such as precision switches. A result that is itself an argument is copied outside of
+    the program: Inductor removes its clone as redundant and would read the argument after it was overwritten.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
 
@@ -66,11 +66,11 @@ def compiled_in_place(
 
 
 def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
-    """The function as a list of tensor operations, without vmap's overhead at each of them."""
+    """Trace the function to a list of tensor operations, which avoids vmap's overhead per operation."""
     from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
 
     device = arguments[0].device
-    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):       # tracing draws for dropout too
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):       # tracing runs dropout too
         program = make_fx(lambda *values: function(*values))(*arguments)
     aten = torch.ops.aten
     reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
@@ -84,10 +84,10 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable
 
 
 def program_key(function: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
-    """Equal for calls that one program serves: the same function on arguments of the same shapes and types."""
+    """Cache key of a program: equal for the same function on arguments of the same shapes and dtypes."""
     return function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments))
 
 
 def _shape(node: Any) -> object:
-    """The shape of a traced node's result; the node itself where that is no tensor."""
+    """The shape of a traced node's result; the node itself if the result is not a tensor."""
     return getattr(node.meta.get("tensor_meta") or node.meta.get("val"), "shape", node)

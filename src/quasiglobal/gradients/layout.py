@@ -1,4 +1,4 @@
-"""A model as one row: its parameters by name, one after the other, shared ones first."""
+"""A model as one flat row: its named parameters concatenated, shared ones first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each parameter lies in the row. The first `shared` columns are communicated, the rest is its own.
+    """Position of each parameter in the row. The first `shared` columns are communicated, the rest stays local.
 
     >>> layout = Layout.of(nn.Linear(2, 3), personal=lambda name: name == "bias")
     >>> layout.shapes, layout.shared, layout.size
@@ -27,7 +27,7 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module, personal: Callable[[str], bool] = lambda name: False) -> Layout:
-        """The trainable parameters of a module; `personal` says which stay at their node."""
+        """Layout of a module's trainable parameters; those selected by `personal` stay at their node."""
         shapes = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
         ordered = sorted(shapes, key=personal)
         shared = sum(math.prod(shapes[name]) for name in ordered if not personal(name))
@@ -35,7 +35,7 @@ class Layout:
 
     @classmethod
     def of_experiment(cls, module: nn.Module, bn: str) -> Layout:
-        """The layout of a module; with bn = local, all of BatchNorm is the node's own (FedBN)."""
+        """Layout of a module; with bn = local, all BatchNorm parameters stay local to the node (FedBN)."""
         norms = tuple(
             f"{name}." for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
         )
@@ -48,7 +48,7 @@ class Layout:
 
     @staticmethod
     def buffers(module: nn.Module) -> dict[str, Tensor]:
-        """What a module keeps besides parameters, such as running statistics; not what it makes anew, as constants."""
+        """A module's persistent buffers, such as running statistics; not constants that it recomputes."""
         kept = module.state_dict().keys()
         return {name: value for name, value in module.named_buffers() if name in kept}
 
@@ -62,5 +62,5 @@ class Layout:
         }
 
     def row(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The row of these parameters."""
+        """Flatten and concatenate the parameters to a row."""
         return torch.cat([parameters[name].detach().flatten() for name in self.shapes])

@@ -21,12 +21,12 @@ Buffers = dict[str, Tensor]
 
 
 class Gradients(NamedTuple):
-    """What a step needs to know of every model, stacked over k models."""
+    """Losses, accuracies, gradients and buffers of a step, stacked over k models."""
 
     losses: Tensor
     """[k]"""
     right: Tensor
-    """[k], the share of the batch that is classified correctly."""
+    """[k], the accuracy on the batch."""
     g: Tensor
     """[k, d]"""
     buffers: Buffers
@@ -42,39 +42,39 @@ class OneModel:
     layout: Layout
     precision: str
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """A further context of the forward pass, inside of autocast."""
+    """Additional context of the forward pass, inside autocast."""
 
     def output(self, row: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
-        """The output on one batch; BatchNorm overwrites its buffers in training."""
+        """The output on one batch; in training, BatchNorm overwrites its buffers."""
         with self.autocast(row.device), self.around():
             output: Tensor = functional_call(self.module, self.layout.views(row) | buffers, (inputs,))
         return output
 
     def outputs(self, row: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
-        """The outputs on several batches [batches, batch, …], each on its own: some models normalise by the batch."""
+        """The outputs on several batches [batches, batch, …], kept separate: some models normalise by the batch."""
         if len(inputs) == 1:
             return self.output(row, buffers, inputs[0])[None]
         outputs: Tensor = vmap(self.output, in_dims=(None, None, 0))(row, buffers, inputs)
         return outputs
 
     def score(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and the share of right answers."""
+        """The loss and the accuracy."""
         right = (output.argmax(dim=-1) == targets).to(output.dtype).mean()
         return self.loss(output, targets), right
 
     def loss_at(
         self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Buffers]]:
-        """The loss on a batch; besides, the share of right answers and the buffers."""
+        """The loss on a batch; as auxiliary output, the accuracy and the buffers."""
         loss, right = self.score(self.output(row, buffers, inputs).to(row.dtype), targets)
         return loss, (right, buffers)
 
     def gradient(self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
-        """The gradient by torch.func, which vmap can take for all rows."""
+        """The gradient by torch.func, which vmap can vectorise over the rows."""
         after = {name: value.clone() for name, value in buffers.items()}      # BatchNorm writes into its buffers
         g, (loss, (right, after)) = grad_and_value(self.loss_at, has_aux=True)(row, after, inputs, targets)
         return Gradients(loss, right, g, after)
 
     def autocast(self, device: torch.device) -> torch.autocast:
-        """bf16 inside the model, where that is its precision."""
+        """Autocast to bf16 inside the model, if that is its precision."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")

@@ -1,4 +1,4 @@
-"""The precision of matrix products, and the types of numbers by name."""
+"""The precision of matrix products, and dtypes by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float32}
-"""The type of parameters, state and mixing. bf16 is autocast inside the model alone."""
+"""The dtype of parameters, state and mixing. bf16 is autocast inside the model only."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How the gradients of many copies of one model are computed: a class a strategy.
+"""Strategies to compute the gradients of many copies of one model: one class per strategy.
 
 The model is any `nn.Module`, unmodified. `stack.py` chooses the route.
 """
@@ -21,14 +21,14 @@ from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel
 from quasiglobal.models.language.autocast import Lowered
 
 CALLS_BEFORE_TRACING = 50
-"""Calls of one shape before it is traced, which takes as long as a few hundred calls save."""
+"""Calls of one shape before it is traced; tracing pays off after a few hundred calls."""
 
 CALLS_BEFORE_COMPILING = 20
-"""Outside of training, calls of one shape before it is compiled: a test of a few batches ends sooner."""
+"""Outside of training, calls of one shape before it is compiled: a short evaluation finishes sooner uncompiled."""
 
 
 class Route(ABC):
-    """A way to compute what k models give, whose parameters are the rows of x [k, d]."""
+    """Strategy to compute the gradients and outputs of k models, whose parameters are the rows of x [k, d]."""
 
     def __init__(self, one: OneModel) -> None:
         self.one = one
@@ -45,7 +45,7 @@ class Route(ABC):
 class OneByOne(Route):
     """One model after the other, by ordinary autograd.
 
-    For deep networks on a CPU, where stacking gains nothing, and for modules that vmap cannot take.
+    For deep networks on a CPU, where stacking gains nothing, and for modules that vmap does not support.
     """
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
@@ -64,9 +64,9 @@ class OneByOne(Route):
 
 
 class Traced(OneByOne):
-    """On a CPU: vmap over the rows, traced to plain tensor operations once that pays.
+    """On a CPU: vmap over the rows, traced to plain tensor operations once that pays off.
 
-    Tests show many examples at a time, where stacking gains nothing: they go one by one.
+    Evaluation uses large batches, where stacking gains nothing: it runs one model after the other.
     """
 
     def __init__(self, one: OneModel) -> None:
@@ -104,7 +104,7 @@ class Compiled(Route):
     def _program(
         self, function: Callable[..., Any], in_dims: tuple[int | None, ...], arguments: tuple[Any, ...], at_once: bool
     ) -> Callable[..., Any]:
-        """`function` of one model for all rows."""
+        """`function` of one model, vectorised over all rows."""
         key = program_key(function, arguments)
         self._calls[key] += 1
         if key not in self._programs:
@@ -116,11 +116,11 @@ class Compiled(Route):
 
 
 class OutsideVmap(Route):
-    """Autograd around vmap, for transformers: attention's backward pass is then that of one large batch.
+    """Autograd around vmap, for transformers: attention's backward pass then runs on one large batch.
 
-    vmap would take that backward pass apart, model by model (`models/language/attention.py`). Parameters that are not
-    trained are one for all models, and are applied to all batches at once. `compiles` fuses small operations, which
-    takes long for each shape.
+    Inside vmap, that backward pass would run model by model (`models/language/attention.py`). Frozen parameters are
+    shared by all models, and are applied to all batches at once. `compiles` fuses small operations; compiling takes
+    long for each shape.
     """
 
     def __init__(self, one: OneModel, compiles: bool = False) -> None:
@@ -149,7 +149,7 @@ class OutsideVmap(Route):
 
 
 def for_each_row(function: Callable[..., Any], in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
-    """What vmap computes, one row after the other."""
+    """Same result as vmap, computed one row after the other."""
     results = [
         function(
             *(

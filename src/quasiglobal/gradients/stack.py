@@ -1,9 +1,9 @@
-"""Many copies of one model, and the one place that chooses how their gradients are computed.
+"""Many copies of one model, and the choice of the route that computes their gradients.
 
-| where | what | route |
+| device | model | route |
 |---|---|---|
-| anywhere | a module that vmap cannot take (`Stacking.autograd` is alone) | one by one |
-| anywhere | a transformer (`Stacking.autograd` is outside) | autograd around vmap |
+| any | not supported by vmap (`Stacking.autograd` is alone) | one by one |
+| any | a transformer (`Stacking.autograd` is outside) | autograd around vmap |
 | CPU | deep, large, or BatchNorm in bf16 | one by one |
 | CPU | anything else | vmap, traced |
 | GPU | a convolutional network in bf16 | our kernels |
@@ -30,13 +30,13 @@ from quasiglobal.models.stacking import stacking_of
 __all__ = ["Gradients", "StackedModel", "choose_route", "draws"]
 
 DEEP = 4
-"""With more convolutions than this a CPU is faster one model after the other (`benchmarks/simulator.py`)."""
+"""With more convolutions than this, a CPU is faster with one model after the other (`benchmarks/simulator.py`)."""
 
 
 class StackedModel:
     """k copies of a module: their parameters are the rows of x [k, d], their buffers are stacked.
 
-    `long` says that a long training follows, so that compiling a transformer pays. `route` overrides the choice.
+    `long` means a long training, for which compiling a transformer pays off. `route` overrides the choice.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StackedModel:
         self._padding = _columns_of_padding(module, layout)
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
-        """Each row's loss, share of right answers and gradient on its own batch, and the new buffers.
+        """Each row's loss, accuracy and gradient on its own batch, and the new buffers.
 
         `inputs` is [k, batch, …], `targets` [k, batch].
         """
@@ -69,14 +69,14 @@ class StackedModel:
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
         """Each row's outputs [k, batches, batch, …] on the same inputs [batches, batch, …].
 
-        The batches stay apart, for models that normalise by the batch they are given.
+        The batches stay separate, for models that normalise by the batch.
         """
         self.module.eval()
         with torch.no_grad(), self._full_precision(x):
             return self.route.outputs(x, buffers, inputs)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Each row's loss [k] of its outputs [k, examples, …] against the same targets [examples, …]."""
+        """Each row's loss [k]: its outputs [k, examples, …] against the same targets [examples, …]."""
         with torch.no_grad():
             if outputs.device.type == "cpu" or isinstance(self.route, OneByOne):
                 return torch.stack([self.loss(output, targets) for output in outputs])
@@ -84,12 +84,12 @@ class StackedModel:
             return result
 
     def _full_precision(self, x: Tensor) -> AbstractContextManager[None]:
-        """fp32 is float32, also where cuDNN would use TF32 for it."""
+        """Compute fp32 in float32, also where cuDNN would use TF32."""
         return nullcontext() if self.precision == "bf16" else full_precision(x.device.type)
 
 
 def choose_route(module: nn.Module, precision: str, long: bool = False) -> Callable[[OneModel], Route]:
-    """The fastest route for a module on the device that it is on; the table above."""
+    """The fastest route for a module on its device; see the table above."""
     parameter = next(module.parameters(), None)
     on_cpu = parameter is None or parameter.device.type == "cpu"
     autograd = stacking_of(module).autograd
@@ -109,16 +109,16 @@ def draws(module: nn.Module) -> bool:
 
 
 def _busy(module: nn.Module, precision: str) -> bool:
-    """Whether a CPU is faster one model after the other, or cannot stack them at all."""
+    """Whether a CPU is faster with one model after the other, or cannot stack the models at all."""
     parts = list(module.modules())
     deep = sum(isinstance(part, nn.modules.conv._ConvNd) for part in parts) > DEEP
-    # Under vmap, a CPU's batch norm does not take bf16 inputs with float32 weights.
+    # Under vmap, batch norm on a CPU does not support bf16 inputs with float32 weights.
     mixed = precision == "bf16" and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts)
     return deep or mixed or stacking_of(module).large
 
 
 def _columns_of_padding(module: nn.Module, layout: Layout) -> list[slice]:
-    """Where the vectors of embeddings' padding lie in a row: they are not learned, which vmap forgets."""
+    """Columns of the embeddings' padding vectors: these are not trained, but vmap ignores `padding_idx`."""
     padding = {
         f"{name}.weight".removeprefix("."): part.padding_idx
         for name, part in module.named_modules()

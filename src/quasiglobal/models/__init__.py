@@ -1,4 +1,4 @@
-"""The paper's networks by name, as plain modules: what runs stacked over nodes is written for one.
+"""The paper's networks by name, as plain modules for one node.
 
 T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi: Quasi-Global Momentum: Accelerating Decentralized
 Deep Learning on Heterogeneous Data. ICML 2021, Section 5.1.
@@ -25,16 +25,16 @@ __all__ = ["MODELS", "NORMS", "Model", "build"]
 
 @dataclass(frozen=True)
 class Model:
-    """How a network is made, and of what."""
+    """Constructor of a network, and the options that it supports."""
 
     make: Callable[[str, float, int, tuple[int, ...]], nn.Module]
     """(norm, width, classes, shape) → the module, freshly initialised."""
 
     norms: tuple[str, ...]
-    """The normalisations it has, the default first."""
+    """Supported normalisations, the default first."""
 
     side: int | None = 1
-    """The smallest side of an image; None where inputs of any shape will do."""
+    """Minimum height and width of an image; None if inputs of any shape are accepted."""
 
 
 NORMALISED = ("bn", "gn", "evonorm", "evonorm-released")
@@ -46,7 +46,7 @@ MODELS: dict[str, Model] = {
     "mlp": Model(mlp, ("none",), side=None),
     "cnn": Model(cnn, (*NORMALISED, "none"), side=4),
 }
-"""Your own goes here too. ResNets of depth 8, 14, 26, 32, … are made as resnet20 is."""
+"""Registry of models; add your own here. ResNets of depth 8, 14, 26, 32, … are built like resnet20."""
 
 
 def build(
@@ -57,11 +57,11 @@ def build(
     classes: int = 10,
     shape: tuple[int, ...] = (3, 32, 32),
 ) -> nn.Module:
-    """A new network for inputs of `shape`, initialised from torch's global random numbers.
+    """Build a network for inputs of `shape`, initialised with torch's global random generator.
 
     `name` is resnet20 (or another CIFAR ResNet of depth 6k + 2), resnet18, vgg11, mlp or cnn; `norm` is bn,
-    gn, evonorm (the paper's text), evonorm-released (what made the paper's tables) or none. By default it is
-    bn, or none for vgg11 and mlp, which have no other. `width` multiplies the number of channels.
+    gn, evonorm (the paper's text), evonorm-released (used for the paper's tables) or none. The default is bn;
+    vgg11 and mlp support only none. `width` multiplies the number of channels.
 
     >>> sum(weights.numel() for weights in build("resnet20", norm="evonorm").parameters())
     272474

@@ -1,4 +1,4 @@
-"""What the networks share: how a convolution starts, and what a width factor means.
+"""Functions shared by the networks: initialised convolutions and the width factor.
 
 K. He, X. Zhang, S. Ren, J. Sun: Delving deep into rectifiers: surpassing human-level performance on
 ImageNet classification. ICCV 2015.
@@ -12,7 +12,7 @@ from torch import nn
 def convolution(
     inputs: int, outputs: int, kernel: int = 3, stride: int = 1, *, bias: bool = False
 ) -> nn.Conv2d:
-    """A k × k convolution, padded; its weights start from N(0, √(2/(k² · outputs))), its biases from 0."""
+    """Padded k × k convolution; weights are drawn from N(0, √(2/(k² · outputs))), biases are 0."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=bias)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     if layer.bias is not None:

@@ -20,9 +20,9 @@ from quasiglobal.errors import InputError
 class EvoNormS0(nn.Module):
     """x σ(x) / s · γ + β, where s² is the variance of a sample's group of channels.
 
-    Normalisation and activation in one, without statistics of the batch. As in the paper's released code,
-    the variance is the one with Bessel's correction, σ has no learnable slope v, and there are min(32, C)
-    groups; where 32 does not divide C > 32, there are gcd(32, C).
+    Normalisation and activation in one, without batch statistics. As in the paper's released code, the
+    variance has Bessel's correction, σ has no learnable slope v, and there are min(32, C) groups. If C > 32
+    is not divisible by 32, there are gcd(32, C) groups.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -46,10 +46,10 @@ class EvoNormS0(nn.Module):
 
 @dataclass(frozen=True)
 class Norm:
-    """What stands where in a residual block: convolution, `inner`, convolution, `outer`, sum, `last`."""
+    """Layers of a residual block, in the order convolution, `inner`, convolution, `outer`, sum, `last`."""
 
     inner: Callable[[int], nn.Module]
-    """Normalisation and activation after the stem and the first convolution, for that many channels."""
+    """Normalisation and activation after the stem and the first convolution; accepts the number of channels."""
 
     outer: Callable[[int], nn.Module]
     """Normalisation after the second convolution and in the shortcut."""
@@ -66,7 +66,7 @@ def group_norm(channels: int) -> nn.Module:
 
 
 def batch_statistics(channels: int) -> nn.Module:
-    """Batch normalisation that has no running statistics: it uses the batch's in evaluation too."""
+    """Batch normalisation without running statistics: evaluation uses the batch's statistics too."""
     return nn.BatchNorm2d(channels, track_running_stats=False)
 
 
@@ -77,9 +77,9 @@ def _with_relu(norm: Callable[[int], nn.Module]) -> Callable[[int], nn.Module]:
 NORMS: dict[str, Norm] = {
     "bn": Norm(_with_relu(nn.BatchNorm2d), nn.BatchNorm2d),
     "gn": Norm(_with_relu(group_norm), group_norm),
-    # The text: EvoNorm-S0 everywhere. It is an activation as well, so none follows the sum.
+    # The paper's text: EvoNorm-S0 everywhere. It includes an activation, so none follows the sum.
     "evonorm": Norm(EvoNormS0, EvoNormS0, nn.Identity),
-    # The code that made the tables: half of the layers are batch normalisation.
+    # The code behind the paper's tables: half of the layers are batch normalisation.
     "evonorm-released": Norm(EvoNormS0, batch_statistics),
     "none": Norm(lambda channels: nn.ReLU(), lambda channels: nn.Identity()),
 }

@@ -12,7 +12,7 @@ from quasiglobal.models.norms import NORMS, Norm
 
 
 def cifar_resnet(depth: int, norm: str, width: float, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """For small images (Section 4.2): a 3 × 3 stem and three stages of 16, 32, 64 channels; depth 6k + 2."""
+    """ResNet for small images (Section 4.2): a 3 × 3 stem and three stages of 16, 32, 64 channels; depth 6k + 2."""
     layer = NORMS[norm]
     channels = [scaled(c, width) for c in (16, 32, 64)]
     stem = nn.Sequential(convolution(shape[0], channels[0]), layer.inner(channels[0]))
@@ -20,7 +20,7 @@ def cifar_resnet(depth: int, norm: str, width: float, classes: int, shape: tuple
 
 
 def resnet18(norm: str, width: float, classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """For ImageNet (Table 1): a 7 × 7 stem and pooling, a quarter of the side; 64 to 512 channels."""
+    """ResNet-18 for ImageNet (Table 1): a 7 × 7 stem and pooling divide the side by 4; 64 to 512 channels."""
     layer = NORMS[norm]
     channels = [scaled(c, width) for c in (64, 128, 256, 512)]
     stem = nn.Sequential(
@@ -32,9 +32,9 @@ def resnet18(norm: str, width: float, classes: int, shape: tuple[int, ...]) -> n
 
 
 class ResNet(nn.Module):
-    """A stem, stages of residual blocks, the mean over the image and a linear layer.
+    """A stem, stages of residual blocks, global average pooling and a linear layer.
 
-    Each stage but the first halves the image. `stem` gives as many channels as the first stage has.
+    Each stage but the first halves the image. `stem` outputs the first stage's number of channels.
     """
 
     def __init__(self, stem: nn.Module, channels: list[int], blocks: int, norm: Norm, classes: int) -> None:
@@ -56,7 +56,7 @@ class ResNet(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3 × 3 convolutions beside a shortcut: a 1 × 1 convolution where the shape changes, else nothing."""
+    """Two 3 × 3 convolutions beside a shortcut: a 1 × 1 convolution if the shape changes, else the identity."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ def mlp(norm: str, width: float, classes: int, shape: tuple[int, ...]) -> nn.Mod
 def cnn(norm: str, width: float, classes: int, shape: tuple[int, ...]) -> nn.Module:
     """Two 3 × 3 convolutions of 16 and 32 channels, each with pooling, and a hidden layer of 128 units.
 
-    The convolutions are normalised as the two of a residual block, and have biases where norm is none.
+    The convolutions are normalised like the two of a residual block, and have biases if norm is none.
     """
     layer, bare = NORMS[norm], norm == "none"
     inputs, *sides = shape

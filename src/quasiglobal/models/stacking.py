@@ -1,4 +1,4 @@
-"""What a module may say of itself for many copies of it to be computed as one program."""
+"""Properties that a module can declare for many copies of it to be computed as one program."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Stacking:
-    """An attribute `stacking` of a module; one that has none is as by default."""
+    """Value of a module's attribute `stacking`; a module without it has the defaults."""
 
     autograd: Literal["inside", "outside", "alone"] = "inside"
-    """Where autograd goes: inside of vmap, around it, or one model after the other, without vmap."""
+    """Where autograd runs: inside vmap, outside vmap, or for one model after the other without vmap."""
     draws: bool = False
-    """Whether a step draws random numbers that no dropout module shows."""
+    """Whether a step draws random numbers outside of dropout modules."""
     large: bool = False
-    """Whether one copy keeps a CPU busy, so that stacking gains nothing there."""
+    """Whether one copy saturates a CPU, so that stacking gains nothing there."""
 
 
 def stacking_of(module: nn.Module) -> Stacking:
-    """What the module says of itself.
+    """The module's attribute `stacking`, or the default.
 
     >>> stacking_of(nn.Linear(2, 3)).autograd
     'inside'

@@ -13,9 +13,9 @@ STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 
 
 class VGG11(nn.Module):
-    """Eight convolutions with biases, five poolings, the mean over what is left, a linear layer; no dropout.
+    """Eight convolutions with biases, five poolings, global average pooling, a linear layer; no dropout.
 
-    Of the paper's 32 × 32 images a single place is left. Larger ones will do too.
+    The five poolings reduce the paper's 32 × 32 images to 1 × 1. Larger images work too.
     """
 
     def __init__(self, norm: str, width: float, classes: int, shape: tuple[int, ...]) -> None:

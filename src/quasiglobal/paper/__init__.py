@@ -1,1 +1,1 @@
-"""The paper's figures and tables, by name."""
+"""Tables, figures and claims of the paper: published numbers, reproduction and comparison."""

@@ -1,4 +1,4 @@
-"""Cells of the paper's tables and figures: a number, and the experiment that should give it."""
+"""Cells of the paper's tables and figures: the published number and the experiment that reproduces it."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 
 @dataclass(frozen=True)
 class PaperCell:
-    """A number of a table, and the experiment that should give it."""
+    """A published number and the experiment that reproduces it."""
 
     row: RowLabel
     column: ColumnLabel
     experiment: Experiment
-    """At the paper's scale, seed 0; without a learning rate where that is tuned."""
+    """The experiment at the paper's scale with seed 0; `lr` is None if it is tuned."""
     score: Score | None
-    """The paper's number; None where it did not converge, or where the paper has none."""
+    """The paper's number; None if the run did not converge or the paper reports none."""
     text: bool = False
-    """Whether this is the form of the paper's text where another made the number."""
+    """Whether the cell follows the paper's text where the released code, which made the number, differs."""
     rates: tuple[float, ...] = ()
-    """Where to start the tuning; by default around the learning rate that grows with the batch."""
+    """Initial grid of learning rates; default: around the learning rate scaled with the global batch size."""
     algorithms: tuple[str, ...] = ()
-    """Other options of the algorithm that are tuned with the learning rate; the best counts."""
+    """Variants of the algorithm that are tuned together with the learning rate; the best counts."""
 
     def experiments(self, scale: Scale = "paper") -> tuple[Experiment, ...]:
-        """What is tuned: the experiment, with each of its algorithms."""
+        """The experiments to tune, one per variant of the algorithm."""
         first = at_scale(self.experiment, scale)
         return (first, *(replace(first, algorithm=other) for other in self.algorithms))
 
     @property
     def label(self) -> CellLabel:
-        """Its place in the table."""
+        """Row and column label."""
         return self.row, self.column
 
     @property
     def name(self) -> str:
-        """How a reader finds it."""
+        """Row and column as text, as matched by `--cells`."""
         return f"{self.row} | {self.column}"
 
 
@@ -56,7 +56,7 @@ class PaperTable:
     notes: tuple[str, ...] = ()
 
     def title_at(self, scale: Scale) -> str:
-        """The title, with what differs from the paper at this scale.
+        """The title, with the changes to the paper's experiments at this scale.
 
         >>> PaperTable("single-worker", "A single worker", ()).title_at("short")
         'A single worker (SHORT: a tenth of the epochs)'
@@ -68,18 +68,18 @@ DIFFERENCE = {
     "short": "a tenth of the epochs",
     "smoke": "digits in place of the data, a small network in place of the model, a quarter of the nodes, two epochs",
 }
-"""What a scale changes of the paper's experiments."""
+"""Changes to the paper's experiments at each scale, as text."""
 
 SMOKE_TOPOLOGIES = {
     "ring:16": "ring:4", "ring:32": "ring:8", "ring:48": "ring:12", "social": "torus:9",
     "complete:1": "complete:1", "complete:16": "complete:4", "complete:32": "complete:8", "complete:48": "complete:12",
     "one-peer-exponential:16": "one-peer-exponential:4",
 }
-"""A quarter of the nodes of the paper's topologies."""
+"""Replacements of the paper's topologies, with about a quarter of the nodes."""
 
 
 def at_scale(experiment: Experiment, scale: Scale) -> Experiment:
-    """The experiment at a scale: smoke shows on a CPU that all works, short has a tenth of the paper's epochs.
+    """Scale an experiment down: smoke is a quick check on a CPU, short has a tenth of the paper's epochs.
 
     >>> at_scale(Experiment(epochs=300, topology="ring:16"), "smoke").topology
     'ring:4'

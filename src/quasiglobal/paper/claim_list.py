@@ -1,4 +1,4 @@
-"""The paper's claims in words, each as comparisons of cells of its tables."""
+"""The paper's claims, each as comparisons between cells of its tables."""
 
 from __future__ import annotations
 
@@ -203,17 +203,17 @@ CLAIMS: tuple[Claim, ...] = (
         ),
     ),
 )
-"""In the paper's order, as nearly as tables allow."""
+"""The claims, roughly in the paper's order."""
 
 
 # ------------------------------------------------------------------------------------------------ tuning the momentum
 
 TUNING = "momentum-tuning"
-"""The cells of the paper's heat map, which is no table: DSGDm-N with other β."""
+"""Name for the cells of the paper's heat map, which is not one of its tables: DSGDm-N with other β."""
 
 
 def momentum_tuning(store: RunStore, scale: Scale = "paper") -> PaperTable:
-    """DSGDm-N with every β that the store has, on the ring of momentum-variants."""
+    """Cells of DSGDm-N with every other β in the store, on the ring of momentum-variants."""
     local = [cell for cell in TABLES["momentum-variants"].cells if cell.row == RowLabel(LOCAL)]
     settings = {setting(at_scale(cell.experiment, scale)) for cell in local}
     tried = {
@@ -232,7 +232,7 @@ def momentum_tuning(store: RunStore, scale: Scale = "paper") -> PaperTable:
 
 
 def _other_beta(experiment: Experiment) -> float | None:
-    """The momentum factor of an experiment with dsgdm-n, where it is not the paper's."""
+    """β of an experiment whose algorithm differs from the paper's dsgdm-n in β alone; otherwise None."""
     chosen, papers = algorithm(experiment.algorithm), algorithm("dsgdm-n")
     if not isinstance(chosen, DSGDm) or not isinstance(papers, DSGDm) or chosen.beta == papers.beta:
         return None
@@ -240,7 +240,7 @@ def _other_beta(experiment: Experiment) -> float | None:
 
 
 def tuning_claim(table: PaperTable) -> Claim:
-    """Quasi-global momentum with β = 0.9 is above DSGDm-N with any other."""
+    """Claim that quasi-global momentum with β = 0.9 is above DSGDm-N with any other β."""
     comparisons = tuple(
         Comparison(
             label(f"{QG} − {cell.row}", cell.column),

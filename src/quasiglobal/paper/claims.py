@@ -1,7 +1,7 @@
-"""What the paper says in words, each as comparisons of cells, judged by the paper's own numbers and by ours.
+"""Claims of the paper as comparisons of cells, judged by the paper's own numbers and by ours.
 
-A claim holds when every comparison comes out as it says; it does not hold when one is the other way round beyond the
-noise. A claim that something makes no difference holds when the difference is within the noise.
+A claim holds when every comparison agrees with it. It does not hold when a comparison contradicts it beyond the noise.
+A claim that something makes no difference holds when the difference is within the noise.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ CellKey = tuple[str, RowLabel, ColumnLabel]
 """A cell: table, row, column."""
 
 TIE = 1e-9
-"""A smaller difference, in points, is one of rounding: what is as good is not above."""
+"""Smaller differences, in points, are rounding errors: equal scores do not count as above."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A sum of cells with weights, which should lie between two bounds: above 0 where that is the lower one."""
+    """A weighted sum of cells that should lie between two bounds; a lower bound of 0 excludes 0."""
 
     label: str
     terms: tuple[tuple[float, CellKey], ...]
     low: float = 0.0
     high: float = math.inf
     noise_allowed: bool = False
-    """Whether the claim is of a difference that noise explains."""
+    """Whether the comparison also holds if a bound is exceeded by no more than the noise."""
 
     def judge(self, scores: Mapping[CellKey, Sample]) -> Judged | None:
-        """What the scores say; None where one is missing, or two that did not converge are compared."""
+        """Judge by the scores; None if one is missing or diverged runs leave the result undefined."""
         if any(place not in scores for _, place in self.terms):
             return None
         found = gap([(factor, scores[place]) for factor, place in self.terms])
@@ -52,7 +52,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Judged:
-    """A comparison with what came out."""
+    """A comparison with its result."""
 
     comparison: Comparison
     gap: Gap
@@ -67,19 +67,19 @@ class Judged:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper's, and the comparisons that it stands or falls with."""
+    """A claim of the paper and the comparisons that decide it."""
 
     says: str
     where: str
     comparisons: tuple[Comparison, ...]
 
     def judge(self, scores: Mapping[CellKey, Sample]) -> list[Judged]:
-        """The comparisons for which there are scores."""
+        """Judge every comparison that has scores."""
         return [judged for one in self.comparisons if (judged := one.judge(scores)) is not None]
 
 
 def verdict(judged: Sequence[Judged]) -> Verdict | None:
-    """The worst of them; None where there is none."""
+    """The worst verdict; None if nothing was judged."""
     worst: tuple[Verdict, ...] = ("does not hold", "within noise", "holds")
     return next((kind for kind in worst if any(one.verdict == kind for one in judged)), None)
 
@@ -94,7 +94,7 @@ def paper_scores() -> dict[CellKey, Sample]:
 
 
 def our_scores(found: Mapping[str, Iterable[Outcome]]) -> dict[CellKey, Sample]:
-    """Ours, from the outcomes of each table."""
+    """Our scores, from the outcomes of each table."""
     return {
         (name, outcome.cell.row, outcome.cell.column): sample
         for name, table in found.items()
@@ -104,7 +104,7 @@ def our_scores(found: Mapping[str, Iterable[Outcome]]) -> dict[CellKey, Sample]:
 
 
 def signed(value: float) -> str:
-    """A difference for readers.
+    """Format a difference with sign and two decimals.
 
     >>> signed(-3.468), signed(0.5)
     ('−3.47', '+0.50')
@@ -116,7 +116,7 @@ def signed(value: float) -> str:
 
 
 def above(table: str, high: str, *low: str, group: str | None = None) -> Iterator[Comparison]:
-    """A method is above others, for each model and in each column that has both (of a group of columns, if given)."""
+    """A method is above each of the others, for every model and column with both; `group` restricts the columns."""
     for model, column in settings_of(table):
         for other in low:
             if group in (None, column.group) and {high, other} <= methods_of(table, model, column):
@@ -127,7 +127,7 @@ def above(table: str, high: str, *low: str, group: str | None = None) -> Iterato
 
 
 def models_above(table: str, high: str, low: str, setting: str | None = None) -> Iterator[Comparison]:
-    """A model is above another, with each method and in each column (of a setting, if given)."""
+    """A model is above another, for every method and column with both; `setting` restricts the columns."""
     for model, column in settings_of(table):
         if model == high and setting in (None, column.setting):
             for method in sorted(methods_of(table, high, column) & methods_of(table, low, column)):
@@ -146,7 +146,7 @@ def columns_above(table: str, high: ColumnLabel, low: ColumnLabel) -> Iterator[C
 
 
 def gain_above(table: str, method: str, base: str, high: ColumnLabel, low: ColumnLabel) -> Iterator[Comparison]:
-    """A method gains more over another in one column than in a second, for each model."""
+    """A method's gain over `base` is larger in column `high` than in column `low`, for each model."""
     for model in dict.fromkeys(model for model, _ in settings_of(table)):
         if all({method, base} <= methods_of(table, model, column) for column in (high, low)):
             terms = tuple(
@@ -158,27 +158,27 @@ def gain_above(table: str, method: str, base: str, high: ColumnLabel, low: Colum
 
 
 def between(comparisons: Iterable[Comparison], low: float, high: float) -> Iterator[Comparison]:
-    """The same differences, within bounds."""
+    """The same comparisons with other bounds."""
     for one in comparisons:
         yield replace(one, low=low, high=high)
 
 
 def not_clearly_above(comparisons: Iterable[Comparison]) -> Iterator[Comparison]:
-    """The first of each two is not above the second by more than the noise."""
+    """The first score of each comparison is not above the second by more than the noise."""
     for one in comparisons:
         yield replace(one, low=-math.inf, high=0.0, noise_allowed=True)
 
 
 def settings_of(table: str) -> list[tuple[str, ColumnLabel]]:
-    """Each model and column of a table."""
+    """All pairs of model and column in a table."""
     return list(dict.fromkeys((row.model, column) for row, column in published()[table].scores))
 
 
 def methods_of(table: str, model: str, column: ColumnLabel) -> set[str]:
-    """The methods that the paper has of a model in a column."""
+    """The paper's methods for a model in a column."""
     return {row.method for row, place in published()[table].scores if place == column and row.model == model}
 
 
 def label(*parts: object) -> str:
-    """The parts that are not empty, in words."""
+    """Join the non-empty parts by commas."""
     return ", ".join(text for part in parts if (text := str(part)))

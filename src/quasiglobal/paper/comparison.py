@@ -12,21 +12,21 @@ from quasiglobal.paper.published import ColumnLabel, Score
 from quasiglobal.report.noise import Sample, difference, tolerance
 
 PAPER_SEEDS = 3
-"""Over which the paper's means are, where they have a std."""
+"""Number of seeds behind each of the paper's means with a standard deviation."""
 
 Verdict = Literal["holds", "within noise", "does not hold"]
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A difference, and how large it may be by chance; None where no standard deviation is known."""
+    """A difference and its noise, the size that chance explains; None if no standard deviation is known."""
 
     value: float
     noise: float | None
 
     @property
     def within(self) -> bool | None:
-        """Whether chance explains it; it does not where one side diverged, however few the seeds."""
+        """Whether chance explains the difference; never if one side diverged, None if the noise is unknown."""
         if math.isinf(self.value):
             return False
         return None if self.noise is None else abs(self.value) <= self.noise
@@ -34,18 +34,18 @@ class Gap:
 
 @dataclass(frozen=True)
 class Order:
-    """How a method compares with the others of its column, as far as both the paper and we have them."""
+    """Rank of a method against the others of its column that both the paper and our runs have."""
 
     agreed: tuple[str, ...] = ()
-    """The methods that are on the side where the paper has them."""
+    """Methods on the same side as in the paper."""
     unclear: tuple[str, ...] = ()
-    """Those on the other side, by no more than the noise of our runs."""
+    """Methods on the other side, within the noise of our runs."""
     reversed: tuple[str, ...] = ()
-    """Those on the other side, beyond it."""
+    """Methods on the other side, beyond the noise of our runs."""
 
     @property
     def verdict(self) -> Verdict | None:
-        """None where there is nobody to compare with."""
+        """The worst result of all comparisons; None if there are none."""
         if self.reversed:
             return "does not hold"
         if self.unclear:
@@ -54,14 +54,14 @@ class Order:
 
 
 def paper_sample(score: Score | None) -> Sample:
-    """The paper's number; what did not converge is below any other."""
+    """The paper's score; −∞ if the run did not converge."""
     if score is None:
         return Sample(-math.inf, None, 1)
     return Sample(score.mean, score.std, 1 if score.std is None else PAPER_SEEDS)
 
 
 def our_sample(outcome: Outcome) -> Sample | None:
-    """Ours after the last epoch, None where nothing was run; what diverged is below any other."""
+    """Our score after the last epoch; −∞ if a seed diverged, None if there is no score."""
     if outcome.diverged:
         return Sample(-math.inf, None, len(outcome.runs))
     score = outcome.ours()
@@ -69,13 +69,13 @@ def our_sample(outcome: Outcome) -> Sample | None:
 
 
 def gap(terms: Sequence[tuple[float, Sample]]) -> Gap | None:
-    """A weighted sum of scores with its noise; None between two that did not converge."""
+    """A weighted sum of scores with its noise; None if diverged runs leave it undefined."""
     value = difference(terms)
     return None if math.isnan(value) else Gap(value, tolerance(terms))
 
 
 def to_paper(outcome: Outcome) -> Gap | None:
-    """Ours less the paper's, where both converged."""
+    """Our score minus the paper's; None unless both converged."""
     ours, paper = our_sample(outcome), paper_sample(outcome.cell.score)
     if ours is None or math.isinf(ours.mean) or math.isinf(paper.mean):
         return None
@@ -83,7 +83,7 @@ def to_paper(outcome: Outcome) -> Gap | None:
 
 
 def by_model_and_column(outcomes: Iterable[Outcome]) -> dict[tuple[str, ColumnLabel], list[Outcome]]:
-    """The methods of each model in each column: what the paper puts into an order."""
+    """Group outcomes by model and column: methods are ranked within a group."""
     groups: dict[tuple[str, ColumnLabel], list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault((outcome.cell.row.model, outcome.cell.column), []).append(outcome)
@@ -91,7 +91,7 @@ def by_model_and_column(outcomes: Iterable[Outcome]) -> dict[tuple[str, ColumnLa
 
 
 def order(outcome: Outcome, others: Iterable[Outcome]) -> Order:
-    """Where a method stands among others, by us and by the paper."""
+    """Compare the rank of a method among others in our runs with its rank in the paper."""
     ours = our_sample(outcome)
     found: Mapping[Verdict, list[str]] = {"holds": [], "within noise": [], "does not hold": []}
     for other in others:

@@ -1,7 +1,8 @@
-"""The paper's point in two minutes, on real data: `qg demo`.
+"""The paper's main result in two minutes, on real data: `qg demo`.
 
-16 small convolutional networks on a ring learn to read handwritten digits from data that differ from node to node,
-each with one of four algorithms. A learning rate is chosen by a run of seed 0; what is reported are other seeds.
+Each of four algorithms trains 16 small convolutional networks on a ring to classify handwritten digits. The data
+differ from node to node, except for the centralized reference. Learning rates are tuned with seed 0; results are of
+other seeds.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CENTRALIZED = "sgdm-n"
-"""The reference: data that are alike, and an exact mean each step."""
+"""The reference: iid data and an exact mean at each step."""
 
 BASE = Experiment(data="digits", model="cnn", topology="ring:16", epochs=30, eval_every=3)
 
 
 @dataclass(frozen=True)
 class DemoSetting:
-    """What is compared, and on what."""
+    """Algorithms, degrees of heterogeneity, learning rates and seeds to compare."""
 
     algorithms: tuple[str, ...] = ("dsgd", "dsgdm-n", "qg-dsgdm-n")
     alphas: tuple[float, ...] = (0.1, 0.01)
@@ -49,25 +50,25 @@ class DemoSetting:
 
     @property
     def epochs(self) -> int:
-        """How many times `advance` hears of an epoch when nothing is done yet."""
+        """Number of calls of `advance` if no run exists yet."""
         return len(self.cells) * (len(self.rates) + 1) * self.base.epochs
 
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """A cell with its learning rate, and its runs."""
+    """A cell with its tuned learning rate, and its runs."""
 
     experiment: Experiment
     runs: list[Run]
 
     @property
     def data(self) -> str:
-        """How a reader tells its partition from the others."""
+        """Label of the partition."""
         return "iid" if self.experiment.partition == "iid" else f"α = {self.experiment.alpha:g}"
 
 
 def compare(setting: DemoSetting, root: Path, advance: Callable[[str], None] = lambda label: None) -> list[DemoOutcome]:
-    """Tune and run every cell, its runs under `root`; what is there already is not run again."""
+    """Tune and run every cell, with run folders under `root`; finished runs are reused."""
     return [_tuned(cell, setting, root, advance) for cell in setting.cells]
 
 
@@ -85,7 +86,7 @@ def _last(run: Run, metric: str) -> float:
 
 
 def draw(setting: DemoSetting, outcomes: Sequence[DemoOutcome]) -> Figure:
-    """Accuracy over the epochs, a panel for each α: the nodes' mean, from the worst node to the best."""
+    """Plot accuracy over the epochs, one panel per α: mean of the nodes, band from the worst to the best node."""
     with style():
         figure, axes = panels(1, len(setting.alphas), 4.6, 3.2)
         for panel, alpha in zip(axes, setting.alphas, strict=True):
@@ -104,7 +105,7 @@ def draw(setting: DemoSetting, outcomes: Sequence[DemoOutcome]) -> Figure:
 
 
 def numbers(outcomes: Sequence[DemoOutcome]) -> list[dict[str, object]]:
-    """One row a cell, in per cent."""
+    """One row per cell; accuracies in per cent."""
     return [
         {
             "algorithm": outcome.experiment.algorithm,

@@ -1,9 +1,9 @@
-"""What a store of runs has of the paper's cells. The store is the only truth.
+"""Outcomes of the paper's cells, read from the run store alone.
 
-The learning rate of a cell is the best of its trials: the ended runs of seed 0 that are the cell's experiment but for
-the learning rate. `runs/tuning.py` says what best means: by the score of the last test, a diverged run worse than any,
-of equals the smaller rate. Where too few rates were tried at the paper's scale, that of runs at the short scale counts
-if the cell was run at it, and is marked.
+The learning rate of a cell is the best of its trials. Trials are the ended runs with seed 0 that equal the cell's
+experiment except for the learning rate. `runs/tuning.py` defines best: the highest score in the last test; a diverged
+run is worse than any other; ties go to the smaller rate. If too few rates were tried at the paper's scale, the best
+rate of short runs counts, provided that the cell was run at that rate; `tuned_short` marks it.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from quasiglobal.training.experiment import Experiment, setting
 from quasiglobal.training.metrics import AVERAGED, SCORE, number
 
 Which = Literal["last", "best", "averaged"]
-"""The score of the last test, of the best one, or of the nodes' averaged model in the last one."""
+"""Score of the last test, of the best test, or of the nodes' averaged model in the last test."""
 
 FEWEST_RATES = 3
-"""Learning rates that must have been tried for the best of them to count as tuned."""
+"""Minimum number of learning rates tried for the best to count as tuned."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the store has of a cell."""
+    """A cell with its runs and trials in the store."""
 
     cell: PaperCell
     experiment: Experiment
-    """At the scale asked for, with the best learning rate that was tried; the cell's own where none was."""
+    """The experiment at the requested scale, with the best learning rate tried; the cell's own if none was."""
     runs: tuple[Run, ...]
-    """The runs of this experiment that have ended, a seed each."""
+    """Ended runs of this experiment, one per seed."""
     trials: Mapping[float, Run]
-    """Seed 0 by learning rate, smallest first."""
+    """Runs of seed 0 by learning rate, smallest first."""
     tuned_short: bool = False
-    """Whether the trials have a tenth of the epochs."""
+    """Whether the trials are short runs, with a tenth of the epochs."""
 
     @property
     def fixed(self) -> bool:
-        """Whether the paper does not tune the learning rate here."""
+        """Whether the learning rate is fixed: the paper does not tune it here."""
         return self.cell.experiment.lr is not None
 
     @property
@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def how(self) -> str:
-        """How its learning rate was found, in a few words."""
+        """How the learning rate was found, as a short text."""
         if self.fixed:
             return "fixed"
         if not self.trials:
@@ -66,11 +66,11 @@ class Outcome:
 
     @property
     def diverged(self) -> bool:
-        """Whether a seed did not converge, the paper's ⋆."""
+        """Whether a seed diverged (⋆ in the paper)."""
         return any(run.status == "diverged" for run in self.runs)
 
     def ours(self, which: Which = "last") -> Score | None:
-        """Our number, in per cent; None where nothing has ended, a seed diverged, or it was not measured."""
+        """Our score in per cent; None if no run has ended, a seed diverged, or a run lacks the metric."""
         found = [_reached(run, which) for run in self.runs]
         values = [100 * reached for reached in found if reached is not None]
         if not values or len(values) < len(self.runs) or self.diverged:
@@ -79,13 +79,13 @@ class Outcome:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's, where both have a number."""
+        """Our score minus the paper's; None unless both exist."""
         ours = self.ours()
         return None if ours is None or self.cell.score is None else ours.mean - self.cell.score.mean
 
 
 def _reached(run: Run, which: Which) -> float | None:
-    """The score of a run as its summary has it."""
+    """The score of a run, from its summary."""
     if run.summary is None:
         return None
     test = run.summary.best if which == "best" else run.summary.last
@@ -93,16 +93,16 @@ def _reached(run: Run, which: Which) -> float | None:
 
 
 def outcomes(table: PaperTable, store: RunStore, scale: Scale = "paper", short: bool = True) -> list[Outcome]:
-    """What the store has of each cell of a table.
+    """The outcome of each cell of a table.
 
-    `short`: whether a rate from short runs counts where too few were tried at the paper's scale.
+    `short`: whether the best rate of short runs counts if too few rates were tried at the paper's scale.
     """
     found = [_outcome(cell, scale, store) for cell in table.cells]
     return [_or_at_short_rate(one, store) for one in found] if short and scale == "paper" else found
 
 
 def chosen_short(cell: PaperCell, store: RunStore) -> Outcome | None:
-    """The cell at the paper's scale and the rate that is best at the short one; None where too few were tried."""
+    """The cell at the paper's scale, at the best rate of its short runs; None if too few rates were tried."""
     short = _outcome(cell, "short", store)
     if len(short.trials) < FEWEST_RATES:
         return None
@@ -112,13 +112,13 @@ def chosen_short(cell: PaperCell, store: RunStore) -> Outcome | None:
 
 
 def _outcome(cell: PaperCell, scale: Scale, store: RunStore) -> Outcome:
-    """The best of the cell's algorithms."""
+    """The outcome of the best of the cell's algorithms."""
     found = [_tried(cell, experiment, store) for experiment in cell.experiments(scale)]
     return max(found, key=lambda one: max(map(score, one.trials.values()), default=float("-inf")))
 
 
 def _or_at_short_rate(one: Outcome, store: RunStore) -> Outcome:
-    """The cell at the rate from short runs, if it was run at it and too few were tried at the paper's scale."""
+    """Fall back to the best rate of short runs if the paper's scale has too few rates and the cell was run at it."""
     if one.fixed or len(one.trials) >= FEWEST_RATES:
         return one
     short = chosen_short(one.cell, store)

@@ -1,4 +1,4 @@
-"""What the paper reports: every number of its 11 tables, read from published.toml."""
+"""Published results: every number of the paper's 11 tables, read from published.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_CONVERGED = "⋆"
 
 @dataclass(frozen=True)
 class Score:
-    """Test accuracy in per cent: the mean over seeds, and their standard deviation where there are several.
+    """Test accuracy in per cent: the mean over seeds, and their standard deviation if there are several.
 
     >>> print(Score(82.2, 1.27))
     82.20 ± 1.27
@@ -26,7 +26,7 @@ class Score:
 
     @classmethod
     def parse(cls, text: str) -> Score | None:
-        """As published.toml has it; None for the mark of a run that did not converge."""
+        """Parse a score of published.toml; None for a run that did not converge."""
         if text == NOT_CONVERGED:
             return None
         mean, _, std = text.partition(" ± ")
@@ -38,7 +38,7 @@ class Score:
 
 @dataclass(frozen=True)
 class RowLabel:
-    """A row of a table: a method, and the model where a table has several.
+    """A row of a table: a method, and the model if the table has several.
 
     >>> RowLabel.parse("ResNet-GN-20: DSGD"), str(RowLabel("DSGD", "ResNet-GN-20"))
     (RowLabel(method='DSGD', model='ResNet-GN-20'), 'ResNet-GN-20: DSGD')
@@ -49,7 +49,7 @@ class RowLabel:
 
     @classmethod
     def parse(cls, text: str) -> RowLabel:
-        """As published.toml and the specs spell it."""
+        """Parse a row label of published.toml or a table spec."""
         model, _, method = text.rpartition(": ")
         return cls(method, model)
 
@@ -59,7 +59,7 @@ class RowLabel:
 
 @dataclass(frozen=True)
 class ColumnLabel:
-    """A column of a table: a setting, and the graph or data where a table has several.
+    """A column of a table: a setting, and the graph or data set if the table has several.
 
     >>> ColumnLabel.parse("ring 16, α = 0.1"), ColumnLabel.parse("iid").group
     (ColumnLabel(setting='α = 0.1', group='ring 16'), '')
@@ -70,7 +70,7 @@ class ColumnLabel:
 
     @classmethod
     def parse(cls, text: str) -> ColumnLabel:
-        """As published.toml and the specs spell it."""
+        """Parse a column label of published.toml or a table spec."""
         group, _, setting = text.rpartition(", ")
         return cls(setting, group)
 
@@ -83,16 +83,16 @@ CellLabel = tuple[RowLabel, ColumnLabel]
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table of the paper, a row for each method and a column for each setting."""
+    """A table of the paper: one row per method, one column per setting."""
 
     name: str
     title: str
     rows: tuple[RowLabel, ...]
     columns: tuple[ColumnLabel, ...]
     scores: Mapping[CellLabel, Score | None]
-    """Where the paper has a cell; None: did not converge."""
+    """Scores of the cells that the paper has; None: did not converge."""
     notes: tuple[str, ...] = ()
-    """Remarks on its numbers."""
+    """Remarks on the numbers."""
 
 
 @cache

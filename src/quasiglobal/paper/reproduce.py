@@ -1,4 +1,4 @@
-"""Run what a store lacks of the paper's tables."""
+"""Run the experiments of the paper's tables that a store lacks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def run_missing(
     watch: Watcher = unwatched,
     tune_short: bool = False,
 ) -> list[Outcome]:
-    """Run what the store lacks of a table, or of the cells that the patterns name, and read its outcomes.
+    """Run the missing experiments of a table, or of the cells that match the patterns; return the outcomes.
 
-    Learning rates are tuned on seed 0; then all seeds run at the best. A rate that the store already has as tuned
-    is taken as it is; one from short runs with `tune_short` alone, which tunes on those. Where data is missing cells
-    stay as the store has them; it is an error if it has none.
+    Learning rates are tuned with seed 0; then all seeds run at the best rate. A rate that is already tuned in the store
+    is reused. With `tune_short`, rates are tuned on short runs; otherwise rates from short runs are not reused. Cells
+    without their data set keep the runs in the store; it is an error if no cell has any.
     """
     if tune_short and scale != "paper":
-        raise InputError(f"--tune-short is for the paper's scale; with --scale {scale} leave it out")
+        raise InputError(f"--tune-short needs the paper's scale; with --scale {scale} leave it out")
     options = replace(options or Options(), seeds=seeds)
     chosen = select(table, cells)
     part = replace(table, cells=tuple(chosen))
@@ -62,10 +62,10 @@ def run_missing(
 
 
 def select(table: PaperTable, patterns: Sequence[str]) -> list[PaperCell]:
-    """The cells whose name, or whose experiment's name, fits one of the patterns; all without patterns.
+    """The cells whose name or experiment name matches one of the patterns; all cells if there are no patterns.
 
-    The experiment is the paper's with seed 0; a run's folder is named so but for the hash, which the learning rate and
-    the scale change.
+    The experiment is at the paper's scale with seed 0. Its run folders have the same name except for the hash, which
+    depends on the learning rate.
 
     >>> from quasiglobal.paper.tables import TABLES
     >>> [cell.name for cell in select(TABLES["motivation"], ["qg-*ring 16*0.1", "*-dsgd-social-a10-*"])]
@@ -78,16 +78,16 @@ def select(table: PaperTable, patterns: Sequence[str]) -> list[PaperCell]:
         if not any(fits(cell, pattern) for cell in table.cells):
             without_hash = table.cells[0].experiment.name.rpartition("-")[0]
             raise InputError(
-                f"no cell of {table.name} is named as {pattern!r}; "
-                f"names are as {table.cells[0].name!r} or {without_hash + '-*'!r}, * stands for anything"
+                f"no cell of {table.name} matches {pattern!r}; "
+                f"names look like {table.cells[0].name!r} or {without_hash + '-*'!r}; * matches any text"
             )
     return [cell for cell in table.cells if not patterns or any(fits(cell, pattern) for pattern in patterns)]
 
 
 def missing_data(cells: Iterable[PaperCell], scale: Scale, data_dir: Path | None) -> dict[str, str]:
-    """The data sets that the cells need and this machine has not, each with a sentence on how to get it.
+    """The data sets that the cells need but that cannot be loaded, each with an error message on how to get it.
 
-    What lies nowhere on the disk is asked of the hub, as training would.
+    A data set that is not on disk is requested from the hub, as in training.
     """
     lost = {}
     for name in absent(data_names(cells, scale), data_dir):
@@ -104,13 +104,13 @@ def data_names(cells: Iterable[PaperCell], scale: Scale) -> list[str]:
 
 
 def absent(names: Iterable[str], data_dir: Path | None) -> list[str]:
-    """Those of the data sets that the disk has not."""
+    """The data sets that are not on disk, or not complete."""
     here = {found.name for found in available(data_dir) if found.where is not None and not found.missing}
     return [name for name in names if name not in here]
 
 
 def _grids(found: Iterable[Outcome], scale: Scale) -> dict[tuple[float, ...], list[Experiment]]:
-    """What is still to be tuned, by the learning rates to start from: what the store has tried is among them."""
+    """The experiments still to tune, by their initial learning rates, which include those already tried."""
     grids: dict[tuple[float, ...], dict[Experiment, None]] = {}
     for one in found:
         if not one.fixed and (not one.tuned or one.cell.algorithms):
@@ -122,7 +122,7 @@ def _grids(found: Iterable[Outcome], scale: Scale) -> dict[tuple[float, ...], li
 
 
 def seeds_to_run(one: Outcome, seeds: int) -> list[Experiment]:
-    """A cell's experiment with each seed that the store lacks; none where no learning rate has been chosen yet."""
+    """A cell's experiment with each seed that the store lacks; empty if no learning rate has been chosen yet."""
     if not one.fixed and not one.trials:
         return []
     first, have = one.experiment.seed, {run.experiment.seed for run in one.runs}

@@ -1,4 +1,4 @@
-"""Everything the store has of the paper, beside the paper: its claims in words and its tables, as one report."""
+"""The report on a run store: the paper's claims and tables beside the results of our runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quasiglobal.runs.store import RunStore
 
 
 def summary(store: RunStore, scale: Scale = "paper") -> Document:
-    """The report of a store of runs; what was not run says so."""
+    """The report on a run store; cells without runs are marked as not run."""
     tuning = momentum_tuning(store, scale)
     tables = {**TABLES, TUNING: tuning, **{name: TRAINED[name].table for name in FIGURES}}
     found = {name: outcomes(table, store, scale) for name, table in tables.items()}
@@ -30,7 +30,7 @@ def summary(store: RunStore, scale: Scale = "paper") -> Document:
 
 
 def _figures(found: Mapping[str, Sequence[Outcome]], scale: Scale) -> tuple[Drawing, ...]:
-    """The paper's figures of training that show more than the tables' curves, where there are runs enough."""
+    """The paper's training figures that show more than the tables' curves, if enough of their cells were run."""
     made = []
     for name in FIGURES:
         if sum(bool(outcome.runs) for outcome in found[name]) >= ENOUGH * len(found[name]):
@@ -44,10 +44,10 @@ FIGURES = (
     "figure-effective-step", "figure-single-worker", "figure-weight-decay", "figure-momentum-tuning",
     "figure-ring-scales",
 )
-"""Those that need nothing but the store: others draw partitions too, for which the data must be here."""
+"""Figures that need only the store. Others repeat the tables' curves, or draw partitions and so need the data sets."""
 
 ENOUGH = 1 / 4
-"""The share of its cells that must have been run for a figure to show anything."""
+"""Fraction of a figure's cells that must have been run for the figure to be included."""
 
 
 def _introduction(cells: Sequence[Outcome], scale: Scale) -> tuple[str, ...]:

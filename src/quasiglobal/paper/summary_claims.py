@@ -18,7 +18,7 @@ VERDICTS: Mapping[Verdict, tuple[str, Mark]] = {
     "does not hold": ("does not hold", "bad"),
 }
 OTHER_SCALE = Cell("other scale", mark="none")
-"""In place of a verdict on what are not the paper's experiments."""
+"""Shown in place of a verdict at any scale but the paper's."""
 
 CLAIM_COLUMNS = (
     Column("claim", share=0.31), Column("where", share=0.13), Column("in the paper's numbers", share=0.2),
@@ -27,7 +27,7 @@ CLAIM_COLUMNS = (
 
 
 def claims_section(claims: Sequence[Claim], ours: Mapping[CellKey, Sample], scale: Scale) -> Section:
-    """The claims, those of them that can be judged with a verdict."""
+    """The section of claims, with a verdict on each claim that has scores."""
     papers = paper_scores()
     rows, counts = [], Counter[str]()
     for claim in claims:

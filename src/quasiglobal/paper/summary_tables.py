@@ -60,24 +60,24 @@ def _in_words(cells: int, run: int, verdicts: Sequence[Judgement]) -> str:
 
 @dataclass(frozen=True)
 class Judgement:
-    """How a cell compares with the paper; at another scale than the paper's nothing is compared."""
+    """Comparison of a cell with the paper, made only at the paper's scale."""
 
     comparable: bool
     gap: Gap | None = None
-    """Ours less the paper's."""
+    """Our score minus the paper's."""
     seeds: int = 0
     order: Order | None = None
 
     @classmethod
     def of(cls, outcome: Outcome, group: Sequence[Outcome], scale: Scale) -> Judgement:
-        """Of a cell among those of its model and column."""
+        """Judge a cell against the paper and the other cells of its model and column."""
         if scale in DIFFERENCE or not outcome.runs:
             return cls(scale not in DIFFERENCE)
         return cls(True, to_paper(outcome), len(outcome.runs), order(outcome, group))
 
     @property
     def within(self) -> bool | None:
-        """Whether the difference is within the noise; None where that is not known, or says nothing."""
+        """Whether the difference is within the noise; None if unknown or if there are too few seeds to tell."""
         if self.gap is None or self.gap.noise is None:
             return None
         if self.gap.within and self.seeds < PAPER_SEEDS:
@@ -163,7 +163,7 @@ def _learning_rate(outcome: Outcome) -> Cell:
 
 
 MOST_BANDS = 5
-"""With more curves in a frame than this, their bands hide each other."""
+"""Maximum number of curves with bands in a plot; more bands would hide each other."""
 
 
 def _curves(table: PaperTable, k: int, title: str, lines: tuple[Line, ...]) -> Plot | None:
@@ -173,7 +173,7 @@ def _curves(table: PaperTable, k: int, title: str, lines: tuple[Line, ...]) -> P
 
 
 def _tests(outcome: Outcome) -> dict[int, list[float]]:
-    """The seeds' scores in per cent, by epoch."""
+    """Scores of all seeds in per cent, by epoch."""
     found: dict[int, list[float]] = {}
     for run in outcome.runs:
         for record in run.records():
@@ -183,7 +183,7 @@ def _tests(outcome: Outcome) -> dict[int, list[float]]:
 
 
 def _curve(outcome: Outcome) -> Line | None:
-    """The mean over the seeds, None where nothing was tested."""
+    """Curve of the mean over the seeds; None if nothing was tested."""
     tests = _tests(outcome)
     if not tests:
         return None
@@ -194,7 +194,7 @@ def _curve(outcome: Outcome) -> Line | None:
 
 
 def _rates(table: PaperTable, k: int, title: str, group: Sequence[Outcome]) -> Plot | None:
-    """Seed 0 at every learning rate tried."""
+    """Plot of seed 0's score at every learning rate tried."""
     lines = []
     for outcome in group:
         points = [

@@ -1,8 +1,8 @@
-"""The paper's tables as experiments: a target is data, and adding one is adding a spec.
+"""The paper's tables as experiments. A table is data: to add one, add a spec.
 
-A cell is what a table's settings, its column's and its row's make together. What the paper's text and the code behind
-its numbers do differently is there in both forms: the paper's rows in the form that made the numbers, and further
-rows, named "as in the text", beside them.
+A cell combines the settings of its table, column and row. Where the paper's text differs from the released code that
+made its numbers, both forms are included: the paper's rows follow the released code, and extra rows, named "as in the
+text", follow the text.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TableSpec:
-    """How the cells of a published table become experiments: fields of `Experiment`, the row's last.
+    """Settings of a published table's cells: fields of `Experiment`; columns override the base, rows override columns.
 
-    Besides, `rates` and `algorithms` are those of a `PaperCell`. Rows and columns are spelled as in published.toml.
+    `rates` and `algorithms` are fields of `PaperCell` instead. Rows and columns are named as in published.toml.
     """
 
     base: Settings
     columns: Mapping[str, Settings]
     rows: Mapping[str, Settings]
     text: Mapping[str, tuple[str, Settings]] = field(default_factory=dict)
-    """Rows in the form of the paper's text: the row that the paper has of it, and what differs."""
+    """Rows that follow the paper's text: the published row that each belongs to, and the settings that differ."""
 
     def table(self, name: str) -> PaperTable:
         """The table with the paper's numbers."""
@@ -61,7 +61,7 @@ CIFAR10: Settings = {**RECIPES["cifar10"], **MEASURED, "norm": "evonorm-released
 IMAGENET: Settings = {**RECIPES["imagenet"], **MEASURED, "norm": "evonorm-released"}
 IMAGENET32: Settings = {"data": "imagenet32", "model": "resnet20", "width": 2.0}
 FIXED_LR: Settings = {"lr": scaled_lr(64, 16)}
-"""On full ImageNet the paper tunes nothing; its one learning rate is the one that grows with the batch."""
+"""The paper does not tune on full ImageNet; its single learning rate is scaled with the global batch size."""
 AG_NEWS: Settings = {
     "data": "agnews", "model": f"{PREFIX}distilbert-base-uncased", "norm": None,
     "epochs": 10, "milestones": (), "warmup": 0.0, "eval_every": 1, "rates": (5e-6, 1e-5, 2e-5),
@@ -70,12 +70,12 @@ ALONE: Settings = {"topology": "complete:1", "partition": "iid"}
 
 
 def iid(n: int) -> Settings:
-    """The column of a centralized reference: data that are alike; with an exact mean the topology is n alone."""
+    """Column of the centralized reference: iid data; the mean is exact, so of the topology only n matters."""
     return {"topology": f"complete:{n}", "partition": "iid"}
 
 
 def by_alpha(topology: str, *alphas: float, prefix: str = "") -> dict[str, Settings]:
-    """The columns of a topology."""
+    """Columns of a topology, one per α."""
     return {f"{prefix}α = {alpha:g}": {"topology": topology, "alpha": float(alpha)} for alpha in alphas}
 
 
@@ -89,7 +89,7 @@ METHODS: dict[str, Settings] = {
 
 
 def with_methods(prefix: str, settings: Settings, *, without: tuple[str, ...] = ()) -> dict[str, Settings]:
-    """The rows of a model, a method each."""
+    """Rows of a model, one per method."""
     chosen = {method: algorithm for method, algorithm in METHODS.items() if method not in without}
     return {f"{prefix}: {method}": {**settings, **algorithm} for method, algorithm in chosen.items()}
 

@@ -1,4 +1,4 @@
-"""Everything of the paper that can be asked for by name: its tables, and its figures with and without training."""
+"""Targets of `qg reproduce` by name: the paper's tables, and its figures with and without training."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Target:
     name: str
     title: str
     table: PaperTable | None = None
-    """The cells to train; without them it is a figure that takes seconds."""
+    """The cells to train; None for a figure without training, which takes seconds."""
     drawn: bool = False
     """Whether it is a figure."""
     data: tuple[str, ...] = ()
-    """The data sets that a figure without cells shows, beyond smoke scale."""
+    """Data sets shown by a figure without cells, at any scale but smoke."""
 
 
 TARGETS: dict[str, Target] = {
@@ -46,22 +46,22 @@ TARGETS: dict[str, Target] = {
 TARGETS["figure-partition"] = replace(
     TARGETS["figure-partition"], data=tuple(dict.fromkeys(data for _, data, *_ in PARTITIONS))
 )
-"""What `qg reproduce` knows by name."""
+"""All targets of `qg reproduce` by name."""
 
 
 @dataclass(frozen=True)
 class Stand:
-    """How far a target is in a store."""
+    """Progress of a target in a store."""
 
     cells: int
     tried: int
-    """Cells with a run that has ended."""
+    """Number of cells with an ended run."""
     done: int
-    """Cells with all seeds, at the paper's own learning rate or the best of three or more."""
+    """Number of cells with all seeds, at the paper's fixed learning rate or the best of three or more."""
     to_run: tuple[Experiment, ...]
-    """An experiment for each run that is missing, of those whose data is known; more where a grid has to grow."""
+    """One experiment per missing run; more are needed if a grid has to grow."""
     missing: tuple[str, ...]
-    """Data sets that the disk has not."""
+    """Data sets that are not on disk."""
 
 
 def stand(
@@ -72,7 +72,7 @@ def stand(
     data_dir: Path | None = None,
     short: bool = False,
 ) -> Stand:
-    """What the store has of a table, and what it lacks; `short`: whether a rate from short runs will do."""
+    """Progress of a table in a store; `short`: whether a learning rate from short runs counts."""
     found = outcomes(table, store, scale, short)
     lacking = [_to_run(one, scale, seeds) for one in found]
     once = {one.cell.experiment: several for one, several in zip(found, lacking, strict=True)}  # cells may share it
@@ -86,14 +86,14 @@ def stand(
 
 
 Speeds = Mapping[Experiment, float]
-"""Images a second, by what they depend on most."""
+"""Images per second, by the fields of an experiment that matter most (`_alike`)."""
 
 
 def cost(experiments: Iterable[Experiment], device: torch.device, speeds: Speeds) -> tuple[float, bool]:
-    """About how many seconds this machine takes for runs, and whether that is all: of texts it is not known.
+    """Estimate the seconds that runs take on this device, and whether the estimate covers all: text data is left out.
 
-    Images over the speed that runs of such a model have had (`recorded`), or else that of a plain step.
-    A data set's examples count test images too, which stand for the tests.
+    The time is images / speed. The speed is that of recorded runs of the same model (`recorded`), or else that of a
+    measured plain step. A data set's `examples` include test images, which account for the tests.
     """
     seconds, everything = 0.0, True
     for one in experiments:
@@ -106,12 +106,12 @@ def cost(experiments: Iterable[Experiment], device: torch.device, speeds: Speeds
 
 
 def _alike(one: Experiment) -> Experiment:
-    """What its speed depends on most."""
+    """The fields that the speed depends on most."""
     return Experiment(data=one.data, model=one.model, width=one.width, precision=one.precision)
 
 
 def recorded(store: RunStore, device: torch.device) -> Speeds:
-    """Those of the store's runs on such a device, the median for each kind of model."""
+    """Speeds of the store's runs on this type of device: the median for each kind of model."""
     found: dict[Experiment, list[float]] = {}
     for run in store.runs:
         if run.summary and run.summary.device == device.type:
@@ -125,17 +125,17 @@ SHOWN: dict[str, tuple[int, Sequence[int]]] = {
     "digits": (10, (1, 8, 8)), "cifar10": (10, (3, 32, 32)),
     "imagenet32": (1000, (3, 32, 32)), "imagenet": (1000, (3, 224, 224)),
 }
-"""Classes and shape of what a model sees, for data that may not be here."""
+"""Number of classes and input shape of each image data set, which need not be installed."""
 
 
 @cache
 def _speed(alike: Experiment, device: torch.device) -> float:
-    """Of a model with its own norm: others differ by little."""
+    """Measured speed of a model with its default norm; other norms differ little."""
     return images_per_second(alike, *SHOWN[alike.data], device)
 
 
 def _to_run(one: Outcome, scale: Scale, seeds: int) -> list[Experiment]:
-    """The cell's experiment as often as it has to be run: the rates to try, then the other seeds at the best."""
+    """The cell's experiment once per missing run: the rates to try, then the other seeds at the best rate."""
     trials = 0 if one.fixed or one.tuned else max(0, FEWEST_RATES * len(one.cell.experiments(scale)) - len(one.trials))
-    ended = len(one.runs) if one.runs else min(1, trials)               # the best trial is a seed's run already
+    ended = len(one.runs) if one.runs else min(1, trials)               # the best trial counts as one seed
     return [one.experiment] * (trials + max(0, seeds - ended))

@@ -1,4 +1,4 @@
-"""Small problems with known answers, each given by its gradient: what `qg.minimize` takes."""
+"""Small problems with known solutions and their gradients, for `qg.minimize`."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def pull_towards(minima: Tensor) -> Callable[[Tensor, int], Tensor]:
 
 @dataclass(frozen=True)
 class NoisyWell:
-    """Heterogeneous, non-convex and noisy: f_i(x) = ½ Σ_k x_k²/(1 + x_k²) + a_iᵀx, Σ a_i = 0.
+    """Heterogeneous, non-convex, noisy problem: f_i(x) = ½ Σ_k x_k²/(1 + x_k²) + a_iᵀx, Σ a_i = 0.
 
-    The nodes' tilts a_i have length ζ on average (root mean square) and cancel in the mean; the gradient
-    noise has variance σ². Rows are runs × nodes, as in the simulator.
+    The nodes' tilts a_i have root-mean-square length ζ and mean 0; the gradient noise has variance σ².
+    Rows are runs × nodes, as in the simulator.
     """
 
     n: int
@@ -67,7 +67,7 @@ class NoisyWell:
     seed: int = 0
 
     def start(self) -> Tensor:
-        """Beyond the inflection of every coordinate, where the curvature is negative."""
+        """Initial point beyond the inflection of every coordinate, where the curvature is negative."""
         return torch.ones(self.runs * self.n, self.d)
 
     def tilts(self) -> Tensor:

@@ -1,1 +1,1 @@
-"""What a run looks like: plots and tables."""
+"""Rendering of results: plots, tables and reports."""

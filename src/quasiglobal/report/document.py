@@ -1,4 +1,4 @@
-"""What a report says, before it is a page, Markdown or LaTeX: sections with a table and curves each."""
+"""Content of a report, independent of the output format: sections, each with a table and curves."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from dataclasses import dataclass
 from typing import Literal
 
 Mark = Literal["good", "fair", "bad", "none", ""]
-"""How a cell is coloured: as it should be, undecided, not as it should be, absent, or not at all."""
+"""Colour of a cell: as expected, undecided, not as expected, absent, or uncoloured."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A text in a table."""
+    """A cell of a table."""
 
     text: str
     sort: float | None = None
-    """What the column is sorted by, where the text itself will not do."""
+    """Sort key in a numeric column, None sorts last; other columns sort by text."""
     mark: Mark = ""
     why: tuple[str, ...] = ()
-    """What the text rests on: in a line, and then in all detail for who wants to know."""
+    """Explanation of the text: a one-line summary, then details that the page hides until asked for."""
     link: str = ""
-    """The anchor of what it leads to."""
+    """Anchor of the link target."""
 
     @property
     def sentence(self) -> str:
-        """The text with what it rests on, in a line."""
+        """The text with its one-line explanation."""
         return f"{self.text}: {self.why[0]}" if self.why else self.text
 
 
 @dataclass(frozen=True)
 class Column:
-    """The head of a column."""
+    """The header of a column."""
 
     title: str
     brief: bool = True
-    """Whether it also stands in Markdown and LaTeX, where there is less room."""
+    """Whether Markdown and LaTeX, which have less room, also show the column."""
     numeric: bool = False
     share: float | None = None
-    """Of the width of a page, where it holds sentences."""
+    """Fraction of the page width, for columns of sentences; None: automatic."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table; the page can hide those of other algorithms, and those without a result."""
+    """A row of a table; the page can hide rows of other algorithms and rows without a result."""
 
     cells: tuple[Cell, ...]
     algorithm: str = ""
@@ -52,19 +52,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: its points from left to right, and how low and high its seeds go."""
+    """A curve: points from left to right, and a band of (lowest, highest) over the seeds."""
 
     label: str
     points: Sequence[tuple[float, float]]
     band: Sequence[tuple[float, float]] = ()
     dots: bool = False
     algorithm: str = ""
-    """Gives it its colour."""
+    """Determines the colour."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Curves in one frame."""
+    """Curves in one set of axes."""
 
     anchor: str
     title: str
@@ -72,11 +72,11 @@ class Plot:
     x: str
     y: str
     logarithmic: bool = False
-    """Whether the x axis is."""
+    """Whether the x axis is logarithmic."""
 
     @property
     def description(self) -> str:
-        """The picture in words, for who does not see it."""
+        """Text alternative of the plot, for screen readers."""
         ends = "; ".join(f"{line.label} ends at {line.points[-1][1]:.1f}" for line in self.lines)
         best = "; ".join(f"{line.label} is highest at {max(line.points, key=_height)[0]:g}" for line in self.lines)
         return f"{self.y} against {self.x}. {best if self.logarithmic else ends}."
@@ -84,7 +84,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Section:
-    """A table with what is to be said about it."""
+    """A table with its summary, notes and plots."""
 
     anchor: str
     title: str
@@ -96,13 +96,13 @@ class Section:
 
     @property
     def known(self) -> bool:
-        """Whether there is any result in it."""
+        """Whether any row has a result."""
         return any(row.known for row in self.rows)
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture that is made elsewhere, as SVG, and what it shows."""
+    """A finished figure as SVG, with a description."""
 
     anchor: str
     title: str
@@ -112,7 +112,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Document:
-    """All of a report."""
+    """A whole report."""
 
     title: str
     says: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A matplotlib figure as SVG inside of a page."""
+"""Conversion of matplotlib figures to inline SVG."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POINTS = 72
-"""To an inch, the unit of matplotlib's SVG."""
+"""Points per inch; a point is the unit of matplotlib's SVG."""
 
 SIZE = 1.25
-"""Of a figure on the page, in pixels for a point."""
+"""Scale of a figure on the page, in pixels per point."""
 
 
 def drawing(name: str, title: str, says: str, figure: Figure) -> Drawing:
-    """The figure, with ids that no other on the page has, and without what would style the page around it."""
+    """Convert a figure: make its ids unique on the page, and drop styles that would affect the rest of the page."""
     import matplotlib as mpl
 
     buffer = io.StringIO()

@@ -1,4 +1,4 @@
-"""A report as LaTeX, for papers: booktabs rules, longtable where pages are too short, on their side for width."""
+"""A report as LaTeX, for papers: booktabs rules, longtable for page breaks, landscape for width."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SIGNS = {
     "|": r"\textbar{}", "±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "β": r"$\beta$", "τ": r"$\tau$", "μ": r"$\mu$",
     "²": "$^2$", "₊": "$_+$", "⋆": r"$\star$", "“": "``", "”": "''",
 }
-"""What pdflatex reads for a sign that it would take amiss or not know."""
+"""LaTeX source of characters that pdflatex treats as special or does not know."""
 
 
 def latex(document: Document) -> str:
-    """The tables of a report, to be read by a paper of your own with \\input."""
+    """The tables of a report, for \\input in your own paper."""
     needs = "% \\usepackage{amssymb,array,booktabs,longtable,pdflscape}"
     begin = r"\begin{landscape}\footnotesize\setlength{\tabcolsep}{3pt}"
     tables = map(_table, document.sections)
@@ -24,7 +24,7 @@ def latex(document: Document) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""A text that LaTeX prints as it is.
+    r"""Escape a text for LaTeX.
 
     >>> print(escaped("82.20 ± 1.27 % of D²₊"))
     82.20 $\pm$ 1.27 \% of D$^2$$_+$
@@ -50,7 +50,7 @@ def _table(section: Section) -> str:
 
 
 FIRST = 0.2
-"""The share of the page's width for the first column, where it has none: the longest texts are there."""
+"""Default fraction of the page width for the first column, which has the longest texts."""
 
 
 def _form(column: Column) -> str:

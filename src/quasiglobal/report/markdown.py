@@ -20,7 +20,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown(document: Document) -> str:
-    """A whole report."""
+    """Render a whole report."""
     paragraphs = [f"# {escaped(document.title)}", *map(escaped, document.says)]
     for section in document.sections:
         paragraphs += [f"## {escaped(section.title)}", escaped(section.says), _rows(section)]
@@ -31,7 +31,7 @@ def markdown(document: Document) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""A text that Markdown leaves as it is.
+    r"""Escape a text for Markdown.
 
     >>> print(escaped("a|b *c* <d>"))
     a\|b \*c\* &lt;d>

@@ -1,4 +1,4 @@
-"""How far apart two scores may lie by chance: Welch's test, from means, standard deviations and numbers of seeds."""
+"""Noise of score differences: Welch's test from means, standard deviations and numbers of seeds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEVEL = 0.05
-"""How often scores that are the same in truth are called different."""
+"""Significance level: how often scores with equal true means are called different."""
 
 EXPLANATION = (
     "A difference is within the noise when it is at most t·√(s₁²/k₁ + s₂²/k₂), where s is the standard deviation over "
@@ -20,7 +20,7 @@ EXPLANATION = (
 
 @dataclass(frozen=True)
 class Sample:
-    """A mean over so many seeds, and their standard deviation where it is known."""
+    """A mean over seeds, their standard deviation if known, and their number."""
 
     mean: float
     std: float | None
@@ -37,7 +37,7 @@ def difference(terms: Sequence[tuple[float, Sample]]) -> float:
 
 
 def tolerance(terms: Sequence[tuple[float, Sample]]) -> float | None:
-    """How far from 0 the weighted sum may lie by chance if it is 0 in truth; None if no standard deviation is known.
+    """Largest weighted sum that chance explains if the true sum is 0; None if no standard deviation is known.
 
     >>> same = Sample(82.0, 1.0, 3)
     >>> round(tolerance([(1, same), (-1, same)]), 3)        # 4 degrees of freedom: t = 2.776
@@ -46,7 +46,7 @@ def tolerance(terms: Sequence[tuple[float, Sample]]) -> float | None:
     4.968
     >>> tolerance([(1, Sample(74.9, None, 1)), (-1, Sample(75.0, None, 1))])
     """
-    from scipy.special import stdtrit  # a third of a second to import, which every other command would wait for
+    from scipy.special import stdtrit  # imported here: it would delay every other command by a third of a second
 
     known = [(sample.std, sample.seeds - 1) for _, sample in terms if sample.std is not None and sample.seeds > 1]
     if not known:
@@ -58,6 +58,6 @@ def tolerance(terms: Sequence[tuple[float, Sample]]) -> float | None:
         part = factor**2 * (borrowed if own is None else own) ** 2 / sample.seeds
         variance += part
         spread += 0.0 if own is None else part**2 / (sample.seeds - 1)
-    pooled = sum(seeds for _, seeds in known)                   # Welch's is never above it, but for what is borrowed
+    pooled = sum(seeds for _, seeds in known)                   # upper bound of Welch's, unless a std is borrowed
     freedom = min(pooled, variance**2 / spread) if spread else pooled
     return float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(variance)

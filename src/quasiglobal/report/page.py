@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: style, script and pictures are inside."""
+"""A report as one self-contained HTML file: style, script and figures are inline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quasiglobal.report.svg import figure, palette
 
 
 def page(document: Document) -> str:
-    """The whole file."""
+    """Render the whole HTML file."""
     files = resources.files("quasiglobal.report")
     style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     dark = f"@media (prefers-color-scheme: dark) {{\n{palette(lighter=True)}\n}}"
@@ -127,7 +127,7 @@ def _why(lines: tuple[str, ...]) -> str:
 
 
 def _unbroken(text: str) -> str:
-    """An equation and a number with its sign stay on one line."""
+    """Escape a text; keep equations, numbers with ± and ring sizes on one line."""
     return escape(text).replace(" = ", "\u00a0=\u00a0").replace(" ± ", "\u00a0±\u00a0").replace("ring ", "ring\u00a0")
 
 

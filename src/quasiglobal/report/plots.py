@@ -1,4 +1,4 @@
-"""How a figure looks and where it goes; what it shows is the caller's."""
+"""Style, shared drawing functions and files of figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology
 from quasiglobal.training.metrics import SCORE
 
-if TYPE_CHECKING:       # a second to import, which a command that draws nothing need not wait for
+if TYPE_CHECKING:       # importing matplotlib takes a second; commands that draw nothing skip it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
@@ -41,7 +41,7 @@ COLOURS = {
 """An algorithm has the same colour in every figure."""
 
 CYCLE = (BLUE, RED, GREEN, ORANGE, GREY, BLACK, "#7b52ab", "#00868b")
-"""For what has no colour of its own."""
+"""Colours for algorithms without one of their own."""
 
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -60,7 +60,7 @@ STYLE: Any = {
 
 
 def style() -> AbstractContextManager[None]:
-    """Our look for the figures made within it."""
+    """Context manager that applies our style to the figures made in it."""
     import matplotlib as mpl
 
     return mpl.rc_context(STYLE)
@@ -77,7 +77,7 @@ def panels(
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """The figure as PNG and SVG in the folder."""
+    """Save the figure as PNG and SVG in the folder."""
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     for path in paths:
         save_as(figure, path)
@@ -85,28 +85,28 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def save_as(figure: Figure, path: Path) -> None:
-    """The figure in the format that the file's name ends with; the same figure gives the same file."""
+    """Save the figure in the format of the file extension; equal figures give identical files."""
     check_format(path)
     with style(), replacing(path) as temporary:
         figure.savefig(temporary, metadata=DATES[path.suffix.lower()])
 
 
 def check_format(path: Path) -> None:
-    """Refuse a file whose name does not say which picture it is to be."""
+    """Raise `InputError` unless the file extension is a supported format."""
     if path.suffix.lower() not in DATES:
         raise InputError(f"cannot draw into {path}; end its name with .png, .svg or .pdf")
 
 
 DATES: dict[str, dict[str, None] | None] = {".png": None, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-"""The formats, and what keeps the date out of them."""
+"""Supported formats, and the metadata that keeps the date out of the file."""
 
 
 Records = Sequence[Mapping[str, Any]]
-"""What was measured in a run, an entry an epoch."""
+"""Metrics of a run, one record per epoch."""
 
 
 def draw_curves(curves: Mapping[str, Sequence[Records]], algorithms: Sequence[str]) -> Figure:
-    """Test accuracy and training loss over the epochs; each label has an algorithm and the records of several seeds."""
+    """Plot test accuracy and training loss over epochs; each label has the records of its seeds and an algorithm."""
     with style():
         figure, (left, right) = panels(1, 2, 4.6, 3.2)
         for (label, seeds), colour in zip(curves.items(), colours_of(algorithms), strict=True):
@@ -116,12 +116,12 @@ def draw_curves(curves: Mapping[str, Sequence[Records]], algorithms: Sequence[st
         left.set(xlabel="epoch", ylabel="test accuracy, %, mean of the nodes")
         right.set(xlabel="epoch", ylabel="training loss")
         log_scale(right)
-        left.legend(loc="lower right", title="band: from seed to seed" if several else None)
+        left.legend(loc="lower right", title="band: range over the seeds" if several else None)
     return figure
 
 
 def colours_of(algorithms: Sequence[str]) -> list[str]:
-    """A colour for each curve: its algorithm's own where no other has it, else one that is left.
+    """A colour for each curve: its algorithm's own if no other curve has it, else an unused one.
 
     >>> colours_of(["dsgd", "qg-dsgdm-n:mu=0.5"]) == [GREY, BLUE]
     True
@@ -145,9 +145,10 @@ def draw_curve(
     band: tuple[str, str] | None = None,
     line: str = "-",
 ) -> None:
-    """The mean of a measure over the seeds, within a band from the lowest of one measure to the highest of another.
+    """Plot the mean of a metric over the seeds, with a band.
 
-    Without a `band` it is the measure's own range.
+    The band reaches from the lowest value of the first metric in `band` to the highest value of the second.
+    By default it is the range of `measure`.
     """
     low, high = band or (measure, measure)
     epochs: dict[int, Records] = {}
@@ -157,26 +158,26 @@ def draw_curve(
                 epochs[record["epoch"]] = [*epochs.get(record["epoch"], []), record]
     at = sorted(epochs)
     mean = [factor * sum(r[measure] for r in epochs[e]) / len(epochs[e]) for e in at]
-    marker = "o" if len(at) == 1 else None                  # a line has two points or more
+    marker = "o" if len(at) == 1 else None                  # a line needs two points
     axes.plot(at, mean, color=colour, linewidth=1.4, linestyle=line, label=label, marker=marker, markersize=4)
     lowest, highest = ([factor * f(r[name] for r in epochs[e]) for e in at] for f, name in ((min, low), (max, high)))
     axes.fill_between(at, lowest, highest, color=colour, alpha=0.15, linewidth=0)
 
 
 def log_scale(axes: Axes) -> None:
-    """A logarithmic scale, where a curve has a positive point: that of a run that diverged at once has none."""
+    """Use a logarithmic y axis if a curve has a positive point; a run that diverges at once has none."""
     if any((np.asarray(line.get_ydata(), dtype=float) > 0).any() for line in axes.lines):
         axes.set_yscale("log")
 
 
 Grid = Mapping[str, Sequence[float]]
-"""The values of each name that was tuned."""
+"""Values of each tuned hyperparameter."""
 
 
 def draw_tuning(grid: Grid, scores: Mapping[tuple[float, ...], float], best: tuple[float, ...]) -> Figure:
-    """What each point of a grid reached, the best marked: a curve over one name, a heat map over two.
+    """Plot the score of each grid point and mark the best: a curve over one hyperparameter, a heat map over two.
 
-    Scores are shares of 1; minus infinity, of a run that diverged, is a cross.
+    Scores are fractions of 1; minus infinity, the score of a diverged run, is drawn as a cross.
     """
     with style():
         figure, (panel,) = panels(1, 1, 4.8, 3.4)
@@ -193,9 +194,9 @@ def draw_tuning(grid: Grid, scores: Mapping[tuple[float, ...], float], best: tup
 
 
 def check_drawable(path: Path, names: Collection[str]) -> None:
-    """Refuse what `draw_tuning` and `save_as` cannot do, before hours are spent on it."""
+    """Raise `InputError` if `draw_tuning` or `save_as` would fail; call before a long tuning."""
     if len(names) > 2:
-        raise InputError(f"a plot shows one or two names, not {', '.join(names)}; leave --plot out")
+        raise InputError(f"a plot shows one or two hyperparameters, not {', '.join(names)}; leave out --plot")
     check_format(path)
 
 
@@ -221,7 +222,7 @@ def _draw_scores(panel: Axes, grid: Grid, scores: Mapping[tuple[float, ...], flo
 def draw_heat_map(
     panel: Axes, values: NDArray[np.float64], rows: Sequence[float], columns: Sequence[float], colours: str
 ) -> AxesImage:
-    """Numbers in their cells; one that is infinite is a cross, and what is not a number is left empty."""
+    """Draw a heat map with its numbers; infinite values are crosses, NaN cells stay empty."""
     finite = values[np.isfinite(values)]
     ends = {"vmin": finite.min(), "vmax": finite.max()} if finite.size else {"vmin": 0.0, "vmax": 1.0}
     shown = np.where(np.isfinite(values), values, np.nan)
@@ -242,14 +243,14 @@ def draw_heat_map(
 
 
 def frame_cell(panel: Axes, row: int, column: int) -> None:
-    """A frame around a cell of a heat map."""
+    """Draw a frame around a cell of a heat map."""
     from matplotlib.patches import Rectangle
 
     panel.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=RED, linewidth=2, clip_on=False))
 
 
 def draw_partitions(counts: Mapping[str, NDArray[np.int64]]) -> Figure:
-    """The paper's dots: how many examples of each class each node has."""
+    """Dot plots of the number of examples by node and class, as in the paper."""
     with style():
         figure, axes = panels(1, len(counts), 4.2, 3.4)
         for panel, (title, table) in zip(axes, counts.items(), strict=True):
@@ -259,7 +260,7 @@ def draw_partitions(counts: Mapping[str, NDArray[np.int64]]) -> Figure:
 
 
 def draw_dots(panel: Axes, counts: NDArray[np.int64]) -> None:
-    """Examples by node and class; the more of either, the smaller the dots."""
+    """Draw examples by node and class as dots, which are smaller if there are many nodes or classes."""
     nodes, classes = np.nonzero(counts)
     largest = 160 * min(1.0, 16 / len(counts), 16 / counts.shape[1])
     sizes = largest * counts[nodes, classes] / counts.max()
@@ -269,7 +270,7 @@ def draw_dots(panel: Axes, counts: NDArray[np.int64]) -> None:
 
 
 def draw_topology(topology: Topology, axes: Axes) -> None:
-    """The graph over a period, arrows where it is directed."""
+    """Draw the graph over one period, with arrows if it is directed."""
     graph: nx.Graph[int] = nx.Graph() if topology.is_symmetric else nx.DiGraph()
     graph.add_nodes_from(range(topology.n))
     graph.add_edges_from(topology.edges)

@@ -1,4 +1,4 @@
-"""Curves as a small inline SVG that takes its colours from the page, in light and in dark."""
+"""Curves as a small inline SVG with colours from the page's CSS, in light and dark mode."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from quasiglobal.report.plots import COLOURS, CYCLE
 WIDTH, HEIGHT = 400, 240
 LEFT, RIGHT, TOP, BOTTOM = 40, 10, 10, 34
 SHADES = tuple(dict.fromkeys([*CYCLE, *COLOURS.values()]))
-"""The page has a class for each, `shade-0` and on, so that dark mode can change them."""
+"""Line colours; each has a CSS class (`shade-0`, `shade-1`, …), so that dark mode can change it."""
 
 
 def figure(plot: Plot) -> str:
-    """A plot as an HTML figure, with its legend and a description for who does not see it."""
+    """Render a plot as an HTML figure with a legend and a text alternative for screen readers."""
     shades = _shades(plot.lines)
     across = _scale([x for line in plot.lines for x, _ in line.points], LEFT, WIDTH - RIGHT, plot.logarithmic)
     heights = [y for line in plot.lines for _, y in line.points]
@@ -48,7 +48,7 @@ def figure(plot: Plot) -> str:
 
 
 def palette(lighter: bool = False) -> str:
-    """The style of every shade; the lighter ones are for a dark page."""
+    """CSS of every shade; `lighter` is for dark mode."""
     return "\n".join(f".shade-{k} {{ --shade: {_lighter(c) if lighter else c}; }}" for k, c in enumerate(SHADES))
 
 
@@ -56,9 +56,9 @@ Axis = Callable[[float], float]
 
 
 def _shades(lines: Sequence[Line]) -> list[str]:
-    """The classes of each line: an algorithm's own colour for the line of its name, or else for its first line.
+    """CSS classes of each line: an algorithm's own colour for the line of its name, or else for its first line.
 
-    Others have what is left; once all colours are taken they come again with other dashes.
+    Other lines use the remaining colours; once all are used, the colours repeat with other dashes.
     """
     first = {line.algorithm: k for k, line in reversed(list(enumerate(lines))) if line.algorithm in COLOURS}
     first |= {line.algorithm: k for k, line in enumerate(lines) if line.label.lower() == line.algorithm in COLOURS}
@@ -92,7 +92,7 @@ def _scale(values: Sequence[float], start: float, end: float, logarithmic: bool)
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
-    """Some four or five round numbers between two.
+    """About four or five round numbers between two, for axis ticks.
 
     >>> _round_numbers(12.5, 83.1)
     [20, 40, 60, 80]

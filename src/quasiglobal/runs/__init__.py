@@ -1,1 +1,1 @@
-"""Runs on disk and what drives them."""
+"""Run folders, and the drivers that train, tune and export runs."""

@@ -1,6 +1,6 @@
-"""What owners who share no data have to agree on: it is in the experiment, and its hash is part of every admission.
+"""Settings that data owners must agree on: they are in the experiment, and admission compares its hash.
 
-Nobody tells how many examples it has, nor which. Nothing but parameters leaves a node.
+No owner reveals the number or content of its examples. Only parameters leave a node.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
 AGREED = ("classes", "shape", "steps")
-"""Fields that an experiment needs where every node brings its own data."""
+"""Required fields if every node brings its own data."""
 
 AGREED_OF_IMAGES = ("mean", "std")
-"""Further fields where the data are not texts."""
+"""Further required fields if the data are not texts."""
 
 
 def agreement(experiment: Experiment) -> Experiment:
-    """The experiment as all nodes run it, whatever each of them calls its data."""
+    """The experiment as all nodes run it, independent of the names of their data."""
     text = experiment.reads_texts
     needed = AGREED if text else AGREED + AGREED_OF_IMAGES
     missing = [name for name in needed if not getattr(experiment, name)]
     if missing:
         raise InputError(
-            f"nodes with their own data have to agree on {', '.join(missing)}; add it to the experiment "
-            f"(`qg data {'csv' if text else 'folder'}:PATH` shows what yours has)"
+            f"nodes with their own data have to agree on {', '.join(missing)}; add this to the experiment "
+            f"(`qg data {'csv' if text else 'folder'}:PATH` shows the values of your data)"
         )
     refuse_faults(experiment)
     return replace(experiment, data="own", partition="whole")
@@ -41,7 +41,7 @@ def own_task(experiment: Experiment, data: str) -> Task:
 
 
 def check_node(experiment: Experiment, node: int) -> int:
-    """The number of nodes, if `node` is one of them."""
+    """Return the number of nodes; raise InputError if `node` is out of range."""
     n = count_nodes(experiment.topology)
     if not 0 <= node < n:
         raise InputError(f"node must be from 0 to {n - 1} on {experiment.topology}, got {node}")
@@ -49,8 +49,8 @@ def check_node(experiment: Experiment, node: int) -> int:
 
 
 def refuse_faults(experiment: Experiment) -> None:
-    """Refuse simulated faults: between processes they are real ones."""
+    """Reject simulated faults: between processes, faults are real."""
     if experiment.drop or experiment.churn:
         raise InputError(
-            "drop and churn are simulated, but processes lose what they lose; use --engine simulator or leave both at 0"
+            "drop and churn work only in the simulator; use --engine simulator or leave both at 0"
         )

@@ -1,4 +1,4 @@
-"""Process 0 puts together what all processes of a distributed run leave in its folder."""
+"""Process 0 combines the parts that all processes of a distributed run write into its folder."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from quasiglobal.training.program import Program
 
 
 class Assembly(Callback):
-    """Tests the averaged model of each tested epoch, once every process has left its models; and ends the runs.
+    """Tests the averaged model of each tested epoch once all processes have written their models; finishes the runs.
 
-    All of it goes through files: no process waits for another, and none sends a further message.
+    It uses only files: during training no process waits for it, and it sends no messages.
     """
 
     def __init__(
         self, runs: Sequence[RunFolder], parts: Sequence[Sequence[Part]], board: TensorBoard | None, patience: float
     ) -> None:
-        """`parts` has those of all processes, for each run; at the end they may take `patience` seconds to come."""
+        """`parts` has the parts of all processes for each run; `wait` takes at most `patience` seconds."""
         self.runs, self.parts, self.board, self.patience = runs, parts, board, patience
         self._pending: list[int] = []
         self._shown = [0] * len(runs)
@@ -40,17 +40,17 @@ class Assembly(Callback):
             self._show()
 
     def wait(self) -> None:
-        """Wait for all processes to end, as long as the patience lasts."""
+        """Wait until all processes have ended, at most `patience` seconds."""
         deadline = time.monotonic() + self.patience
         while self._missing() and time.monotonic() < deadline:
             time.sleep(0.05)
 
     def finish(self, program: Program) -> None:
-        """Write the runs as the simulator would have, once all processes have ended."""
+        """Write the runs in the simulator's format; raise InputError if a process has not ended."""
         missing = self._missing()
         if missing:
             folders = ", ".join(str(part.folder) for part in missing)
-            raise InputError(f"there is no end of {folders}; run the same command again to go on")
+            raise InputError(f"{folders} did not finish; run the same command again to resume")
         self._test_averages(program)
         self._pending = []
         for k, (run, parts) in enumerate(zip(self.runs, self.parts, strict=True)):
@@ -66,7 +66,7 @@ class Assembly(Callback):
             self._show()
 
     def _test_averages(self, program: Program) -> None:
-        """Test the pending epochs that every process has left its models of."""
+        """Test the pending epochs for which all processes have written their models."""
         for epoch in list(self._pending):
             for parts in self.parts:
                 if not all(part.has_tested(epoch) for part in parts):
@@ -82,7 +82,7 @@ class Assembly(Callback):
                 self._pending = [later for later in self._pending if later > epoch]
 
     def _show(self) -> None:
-        """Write to TensorBoard the epochs that every process has passed and whose averages are tested."""
+        """Write to TensorBoard the epochs that all processes have completed and whose averages are tested."""
         assert self.board is not None
         end = min(self._pending, default=math.inf)
         for k, (run, parts) in enumerate(zip(self.runs, self.parts, strict=True)):

@@ -1,4 +1,4 @@
-"""From an experiment's texts to its data, its model and its task."""
+"""Build the data, the model and the task that an experiment names."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def make_task(experiment: Experiment, data: Dataset) -> Task:
 def data_of(
     experiment: Experiment, data_dir: Path | None, name: str | None = None, testing: bool = False
 ) -> Dataset:
-    """The experiment's data, or other data in its terms; texts as its model's tokenizer reads them.
+    """Load the experiment's data, or the data set `name` with the experiment's classes, shape, mean and std.
 
-    `testing` is for a model that is trained already: all rows of a file of texts are then tested, in their order.
+    Texts are tokenised for the experiment's model. `testing` is for a trained model: all rows of a text file are then
+    test examples, in file order.
     """
     name = name or experiment.data
     if is_text(name):
@@ -42,11 +43,11 @@ def data_of(
 
 
 def as_tokens(experiment: Experiment, texts: Corpus, cache: Path | None) -> Dataset:
-    """Texts as the experiment's model reads them, `shape` tokens of each."""
+    """Tokenise texts for the experiment's model, `shape` tokens per text."""
     if not experiment.reads_texts:
         raise InputError(f"{texts.name} is text, which {experiment.model} does not read; use --model hf:FOLDER")
     if len(experiment.shape) > 1:
-        raise InputError(f"of a text, shape is its length in tokens, one number, got {list(experiment.shape)}")
+        raise InputError(f"for texts, shape must be one number, the length in tokens; got {list(experiment.shape)}")
     (length,) = experiment.shape or (LENGTH,)
     data = tokenised(texts, tokenizer_of(experiment.model), length, cache)
     check_vocabulary(data, vocabulary_of(experiment.model), experiment.model)
@@ -54,7 +55,7 @@ def as_tokens(experiment: Experiment, texts: Corpus, cache: Path | None) -> Data
 
 
 def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: int | None = None) -> nn.Module:
-    """A new model for inputs of this shape; `pad` is the id that fills texts up."""
+    """A new model for inputs of this shape; `pad` is the id of the padding token."""
     if experiment.reads_texts:
         if len(shape) != 1:
             raise InputError(f"{experiment.model} reads texts, not examples of shape {list(shape)}; use other --data")

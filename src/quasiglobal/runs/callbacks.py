@@ -1,4 +1,4 @@
-"""Callbacks that leave a run on disk."""
+"""Callbacks that write a run to disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quasiglobal.training.program import Program
 
 
 class WriteRecords(Callback):
-    """Writes the record of every epoch, and the summary of a run that has ended."""
+    """Writes the record of every epoch, and the summary when a run ends."""
 
     def __init__(self, runs: Sequence[RunFolder]) -> None:
         self.runs = runs
@@ -34,7 +34,7 @@ class WriteRecords(Callback):
 
 
 class SaveCheckpoints(Callback):
-    """Saves the runs after an epoch when their last checkpoint is `seconds` old, and when the loop ends."""
+    """Saves the runs after an epoch if their last checkpoint is `seconds` old, and at the last epoch."""
 
     def __init__(self, runs: Sequence[RunFolder], seconds: float) -> None:
         self.runs, self.seconds = runs, seconds
@@ -48,7 +48,7 @@ class SaveCheckpoints(Callback):
 
 
 class Watch(Callback):
-    """Tells a watcher about every epoch."""
+    """Calls a watcher after every epoch."""
 
     def __init__(self, runs: Sequence[RunFolder], watch: Watcher) -> None:
         self.runs, self.watch = runs, watch
@@ -58,7 +58,7 @@ class Watch(Callback):
 
 
 class WriteTensorBoard(Callback):
-    """Writes the record of every epoch for TensorBoard too."""
+    """Writes the record of every epoch to TensorBoard."""
 
     def __init__(self, runs: Sequence[RunFolder], board: TensorBoard) -> None:
         self.runs, self.board = runs, board
@@ -69,7 +69,7 @@ class WriteTensorBoard(Callback):
 
 
 def facts(program: Program, run: int) -> dict[str, Any]:
-    """What the summary of a run says besides its scores."""
+    """Entries of a run's summary besides its scores."""
     return {
         "parameters": program.layout.size,
         "partition": fingerprint(program.partitions[run]),

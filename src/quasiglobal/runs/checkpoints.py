@@ -1,4 +1,4 @@
-"""A run's rows on disk: written whole or not at all, verified when read, the last two kept."""
+"""Checkpoints of a run's rows: atomic writes, checksums verified on reading, the last two kept."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch import Tensor
 from quasiglobal.common.files import read_json, write_json, write_tensors
 
 KEEP = 2
-"""How many checkpoints a run keeps: the newest, and one to fall back on."""
+"""Number of checkpoints to keep: the newest, and a fallback."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run was when it was saved."""
+    """Progress of a run when it was saved."""
 
     epochs: int
-    """Epochs done."""
+    """Number of completed epochs."""
     metrics: int
-    """Bytes of metrics.jsonl written by then."""
+    """Size of metrics.jsonl at that time, in bytes."""
     topology: str = ""
-    """The fingerprint of the topology, where a file or Python code defines it."""
+    """Fingerprint of the topology, if a file or Python code defines it."""
 
 
 def save(folder: Path, rows: dict[str, Tensor], progress: Progress) -> None:
@@ -39,28 +39,28 @@ def save(folder: Path, rows: dict[str, Tensor], progress: Progress) -> None:
     for old in _notes(folder)[:-KEEP]:
         old.unlink()
         old.with_suffix(".safetensors").unlink(missing_ok=True)
-    for unfinished in folder.glob(".*"):            # of a process that was killed while it wrote
+    for unfinished in folder.glob(".*"):            # left by a process killed while writing
         unfinished.unlink(missing_ok=True)
 
 
 def newest(folder: Path) -> tuple[dict[str, Tensor], Progress] | None:
-    """The newest checkpoint that is whole; a damaged one is named and skipped."""
+    """The newest undamaged checkpoint; skip damaged ones with a warning."""
     for note in reversed(_notes(folder)):
         try:
             return _verified(note)
         except DAMAGE as error:
             data = note.with_suffix(".safetensors")
-            warnings.warn(f"checkpoint {data} is damaged ({error}); going back to the one before it", stacklevel=2)
+            warnings.warn(f"checkpoint {data} is damaged ({error}); using the previous one", stacklevel=2)
     return None
 
 
 def epochs(folder: Path) -> list[int]:
-    """The epochs after which there is a checkpoint."""
+    """Epochs with a checkpoint."""
     return [int(note.stem) for note in _notes(folder)]
 
 
 def at(folder: Path, epoch: int) -> dict[str, Tensor] | None:
-    """The rows after an epoch, if they are there and whole."""
+    """The rows after an epoch; None if missing or damaged."""
     try:
         rows, _ = _verified(folder / f"{epoch:06d}.json")
     except DAMAGE:
@@ -69,7 +69,7 @@ def at(folder: Path, epoch: int) -> dict[str, Tensor] | None:
 
 
 def topologies(folder: Path) -> set[str]:
-    """The fingerprints of the topologies that the checkpoints were made with, where they say."""
+    """Topology fingerprints recorded in the checkpoints."""
     found = set()
     for note in _notes(folder):
         try:
@@ -80,16 +80,16 @@ def topologies(folder: Path) -> set[str]:
 
 
 def _notes(folder: Path) -> list[Path]:
-    """The file that describes each checkpoint, oldest first."""
+    """The JSON file of each checkpoint, oldest first."""
     return sorted(note for note in folder.glob("*.json") if note.stem.isdigit())
 
 
 DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
-"""What reading a damaged checkpoint may raise."""
+"""Exceptions that reading a damaged checkpoint may raise."""
 
 
 def _verified(note: Path) -> tuple[dict[str, Tensor], Progress]:
-    """The checkpoint that a note describes, if its checksum is right."""
+    """Load the checkpoint of a note; raise ValueError if its checksum is wrong."""
     data = note.with_suffix(".safetensors")
     meta = json.loads(note.read_text())
     if meta.pop("sha256") != _checksum(data):

@@ -1,7 +1,7 @@
-"""Train over processes: those of one run (`qg train --engine distributed`), or one node of its own (`qg node`).
+"""Distributed training: the processes of one run (`qg train --engine distributed`), or a single node (`qg node`).
 
-Process p writes what it measures and saves into parts/p/ of the run's folder; when all are done, process 0 puts the
-parts together, and the run looks as if the simulator had made it. Either engine resumes from what the other saved.
+Process p writes its measures and checkpoints into parts/p/ of the run folder. When all processes are done, process 0
+combines the parts into the same files as the simulator's. Either engine resumes from the other's checkpoints.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment
 
 GRACE = 60.0
-"""Seconds, at least, that processes wait for each other at the start and at the end."""
+"""Minimum timeout in seconds for processes to wait for each other at the start and at the end."""
 
 
 def train(experiment: Experiment, options: Options, watch: Watcher = unwatched) -> list[Run]:
-    """This process's share of what is not finished of an experiment's seeds; all its runs."""
+    """Train this process's nodes in the unfinished runs of an experiment; return the runs of all seeds."""
     refuse_faults(experiment)
     patience = max(options.peer_timeout, GRACE)
     meeting, rank, size = join(patience)
@@ -50,7 +50,7 @@ def train(experiment: Experiment, options: Options, watch: Watcher = unwatched) 
 
 
 def _train_share(mine: Participant, came_back: bool, patience: float, watch: Watcher) -> None:
-    """Join the others, train to the end, and put the parts together in process 0."""
+    """Join the other processes, train to the end, and combine the parts in process 0."""
     seat, runs = mine.seat, mine.runs
     mine.engine.connect(patience=patience)
     if came_back or mine.engine.members.step_of_others:
@@ -64,14 +64,14 @@ def _train_share(mine: Participant, came_back: bool, patience: float, watch: Wat
     if not ended:
         mine.engine.close()
         raise KeyboardInterrupt
-    assembly.wait()                                         # a process that was away may still come back to this one
+    assembly.wait()                                         # a lost process may still reconnect to this one
     mine.engine.close()
     if seat.rank == 0:
         assembly.finish(mine.program)
 
 
 def _agreed_epoch(seat: Seat, epochs: set[int], timeout: float) -> int:
-    """The latest epoch that every process can resume all runs from."""
+    """The latest epoch from which all processes can resume all runs."""
     mine = json.dumps(sorted(epochs))
     theirs = all_gather(seat.store, "epochs", mine, seat.rank, len(seat.hosted), timeout)
     common: set[int] = set.intersection(*(set(json.loads(found)) for found in theirs))
@@ -79,7 +79,7 @@ def _agreed_epoch(seat: Seat, epochs: set[int], timeout: float) -> int:
 
 
 def _tidy(run: RunFolder, hosted: Sequence[tuple[int, ...]]) -> None:
-    """Forget when an earlier start was to save; if it had other processes, turn their parts into one checkpoint."""
+    """Delete the old save plan; if nodes have moved between processes, merge the old parts into one checkpoint."""
     plan_path(run.folder).unlink(missing_ok=True)
     if any(part.nodes != list(nodes) for part, nodes in zip(parts_of(run.folder), hosted, strict=False)):
         newest = run.newest()
@@ -97,7 +97,7 @@ def train_node(
     patience: float,
     watch: Watcher = unwatched,
 ) -> Run:
-    """Train one node on its own data, with the neighbours that come within `patience` seconds."""
+    """Train one node on its own data, with the neighbours that connect within `patience` seconds."""
     experiment = agreement(experiment)
     n = check_node(experiment, node)
     host, _, port = rendezvous.rpartition(":")

@@ -1,4 +1,4 @@
-"""What an experiment will take, before it is launched: `qg check`."""
+"""Cost estimate of an experiment before its launch: `qg check`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.program import Program
 
 FORWARD = 1 / 3
-"""What showing an example to a model costs, of what learning from it does."""
+"""Cost of a forward pass relative to a training step, per example."""
 
 
 @dataclass(frozen=True)
@@ -27,22 +27,22 @@ class Estimate:
     parameters: int
     steps: int
     sent_a_step: float
-    """By a node on average."""
+    """Bytes per step, mean over the nodes."""
     rows: int
-    """x, the algorithm's state, the gradient and the models' buffers."""
+    """Bytes of x, the algorithm's state, the gradient and the models' buffers."""
     data: int
-    """The examples, where the models are."""
+    """Bytes of the examples on the device."""
     peak: int
-    """Of the GPU's memory, measured in a few steps; 0 on a CPU."""
+    """Peak GPU memory, measured in a few steps; 0 on a CPU."""
     checkpoints: int
-    """The two that are kept of every run."""
+    """Bytes of the two checkpoints kept for every run."""
     step_seconds: float
     seconds: float
-    """Of all steps, with the tests; without compilation."""
+    """Time of all steps and tests, without compilation."""
 
 
 def estimate(program: Program, folder: Path, steps: int = 3) -> Estimate:
-    """Try a few steps, and warn of likely problems. The program cannot be used afterwards."""
+    """Run a few steps and warn of likely problems. The program cannot be used afterwards."""
     experiment, graph, state = program.experiment, program.engine.topology, program.state
     step_seconds = _seconds_a_step(program, steps)
     kept = [state.x, *program.bands.tensors(), *state.buffers.values()]
@@ -71,7 +71,7 @@ def estimate(program: Program, folder: Path, steps: int = 3) -> Estimate:
         )
     if isinstance(program.bands.bands[0].algorithm, Centralized) and experiment.partition != "iid" and graph.n > 1:
         warnings.warn(
-            f"{experiment.algorithm} is centralized: the paper's reference has --partition iid, "
+            f"{experiment.algorithm} is centralized: the paper's reference uses --partition iid, "
             f"not {experiment.partition}",
             stacklevel=2,
         )
@@ -85,16 +85,16 @@ def estimate(program: Program, folder: Path, steps: int = 3) -> Estimate:
 
 
 def images_per_second(experiment: Experiment, classes: int, shape: Sequence[int], device: torch.device) -> float:
-    """How fast the experiment's model learns here, from a few plain steps on noise: no data is needed.
+    """Training throughput of the experiment's model, measured in a few plain steps on noise; needs no data.
 
-    The engines are as fast or faster; this is for a first idea of what takes minutes and what takes weeks.
+    The engines are as fast or faster. Use this only to tell minutes from weeks.
     """
     model = model_of(experiment, classes, shape).to(device)
     batch = 256 if device.type == "cuda" else 8
     images = torch.randn(batch, *shape, device=device)
     bf16 = torch.autocast(device.type, torch.bfloat16, enabled=experiment.precision == "bf16" and device.type == "cuda")
-    took: list[float] = []                                          # the first warms up; of others the fastest counts,
-    while len(took) < 2 or (len(took) < 6 and sum(took) < 1):       # since what else runs here only slows them down
+    took: list[float] = []                                          # the first step warms up; of the others the fastest
+    while len(took) < 2 or (len(took) < 6 and sum(took) < 1):       # counts, since other load only slows them down
         began = time.perf_counter()
         with bf16:
             loss = model(images).float().square().mean()
@@ -105,7 +105,7 @@ def images_per_second(experiment: Experiment, classes: int, shape: Sequence[int]
 
 
 def _seconds_a_step(program: Program, steps: int) -> float:
-    """The time of the first steps of an epoch, once everything is compiled."""
+    """Time per step over the first steps of an epoch, after compilation."""
     steps = min(steps, program.feed.steps_per_epoch)
     for _ in range(2):
         program.begin_epoch()
@@ -117,5 +117,5 @@ def _seconds_a_step(program: Program, steps: int) -> float:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that there is."""
+    """The folder, or its nearest existing parent."""
     return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())

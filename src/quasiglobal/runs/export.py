@@ -1,4 +1,4 @@
-"""A trained model out of its run, as a plain state_dict, and back into use."""
+"""Export of a trained model as a plain state_dict, and its use after loading."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from quasiglobal.training.rows import state_dict_of
 
 @dataclass(frozen=True)
 class Exported:
-    """A model with the experiment that it is from, in whose classes, shape, mean and std it sees all data."""
+    """A trained model and its experiment, whose classes, shape, mean and std apply to all input data."""
 
     experiment: Experiment
     state: dict[str, Tensor]
     frozen: str = ""
-    """A hash of what was not trained, and so is not in the state; empty where that is nothing."""
+    """Hash of the frozen parameters, which are not in `state`; empty if there are none."""
 
     def module(self, data: Dataset) -> nn.Module:
-        """The model, ready to use on inputs like the data's."""
+        """The model in evaluation mode, for inputs like the data's."""
         module = model_of(self.experiment, len(data.classes), data.shape, data.pad)
         frozen = _frozen(module)
         if self.frozen and self.frozen != fingerprint(frozen):
-            raise InputError(f"{self.experiment.model} has other weights than in training; bring those back")
+            raise InputError(f"{self.experiment.model} has other weights than in training; restore the old weights")
         try:
             module.load_state_dict(frozen | self.state)
         except RuntimeError:
@@ -49,7 +49,7 @@ class Exported:
         return module.eval()
 
     def predict(self, data: Dataset, examples: Examples, batch: int = 500) -> Tensor:
-        """The class that the model gives each example."""
+        """The predicted class of each example."""
         module = self.module(data)
         inputs = inputs_of(data, examples, device=torch.device("cpu"))
         with torch.no_grad():
@@ -57,17 +57,17 @@ class Exported:
             return torch.cat([module(inputs.show(index)).argmax(dim=-1) for index in order])
 
     def classify(self, texts: Sequence[str]) -> list[str]:
-        """The name of the class that a model of texts gives each; none of them is kept in the cache."""
+        """The name of the predicted class of each text; the texts are not cached."""
         classes = self.experiment.classes
         if not classes:
-            raise InputError("the model does not say what its classes are called; export it again")
+            raise InputError("the model file has no class names; export the model again")
         rows = Rows(list(texts), torch.zeros(len(texts), dtype=torch.int64))
         data = as_tokens(self.experiment, to_test("the file", rows, classes), cache=None)
         return [classes[label] for label in self.predict(data, data.test).tolist()]
 
 
 def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
-    """A node's model, or the average of those that are here, from the run's newest checkpoint."""
+    """Export a node's model, or the average of the nodes in the run folder, from the newest checkpoint."""
     found = checkpoints.newest(run.folder / "checkpoint")
     if found is not None:
         rows, nodes = found[0], list(range(len(found[0]["x"])))
@@ -82,7 +82,7 @@ def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
     layout = Layout.of_experiment(module, experiment.bn)
     if layout.size != rows["x"].shape[1]:
         raise InputError(
-            f"{run.folder} was trained on other classes or shapes than {experiment.data} has now; bring its data back"
+            f"{run.folder} was trained on other classes or shapes than {experiment.data} has now; restore the old data"
         )
     frozen = _frozen(module)
     state = state_dict_of(rows, layout, None if node == "average" else nodes.index(int(node)))
@@ -90,7 +90,7 @@ def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
 
 
 def _in_its_terms(run: Run, data_dir: Path | None) -> Experiment:
-    """The experiment with all that its data told it; the data is asked only where the run does not know."""
+    """The experiment with classes, shape, mean and std filled in from the summary, or else from the data."""
     experiment, known = run.experiment, run.summary.terms if run.summary else None
     if known is None and not (experiment.classes and experiment.shape):
         known = data_of(experiment, data_dir).terms()
@@ -103,7 +103,7 @@ def _frozen(module: nn.Module) -> dict[str, Tensor]:
 
 
 def fingerprint(tensors: dict[str, Tensor]) -> str:
-    """A short hash of names and values."""
+    """Short hash of names and values."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode() + tensors[name].contiguous().cpu().numpy().tobytes())
@@ -111,13 +111,13 @@ def fingerprint(tensors: dict[str, Tensor]) -> str:
 
 
 def save(exported: Exported, path: Path) -> None:
-    """A plain safetensors state_dict; the experiment is in the file's metadata."""
+    """Write a plain safetensors state_dict, with the experiment in the file's metadata."""
     said = {"experiment": json.dumps(asdict(exported.experiment)), "frozen": exported.frozen}
     write_tensors(path, exported.state, said)
 
 
 def read(path: Path) -> Exported:
-    """An exported model."""
+    """Read an exported model."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -126,5 +126,5 @@ def read(path: Path) -> Exported:
     except (OSError, SafetensorError):
         raise InputError(f"cannot read a model from {path}; write one with `qg export RUN --out {path}`") from None
     except (KeyError, ValueError):
-        raise InputError(f"{path} was not written by `qg export`: it does not say which model it is") from None
+        raise InputError(f"{path} was not written by `qg export`: its metadata names no model") from None
     return Exported(experiment, state, metadata.get("frozen", ""))

@@ -1,4 +1,4 @@
-"""Which runs train together as rows of one program."""
+"""Groups of runs that train together as rows of one program."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from quasiglobal.training.task import Task
 def programs(
     saved: Mapping[RunFolder, Saved], task_of: Callable[[Experiment], Task], device: torch.device
 ) -> Iterator[tuple[Task, list[RunFolder]]]:
-    """The runs in groups that can be rows of one program and fit the memory, each with its task.
+    """Yield groups of runs that can be rows of one program and fit the memory, each with its task.
 
-    Once a group is trained, its memory is released.
+    The memory of a group is released before the next group.
     """
     for alike in _alike(saved):
         task = task_of(alike[0].experiment)
@@ -31,7 +31,7 @@ def programs(
 
 
 def _alike(saved: Mapping[RunFolder, Saved]) -> list[list[RunFolder]]:
-    """Runs that have enough in common and are after the same epoch; those that step alike are next to each other."""
+    """Group runs by program key and completed epochs; sort each group by algorithm and topology."""
     groups: dict[tuple[int, str], list[RunFolder]] = {}
     for run, found in saved.items():
         key = (found[1].epochs if found else 0, program_key(run.experiment))
@@ -44,7 +44,7 @@ def _by_step(run: RunFolder) -> tuple[str, str]:
 
 
 def _of_equal_epochs(runs: Sequence[RunFolder], task: Task) -> list[list[RunFolder]]:
-    """Runs whose epochs have the same steps; those of one kind of partition have, whatever their α and seed."""
+    """Group runs with the same batch sizes per epoch; these depend on the kind of partition, not on α or seed."""
     if len({run.experiment.partition for run in runs}) == 1:
         return [list(runs)]
     sizes: dict[str, tuple[int, ...]] = {}

@@ -21,13 +21,13 @@ from quasiglobal.training.task import Task
 
 @dataclass(frozen=True)
 class TrainedInMemory:
-    """What `qg.train` returns: the records of every epoch, and the models."""
+    """Result of `qg.train`: the record of every epoch, and the models."""
 
     program: Program
     records: list[Record]
 
     def model(self, node: int | None = None) -> nn.Module:
-        """A copy of the module with a node's parameters and buffers, or with the average of all nodes'."""
+        """A copy of the module with the parameters and buffers of a node, or with the average over all nodes."""
         module = copy.deepcopy(self.program.model.module).cpu()
         module.load_state_dict(state_dict_of(self.program.rows_of(0), self.program.layout, node), strict=False)
         return module.eval()
@@ -47,8 +47,8 @@ def train(
     Args:
         task: the model, its loss and its data.
         algorithm: a name with options, as `qg algorithms` lists them.
-        topology: a name, as `qg topology` takes it.
-        epochs: passes of each node through its own data.
+        topology: a name, as accepted by `qg topology`.
+        epochs: number of epochs; each node passes through its own data.
         device: auto, cpu or cuda.
         watch: called with each epoch's record.
         settings: further fields of `Experiment`: alpha, lr, batch, partition, seed, …. The learning rate is constant

@@ -1,4 +1,4 @@
-"""Start the processes of a distributed run on this machine, and start those again that are killed."""
+"""Start the processes of a distributed run on this machine, and restart killed processes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from quasiglobal.engines.distributed.rendezvous import serve
 
 RESTARTS = 3
-"""How often a killed process is started again, over all processes."""
+"""Maximum number of restarts, over all processes."""
 
 
 def launch(words: Sequence[str], processes: int) -> int:
-    """Run `qg` with these words in so many processes here; the exit status of the first that fails."""
+    """Run `qg` with the arguments `words` in local processes; return the exit status of the first failure, or 0."""
     server = serve("127.0.0.1", 0)
     shared = {
         "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
@@ -37,7 +37,7 @@ def launch(words: Sequence[str], processes: int) -> int:
                 code = process.poll()
                 if code is None:
                     continue
-                if code < 0 and restarts and len(running) > 1:  # killed: the others go on, and it rejoins them
+                if code < 0 and restarts and len(running) > 1:  # killed: the others continue, and it rejoins
                     restarts -= 1
                     print(f"qg: process {rank} was killed (signal {-code}); starting it again", file=sys.stderr)
                     running[rank] = start(rank)
@@ -45,7 +45,7 @@ def launch(words: Sequence[str], processes: int) -> int:
                 del running[rank]
                 failed = failed or code
             time.sleep(0.05)
-    except KeyboardInterrupt:                                   # all processes of a terminal get it
+    except KeyboardInterrupt:                                   # all processes of the terminal receive it
         failed = 130
         for process in running.values():
             process.wait()

@@ -25,10 +25,10 @@ def train(
     watch: Watcher = unwatched,
     task: Task | None = None,
 ) -> list[Run]:
-    """Run what is not finished of the experiments' seeds, and return all their runs.
+    """Train the unfinished runs of all experiments and seeds; return all runs.
 
-    Those that can be are rows of one program, as many at a time as fit the memory: they may differ in the seed, the
-    partition, the learning rate and its schedule, the algorithm and the topology (of as many nodes).
+    Compatible runs train together as rows of one program, if they fit the memory. They may differ in the seed, the
+    partition, the learning rate and its schedule, the algorithm and the topology (with the same number of nodes).
     """
     experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
     folders = [folder for one in experiments for folder in folders_of(one, options)]
@@ -40,7 +40,7 @@ def train(
         if run.summary is None:
             unfinished.append(folder)
         elif not run.begun:
-            folder.describe()                               # without it nobody finds the run
+            folder.describe()                               # else `find_runs` does not see it
     board = TensorBoard() if options.tensorboard else None
     device = choose_device(options.device)
     saved = {folder: folder.newest() for folder in unfinished}
@@ -48,7 +48,7 @@ def train(
     def task_of(one: Experiment) -> Task:
         return task or make_task(one, data_of(one, options.data_dir))
 
-    before, model = None, None                              # a model brings its compiled programs along
+    before, model = None, None                              # a model keeps its compiled programs
     for chosen, group in programs(saved, task_of, device):
         model = model if chosen is before else None
         program = Program(
@@ -56,14 +56,14 @@ def train(
         )
         _train_together(program, {run: saved.pop(run) for run in group}, options, watch, board)
         before, model = chosen, program.model
-        del program                                         # for its memory to be released
+        del program                                         # so that its memory can be released
     if board:
         board.close()
     return [folder.read() for folder in folders]
 
 
 def prepare(experiment: Experiment, options: Options) -> Program:
-    """An experiment's program at its start, as `train` would begin it."""
+    """The initial program of an experiment, as in `train`."""
     task = make_task(experiment, data_of(experiment, options.data_dir))
     experiments = [folder.experiment for folder in folders_of(experiment, options)]
     return Program(task, experiments, choose_device(options.device), recomputing=options.recompute)
@@ -72,7 +72,7 @@ def prepare(experiment: Experiment, options: Options) -> Program:
 def _train_together(
     program: Program, saved: dict[RunFolder, Saved], options: Options, watch: Watcher, board: TensorBoard | None
 ) -> None:
-    """Train runs that are after the same epoch as rows of one program."""
+    """Train runs with the same number of completed epochs as rows of one program."""
     runs = list(saved)
     with ExitStack() as locks, patient_interrupts() as noted:
         for run in runs:
@@ -86,5 +86,5 @@ def _train_together(
             WriteRecords(runs), *boards, Watch(runs, watch), Interrupts(noted),
             SaveCheckpoints(runs, options.checkpoint_seconds),
         ]).run()
-    if noted:                                               # in the last epoch, too: nothing else begins
+    if noted:                                               # also in the last epoch: start nothing else
         raise KeyboardInterrupt

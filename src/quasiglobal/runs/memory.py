@@ -1,4 +1,4 @@
-"""Memory: how many runs fit as rows of one program."""
+"""Memory: the number of runs that fit as rows of one program."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
 USABLE = 0.75
-"""The share of the free memory to use; data, tests and what allocators leave unused take the rest."""
+"""Fraction of the free memory to use; the rest is for data, tests and fragmentation."""
 
 COPIES = 17
-"""Tensors of all parameters that a step makes besides x and the algorithm's state, the parts of gradients included.
+"""Parameter-sized temporary tensors of a step, besides x and the algorithm's state; includes parts of gradients.
 
-Measured on an H200 for two runs of 16 MiniLM-L6 with `qg-dadam`, whose step is captured; 11 with `dadam`.
+Measured on an H200 for two runs of 16 MiniLM-L6 with `qg-dadam` and captured steps; 11 with `dadam`.
 """
 
 
 def runs_that_fit(task: Task, experiments: Sequence[Experiment], device: torch.device) -> int:
-    """How many runs like the largest of these fit the free memory of the device, at least one."""
-    if len(experiments) == 1:                               # nothing to decide
+    """Number of runs, each as large as the largest, that fit the free memory of the device; at least 1."""
+    if len(experiments) == 1:
         return 1
     largest = max(experiments, key=lambda one: _state(one.algorithm))
     return max(1, int(USABLE * free_bytes(device) // bytes_of_run(task, largest)))
 
 
 def bytes_of_run(task: Task, experiment: Experiment) -> int:
-    """The memory of one run's step, counted: models, the algorithm's state, and activations kept for the backward pass.
+    """Bytes of one run's step: models, the algorithm's state, and activations kept for the backward pass.
 
-    Activations are measured on two examples. Kernels that keep fewer make the result an upper bound.
+    Activations are measured on two examples. The result is an upper bound, since some kernels keep fewer activations.
     """
     dtype = PRECISIONS[experiment.precision]
     module = task.module(0).to(dtype).train()
@@ -58,14 +58,14 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
 
 
 def release(device: torch.device) -> None:
-    """Return a GPU's memory that a finished training held: captured graphs are part of a reference cycle."""
+    """Free the GPU memory of a finished training; collect garbage first, since captured graphs are in a cycle."""
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
 
 
 def free_bytes(device: torch.device) -> int:
-    """The memory that is free now."""
+    """Free memory now, in bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -81,5 +81,5 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _state(name: str) -> int:
-    """How many tensors like x an algorithm keeps."""
+    """Number of state tensors of an algorithm."""
     return len(algorithm(name).init(torch.zeros(1, 1)))

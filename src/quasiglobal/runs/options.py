@@ -1,4 +1,4 @@
-"""Where and how to run: nothing here changes the result."""
+"""Execution options: none of them changes the result."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from quasiglobal.errors import InputError
 
 @dataclass(frozen=True)
 class Options:
-    """Where and how to run."""
+    """Execution options. The string under a field is its `--help` text."""
 
     seeds: int = 1
-    """Number of seeds, from the experiment's own on; they are rows of one program."""
+    """Number of seeds, counting up from `seed`; trained as rows of one program."""
     runs: Path = Path("runs")
-    """The folder of all runs."""
+    """Folder for all runs."""
     data_dir: Path | None = None
-    """The folder of the data sets; by default $QG_DATA or ./data."""
+    """Folder of the data sets; by default $QG_DATA or ./data."""
     device: str = "auto"
-    """auto, cpu or cuda."""
+    """Device: auto, cpu or cuda."""
     checkpoint_seconds: float = 60.0
-    """Save at the end of an epoch when the last checkpoint is this old; 0: after every epoch."""
+    """Minimum seconds between checkpoints, written at the end of an epoch; 0: every epoch."""
     tensorboard: bool = False
-    """Write the metrics for TensorBoard too, into each run's folder."""
+    """Also write the metrics for TensorBoard, into each run folder."""
     engine: Literal["simulator", "distributed"] = "simulator"
-    """All nodes in this process, or spread over processes: those that torchrun started, or `--processes`."""
+    """simulator: all nodes in this process; distributed: processes started by torchrun or `--processes`."""
     processes: int | None = None
-    """With --engine distributed and without torchrun: number of processes to start here."""
+    """Number of local processes to start, for --engine distributed without torchrun."""
     peer_timeout: float = 60.0
-    """Seconds after which a process goes on without a neighbour that does not answer."""
+    """Timeout in seconds after which training continues without a silent neighbour."""
     host: str = "127.0.0.1"
-    """The address at which other processes reach this machine."""
+    """Address of this machine for other processes."""
     log: Literal["plain", "json"] = "plain"
-    """Log lines: sentences, or a JSON object a line."""
+    """Log format: plain text, or one JSON object per line."""
     recompute: bool = False
-    """For hf: models: keep only the layers' inputs and recompute the rest for the gradient. Less memory, slower."""
+    """Activation checkpointing for hf: models: store only layer inputs. Less memory, slower."""
     on: Literal["here", "ray"] = "here"
-    """This machine, or the Ray cluster it belongs to, one GPU or CPU a cell; --runs is then a folder all share."""
+    """here: this machine; ray: its Ray cluster, one GPU or CPU per cell, with --runs on a shared folder."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -53,12 +53,12 @@ class Options:
 
 
 def choose_device(name: str) -> torch.device:
-    """auto, cpu or cuda, where there is one; processes of one machine use its GPUs in turn."""
+    """The device for auto, cpu or cuda; processes on one machine are assigned to its GPUs round-robin."""
     if name not in ("auto", "cpu", "cuda"):
         raise InputError(f"device must be auto, cpu or cuda, got {name!r}")
     there = torch.cuda.is_available()
     if name == "cuda" and not there:
-        raise InputError("there is no CUDA device here; use --device cpu")
+        raise InputError("no CUDA device found; use --device cpu")
     if name == "cpu" or not there:
         return torch.device("cpu")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

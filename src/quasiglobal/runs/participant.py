@@ -1,4 +1,4 @@
-"""One process's share of a distributed run: its program, its parts on disk, and how it joins the others."""
+"""One process of a distributed run: its program, its parts on disk, and joining the other processes."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task
 
 PATIENCE = 5
-"""Epochs that a returning node's own model may be behind; an older one is replaced by its neighbours' mean."""
+"""Maximum age in epochs of a returning node's model; an older model is replaced by the neighbours' mean."""
 
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of this process among all of a run."""
+    """Rank and hosted nodes of this process in a run."""
 
     store: Meeting
-    """Where the processes meet."""
+    """Key-value store for the rendezvous."""
     rank: int
     hosted: Sequence[tuple[int, ...]]
     """The nodes of every process."""
     experiment: str
-    """Its hash: only processes of one experiment are admitted."""
+    """Hash of the experiment; only processes with the same hash are admitted."""
 
     def parts(self, run: RunFolder, mine: bool = False) -> list[Part]:
-        """The parts of all processes in a run's folder, or this process's alone."""
+        """The parts of all processes in a run folder, or only this process's if `mine`."""
         ranks = [self.rank] if mine else range(len(self.hosted))
         topology = external_fingerprint(run.experiment)
         return [Part(run.folder, rank, self.hosted[rank], topology) for rank in ranks]
 
 
 class Participant:
-    """Trains the nodes of one process, of several runs as rows of one program."""
+    """Trains the nodes of one process, with several runs as rows of one program."""
 
     def __init__(self, task: Task, runs: Sequence[RunFolder], seat: Seat, options: Options) -> None:
         self.runs, self.seat, self.options = runs, seat, options
         self.parts = [part for run in runs for part in seat.parts(run, mine=True)]
         self.saved = set.intersection(*(part.epochs() for part in self.parts))
-        """The epochs that this process can resume all runs from."""
+        """Epochs from which this process can resume all runs."""
         engine = partial(
             Distributed, store=seat.store, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
             host=options.host, experiment=seat.experiment,
@@ -64,12 +64,12 @@ class Participant:
         self.program.warm_up()
 
     def resume(self, epoch: int) -> None:
-        """Go on from what was saved after an epoch."""
+        """Resume from the checkpoint of an epoch; 0: start from the initial models."""
         if epoch:
             self.program.restore([part.load(epoch) for part in self.parts], epoch)
 
     def rejoin(self) -> None:
-        """Go on with the others from their next epoch: with the models saved here, or with the neighbours' mean."""
+        """Rejoin the others at their next epoch, with the models saved here or with the neighbours' mean."""
         saved, program = max(self.saved), self.program
         theirs = math.ceil(self.engine.members.step_of_others / program.feed.steps_per_epoch)
         epoch = max(saved, min(theirs, program.experiment.epochs))
@@ -81,9 +81,9 @@ class Participant:
         program.state.epochs = epoch
 
     def train(self, watch: Watcher, *further: Callback, shared: bool) -> bool:
-        """Train to the end, with the others; false if Ctrl-C stopped it before.
+        """Train to the end with the other processes; return False if Ctrl-C stopped it before.
 
-        `shared`: whether all processes share the run's folder, so that they save and stop after the same epoch.
+        `shared`: whether all processes share the run folder, so that they save and stop after the same epoch.
         """
         for run in self.runs:
             run.describe()
@@ -102,13 +102,13 @@ class Participant:
         return not noted or self.program.finished
 
     def finish_alone(self) -> None:
-        """Write the runs from this process's parts: of a node with its own data nobody else's are there."""
+        """Write the runs from this process's parts alone: a node with its own data has no access to other parts."""
         for k, (run, part) in enumerate(zip(self.runs, self.parts, strict=True)):
             run.take_over(records_of([part]))
             run.finish(part.read_status() or "finished", facts(self.program, k))
 
     def board(self) -> tuple[TensorBoard, WriteTensorBoard] | None:
-        """TensorBoard for the records of the nodes here, where it is asked for."""
+        """TensorBoard and its callback for the nodes here; None unless requested."""
         if not self.options.tensorboard:
             return None
         board = TensorBoard()
@@ -116,14 +116,14 @@ class Participant:
 
 
 class WriteParts(Callback):
-    """Writes the measures of every epoch, and the end of a run; a run that diverges ends all of this process's."""
+    """Writes the measures of every epoch and the final status; if one run diverges, all runs of this process stop."""
 
     def __init__(self, parts: Sequence[Part], engine: Distributed, leave_tested: bool) -> None:
         self.parts, self.engine, self.leave_tested = parts, engine, leave_tested
         self._diverged: set[int] = set()
 
     def on_epoch(self, loop: Loop) -> None:
-        if self.leave_tested and loop.tested:               # before the measures: who reads them finds the models
+        if self.leave_tested and loop.tested:               # before the measures, so that readers find the models
             for k, part in enumerate(self.parts):
                 part.leave_tested(loop.program.rows_of(k), loop.epoch)
         now = {"lost": self.engine.lost, "edges": self.engine.accounts(), "written": time.time()}
@@ -140,13 +140,13 @@ class WriteParts(Callback):
 
 
 class SaveParts(Callback):
-    """Saves the rows of the nodes here when it is time to."""
+    """Saves the rows of the nodes here when `saving` decides so."""
 
     def __init__(self, parts: Sequence[Part], saving: Saving) -> None:
         self.parts, self.saving = parts, saving
 
     def on_start(self, loop: Loop) -> None:
-        if loop.program.finished:                           # resumed after the last epoch, before it was put together
+        if loop.program.finished:                           # resumed after the last epoch, before the assembly
             self._save(loop)
 
     def on_epoch(self, loop: Loop) -> None:

@@ -1,4 +1,4 @@
-"""What each process of a distributed run leaves in the run's folder: parts/0/, parts/1/, …"""
+"""Files of each process of a distributed run, in the run folder: parts/0/, parts/1/, …"""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from quasiglobal.training.metrics import Measures, Record, combined
 from quasiglobal.training.rows import models_of
 
 UNREAD = 8
-"""Models of tested epochs that a part keeps for process 0; the oldest are deleted if it does not read them."""
+"""Tested epochs whose models a part keeps for process 0; older ones are deleted even if unread."""
 
 
 class Part:
-    """A process's share of a run on disk."""
+    """The files of one process of a run."""
 
     def __init__(self, run: Path, process: int, nodes: Sequence[int], topology: str = "") -> None:
-        """`topology` is its fingerprint, where a file or Python code defines it."""
+        """`topology` is the topology's fingerprint, if a file or Python code defines it."""
         self.process, self.nodes, self.topology = process, list(nodes), topology
         self.folder, self._whole = run / "parts" / str(process), run / "checkpoint"
         self._metrics, self._of_all = self.folder / "metrics.jsonl", self.folder / "of_all.jsonl"
@@ -37,27 +37,27 @@ class Part:
     # -------------------------------------------------------------------------------------------- checkpoints
 
     def epochs(self) -> set[int]:
-        """The epochs after which all its nodes were saved, by itself or in a checkpoint of the whole run."""
+        """Epoch 0 and the epochs saved in its own checkpoints or in checkpoints of the whole run."""
         return {0, *checkpoints.epochs(self.folder / "checkpoint"), *checkpoints.epochs(self._whole)}
 
     def load(self, epoch: int) -> dict[str, Tensor]:
-        """Its nodes' rows after an epoch."""
+        """The rows of its nodes after an epoch."""
         rows = checkpoints.at(self.folder / "checkpoint", epoch)
         if rows is not None:
             return rows
         rows = checkpoints.at(self._whole, epoch)
         if rows is None:
-            raise InputError(f"{self._whole} has no state after epoch {epoch} any more; start the run anew")
+            raise InputError(f"{self._whole} has no checkpoint of epoch {epoch} any more; start the run anew")
         return {name: value[self.nodes].contiguous() for name, value in rows.items()}
 
     def save(self, rows: dict[str, Tensor], epoch: int) -> None:
-        """Save its nodes' rows."""
+        """Save the rows of its nodes."""
         checkpoints.save(self.folder / "checkpoint", rows, checkpoints.Progress(epoch, 0, self.topology))
 
     # -------------------------------------------------------------------------------------------- measures
 
     def begin(self, epoch: int) -> None:
-        """Make the folder, and delete what was measured after the epoch that the run resumes from."""
+        """Create the folder, and delete measures after the epoch that the run resumes from."""
         write_json(self.folder / "part.json", {"nodes": self.nodes})
         for path in (self._metrics, self._of_all):
             if path.exists() or path == self._metrics:
@@ -65,7 +65,7 @@ class Part:
         (self.folder / "summary.json").unlink(missing_ok=True)
 
     def read_measures(self) -> list[dict[str, Any]]:
-        """What was measured so far, an entry an epoch; process 0 adds what all models tell together."""
+        """The measures so far, one entry per epoch; the part of process 0 also has the measures over all models."""
         of_all = {found["epoch"]: found for found in read_lines(self._of_all)}
         return [found | of_all.get(found["epoch"], {}) for found in read_lines(self._metrics)]
 
@@ -74,44 +74,44 @@ class Part:
         append_line(self._metrics, measures)
 
     def write_of_all(self, epoch: int, measures: Measures) -> None:
-        """Add what all models of an epoch tell together."""
+        """Add an epoch's measures over the models of all nodes."""
         append_line(self._of_all, {"epoch": epoch} | dict(measures))
 
     def read_status(self) -> str | None:
-        """How it ended, if it has."""
+        """finished or diverged; None if it has not ended."""
         path = self.folder / "summary.json"
         return json.loads(path.read_text())["status"] if path.exists() else None
 
     def finish(self, status: str, edges: Mapping[str, Any]) -> None:
-        """Write how it ended, and what each of its edges has carried."""
+        """Write the final status and the traffic of each edge."""
         write_json(self.folder / "summary.json", {"status": status, "edges": edges})
 
     # -------------------------------------------------------------------------------------------- tested models
 
     def leave_tested(self, rows: dict[str, Tensor], epoch: int) -> None:
-        """Leave the models of a tested epoch for process 0, without the algorithm's state."""
+        """Write the models of a tested epoch for process 0, without the algorithm's state."""
         write_tensors(self._tested / f"{epoch:06d}.safetensors", models_of(rows))
         for old in sorted(self._tested.glob("*.safetensors"))[:-UNREAD]:
             old.unlink(missing_ok=True)
 
     def has_tested(self, epoch: int) -> bool:
-        """Whether the models of a tested epoch are there."""
+        """Whether the models of a tested epoch are on disk."""
         return (self._tested / f"{epoch:06d}.safetensors").exists()
 
     def read_tested(self, epoch: int) -> dict[str, Tensor] | None:
-        """The models of a tested epoch; None if they are gone."""
+        """The models of a tested epoch; None if they are missing or unreadable."""
         try:
             return load_file(self._tested / f"{epoch:06d}.safetensors")
         except (OSError, SafetensorError):
             return None
 
     def drop_tested(self, epoch: int) -> None:
-        """Delete the models of this tested epoch and of earlier ones."""
+        """Delete the models of this and of earlier tested epochs."""
         for path in self._tested.glob("*.safetensors"):
             if path.stem.isdigit() and int(path.stem) <= epoch:
                 path.unlink(missing_ok=True)
         with suppress(OSError):
-            self._tested.rmdir()                            # where it is empty
+            self._tested.rmdir()                            # succeeds only if empty
 
 
 def parts_of(run: Path) -> list[Part]:
@@ -124,7 +124,10 @@ def parts_of(run: Path) -> list[Part]:
 
 
 def records_of(parts: Sequence[Part]) -> list[Record]:
-    """The records of the epochs that every process has passed, each of the processes that were there."""
+    """Records of the epochs that every process has completed or that follow its end.
+
+    A record combines the processes that measured its epoch.
+    """
     measured = [{found["epoch"]: found for found in part.read_measures()} for part in parts]
     passed = min(
         (
@@ -150,5 +153,5 @@ def common_rows(parts: Sequence[Part]) -> tuple[dict[str, Tensor], int]:
 
 
 def stacked(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The rows of several parts, one after the other."""
+    """Concatenate the rows of several parts."""
     return {name: torch.cat([part[name] for part in rows]) for name in (rows[0] if rows else ())}

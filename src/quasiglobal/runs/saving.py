@@ -1,4 +1,4 @@
-"""When a process of a distributed run saves its part, and when it stops: at an epoch that all agree on."""
+"""Decides when a process of a distributed run saves its part and stops: at an epoch that all processes agree on."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from quasiglobal.training.loop import Loop
 
 @dataclass(frozen=True)
 class SavePlan:
-    """The epochs after which all processes of a run save, as far as they matter now, and after which they stop."""
+    """Recent and coming epochs after which all processes of a run save, and the epoch after which they stop."""
 
     epochs: tuple[int, ...] = ()
     stop: int = 0
-    """0: they do not stop."""
+    """0: no stop."""
 
 
 def plan_path(run: Path) -> Path:
-    """Where a run's folder holds the plan."""
+    """Path of the plan in a run folder."""
     return run / "parts" / "plan.json"
 
 
 class Saving:
-    """Decides for one process alone, as a node with its own data does: by its own clock and its own Ctrl-C."""
+    """Decides for a single process, such as a node with its own data, by its own clock and its own Ctrl-C."""
 
     def __init__(self, seconds: float, noted: list[int]) -> None:
-        """Save when the last checkpoint is `seconds` old; `noted` is what `patient_interrupts` gives."""
+        """Save when the last checkpoint is `seconds` old; `noted` is the list that `patient_interrupts` yields."""
         self.seconds, self.noted = seconds, noted
         self._saved = time.monotonic()
 
     def now(self, loop: Loop) -> bool:
-        """Whether to save after this epoch; also stops the loop when it is time to."""
+        """Whether to save after this epoch; also stops the loop after Ctrl-C."""
         if self.noted:
             loop.stop()
         if loop.over or self._due():
@@ -47,18 +47,18 @@ class Saving:
 
 
 class AgreedSaving(Saving):
-    """Decides with all processes that share the run's folder, through a file in it.
+    """Decides jointly for all processes that share the run folder, through a file in it.
 
-    Whoever finds that it is time adds an epoch to the file that nobody has reached yet; all read the file after every
-    epoch, and save after those that it names. Neighbours are at most a step apart, since each waits for the other's
-    message, so that p processes are at most p steps apart: less than `lead` epochs.
+    A process that is due to save or stop adds an epoch to the file that no process has reached yet. All processes read
+    the file after every epoch, and save after the epochs in it. Neighbours are at most one step apart, since each waits
+    for the other's message. So p processes are at most p steps apart: less than `lead` epochs.
     """
 
     def __init__(self, seconds: float, noted: list[int], run: Path, processes: int, steps_per_epoch: int) -> None:
         super().__init__(seconds, noted)
         self.path = plan_path(run)
         self.lead = 1 + math.ceil(processes / steps_per_epoch)
-        """How many epochs ahead lies one that nobody has reached yet."""
+        """Number of epochs ahead that no process can have reached yet."""
 
     def now(self, loop: Loop) -> bool:
         plan = self._read()
@@ -83,6 +83,6 @@ class AgreedSaving(Saving):
             return SavePlan()
 
     def _write(self, plan: SavePlan, epoch: int, stop: int) -> None:
-        """Add an epoch; those that everybody has passed are left out."""
+        """Add an epoch, and remove epochs that all processes have passed."""
         recent = {passed for passed in plan.epochs if passed > epoch - 2 * self.lead}
         write_json(self.path, {"epochs": sorted({*recent, epoch}), "stop": stop})

@@ -1,7 +1,7 @@
-"""Runs on disk: a folder each, resumed where it stopped, never run twice.
+"""Runs on disk: one folder per run, resumed after a stop, never repeated.
 
-runs/<name>-<hash>/{experiment.json, metrics.jsonl, summary.json, checkpoint/}, one a seed. `RunFolder` writes; `Run`
-is what a folder held when it was read, and `RunStore` what a folder of runs did: a command reads it once.
+runs/<name>-<hash>/{experiment.json, metrics.jsonl, summary.json, checkpoint/}, one per seed. `RunFolder` writes. `Run`
+is a snapshot of a run folder, and `RunStore` a snapshot of all run folders: a command reads it once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from quasiglobal.training.experiment import Experiment, from_mapping, setting
 from quasiglobal.training.metrics import Record, last_and_best
 
 Saved = tuple[dict[str, Tensor], checkpoints.Progress] | None
-"""A run's rows as they were saved last, and how far it was; None where nothing was saved."""
+"""The last saved rows of a run and its progress; None if nothing was saved."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended."""
+    """Contents of summary.json: the final status and scores of a run."""
 
     status: str
     """finished or diverged."""
@@ -41,24 +41,24 @@ class Summary:
     """The test with the best score."""
     parameters: int | None = None
     partition: str | None = None
-    """A fingerprint of who holds which examples."""
+    """Fingerprint of the partition of the examples."""
     terms: dict[str, list[Any]] | None = None
     """The classes, shape, mean and std of the data, as fields of `Experiment`."""
     device: str | None = None
     torch: str | None = None
     topology: str | None = None
-    """The fingerprint of the topology, where a file or Python code defines it."""
+    """Fingerprint of the topology, if a file or Python code defines it."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Summary:
-        """From summary.json, of this version or an earlier one."""
+        """From summary.json of this or an earlier version."""
         known = cls.__dataclass_fields__
         return cls(**{name: value for name, value in values.items() if name in known})
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One experiment with one seed, as its folder was when it was read."""
+    """Snapshot of the folder of one experiment with one seed."""
 
     folder: Path
     experiment: Experiment
@@ -73,7 +73,7 @@ class Run:
         return self.summary.status if self.summary else "unfinished"
 
     def records(self) -> list[Record]:
-        """One record an epoch, read from the disk at the first call."""
+        """One record per epoch, read from disk at the first call."""
         if not self._records:
             self._records.append(RunFolder(self.folder, self.experiment).read_records())
         return self._records[0]
@@ -81,7 +81,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one experiment with one seed, begun or not."""
+    """The folder of one experiment with one seed; it may not exist yet."""
 
     folder: Path
     experiment: Experiment
@@ -94,29 +94,29 @@ class RunFolder:
     # -------------------------------------------------------------------------------------------- reading
 
     def read(self) -> Run:
-        """What the folder holds now."""
+        """Read a snapshot of the folder."""
         return Run(self.folder, self.experiment, self.read_summary(), (self.folder / "experiment.json").exists())
 
     def read_summary(self) -> Summary | None:
-        """How the run ended, if it did; a damaged summary counts as none, and the run resumes from its checkpoint."""
+        """The summary, or None if the run has not ended; a damaged summary counts as None, so that the run resumes."""
         path = self.folder / "summary.json"
         try:
             return Summary.from_json(read_json(path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError):
-            warnings.warn(f"{path} is damaged and passed over", stacklevel=2)
+            warnings.warn(f"{path} is damaged and ignored", stacklevel=2)
             return None
 
     def read_records(self) -> list[Record]:
-        """One record an epoch; of a run that has not ended, with what processes left."""
+        """One record per epoch; for a run that has not ended, including the records of its processes."""
         own = cast(list[Record], read_lines(self.folder / "metrics.jsonl"))
         if (self.folder / "summary.json").exists():
             return own
         return _followed_by(own, records_of(parts_of(self.folder)))
 
     def newest(self) -> Saved:
-        """What to resume from: the newest checkpoint of the whole, or what processes left if that is newer."""
+        """The newest checkpoint, of the whole run or of its processes, whichever is newer."""
         whole = checkpoints.newest(self.folder / "checkpoint")
         rows, epoch, nodes = newest_of_parts(self.folder)
         older = whole is not None and whole[1].epochs >= epoch
@@ -126,7 +126,7 @@ class RunFolder:
         return rows, checkpoints.Progress(epoch, (self.folder / "metrics.jsonl").stat().st_size)
 
     def check_topology(self) -> None:
-        """Refuse to go on where the file or the code that defines the graph has changed since the run was saved."""
+        """Raise InputError if the file or code that defines the graph has changed since the run was saved."""
         mine = external_fingerprint(self.experiment)
         if not mine:
             return
@@ -135,22 +135,22 @@ class RunFolder:
         theirs = set().union(*map(checkpoints.topologies, places), {summary.topology or ""} if summary else ())
         if theirs - {mine, ""}:
             raise InputError(
-                f"{self.experiment.topology} is another graph than {self.folder} was trained on; bring that one back, "
+                f"{self.experiment.topology} is another graph than {self.folder} was trained on; restore that graph, "
                 "or train into another --runs folder"
             )
 
     # -------------------------------------------------------------------------------------------- writing
 
     def describe(self) -> None:
-        """Make the folder, with the experiment in it."""
+        """Create the folder and write experiment.json."""
         write_json(self.folder / "experiment.json", asdict(self.experiment))
 
     def begin(self, progress: checkpoints.Progress | None) -> None:
-        """Make the folder, or cut the records back to the checkpoint that the run resumes from."""
+        """Create the folder, or truncate the records to the checkpoint that the run resumes from."""
         self.describe()
         path, kept = self.folder / "metrics.jsonl", progress.metrics if progress else 0
         if progress and (not path.exists() or path.stat().st_size < kept):
-            warnings.warn(f"{path} has lost records; the run goes on without them", stacklevel=2)
+            warnings.warn(f"{path} has lost records; the run continues without them", stacklevel=2)
             records = cast(list[Record], read_lines(path))
             self.rewrite([record for record in records if record["epoch"] <= progress.epochs])
             return
@@ -165,7 +165,7 @@ class RunFolder:
         write_lines(self.folder / "metrics.jsonl", records)
 
     def take_over(self, records: Sequence[Record]) -> None:
-        """Replace the records by those of processes, except for what was recorded before theirs."""
+        """Replace the records by the records of processes; keep earlier epochs."""
         own = cast(list[Record], read_lines(self.folder / "metrics.jsonl"))
         self.rewrite(_followed_by(own, records))
 
@@ -174,7 +174,7 @@ class RunFolder:
         append_line(self.folder / "metrics.jsonl", record)
 
     def checkpoint(self, rows: dict[str, Tensor], epochs: int) -> None:
-        """Save all that the run needs to go on."""
+        """Save a checkpoint to resume from."""
         size = (self.folder / "metrics.jsonl").stat().st_size
         progress = checkpoints.Progress(epochs, size, external_fingerprint(self.experiment))
         checkpoints.save(self.folder / "checkpoint", rows, progress)
@@ -188,18 +188,18 @@ class RunFolder:
 
 
 def _followed_by(own: Sequence[Record], later: Sequence[Record]) -> list[Record]:
-    """Records up to where others begin, and then the others."""
+    """Records of `own` before the first epoch of `later`, then `later`."""
     first = min((record["epoch"] for record in later), default=math.inf)
     return [*(record for record in own if record["epoch"] < first), *later]
 
 
 def external_fingerprint(experiment: Experiment) -> str:
-    """The fingerprint of a topology that a file or Python code defines; empty for one that its text defines."""
+    """Fingerprint of a topology that a file or Python code defines; empty if its name defines it."""
     return parse(experiment.topology).fingerprint if is_external(experiment.topology) else ""
 
 
 def read_run(folder: Path) -> Run:
-    """The run in a folder."""
+    """Read the run in a folder."""
     try:
         values = read_json(folder / "experiment.json")
     except (OSError, ValueError):
@@ -208,34 +208,34 @@ def read_run(folder: Path) -> Run:
 
 
 def find_runs(root: Path) -> Iterator[Run]:
-    """All runs under a folder, by name; one that cannot be read is named and passed over."""
+    """All runs under a folder, sorted by name; skip unreadable runs with a warning."""
     for path in sorted(root.glob("*/experiment.json")):
         try:
             yield read_run(path.parent)
         except InputError as error:
-            warnings.warn(f"{error}; passed over", stacklevel=2)
+            warnings.warn(f"{error}; skipped", stacklevel=2)
 
 
 def folders_of(experiment: Experiment, options: Options) -> list[RunFolder]:
-    """The folder of each seed, begun or not."""
+    """The folder of each seed; it may not exist yet."""
     return [RunFolder.of(experiment.with_seed(experiment.seed + k), options.runs) for k in range(options.seeds)]
 
 
 @dataclass(frozen=True)
 class RunStore:
-    """The runs under a folder, read once."""
+    """Snapshot of all runs under a folder."""
 
     root: Path
     runs: tuple[Run, ...]
 
     @classmethod
     def read(cls, root: Path) -> RunStore:
-        """What the folder holds now."""
+        """Read a snapshot of the folder."""
         return cls(root, tuple(find_runs(root)))
 
     @cached_property
     def ended(self) -> dict[str, list[Run]]:
-        """The runs that have ended, by `experiment.setting`: those of one cell differ in seed and learning rate."""
+        """Ended runs grouped by `experiment.setting`: runs of one group differ in seed and learning rate."""
         found: dict[str, list[Run]] = {}
         for run in self.runs:
             if run.summary is not None:
@@ -244,7 +244,7 @@ class RunStore:
 
 
 Watcher = Callable[[Sequence[RunFolder], list[Record]], None]
-"""Called after each epoch with the runs that are trained together, and the record of each."""
+"""Called after each epoch with the runs that train together and the record of each."""
 
 
 def unwatched(runs: Sequence[RunFolder], records: list[Record]) -> None:

@@ -1,6 +1,6 @@
-"""Many experiments: trained here, or by an existing Ray cluster.
+"""Sweeps: train many experiments here, or on an existing Ray cluster.
 
-On a cluster every machine needs the package, the data, and the store at the same path: a shared folder.
+On a cluster every machine needs the package, the data, and the run folders at the same path in a shared folder.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from quasiglobal.runs.store import Run, Watcher, folders_of, unwatched
 from quasiglobal.training.experiment import Experiment, setting
 
 RETRIES = 3
-"""How often Ray starts a cell again that failed or whose machine was lost; it goes on from its checkpoint."""
+"""Number of times that Ray restarts a failed or lost cell, which then resumes from its checkpoint."""
 
 
 def sweep(
     experiments: Sequence[Experiment], options: Options, watch: Watcher = unwatched
 ) -> list[Run]:
-    """Run what is not finished of the experiments' seeds where the options say, and return all their runs."""
+    """Train the unfinished runs of all experiments and seeds here or on Ray (`options.on`); return all runs."""
     if options.on == "here":
         return train(experiments, options, watch)
     ray = _connected()
@@ -52,7 +52,7 @@ def sweep(
 
 
 def by_setting(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
-    """Those that differ in learning rate and seed alone, together: on a GPU they are rows of one program."""
+    """Group experiments that differ only in learning rate and seed: on a GPU they are rows of one program."""
     cells: dict[str, list[Experiment]] = {}
     for one in experiments:
         cells.setdefault(setting(one), []).append(one)
@@ -60,7 +60,7 @@ def by_setting(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
 
 
 def _train(experiments: Sequence[Experiment], options: Options) -> str | None:
-    """On a machine of the cluster: train, and say what was wrong with the input, which no retry mends."""
+    """Train on a machine of the cluster; return the message of an InputError, which a retry cannot fix."""
     try:
         train(experiments, options)
     except InputError as error:
@@ -78,5 +78,5 @@ def _connected() -> Any:
         try:
             ray.init(address="auto", log_to_driver=False)
         except ConnectionError:
-            raise InputError("no Ray cluster runs here; start one with `ray start --head`, or use --on here") from None
+            raise InputError("no Ray cluster found; start one with `ray start --head`, or use --on here") from None
     return ray

@@ -1,4 +1,4 @@
-"""Records for TensorBoard: `qg train --tensorboard`, then `tensorboard --logdir runs`."""
+"""TensorBoard output: `qg train --tensorboard`, then `tensorboard --logdir runs`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from quasiglobal.errors import InputError
 
 
 class TensorBoard:
-    """Writes each run's records into its folder `tensorboard`, a scalar a metric over the epochs."""
+    """Writes each run's records into its subfolder `tensorboard`, one scalar per metric and epoch."""
 
     def __init__(self) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter  # only with the extra
+            from torch.utils.tensorboard import SummaryWriter  # optional dependency
         except ImportError:
             raise InputError("TensorBoard is not installed: pip install 'quasiglobal[tensorboard]'") from None
         self._make: Callable[..., Any] = SummaryWriter
         self._writers: dict[Path, Any] = {}
 
     def write(self, folder: Path, record: Mapping[str, Any]) -> None:
-        """Add an epoch's record; a resumed run's epochs replace those written before."""
+        """Add an epoch's record; the epochs of a resumed run replace earlier entries."""
         epoch = record["epoch"]
         if folder not in self._writers:
             self._writers[folder] = self._make(str(folder / "tensorboard"), purge_step=epoch)
@@ -31,6 +31,6 @@ class TensorBoard:
         self._writers[folder].flush()
 
     def close(self) -> None:
-        """Finish the files."""
+        """Close the files."""
         for writer in self._writers.values():
             writer.close()

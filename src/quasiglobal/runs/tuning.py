@@ -1,7 +1,7 @@
-"""The paper's tuning: a grid whose best lies inside of it, or else it grows.
+"""The paper's tuning: a grid search that extends the grid until the best point lies inside it.
 
 "The tuning procedure ensures that the best hyper-parameter lies in the middle of our search grids; otherwise we
-extend our search grid." Every trial is an ordinary run in the store, so that none is ever run twice.
+extend our search grid." Every trial is an ordinary run in the store, so that no trial is repeated.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from quasiglobal.training.experiment import Experiment, spellings
 from quasiglobal.training.metrics import SCORE, number
 
 Point = tuple[float, ...]
-"""A value for each name that is tuned, in their order."""
+"""One value per tuned name, in order."""
 
 Trainer = Callable[[Sequence[Experiment], Options, Watcher], object]
-"""Trains experiments, with all seeds that the options ask for, into the store."""
+"""Trains experiments with all seeds of the options, and writes the runs to the store."""
 
 CAP = 16
-"""A grid does not grow beyond this many trials unless told otherwise."""
+"""Default maximum number of trials in a grid that grows."""
 
 FACTOR = 2.0
-"""Between the learning rates of a grid that nobody gave."""
+"""Ratio between the learning rates of the default grid."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """A grid as it ended, and its best."""
+    """Result of a grid search."""
 
     experiment: Experiment
-    """At the best."""
+    """The experiment at the best point."""
     grid: dict[str, tuple[float, ...]]
-    """The values of each name, in rising order."""
+    """The values of each name, in ascending order."""
     trials: dict[Point, Run]
     """The run at every point of the grid."""
     best: Point
     inside: bool
-    """Whether the best has neighbours on both sides, or nothing lies beyond it; False where the cap ended it."""
+    """Whether the best has neighbours on both sides, or no valid value lies beyond it; False if the cap ended it."""
     runs: list[Run]
-    """All seeds at the best."""
+    """The runs of all seeds at the best point."""
 
     @property
     def scores(self) -> dict[Point, float]:
-        """What the trials reached."""
+        """Score of every trial."""
         return {point: score(run) for point, run in self.trials.items()}
 
 
@@ -67,11 +67,11 @@ def tune(
 ) -> list[Tuned]:
     """Tune each experiment over the full product of the values, then run all seeds at its best.
 
-    A name is a numeric field of `Experiment` or an option of its algorithm. The trials have the experiment's own
-    seed; all of all experiments are trained together. Where the best lies at an end of the grid, the grid grows
-    there, as long as it has no more than `cap` trials; a name with a single value stays as it is. The best has the
-    highest accuracy in its last test; one that diverged is worst; of equals the smaller is taken, by the first name
-    first. `over={"lr": ()}` takes three rates around each experiment's own, `FACTOR` apart.
+    A name is a numeric field of `Experiment` or an option of its algorithm. The trials use the experiment's own
+    seed; the trials of all experiments train together. If the best point lies at an end of the grid, the grid grows
+    at that end, up to `cap` trials; a name with a single value stays fixed. The best point has the highest accuracy
+    in the last test; a diverged trial ranks last. Ties go to the smaller values, compared in the order of the names.
+    `over={"lr": ()}` uses three rates around each experiment's own, a factor `FACTOR` apart.
     """
     if cap < 0:
         raise InputError(f"cap must be >= 0, got {cap}")
@@ -96,19 +96,19 @@ def tune(
 
 
 def as_stored(experiment: Experiment, root: Path) -> Experiment:
-    """The same experiment as the store spells it."""
+    """The equivalent experiment (`spellings`) that the store already has, if any."""
     runs = [RunFolder.of(one, root).read() for one in spellings(experiment)]
     return max(runs, key=lambda run: (run.summary is not None, run.begun)).experiment
 
 
 def score(run: Run) -> float:
-    """The score in the last test, the mean over the nodes; minus infinity where the run diverged."""
+    """The score in the last test, mean over the nodes; minus infinity if the run diverged."""
     reached = number(run.summary.last, SCORE) if run.summary and run.status == "finished" else None
     return -math.inf if reached is None else reached
 
 
 def best_point(scores: Mapping[Point, float]) -> Point:
-    """Where the score is highest; of equals the smaller.
+    """The point with the highest score; ties go to the smaller point.
 
     >>> best_point({(0.1,): 0.5, (0.2,): 0.7, (0.4,): 0.7, (0.8,): -math.inf})
     (0.2,)
@@ -126,7 +126,7 @@ def rates_around(peak: float) -> tuple[float, ...]:
 
 
 def parse_over(text: str) -> dict[str, tuple[float, ...]]:
-    """What to tune over, as the command line says it; a bare lr takes rates around the experiment's own.
+    """Parse `--over`; a bare lr stands for rates around the experiment's own.
 
     >>> parse_over("lr=0.1,0.2,0.4,beta=0.8,0.9")
     {'lr': (0.1, 0.2, 0.4), 'beta': (0.8, 0.9)}
@@ -140,7 +140,7 @@ def parse_over(text: str) -> dict[str, tuple[float, ...]]:
         if equals or value == "lr":
             name = before if equals else value
             if name in over:
-                raise InputError(f"--over names {name} twice; give all its values once, {name}=…,…")
+                raise InputError(f"--over names {name} twice; give all its values together, {name}=…,…")
             over[name] = ()
         if not name:
             raise InputError(f"cannot read --over {text}; write it as lr=0.1,0.2,0.4 or lr=0.1,0.2,beta=0.8,0.9")
@@ -150,10 +150,10 @@ def parse_over(text: str) -> dict[str, tuple[float, ...]]:
 
 
 def beyond(values: Sequence[float], upwards: bool, share: bool = False) -> float | None:
-    """The next value after an end of the grid, by the ratio of the last two; none where there is no ratio.
+    """Extrapolate the grid beyond one end by the ratio of the last two values; None if there is no ratio.
 
-    After 0, which has a ratio to nothing, it is `FACTOR`.
-    What lies between 0 and 1, as a momentum factor does, goes on by the ratio of the distances to 1, and not below 0.
+    If the inner value is 0, the ratio is `FACTOR`.
+    With `share`, for values in [0, 1] such as momentum factors, use the distances to 1, and do not go below 0.
 
     >>> beyond([0.1, 0.2, 0.4], upwards=True), beyond([0.1, 0.2, 0.4], upwards=False)
     (0.8, 0.05)
@@ -173,21 +173,21 @@ def beyond(values: Sequence[float], upwards: bool, share: bool = False) -> float
 
 @dataclass
 class _Search:
-    """One experiment's grid while it grows."""
+    """The growing grid of one experiment."""
 
     experiment: Experiment
     axes: dict[str, list[float]]
     kinds: dict[str, type[int] | type[float]]
     trials: dict[Point, Run] = field(default_factory=dict)
     stuck: set[str] = field(default_factory=set)
-    """Names whose best lies at an end where the cap lets nothing be added."""
+    """Names whose best value lies at an end that the cap keeps from growing."""
 
     @classmethod
     def of(cls, experiment: Experiment, over: Mapping[str, Sequence[float]]) -> _Search:
         options = numeric_options(algorithm(experiment.algorithm))
         known = NUMBERS | {name: kind for name, kind in options.items() if name not in NUMBERS}
         if not over:
-            raise InputError("there is nothing to tune over; name it, as in lr=0.1,0.2,0.4")
+            raise InputError("nothing to tune over; give names and values, such as lr=0.1,0.2,0.4")
         axes = {}
         for name, values in over.items():
             if name not in known:
@@ -200,7 +200,7 @@ class _Search:
             axes[name] = sorted(given)
         search = cls(experiment, axes, known)
         for point in search.untried():
-            search.at(point)                                # refuses what cannot be, before anything is run
+            search.at(point)                                # raises InputError for invalid values before training
         return search
 
     def values(self) -> dict[str, tuple[float, ...]]:
@@ -210,7 +210,7 @@ class _Search:
         return [point for point in itertools.product(*self.axes.values()) if point not in self.trials]
 
     def at(self, point: Point) -> Experiment:
-        """The experiment with the values of a point."""
+        """The experiment at a point."""
         chosen = self.experiment
         for name, value in zip(self.axes, point, strict=True):
             if self.kinds[name] is int and value != round(value):
@@ -233,7 +233,7 @@ class _Search:
         return not self.stuck
 
     def grow(self, cap: int) -> None:
-        """Add a value at each end that the best lies at."""
+        """Add a value at each end of the grid where the best point lies."""
         best, self.stuck = self.best, set()
         for k, (name, values) in enumerate(self.axes.items()):
             if len(values) == 1 or best[k] not in (values[0], values[-1]):
@@ -248,7 +248,7 @@ class _Search:
                 self.axes[name] = sorted([*values, value])
 
     def _next(self, k: int, name: str, upwards: bool) -> float | None:
-        """The value beyond an end, if there is one that the experiment can have."""
+        """The next value beyond an end; None if there is no new valid value."""
         values = self.axes[name]
         share = name not in NUMBERS and algorithm(self.experiment.algorithm).limits.get(name) == "[0, 1]"
         value = beyond(values, upwards, share)
@@ -264,7 +264,7 @@ class _Search:
 
 
 def _numbers() -> dict[str, type[int] | type[float]]:
-    """The fields of an experiment that are numbers and can be tuned, with their kind."""
+    """The numeric fields of an experiment that can be tuned, with their type."""
     hints = typing.get_type_hints(Experiment)
     found = {}
     for one in fields(Experiment):
@@ -275,7 +275,7 @@ def _numbers() -> dict[str, type[int] | type[float]]:
 
 
 NUMBERS = _numbers()
-"""What can be tuned of an experiment whatever its algorithm; an algorithm's option of the same name cannot be."""
+"""Tunable fields of an experiment; they hide an algorithm's options of the same name."""
 
 
 def _number(text: str, name: str) -> float:
@@ -289,5 +289,5 @@ def _number(text: str, name: str) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Six digits, so that a run's name does not depend on how a rate was computed."""
+    """Round to six digits, so that a run's name does not depend on how a rate was computed."""
     return float(f"{value:.6g}")

@@ -1,1 +1,1 @@
-"""Training: what to run, the rows of a program, and the loop."""
+"""Training: experiments, programs of many rows, and the training loop."""

@@ -1,4 +1,4 @@
-"""The rows of a program by how they step: one band for each algorithm on each topology."""
+"""Rows of a program grouped into bands: one band for each pair of algorithm and topology."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from quasiglobal.topology import parse
 from quasiglobal.training.experiment import Experiment, steps_alike
 
 EngineFactory = Callable[..., Host]
-"""(topology, seeds=, shared=, rounded=, and drop= or churn= where they are not 0) → an engine."""
+"""(topology, seeds=, shared=, rounded=, and drop= or churn= if not 0) → an engine."""
 
 
 class Bands:
-    """The bands of all experiments, one after the other."""
+    """The bands of all experiments, in row order."""
 
     def __init__(self, experiments: Sequence[Experiment], shared: int, engine: EngineFactory = Simulator) -> None:
-        """`shared` columns of a row are communicated."""
+        """`shared` is the number of leading columns of a row that are communicated."""
         self.bands: list[Band] = []
         for _, alike in groupby(experiments, key=steps_alike):
             group = list(alike)
@@ -41,19 +41,19 @@ class Bands:
         ]
 
     def begin_at(self, x: Tensor) -> None:
-        """Start the algorithms at these models."""
+        """Initialise the algorithms at the models x."""
         for band in self.bands:
             band.begin_at(x[band.rows])
 
     def kind(self, t: int) -> tuple[Hashable, ...]:
-        """Equal for steps that do the same to the same tensors."""
+        """Key that is equal for steps with the same operations on the same tensors."""
         return tuple(band.kind(t) for band in self.bands)
 
     def step(
         self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor,
         full_gradient: Callable[[slice, Tensor], Tensor], in_place: bool, fused: bool,
     ) -> Tensor:
-        """Step t of every algorithm on its own rows; `in_place` writes into x and the states, and may be `fused`."""
+        """Run step t of every algorithm on its own rows; `in_place` overwrites x and the states, and may be `fused`."""
         stepped = []
         for band in self.bands:
             rows = band.rows
@@ -72,14 +72,14 @@ class Bands:
         return [value for band in self.bands for value in band.state.values()]
 
     def state_of(self, run: int) -> dict[str, Tensor]:
-        """The rows of an experiment's algorithm's state."""
+        """The algorithm state of one experiment."""
         nodes = len(self.engine.nodes)
         band = next(band for band in self.bands if run * nodes < band.rows.stop)
         first = run * nodes - band.rows.start
         return {name: value[first : first + nodes] for name, value in band.state.items()}
 
     def restore(self, saved: Sequence[dict[str, Tensor]], device: torch.device) -> None:
-        """Take over the states of every experiment, as `state_of` gave them."""
+        """Restore the states of all experiments, as returned by `state_of`."""
         first = 0
         for band in self.bands:
             own = saved[first : (first := first + len(band.engine.seeds))]
@@ -87,18 +87,18 @@ class Bands:
 
 
 def _band(group: Sequence[Experiment], shared: int, engine: EngineFactory, first: int) -> Band:
-    """The band of experiments that step alike, its first row at `first`."""
+    """The band of experiments with the same algorithm and topology; `first` is its first row."""
     experiment = group[0]
     chosen, graph = algorithm(experiment.algorithm), parse(experiment.topology)
     warn_of_w(chosen, graph)
     faults = {what: p for what in ("drop", "churn") if (p := getattr(experiment, what))}
-    if faults and traffic(chosen).everybody:                # refused before the run, not at its first mean
+    if faults and traffic(chosen).everybody:                # raise before the run, not at its first mean
         raise InputError(NO_MEAN)
     rounded = experiment.wire == "bf16"
     if rounded and chosen.needs_full_precision:
         raise InputError(
-            f"{experiment.algorithm} takes its momentum from the difference of two mixed models over the learning "
-            "rate, where 16 bits leave nothing but noise; use --wire full"
+            f"{experiment.algorithm} takes its momentum from the difference of two mixed models divided by the "
+            "learning rate, which is only noise at 16 bits; use --wire full"
         )
     host = engine(graph, seeds=tuple(one.seed for one in group), shared=shared, rounded=rounded, **faults)
     return Band(chosen, host, first, experiment.weight_decay)

@@ -1,4 +1,4 @@
-"""Callbacks of the training loop that need nothing but a terminal."""
+"""Training callbacks that do not use the disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Interrupts(Callback):
     """Stops the loop after the epoch in which Ctrl-C was pressed."""
 
     def __init__(self, noted: list[int]) -> None:
-        """`noted` is what `patient_interrupts` gives."""
+        """`noted` is the list that `patient_interrupts` yields."""
         self.noted = noted
 
     def on_epoch(self, loop: Loop) -> None:
@@ -34,7 +34,10 @@ class Interrupts(Callback):
 
 @contextmanager
 def patient_interrupts() -> Iterator[list[int]]:
-    """The first Ctrl-C is noted in a list, so that the epoch can end and be saved; the second one stops at once."""
+    """Add the first Ctrl-C to the yielded list, so that the epoch can end and be saved; a second Ctrl-C stops at once.
+
+    Outside the main thread the list stays empty.
+    """
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield noted

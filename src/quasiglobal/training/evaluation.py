@@ -1,4 +1,4 @@
-"""Tests of many models at once on the test data."""
+"""Evaluation of many models at once on the test data."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from quasiglobal.gradients.stack import StackedModel
 from quasiglobal.training.metrics import TestSums
 
 SHOWN_AT_ONCE = 2**15
-"""Images shown at once, counted for every model; a text counts for several (`Texts.cost`)."""
+"""Images per forward pass, summed over all models; a text counts as several images (`Texts.cost`)."""
 
 RELEASED_BATCH = 32
-"""The test batch of models that normalise by it, as in the released code: part of the experiment."""
+"""Test batch size of models that normalise by batch statistics, as in the released code; it affects the score."""
 
 
 class Evaluation:
@@ -29,7 +29,7 @@ class Evaluation:
         self._batches: dict[int, list[tuple[Tensor, tuple[int, ...]]]] = {}
 
     def __call__(self, x: Tensor, buffers: Buffers) -> TestSums:
-        """Show the test data to every model of x [k, d]."""
+        """Evaluate every model of x [k, d] on the test data."""
         sums = TestSums(x, self.targets, self.classes)
         for index, need in self._batches_for(len(x)):
             outputs = self.model.outputs(x, buffers, self.inputs.show(index, *need))
@@ -38,7 +38,7 @@ class Evaluation:
         return sums
 
     def _batches_for(self, models: int) -> list[tuple[Tensor, tuple[int, ...]]]:
-        """Positions [batches, batch], with what those examples need to be shown, as many as the memory surely holds."""
+        """Indices [batches, batch] that fit the memory, each with the `Inputs.need` of its examples; cached."""
         if models not in self._batches:
             by_batch = any(map(_normalises_by_batch, self.model.module.modules()))
             at_once = SHOWN_AT_ONCE // (models * self.inputs.cost)
@@ -54,5 +54,5 @@ class Evaluation:
 
 
 def _normalises_by_batch(part: nn.Module) -> bool:
-    """Whether a module normalises by the batch in tests too."""
+    """Whether a module normalises by batch statistics in evaluation too."""
     return isinstance(part, nn.modules.batchnorm._BatchNorm) and not part.track_running_stats

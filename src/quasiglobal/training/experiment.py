@@ -1,7 +1,6 @@
-"""What to run, all of it: one frozen dataclass. Its hash names the run.
+"""Experiment: one frozen dataclass with all settings of a run. Its hash names the run.
 
-Whether two experiments are the same, differ in the seed alone, or can share a program is answered here and nowhere
-else.
+Only this module decides whether two experiments are equal, differ only in the seed, or can share a program.
 """
 
 from __future__ import annotations
@@ -30,73 +29,74 @@ from quasiglobal.training.schedule import scaled_lr
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Everything that changes the result. Where it runs, and on how many rows at once, does not."""
+    """All settings that change the result. The device, the engine and the number of rows per program do not.
+
+    The string under a field is its `--help` text. `data` is "own" if every node brings its own data (`qg node`).
+    `steps` counts the steps of one epoch; `qg.minimize(steps=…)` counts all steps of a run.
+    """
 
     data: str = "digits"
-    """digits, fashion-mnist, cifar10, imagenet32, imagenet, folder:PATH; texts: agnews, sst2, csv:PATH; own where every
-    node brings its own."""
+    """Images: digits, fashion-mnist, cifar10, imagenet32, imagenet, folder:PATH; texts: agnews, sst2, csv:PATH."""
     model: str = "cnn"
-    """cnn, mlp, resnet20 (any depth 6k + 2), resnet18, vgg11, hf:NAME or hf:FOLDER, or your own package.module:Name."""
+    """cnn, mlp, resnet20 (any depth 6k + 2), resnet18, vgg11, hf:NAME, hf:FOLDER, or your own package.module:Name."""
     norm: str | None = None
-    """bn, gn, evonorm, evonorm-released or none; by default the model's own."""
+    """Normalisation: bn, gn, evonorm, evonorm-released or none; by default the model's own."""
     width: float = 1.0
-    """Times the model's usual number of channels."""
+    """Multiplier for the model's number of channels."""
     bn: Literal["shared", "local"] = "shared"
-    """Whether BatchNorm's weights are gossiped; local keeps all of it at the node (FedBN)."""
+    """BatchNorm weights: shared (gossiped), or local (kept at the node, as in FedBN)."""
     algorithm: str = "qg-dsgdm-n"
-    """An algorithm with its options; `qg algorithms` lists them."""
+    """Algorithm with options, such as qg-dsgdm-n:mu=0.5; `qg algorithms` lists all."""
     topology: str = "ring:16"
-    """Who talks to whom; `qg topology ring:16` explains one."""
+    """Communication graph; `qg topology ring:16` describes a graph."""
     partition: str = "dirichlet"
-    """dirichlet, dirichlet-plain, iid, shards:K, by:COLUMN, or whole: every node has all the data there is."""
+    """Data split: dirichlet, dirichlet-plain, iid, shards:K, by:COLUMN, or whole (every node has all data)."""
     alpha: float = 0.1
-    """Dirichlet's concentration: 10 is nearly uniform, 0.1 very heterogeneous."""
+    """Dirichlet concentration: 10 is nearly uniform, 0.1 very heterogeneous."""
     epochs: int = 30
-    """Passes of each node through its own data."""
+    """Number of epochs."""
     batch: int = 32
-    """Examples a node takes a step."""
+    """Batch size per node."""
     steps: int = 0
-    """Steps of one epoch; 0: once through a node's data, on average over the nodes. (`qg.minimize(steps=…)` counts all
-    steps of a run.)"""
+    """Steps per epoch; 0: one pass through the data of a node of average size."""
     lr: float | None = None
-    """The peak learning rate; by default 0.1 for each 64 examples of the global batch."""
+    """Peak learning rate; by default 0.1 per 64 examples of the global batch."""
     warmup: float = 5.0
-    """Epochs of linear warm-up from `warmup_from`, where the peak is above it."""
+    """Epochs of linear warm-up from `warmup_from`; skipped unless the peak is higher."""
     warmup_from: float = 0.1
-    """Where the warm-up starts."""
+    """Learning rate at the start of the warm-up."""
     milestones: tuple[float, ...] = (0.5, 0.75)
-    """Fractions of the run after which the learning rate is multiplied by `decay`; none: constant."""
+    """Fractions of the run at which the learning rate is multiplied by `decay`; empty: constant."""
     decay: float = 0.1
-    """See milestones."""
+    """Learning rate factor at each milestone."""
     weight_decay: float = 1e-4
-    """L2, into the gradient, for all parameters."""
+    """L2 weight decay of all parameters, added to the gradient."""
     augment: bool = True
-    """Random flips and crops, where the data set has them."""
+    """Random flips and crops, if the data set supports them."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
-    """bf16 is autocast inside the model; parameters, momentum and mixing stay float32."""
+    """bf16 uses autocast inside the model; parameters, momentum and mixing stay float32."""
     eval_every: int = 1
-    """Epochs between tests; the last epoch is always tested. The best score depends on it."""
+    """Epochs between tests; the last epoch is always tested. Affects the best score."""
     seed: int = 0
-    """Draws the partition, the start, the order of the data and the faults."""
+    """Random seed of the partition, initial weights, data order and faults."""
     drop: float = 0.0
-    """The probability that a message to a neighbour is lost; its weight returns to the receiver. Simulator only."""
+    """Probability that a message is lost; its weight returns to the receiver. Simulator only."""
     churn: float = 0.0
-    """The probability that a node is away for a window of 20 steps, with its own data alone. Simulator only."""
+    """Probability that a node is offline for 20 steps and trains alone. Simulator only."""
     wire: Literal["full", "bf16"] = "full"
-    """How models travel: as they are, or rounded to 16 bits, which quasi-global methods do not stand."""
+    """Message precision: full, or bf16 (16 bits; not supported by quasi-global methods)."""
     classes: tuple[str, ...] = ()
-    """The names of the classes, in order, where several owners have to agree on them; by default the data's."""
+    """Class names in order, if data owners must agree on them; by default the data's."""
     shape: tuple[int, ...] = ()
-    """What the model sees of one example, as channels, height, width; by default the data's. Of a text: how many
-    tokens, by default 128."""
+    """Input shape: channels height width, by default the data's; for texts the number of tokens, by default 128."""
     mean: tuple[float, ...] = ()
-    """Subtracted from each channel, once it is between 0 and 1; by default measured on the training data."""
+    """Mean of each channel (pixels in [0, 1]); by default the data set's, or measured on the training data."""
     std: tuple[float, ...] = ()
-    """What each channel is then divided by."""
+    """Standard deviation of each channel; default as for mean."""
     pretrained: bool = True
-    """Whether an hf: model starts from its weights, or from random ones of the same architecture."""
+    """Start an hf: model from pretrained weights; otherwise from random weights."""
     train: str = "all"
-    """What of an hf: model is trained, gossiped and saved: all, head, or lora:RANK (low-rank adapters and the head)."""
+    """Parameters of an hf: model to train, gossip and save: all, head, or lora:RANK (low-rank adapters and head)."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():             # alpha=1 is alpha=1.0, with the same hash
@@ -112,7 +112,7 @@ class Experiment:
         if not 0 < self.decay < float("inf"):
             raise InputError(f"decay must be > 0 and finite, got {self.decay:g}")
         if self.steps < 0:
-            raise InputError(f"steps must be a whole number >= 0, got {self.steps}; it counts one epoch")
+            raise InputError(f"steps must be a whole number >= 0, got {self.steps}; it counts the steps per epoch")
         for name in ("drop", "churn"):
             check_probability(name, getattr(self, name))
         rank_of(self.train)
@@ -122,7 +122,7 @@ class Experiment:
 
     @property
     def hash(self) -> str:
-        """Eight digits that stand for all fields."""
+        """Hash of all fields, eight hexadecimal digits."""
         defaults = {field.name: field.default for field in fields(self) if field.name not in FIRST_FIELDS}
         values = {name: value for name, value in asdict(self).items() if value != defaults.get(name, MISSING)}
         text = json.dumps(values, sort_keys=True)
@@ -130,7 +130,7 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """The run's folder: readable first, unique by its hash.
+        """Name of the run folder: a readable part, then the hash.
 
         >>> Experiment(topology="ring:8", alpha=1.0).name.rpartition("-")[0]
         'digits-cnn-qg-dsgdm-n-ring8-a1-s0'
@@ -146,11 +146,11 @@ class Experiment:
 
     @property
     def peak_lr(self) -> float:
-        """The learning rate given, or the one that grows with the global batch."""
+        """The given learning rate, or by default the rate scaled with the global batch."""
         return scaled_lr(self.batch, count_nodes(self.topology)) if self.lr is None else self.lr
 
     def with_seed(self, seed: int) -> Experiment:
-        """The same with another seed."""
+        """The same experiment with another seed."""
         return replace(self, seed=seed)
 
 
@@ -158,21 +158,21 @@ FIRST_FIELDS = (
     "data", "model", "norm", "width", "bn", "algorithm", "topology", "partition", "alpha", "epochs", "batch", "lr",
     "warmup", "warmup_from", "milestones", "decay", "weight_decay", "augment", "precision", "eval_every", "seed",
 )
-"""The fields that are always hashed. Any other came later, and is hashed where it is not at its default, so that runs
-that were made before it keep their names."""
+"""Fields that are always hashed. Fields added later are hashed only if not at their default, so that older runs keep
+their names."""
 
-# ------------------------------------------------------------------------------------- the same experiment, or nearly
+# --------------------------------------------------------------------------------------------- comparing experiments
 
 OWN = (
     "seed", "partition", "alpha", "lr", "warmup", "warmup_from", "milestones", "decay", "algorithm", "topology",
 )
-"""What experiments that are rows of one program may differ in; their topologies have as many nodes."""
+"""Fields in which the rows of one program may differ; their topologies need the same number of nodes."""
 
 Item = TypeVar("Item")
 
 
 def together(experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:
-    """The experiments, if they can be rows of one program."""
+    """Return the experiments if they can be rows of one program; raise InputError otherwise."""
     first = _in_common(experiments[0])
     for one in experiments:
         for name, value in _in_common(one).items():
@@ -182,19 +182,19 @@ def together(experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:
 
 
 def program_key(experiment: Experiment) -> str:
-    """Equal for experiments that can be rows of one program, as far as they tell without data."""
+    """Key that is equal for experiments that can be rows of one program, as far as known without the data."""
     return json.dumps(_in_common(experiment), sort_keys=True)
 
 
 def steps_alike(experiment: Experiment) -> Hashable:
-    """Equal for experiments that step by the same algorithm on the same topology, however these are spelled."""
+    """Key that is equal for experiments with the same algorithm and topology, independent of their spelling."""
     return algorithm(experiment.algorithm), parse(experiment.topology)
 
 
 def setting(experiment: Experiment) -> str:
-    """Equal for experiments that differ in nothing but seed and learning rate, however they are spelled.
+    """Key that is equal for experiments that differ only in seed and learning rate, or in fields without effect.
 
-    Where data are alike α does not matter, nor does the graph where everybody has the same model.
+    α has no effect on an iid partition, and the graph has none on a centralized algorithm.
     """
     if experiment.partition == "iid":
         experiment = replace(experiment, alpha=1.0)
@@ -204,13 +204,13 @@ def setting(experiment: Experiment) -> str:
 
 
 def spellings(experiment: Experiment) -> tuple[Experiment, ...]:
-    """The experiment and others of the same result: the default learning rate may be given, or left out."""
+    """The experiment and its equivalents: the default learning rate may be explicit or omitted."""
     left_out = replace(experiment, lr=None)
     return (experiment, left_out) if left_out.peak_lr == experiment.peak_lr else (experiment,)
 
 
 def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> dict[str, list[Item]]:
-    """Items whose experiments differ in the seed alone, together, under the fields that set them apart from the others.
+    """Group items whose experiments differ only in the seed; label each group by the fields that vary between groups.
 
     >>> group_by_seed([Experiment(seed=0), Experiment(seed=1), Experiment(batch=8)], lambda one: one).keys()
     dict_keys(['batch=32', 'batch=8'])
@@ -225,13 +225,13 @@ def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> di
 
 
 def _in_common(experiment: Experiment) -> dict[str, Any]:
-    """What experiments that are rows of one program have to share."""
+    """Values that all rows of one program must share."""
     values = {name: value for name, value in asdict(experiment).items() if name not in OWN}
     return values | {"number of nodes": count_nodes(experiment.topology)}
 
 
 def _label(name: str, value: object) -> str:
-    """How a legend names a setting."""
+    """Legend label of a setting."""
     return str(value) if name in ("algorithm", "data", "model", "topology") else f"{name}={value}"
 
 
@@ -247,7 +247,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "warmup": 5.0, "milestones": (1 / 3, 2 / 3, 8 / 9), "weight_decay": 1e-4, "eval_every": 10,
     },
 }
-"""The paper's training recipes; the peak learning rate scales with the batch unless given."""
+"""The paper's training recipes; the peak learning rate scales with the global batch unless given."""
 
 
 @cache
@@ -257,7 +257,7 @@ def _hints() -> dict[str, Any]:
 
 
 def from_mapping(values: dict[str, Any], source: str) -> Experiment:
-    """An experiment from names and values, with a sentence for whatever is wrong in them."""
+    """Build an experiment from names and values; raise InputError for an invalid entry."""
     hints = _hints()
     known = [field.name for field in fields(Experiment)]
     values = dict(values)
@@ -272,7 +272,7 @@ def from_mapping(values: dict[str, Any], source: str) -> Experiment:
 
 
 def from_toml(path: Path) -> Experiment:
-    """An experiment from a TOML file."""
+    """Read an experiment from a TOML file."""
     try:
         with open(path, "rb") as file:
             return from_mapping(tomllib.load(file), str(path))
@@ -283,9 +283,9 @@ def from_toml(path: Path) -> Experiment:
 
 
 def _typed(hint: Any, value: Any, what: str) -> Any:
-    """`value` if it is of the field's type; a whole number will do for a number, a list for a tuple."""
+    """Return `value` converted to the field's type: integers may stand for floats, lists for tuples."""
     if hint is str and not isinstance(value, str):
-        raise InputError(f"{what} must be a text, got {value!r}")
+        raise InputError(f"{what} must be a string, got {value!r}")
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise InputError(f"{what} must be a list, got {value!r}")

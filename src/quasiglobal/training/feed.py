@@ -1,4 +1,4 @@
-"""Batches of training examples on the device: which rows see which examples at which step, at which learning rate."""
+"""Training batches and learning rates of all rows at each step, on the device."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.schedule import Schedule
 
 FULL_GRADIENT_BATCH = 256
-"""Examples of a node at a time in a gradient over all of its data."""
+"""Batch size per node of a full gradient."""
 
 
 class Feed:
-    """The training examples of every row, and each epoch's draws.
+    """The training examples of every row, and each epoch's random draws.
 
-    An epoch's draws overwrite those of the one before, so that a captured step finds them in the same storage.
+    An epoch's draws overwrite the previous epoch's, so that a captured step reads them from the same storage.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Feed:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        """`parts` has the examples of each node of each experiment; `nodes` are those hosted here."""
+        """`parts` has the examples of each node of each experiment; `nodes` are the nodes hosted here."""
         first = experiments[0]
         self.device, self.dtype, self.nodes = device, dtype, len(nodes)
         self.inputs = inputs_of(data, data.train, device=device, dtype=dtype, moving=first.augment)
         self.targets = data.train.y.to(device)
         lengths = [[len(part) for part in of] for of in parts]
         if len({tuple(step_sizes(of, first.batch, first.steps)) for of in lengths}) > 1:
-            raise InputError("runs that train together need epochs of as many steps; use partitions of equal sizes")
+            raise InputError("runs that train together need the same steps per epoch; use partitions of equal sizes")
         owners = [Owner(one.seed, i, of[i]) for one, of in zip(experiments, parts, strict=True) for i in nodes]
         self.plan = Plan(owners, first.batch, self.inputs.draw, lengths[0], first.steps, self.inputs.need)
         self.schedules = [
@@ -67,16 +67,16 @@ class Feed:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The steps of one epoch."""
+        """Number of steps in one epoch."""
         return len(self.plan.sizes)
 
     @property
     def examples(self) -> int:
-        """How many examples a row sees in an epoch."""
+        """Number of examples per row in one epoch."""
         return sum(self.plan.sizes)
 
     def load(self, epoch: int) -> None:
-        """Draw the batches of epoch 0, 1, … and go to its first step."""
+        """Draw the batches of epoch 0, 1, … and move to its first step."""
         drawn = self.plan.epoch(epoch, self.device)
         self.shapes = drawn.shapes
         first = epoch * self.steps_per_epoch
@@ -93,26 +93,26 @@ class Feed:
                 old.copy_(new)
 
     def batch(self, size: int, *need: int) -> tuple[Tensor, Tensor]:
-        """The inputs and targets of every row at the step that the counter is at."""
+        """The inputs and targets of every row at the current step."""
         assert self._index is not None
         index, *moves = (self._at_counter(values)[:, :size] for values in (self._index, *self._moves))
         return self.inputs.show(index, *moves, *need), self.targets[index]
 
     def rate(self) -> Tensor:
-        """The learning rate of this step: a number where all runs have the same, else [rows, 1]."""
+        """The learning rate of the current step: a scalar if all runs share one schedule, else [rows, 1]."""
         rates = self._at_counter(self._rates)
         return rates[0] if self._one_rate else rates.repeat_interleave(self.nodes)[:, None]
 
     def advance(self) -> None:
-        """Go to the next step."""
+        """Move to the next step."""
         self.counter.add_(1)
         self.time.add_(1)
 
     @cached_property
     def everything(self) -> list[tuple[Tensor, tuple[int, ...]]]:
-        """The positions [k, size] of all examples of every row, some at a time, with what those need to be shown."""
+        """All examples of every row in batches: indices [k, size], each with the `Inputs.need` of its examples."""
         if len({len(owner.examples) for owner in self.plan.owners}) > 1:
-            raise InputError("an algorithm that takes full gradients needs nodes of equal size; use another partition")
+            raise InputError("algorithms with full gradients need nodes of equal size; use another partition")
         positions = np.stack([owner.examples for owner in self.plan.owners])
         starts = range(0, positions.shape[1], FULL_GRADIENT_BATCH)
         pieces = [positions[:, first : first + FULL_GRADIENT_BATCH] for first in starts]

@@ -1,6 +1,6 @@
-"""The one training loop: the simulator, processes, `qg node` and `qg.train` all drive it.
+"""The only training loop: used by the simulator, distributed processes, `qg node` and `qg.train`.
 
-What is written, saved, shown or stopped is up to callbacks.
+Callbacks do the logging, saving, display and stopping.
 """
 
 from __future__ import annotations
@@ -12,58 +12,58 @@ from quasiglobal.training.program import Program
 
 
 class Callback:
-    """Override what you need; each method is called with the loop, which can be stopped."""
+    """Base class: override the methods that you need. Each receives the loop and may call `loop.stop()`."""
 
     def on_start(self, loop: Loop) -> None:
-        """Before the first epoch."""
+        """Called before the first epoch."""
 
     def on_step(self, loop: Loop) -> None:
-        """After a step; `loop.step` counts from the very start."""
+        """Called after each step; `loop.step` counts from the start of the run."""
 
     def on_epoch(self, loop: Loop) -> None:
-        """After an epoch, with its records in `loop.records`."""
+        """Called after each epoch; `loop.records` holds its records."""
 
     def on_end(self, loop: Loop) -> None:
-        """After the last epoch, or after the one in which the loop was stopped."""
+        """Called after the last epoch, also if the loop was stopped early."""
 
 
 class Loop:
-    """Trains a program to its end, and tells its callbacks, in their order."""
+    """Trains a program to its end and calls the callbacks in order."""
 
     def __init__(self, program: Program, callbacks: Sequence[Callback] = ()) -> None:
         self.program, self.callbacks = program, callbacks
         self.going = list(range(len(program.experiments)))
-        """The experiments that have not diverged, by their position."""
+        """Indices of the experiments that have not diverged."""
         self.measures: list[Measures] = []
-        """Of every experiment in the last epoch: the values of each node hosted here."""
+        """Per-node values of the hosted nodes in the last epoch, for every experiment."""
         self.records: dict[int, Record] = {}
-        """Of each experiment that was going in the last epoch: its nodes here combined."""
+        """Combined record of the hosted nodes in the last epoch, for each experiment that trained in it."""
         self.diverged: list[int] = []
-        """The experiments that diverged in the last epoch."""
+        """Indices of the experiments that diverged in the last epoch."""
         self.step = program.state.epochs * program.feed.steps_per_epoch
         self.stopping = False
 
     @property
     def epoch(self) -> int:
-        """How many epochs are done."""
+        """Number of completed epochs."""
         return self.program.state.epochs
 
     @property
     def tested(self) -> bool:
-        """Whether the last epoch ended with a test: each `eval_every`-th and the last one do."""
+        """Whether the last epoch ended with a test: every `eval_every`-th epoch and the final epoch do."""
         return self.epoch % self.program.experiment.eval_every == 0 or self.program.finished
 
     @property
     def over(self) -> bool:
-        """Whether no further epoch follows."""
+        """Whether no epoch follows."""
         return self.program.finished or self.stopping or not self.going
 
     def stop(self) -> None:
-        """End after this epoch."""
+        """Stop after the current epoch."""
         self.stopping = True
 
     def run(self) -> None:
-        """Train from the program's epoch on."""
+        """Train from the program's current epoch to the end."""
         for callback in self.callbacks:
             callback.on_start(self)
         watched = any(type(callback).on_step is not Callback.on_step for callback in self.callbacks)

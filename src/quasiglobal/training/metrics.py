@@ -1,7 +1,7 @@
-"""What is measured: every metric is named here, and nowhere else.
+"""Metrics: every metric is named here, and nowhere else.
 
-A process measures its own nodes (`Measures`, lists with an entry a node). `combined` makes one `Record` an epoch of all
-nodes of a run; records are the lines of metrics.jsonl.
+A process measures its own nodes (`Measures`, lists with one entry per node). `combined` merges them into one `Record`
+per epoch for all nodes of a run; records are the lines of metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ import torch
 from torch import Tensor
 
 SCORE = "accuracy"
-"""The metric that decides which run is the best: of tuning, tables and plots."""
+"""Metric that ranks runs in tuning, tables and plots."""
 
 WORST, BEST, AVERAGED = (f"{SCORE}_{which}" for which in ("worst", "best", "averaged"))
-"""The score of the worst node, of the best one, and of the average of all nodes' models."""
+"""Names of the score of the worst node, of the best node, and of the average of all nodes' models."""
 
 
 class Record(TypedDict, total=False):
-    """One epoch of a run; keys after `images_per_second` are there where it was tested."""
+    """One epoch of a run; only tested epochs have the keys after `images_per_second`."""
 
     epoch: int
     step: int
     lr: float
-    """The learning rate of the epoch's last step."""
+    """Learning rate at the epoch's last step."""
     loss: float
-    """The mean over the nodes of the training loss; None in a file where it is not finite."""
+    """Training loss, mean over the nodes; None in a file if it is not finite."""
     train_accuracy: float
     images_per_second: float
-    """Examples of all nodes a second, whether images or not."""
+    """Examples per second over all nodes, images or not."""
     accuracy: float
-    """The mean over the nodes' own models on the whole test set."""
+    """Accuracy on the whole test set, mean over the nodes' models."""
     accuracy_std: float
     accuracy_worst: float
     accuracy_best: float
     recall_worst: list[float | None]
-    """For each class, the share of its test examples that the worst node gets right."""
+    """Recall per class of the worst node; None for a class without test examples."""
     accuracy_averaged: float
-    """Of the average of all nodes' models."""
+    """Accuracy of the average of all nodes' models."""
     consensus_distance: float
     test_loss: float
     weight_norm: float
     effective_step: float
-    """lr / ‖x‖², the mean over the nodes."""
+    """lr / ‖x‖², mean over the nodes."""
     bytes_sent: float
-    """By a node on average, since the start."""
+    """Bytes sent since the start, mean over the nodes."""
 
 
 class Measures(TypedDict, total=False):
-    """One epoch of the nodes that a process hosts."""
+    """One epoch of the nodes hosted by a process."""
 
     epoch: int
     step: int
@@ -74,26 +74,26 @@ class Measures(TypedDict, total=False):
 
 
 class TestSums:
-    """Sums over test batches for each of k models, and the metrics that follow from them."""
+    """Sums over test batches for each of k models, and the metrics computed from them."""
 
-    __test__ = False                                        # no test of pytest's
+    __test__ = False                                        # not a test class for pytest
 
     def __init__(self, like: Tensor, targets: Tensor, classes: int) -> None:
-        """`like` gives k, the type and the device; `targets` are those of the whole test set."""
+        """`like` sets k, the dtype and the device; `targets` are the targets of the whole test set."""
         self._right, self._loss = like.new_zeros(len(like), classes), like.new_zeros(len(like))
         self._count, self._of_class = len(targets), torch.bincount(targets, minlength=classes)
 
     def add(self, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
-        """A batch: outputs [k, m, classes], targets [m], and each model's mean loss [k]."""
+        """Add a batch: outputs [k, m, classes], targets [m], and each model's mean loss [k]."""
         self._right.index_add_(1, targets, (outputs.argmax(dim=-1) == targets).to(self._right.dtype))
         self._loss += losses * len(targets)
 
     def accuracy(self) -> Tensor:
-        """[k]"""
+        """Accuracy of each model, [k]."""
         return self._right.sum(dim=1) / self._count
 
     def measures(self, rows: slice) -> Measures:
-        """The metrics of some of the models."""
+        """The metrics of the models in `rows`."""
         recall = (self._right / self._of_class)[rows].tolist()
         return {
             "accuracy": self.accuracy()[rows].tolist(),
@@ -103,22 +103,22 @@ class TestSums:
 
 
 def measures_of_models(x: Tensor, bytes_sent: float) -> Measures:
-    """Of the models x [nodes, d] of a run, each of which has sent so much."""
+    """Per-node measures of a run's models x [nodes, d]; each node has sent `bytes_sent` bytes."""
     return {"weight_norm": x.norm(dim=-1).tolist(), "bytes_sent": [bytes_sent] * len(x)}
 
 
 def measures_of_all(x: Tensor, averaged: Tensor) -> Measures:
-    """Of all models [n, d] of a run together; `averaged` is the accuracy of their average."""
+    """Measures over all models [n, d] of a run; `averaged` is the accuracy of their average."""
     return {"accuracy_averaged": float(averaged), "consensus_distance": float(consensus_distance(x))}
 
 
 def average(values: Tensor, dim: int) -> Tensor:
-    """The mean over nodes in double precision; of counters too."""
+    """Mean over nodes, computed in double precision; also accepts integer counters."""
     return values.double().mean(dim=dim).to(values.dtype)
 
 
 def consensus_distance(x: Tensor) -> Tensor:
-    """Ξ² = mean over nodes of ‖x_i − x̄‖², of [..., n, d].
+    """Ξ² = mean over nodes of ‖x_i − x̄‖², for x [..., n, d].
 
     >>> consensus_distance(torch.tensor([[0.0, 0.0], [2.0, 0.0]])).item()
     1.0
@@ -127,7 +127,7 @@ def consensus_distance(x: Tensor) -> Tensor:
 
 
 def path_length(points: Tensor) -> Tensor:
-    """The length of the path through the points of [steps, d].
+    """Length of the path through the points [steps, d].
 
     >>> path_length(torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])).item()
     6.0
@@ -138,7 +138,7 @@ def path_length(points: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------- combining
 
 Reduction = Callable[[str, list[Any], Record], dict[str, Any]]
-"""(the metric's name, its value at every node, the record so far) → entries of the record."""
+"""(name of the metric, its values at all nodes, the record so far) → entries of the record."""
 
 
 def _mean(name: str, values: list[float], record: Record) -> dict[str, Any]:
@@ -160,19 +160,19 @@ def _weight_norm(name: str, values: list[float], record: Record) -> dict[str, An
 
 
 TRAINED: dict[str, Reduction] = {"loss": _mean, "train_accuracy": _mean}
-"""Metrics of every epoch, one value a node."""
+"""Metrics of every epoch, one value per node."""
 
 TESTED: dict[str, Reduction] = {
     "accuracy": _spread, "test_loss": _mean, "weight_norm": _weight_norm, "bytes_sent": _mean,
 }
-"""Metrics of a tested epoch, one value a node."""
+"""Metrics of a tested epoch, one value per node."""
 
 OF_ALL = ("accuracy_averaged", "consensus_distance")
-"""Metrics of a tested epoch that take the models of all nodes: `measures_of_all`."""
+"""Metrics of a tested epoch that need the models of all nodes: `measures_of_all`."""
 
 
 def combined(parts: Sequence[Mapping[str, Any]]) -> Record:
-    """An epoch's record of a run, from the measures of the processes that host its nodes."""
+    """Combine the measures of all processes of a run into the epoch's record."""
     first = parts[0]
 
     def every(name: str) -> list[Any]:
@@ -197,7 +197,7 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> Record:
 
 
 def number(record: Mapping[str, Any] | None, name: str) -> float | None:
-    """A number of a record; None where it was not measured, or not finite."""
+    """A number from a record; None if it was not measured or was not finite."""
     found = (record or {}).get(name)
     return None if found is None else float(found)
 
@@ -208,11 +208,11 @@ def tests(records: Sequence[Record]) -> list[Record]:
 
 
 def last_and_best(records: Sequence[Record]) -> tuple[Record | None, Record | None]:
-    """The last test among a run's records, and the one with the best score."""
+    """The records of the last test and of the test with the best score."""
     tested = tests(records)
     return (tested[-1], max(tested, key=lambda record: record["accuracy"])) if tested else (None, None)
 
 
 def diverged(record: Record, bound: float = 1e4) -> bool:
-    """Whether a run cannot recover: its loss is not finite, or above `bound`."""
+    """Whether a run has diverged: its loss is not finite, or above `bound`."""
     return not math.isfinite(record["loss"]) or record["loss"] > bound

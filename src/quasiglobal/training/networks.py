@@ -1,4 +1,4 @@
-"""The task's network in every row of a program: the layout of a row, the start, and all copies as one program."""
+"""Copies of the task's network in the rows of a program: row layout, initial values and the stacked model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Networks:
             keep_freed_memory()
 
     def start(self, nodes: int) -> tuple[Tensor, Buffers]:
-        """x [rows, d] and the buffers of all rows: the nodes of an experiment start from the same weights."""
+        """Initial x [rows, d] and buffers of all rows; all nodes of an experiment start from the same weights."""
         rows = [self.layout.row(dict(module.named_parameters())) for module in self._modules]
         kept = [self.layout.buffers(module) for module in self._modules]
 
@@ -39,7 +39,7 @@ class Networks:
         return for_nodes(rows), {name: for_nodes([own[name] for own in kept]) for name in kept[0]}
 
     def stacked(self, *, recomputing: bool, long: bool) -> StackedModel:
-        """All copies as one program; `StackedModel` says what `long` is."""
+        """All copies as one stacked model; see `StackedModel` for `long`."""
         module = self.task.module(0).to(self.device, self.dtype)
         if recomputing:
             recompute(module)

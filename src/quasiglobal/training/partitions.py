@@ -1,4 +1,4 @@
-"""Who holds which training examples in an experiment, dealt once for all experiments that deal alike."""
+"""Partition of the training examples among nodes, cached for experiments with the same split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment
 
 DEALT: WeakKeyDictionary[Dataset, dict[tuple[str, int, float, int], list[Indices]]] = WeakKeyDictionary()
-"""The partitions of each data set: dealing few classes among many nodes takes seconds."""
+"""Cache of partitions for each data set: splitting few classes among many nodes takes seconds."""
 
 
 def partition_of(data: Dataset, experiment: Experiment) -> list[Indices]:

@@ -1,7 +1,7 @@
-"""Several experiments as rows of one program: what a step changes, and how a step is done.
+"""Several experiments as rows of one program: its state and its training step.
 
-Row r·k + i is the i-th of the k nodes hosted here, of experiment r. All rows share the computation of gradients; then
-each algorithm steps on its own rows (`bands.py`).
+Row r·k + i is the i-th of the k nodes hosted here, of experiment r. The gradients of all rows are computed together;
+then each algorithm updates its own rows (`bands.py`).
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from quasiglobal.training.rows import buffers_of, named_rows, state_of
 from quasiglobal.training.task import Task
 
 WORTH_FUSING = 2.5e11
-"""Numbers that the algorithms change in a training, from which on compiling their steps pays (docs/performance.md)."""
+"""Parameter updates per training (steps × rows × d) above which compiling the steps pays (docs/performance.md)."""
 
 WORTH_COMPILING = 2e12
-"""The same for transformers' gradients, which take 45 s to compile for each length of texts (docs/transformers.md)."""
+"""The same for gradients of transformers, which take 45 s to compile for each text length (docs/transformers.md)."""
 
 StepRunner = Callable[[Hashable, Callable[[], None]], None]
-"""Runs a step; steps of one key do the same to the same tensors."""
+"""Runs a step; steps with equal keys run the same operations on the same tensors."""
 
 
 @dataclass
 class ProgramState:
-    """All that a step changes, besides the algorithms' own states (`Band.state`) and the feed's counters."""
+    """Everything that a step changes, except the algorithms' states (`Band.state`) and the feed's counters."""
 
     x: Tensor
     """[rows, d]"""
     buffers: dict[str, Tensor]
     loss: Tensor
-    """[rows], summed over the examples of the epoch under way."""
+    """[rows], summed over the examples of the current epoch."""
     right: Tensor
-    """[rows], how many of them were classified correctly."""
+    """[rows], number of correctly classified examples of the current epoch."""
     epochs: int = 0
-    """How many epochs are done."""
+    """Number of completed epochs."""
 
 
 class Program:
-    """Several experiments as rows of one program, of the nodes that an engine hosts.
+    """Several experiments as rows of one program, for the nodes that an engine hosts.
 
-    They may differ in what a row has of its own (`experiment.OWN`): the seed, the partition of the data, the learning
-    rate, the algorithm. `engine` is the simulator unless told otherwise. `model` is that of an earlier program of the
-    same task, whose kernels need not be compiled again. `capture` makes a `StepRunner` for steps that write into their
-    storage; by default CUDA graphs, where one GPU hosts all nodes.
+    The experiments may differ in the fields `experiment.OWN`, such as the seed, the partition, the learning rate and
+    the algorithm. `engine` is the simulator by default. `model` reuses the compiled kernels of an earlier program of
+    the same task. `capture` returns a `StepRunner` for in-place steps; by default it uses CUDA graphs if one GPU hosts
+    all nodes.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Program:
         self.state = ProgramState(x, buffers, loss=x.new_zeros(len(x)), right=x.new_zeros(len(x)))
         self.bands.begin_at(x)
         can_capture = device.type == "cuda" and self.engine.waits_for_nobody
-        if capture is None and can_capture and not recomputing:     # which reads generators' states, and no graph can
+        if capture is None and can_capture and not recomputing:     # recomputing reads RNG states: not capturable
             capture = Captured
         self._runner = capture(self._tensors) if capture else None
         changed = self.steps * x.numel()
@@ -95,12 +95,12 @@ class Program:
 
     @property
     def experiment(self) -> Experiment:
-        """The first experiment, for what all have in common."""
+        """The first experiment; use it only for fields that all experiments share."""
         return self.experiments[0]
 
     @property
     def steps(self) -> int:
-        """Steps of the whole training."""
+        """Number of steps of the whole training."""
         return self.feed.steps_per_epoch * self.experiment.epochs
 
     @property
@@ -111,9 +111,9 @@ class Program:
     # -------------------------------------------------------------------------------------------- steps
 
     def train_epoch(self, after_step: Callable[[int], None] | None = None) -> list[Measures]:
-        """One pass of every node here through its data; the measures of each experiment.
+        """Train every node here for one epoch; return the measures of each experiment.
 
-        `after_step` is called with the number of steps done, counted from the very start.
+        `after_step` is called with the number of completed steps, counted from the start of the run.
         """
         began = time.perf_counter()
         self.begin_epoch()
@@ -139,13 +139,13 @@ class Program:
         ]
 
     def begin_epoch(self) -> None:
-        """Draw the epoch's batches."""
+        """Draw the epoch's batches and reset the sums."""
         self.feed.load(self.state.epochs)
         self.state.loss.zero_()
         self.state.right.zero_()
 
     def advance(self, step: int) -> None:
-        """Step 0, 1, … of the epoch."""
+        """Run step 0, 1, … of the epoch."""
         t, shape = self.state.epochs * self.feed.steps_per_epoch + step + 1, self.feed.shapes[step]
         with self.seeded(t):
             if self._runner is None:
@@ -154,35 +154,35 @@ class Program:
                 self._runner((*self.bands.kind(t), shape), partial(self._step, t, *shape))
 
     def sums(self) -> tuple[list[list[float]], list[list[float]]]:
-        """The loss and the right answers of each experiment's nodes, summed over the epoch so far."""
+        """Loss and number of correct predictions of each experiment's nodes, summed over the epoch so far."""
         loss, right = (
             values.view(len(self.experiments), -1).tolist() for values in (self.state.loss, self.state.right)
         )
         return loss, right
 
     def warm_up(self) -> None:
-        """Compute a gradient and forget it: the first one takes long, and no neighbour should wait for it."""
+        """Compute and discard a gradient: the first gradient is slow, and no neighbour should wait for it."""
         self.begin_epoch()
         with self.seeded(0):
             self.gradients()
 
     def gradients(self) -> Gradients:
-        """The gradients of all rows on the batch that the feed is at; nothing changes."""
+        """The gradients of all rows on the current batch; no state changes."""
         shape = self.feed.shapes[int(self.feed.counter)]
         return self.model.gradients(self.state.x, self.state.buffers, *self.feed.batch(*shape))
 
     def seeded(self, t: int) -> AbstractContextManager[None]:
-        """The context of step t: what models draw for dropout is a function of the seeds, the nodes here and the step.
+        """Seed the random numbers of step t (dropout) from the seeds, the first node here and the step.
 
-        A resumed run draws the same numbers again. Nodes spread over processes otherwise, or trained together with
-        other seeds, draw other numbers of the same distribution.
+        A resumed run draws the same numbers again. Another placement of nodes on processes, or another set of seeds
+        trained together, draws other numbers from the same distribution.
         """
         if not self.model.random:
             return nullcontext()
         return seeded(self.device, *(one.seed for one in self.experiments), self.engine.nodes[0], t)
 
     def _step(self, t: int, size: int, *need: int) -> None:
-        """Step t on the batch that the feed is at; everything happens on the device."""
+        """Run step t on the current batch, entirely on the device."""
         state, in_place = self.state, self._runner is not None
         found = self.model.gradients(state.x, state.buffers, *self.feed.batch(size, *need))
         state.x = self.bands.step(
@@ -197,7 +197,7 @@ class Program:
         self.feed.advance()
 
     def _full_gradient(self, rows: slice, x: Tensor) -> Tensor:
-        """The gradient over all of each node's own examples, as they are."""
+        """The gradient over all examples of each node, without augmentation."""
         total, examples = torch.zeros_like(x), len(self.feed.plan.owners[0].examples)
         buffers = {name: value[rows] for name, value in self.state.buffers.items()}
         for positions, need in self.feed.everything:
@@ -215,7 +215,7 @@ class Program:
     # -------------------------------------------------------------------------------------------- tests
 
     def evaluate(self) -> list[Measures]:
-        """How good the models of each experiment are on the test data; also their average, where all are here."""
+        """Test the models of each experiment, and their average if all nodes are here."""
         nodes, runs = len(self.engine.nodes), len(self.experiments)
         everybody = nodes == self.engine.topology.n
         x, buffers = self.state.x, self.state.buffers
@@ -233,31 +233,31 @@ class Program:
         return found
 
     def evaluate_average(self, rows: dict[str, Tensor]) -> Measures:
-        """What only all models of a run tell together; `rows` are all nodes' rows, as `rows_of` gives them."""
+        """The measures that need all models of a run; `rows` are the rows of all nodes, as returned by `rows_of`."""
         x = rows["x"].to(self.device)
         buffers = {name: average(value.to(self.device), dim=0)[None] for name, value in buffers_of(rows).items()}
         return measures_of_all(x, self.evaluation(average(x, dim=0)[None], buffers).accuracy()[0])
 
     def _with_averages(self, values: Tensor) -> Tensor:
-        """All rows, followed by the mean of each experiment's."""
+        """All rows, followed by the mean over nodes of each experiment."""
         by_run = values.view(len(self.experiments), len(self.engine.nodes), *values.shape[1:])
         return torch.cat([values, average(by_run, dim=1)])
 
     # ------------------------------------------------------------------------------------------ checkpoints
 
     def rows_of(self, run: int) -> dict[str, Tensor]:
-        """All that an experiment needs to go on: its rows of x, state and buffers."""
+        """All rows that an experiment needs to resume: x, state and buffers."""
         rows = slice(run * len(self.engine.nodes), (run + 1) * len(self.engine.nodes))
         buffers = {name: value[rows] for name, value in self.state.buffers.items()}
         return named_rows(self.state.x[rows], self.bands.state_of(run), buffers)
 
     def begin_at(self, x: Tensor) -> None:
-        """Start the algorithms at these models."""
+        """Initialise the algorithms at the models x."""
         self.state.x = x
         self.bands.begin_at(x)
 
     def restore(self, saved: Sequence[dict[str, Tensor]], epochs: int) -> None:
-        """Go on from the rows of every experiment, as `rows_of` gave them, after this many epochs."""
+        """Resume after `epochs` epochs from the rows of every experiment, as returned by `rows_of`."""
         def stacked(values: Sequence[Tensor]) -> Tensor:
             return torch.cat(list(values)).to(self.device)
 

@@ -1,4 +1,4 @@
-"""A run's rows as named tensors, which a checkpoint holds: x, state.NAME and buffer.NAME, a row a node."""
+"""Checkpoint tensors of a run: x, state.NAME and buffer.NAME, one row per node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NamedRows = dict[str, Tensor]
 
 
 def named_rows(x: Tensor, state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> NamedRows:
-    """Copies of a run's models, its algorithm's state and its models' buffers, on the CPU."""
+    """CPU copies of a run's models, algorithm state and model buffers."""
     tensors = {"x": x}
     tensors |= {f"{STATE}{name}": value for name, value in state.items()}
     tensors |= {f"{BUFFER}{name}": value for name, value in buffers.items()}
@@ -38,7 +38,7 @@ def models_of(rows: Mapping[str, Tensor]) -> NamedRows:
 
 
 def state_dict_of(rows: Mapping[str, Tensor], layout: Layout, node: int | None) -> NamedRows:
-    """The state_dict of a node's model, or of the average of all."""
+    """The state_dict of a node's model, or of the average of all models if `node` is None."""
     chosen = {name: average(value, dim=0) if node is None else value[node] for name, value in rows.items()}
     return {name: value.contiguous() for name, value in (layout.views(chosen["x"]) | buffers_of(chosen)).items()}
 

@@ -1,4 +1,4 @@
-"""The learning rate of every step: warm-up, then decay at fractions of the run.
+"""Learning rate schedule: warm-up, then decay at fractions of the run.
 
 P. Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour. 2017.
 """
@@ -13,9 +13,9 @@ from quasiglobal.errors import InputError
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear warm-up each step from `warmup_from` to the peak, then times `decay` at each milestone.
+    """Linear warm-up from `warmup_from` to the peak, updated at each step, then a factor `decay` at each milestone.
 
-    As in the experiments behind the paper's tables: there is a warm-up only if the peak is above
+    As in the experiments behind the paper's tables: the warm-up is skipped unless the peak is above
     `warmup_from`, and a milestone is a fraction of all steps. Without milestones the rate is constant.
 
     >>> rate = Schedule(peak=0.8, steps=29400, warmup_steps=490)
@@ -34,7 +34,7 @@ class Schedule:
         if not 0 < self.peak < float("inf"):
             raise InputError(f"lr must be > 0 and finite, got {self.peak}")
         if any(not 0 < fraction < 1 for fraction in self.milestones):
-            raise InputError(f"milestones are fractions of the run between 0 and 1, got {self.milestones}")
+            raise InputError(f"milestones must be fractions of the run between 0 and 1, got {self.milestones}")
 
     def __call__(self, t: int) -> float:
         """The learning rate at step t = 1, 2, …"""
@@ -46,7 +46,7 @@ class Schedule:
 
 
 def _nearest(number: float) -> int:
-    """The nearest whole number; halves go up.
+    """Round to the nearest integer; halves round up.
 
     >>> [_nearest(number) for number in (4.5, 5.5, 5.49)]
     [5, 6, 5]
@@ -56,7 +56,7 @@ def _nearest(number: float) -> int:
 
 
 def scaled_lr(batch: int, nodes: int, base: float = 0.1, base_batch: int = 64) -> float:
-    """The peak that grows with the global batch: 0.1 for each 64 examples, 0.8 for 16 nodes of 32.
+    """Scale the peak linearly with the global batch: 0.1 per 64 examples, so 0.8 for 16 nodes of batch 32.
 
     >>> scaled_lr(batch=32, nodes=16)
     0.8

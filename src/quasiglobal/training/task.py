@@ -1,4 +1,4 @@
-"""What the nodes learn: a model, a loss and data."""
+"""Learning task: a model, a loss and data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from quasiglobal.gradients.one_model import Loss
 class Task:
     """A model, a loss and data.
 
-    `model` is an `nn.Module`, whose weights every node starts from, or a function that makes one, called with torch
-    seeded by the run's seed. `loss(output, target)` is the mean over a batch, in training and in tests.
+    `model` is an `nn.Module`, whose weights are the initial weights of every node, or a function that returns a module
+    and is called with torch seeded by the run's seed. `loss(output, target)` is the mean over a batch, in training and
+    in tests.
     """
 
     model: nn.Module | Callable[[], nn.Module]

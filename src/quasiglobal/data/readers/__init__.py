@@ -1,1 +1,1 @@
-"""One module for each format of data."""
+"""Readers: one module per data format."""

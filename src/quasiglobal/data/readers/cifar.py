@@ -42,7 +42,7 @@ def imagenet32(folder: Path, memory_limit: float) -> Splits:
 
 
 def _gather(paths: Sequence[Path], classes: int, first: int, memory_limit: float) -> Examples:
-    """The examples of several batches, one after the other."""
+    """Read several batches and concatenate their examples."""
     fits(sum(path.stat().st_size for path in paths), memory_limit, paths[0].parent)
     batches = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""Folders of image files, one for each class: a user's own, and ImageNet.
+"""Folders of image files, one per class: a user's own, and ImageNet.
 
 O. Russakovsky et al.: ImageNet large scale visual recognition challenge. IJCV, 2015.
 """
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
-"""What a file may be, whatever its name says: others of Pillow's start programs to read a picture."""
+"""Accepted image formats, whatever the file's suffix: some other Pillow formats start external programs."""
 
 SIDE = 256
-"""Of an ImageNet picture in memory."""
+"""Side of an ImageNet image in memory, in pixels."""
 
 Files = list[tuple[Path, int]]
-"""Each picture and the number of its class."""
+"""Paths of images with their class indices."""
 
 
 def read(path: Path, memory_limit: float) -> Splits:
-    """A user's own: PATH/train/CLASS/… with PATH/test/CLASS/… or PATH/val/CLASS/…; or PATH/CLASS/…, of which
-    a fixed fifth is held out; or an .npz archive.
+    """Read a user's own images, from class folders or an .npz archive.
 
-    All pictures have one size. They stay gray where every one is gray, and are red, green, blue otherwise.
+    Layouts: PATH/train/CLASS/… with PATH/test/CLASS/… or PATH/val/CLASS/…; or PATH/CLASS/…, of which a fixed fifth
+    is held out. All images must have the same size. They stay grayscale if all are grayscale, and are RGB otherwise.
     """
     if os.path.isfile(path):
         return npz.read(path, memory_limit)
@@ -61,10 +61,10 @@ def read(path: Path, memory_limit: float) -> Splits:
 
 
 def imagenet(folder: Path, memory_limit: float) -> Splits:
-    """train/CLASS/… and val/CLASS/…, the pictures of any size.
+    """Read train/CLASS/… and val/CLASS/…; images may have any size.
 
-    In memory each is 256 × 256: the shorter side scaled to 256, and of the longer the middle. Training takes
-    its random crops out of these squares, not out of the whole pictures.
+    In memory each is 256 × 256: the shorter side scaled to 256, the longer side center-cropped. Training takes
+    its random crops from these squares, not from the whole images.
     """
     train, test, classes = _split(folder / "train", folder / "val")
     shape = (3, SIDE, SIDE)
@@ -73,18 +73,18 @@ def imagenet(folder: Path, memory_limit: float) -> Splits:
 
 
 def pixels(image: Image, channels: int) -> Pixels:
-    """A picture as it is, [channels, height, width], gray or red, green, blue."""
+    """Pixels [channels, height, width] of an image in its own size, grayscale or RGB."""
     values = np.asarray(image.convert("L" if channels == 1 else "RGB"))
     return np.atleast_3d(values).transpose(2, 0, 1)
 
 
 def middle(image: Image) -> Pixels:
-    """The square in the middle, scaled to 256 × 256 (bilinear), [3, 256, 256]."""
+    """Center square, scaled to 256 × 256 (bilinear), [3, 256, 256]."""
     from PIL.Image import Resampling
 
     side = min(image.size)
     left, top = ((length - side) / 2 for length in image.size)
-    box = left, top, left + side, top + side  # cut before scaling: a 1 x 60000 picture would become gigabytes
+    box = left, top, left + side, top + side  # crop before scaling: a 1 x 60000 image would become gigabytes
     return pixels(image.convert("RGB").resize((SIDE, SIDE), Resampling.BILINEAR, box), 3)
 
 
@@ -92,7 +92,7 @@ def _split(train: Path, test: Path) -> tuple[Files, Files, tuple[str, ...]]:
     classes = _classes(train)
     strange = set(_classes(test)) - set(classes)
     if strange:
-        raise InputError(f"{test} has the class {min(strange)!r}, which {train} has not")
+        raise InputError(f"{test} has the class {min(strange)!r}, which is not in {train}")
     return _files(train, classes), _files(test, classes), classes
 
 
@@ -100,7 +100,7 @@ def _classes(folder: Path) -> tuple[str, ...]:
     with reading(folder, "a folder of class folders"):
         names = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
     if not names:
-        raise InputError(f"{folder} has no folders; it needs one for each class, with its images")
+        raise InputError(f"{folder} has no folders; it needs one folder of images per class")
     return tuple(names)
 
 
@@ -117,13 +117,13 @@ def _files(folder: Path, classes: tuple[str, ...]) -> Files:
 
 
 def _common_shape(files: list[Path]) -> tuple[int, int, int]:
-    """Of all the pictures, from their headers."""
+    """The shape of all images, read from their headers."""
     sizes: dict[tuple[int, int], Path] = {}
     channels = 1
     for file in files:
         with _opened(file) as image:
             if image.mode[0] in "IF":
-                raise InputError(f"{file} has more than 8 bits a pixel; convert it to 8")
+                raise InputError(f"{file} has more than 8 bits per pixel; convert it to 8 bits")
             channels = max(channels, 1 if image.mode in ("1", "L", "LA") else 3)
             sizes.setdefault(image.size, file)
         if len(sizes) > 1:
@@ -145,7 +145,7 @@ def _decode(files: Files, shape: tuple[int, int, int], array: Callable[[Image], 
             with _opened(files[row][0]) as image:
                 x[row] = array(image)
 
-    with ThreadPoolExecutor() as pool:  # Pillow decodes and scales without Python's lock
+    with ThreadPoolExecutor() as pool:  # Pillow releases Python's lock while it decodes and scales
         for _ in pool.map(fill, range(0, len(files), block)):
             pass
     return Examples(torch.from_numpy(x), torch.tensor([label for _, label in files]))
@@ -153,7 +153,7 @@ def _decode(files: Files, shape: tuple[int, int, int], array: Callable[[Image], 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Image]:
-    import PIL.Image  # only needed here
+    import PIL.Image
 
     with reading(file, "an image"), PIL.Image.open(file, formats=FORMATS) as image:
         yield image

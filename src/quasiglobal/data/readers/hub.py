@@ -1,4 +1,4 @@
-"""Data sets from the Hugging Face hub, through its package `datasets` (the extra `[data]`)."""
+"""Data sets from the Hugging Face hub, by its package `datasets` (the extra `[data]`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hub:
-    """Where the hub keeps a data set, and how it calls things."""
+    """Repository of an image data set on the hub, and the names of its columns and splits."""
 
     repository: str
     array: Callable[[Image], Pixels]
@@ -29,7 +29,7 @@ class Hub:
 
 @dataclass(frozen=True)
 class TextHub:
-    """The same of texts."""
+    """Repository of a text data set on the hub, and the names of its columns and splits."""
 
     repository: str
     text: str = "text"
@@ -37,7 +37,7 @@ class TextHub:
 
 
 def fetch(hub: Hub, memory_limit: float) -> Splits | None:
-    """Download the data set, or take what an earlier download left in the cache; None if not installed."""
+    """Download images, or read them from the cache of `datasets`; None if that package is not installed."""
     def examples(rows: Any) -> Examples:
         first = hub.array(rows[0][hub.image])
         fits(len(rows) * math.prod(first.shape), memory_limit, hub.repository)
@@ -55,7 +55,7 @@ def fetch(hub: Hub, memory_limit: float) -> Splits | None:
 
 
 def fetch_texts(hub: TextHub, name: str, classes: tuple[str, ...]) -> Corpus | None:
-    """The same of texts."""
+    """Download texts, or read them from the cache of `datasets`; None if that package is not installed."""
     def rows(split: Any) -> Rows:
         texts, y = list(split[hub.text]), np.array(list(split["label"]))
         return Rows(texts, labelled(y, y, len(classes), hub.repository).y)
@@ -68,11 +68,11 @@ def fetch_texts(hub: TextHub, name: str, classes: tuple[str, ...]) -> Corpus | N
 
 
 def _splits(hub: Hub | TextHub) -> Any:
-    """What is to train on and what to test with, as the package `datasets` gives it; None if it is not installed."""
+    """Training and test split, as returned by the package `datasets`; None if it is not installed."""
     try:
         package = import_module("datasets")
     except ImportError:
         return None
-    if not hasattr(package, "load_dataset"):  # Python takes any folder of that name for a package
+    if not hasattr(package, "load_dataset"):  # Python imports any folder of that name as a package
         return None
     return package.load_dataset(hub.repository, split=["train", hub.test])

@@ -27,7 +27,7 @@ CLASSES = (
 
 
 def fashion_mnist(folder: Path, memory_limit: float) -> Splits:
-    """60,000 training and 10,000 test images of clothes, 28 × 28, gray."""
+    """60,000 training and 10,000 test images of clothes, 28 × 28, grayscale."""
 
     def split(images: str, labels: str) -> Examples:
         path = member(folder, images, SUFFIXES)
@@ -41,7 +41,7 @@ def fashion_mnist(folder: Path, memory_limit: float) -> Splits:
 
 
 def read(path: Path, dimensions: int, memory_limit: float) -> Pixels:
-    """An array of bytes: 0 0, the type (8: uint8), the number of dimensions, each size, then the content."""
+    """Read an array of bytes: 0 0, the type (8: uint8), the number of dimensions, each size, then the content."""
     with reading(path, "an IDX file"), open(path, "rb") as raw:
         gzipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
@@ -55,5 +55,5 @@ def read(path: Path, dimensions: int, memory_limit: float) -> Pixels:
             content = file.read(size + 1)
     if len(content) != size:
         amount = "more" if len(content) > size else f"only {len(content)}"
-        raise InputError(f"{path} announces {size} bytes, but holds {amount}; get it again")
+        raise InputError(f"{path} declares {size} bytes, but holds {amount}; download it again")
     return np.frombuffer(content, np.uint8).reshape(shape)

@@ -1,4 +1,4 @@
-"""NumPy's .npz archives: a user's own examples with any further columns."""
+"""NumPy's .npz archives: a user's own examples with additional columns."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from quasiglobal.data.dataset import Examples, Splits, fits, held_out, labelled,
 from quasiglobal.errors import InputError
 
 MOST_CLASSES = 1_000_000
-"""A larger label is a mistake, not a class."""
+"""Limit on labels; a larger label is a mistake, not a class."""
 
 
 def read(path: Path, memory_limit: float) -> Splits:
-    """x, y and, where the user has split them, x_test, y_test; every other array is a column.
+    """Read x, y and, if present, x_test, y_test; every other array is a column.
 
     x is uint8 [m, height, width] or [m, channels, height, width], or floating point [m, …]; y is 0, 1, ….
-    A column `c` belongs to the training examples and `c_test` to the test examples. Without x_test a fixed
-    fifth of the examples is held out, with its part of the columns.
+    A column `c` belongs to the training examples and `c_test` to the test examples. Without x_test and y_test, a
+    fixed fifth of the examples is held out, with their rows of the columns.
     """
     content = arrays(path, memory_limit)
     is_split = "x_test" in content or "y_test" in content
@@ -37,7 +37,7 @@ def read(path: Path, memory_limit: float) -> Splits:
 
 
 def arrays(path: Path, memory_limit: float) -> dict[str, NDArray[Any]]:
-    """All arrays of the archive; pickled objects are refused."""
+    """Read all arrays of the archive; pickled objects raise an error."""
     with reading(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
         fits(sum(entry.file_size for entry in archive.infolist()), memory_limit, path)
         with np.load(path, allow_pickle=False) as content:

@@ -1,8 +1,8 @@
-"""Pickled dictionaries of numbers, text and NumPy arrays, read without trusting them.
+"""Safe reader of pickled dictionaries of numbers, text and NumPy arrays from untrusted files.
 
-A pickle is a program: it may call whatever it can name. Here it can name the few things that arrays are
-pickled with, and gets stand-ins for them, which only take notes. NumPy never sees a state that comes from
-the file: its own `__setstate__` believes what it is told, so that one flipped byte can end the process.
+A pickle is a program: it can call any function that it can import. Here it can import only the few names that
+pickled arrays need, and they resolve to stand-ins that only record their arguments. NumPy never receives a state
+from the file: its own `__setstate__` does not validate it, so one flipped byte can crash the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quasiglobal.data.dataset import reading
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The dictionary in the file, its keys as text, its values numbers, bytes, text, lists and arrays."""
+    """Read the dictionary in the file: text keys; values are numbers, bytes, text, lists and arrays."""
     with reading(path, "a pickled batch"):
         content = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         if type(content) is not dict:
@@ -29,7 +29,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 class _Array:
-    """In the place of an array: `_reconstruct(ndarray, (0,), b"b")`, then `__setstate__`."""
+    """Stand-in for an array: `_reconstruct(ndarray, (0,), b"b")`, then `__setstate__`."""
 
     def __init__(self, *_: object) -> None:
         pass
@@ -39,7 +39,7 @@ class _Array:
 
 
 class _Dtype:
-    """In the place of a dtype: `dtype("u1", False, True)`, then `__setstate__` with the byte order."""
+    """Stand-in for a dtype: `dtype("u1", False, True)`, then `__setstate__` with the byte order."""
 
     def __init__(self, name: str | bytes, *_: object) -> None:
         self.name, self.order = _text(name), "|"
@@ -53,15 +53,15 @@ ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): "an argument of _reconstruct, never called",
     ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): codecs.encode,  # how protocol 2 writes bytes
+    ("_codecs", "encode"): codecs.encode,  # used by protocol 2 for bytes
 }
 
 
-# The one written in Python: C's allocates as many slots as a damaged file says that it remembers things.
+# The unpickler written in Python: the C version allocates the memo size that a damaged file declares.
 class _Unpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ADMITTED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays are admitted")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, but only arrays are admitted")
         return ADMITTED[module, name]
 
 
@@ -80,6 +80,6 @@ def _array(value: Any) -> Any:
     if not isinstance(value, _Array):
         return value
     if value.dtype.name not in PLAIN or value.dtype.order not in ("|", "<", ">"):
-        raise pickle.UnpicklingError("it has an array of something else than plain numbers")
+        raise pickle.UnpicklingError("it has an array that does not hold plain numbers")
     flat: NDArray[Any] = np.frombuffer(value.content, value.dtype.order + value.dtype.name)
     return flat.reshape(value.shape, order="F" if value.is_fortran else "C")

@@ -30,33 +30,33 @@ AGNEWS = ("World", "Sports", "Business", "Sci/Tech")
 SST2 = ("negative", "positive")
 
 LABELS = ("label", "class", "class index")
-"""What a header may call the label; a first row without any of these is no header."""
+"""Accepted header names of the label; a first row without any of these is not a header."""
 
 TEXTS = (("text",), ("sentence",), ("title", "description"))
-"""What it may call the text, the first that it has."""
+"""Accepted header names of the text, in order of precedence."""
 
 MOST_CLASSES = 1_000
-"""More are a column that is no label."""
+"""Limit on classes; a column with more values is not a label."""
 
 
 def agnews(folder: Path, memory_limit: float) -> Corpus:
-    """News of four classes: 120,000 to train and 7,600 to test, or what part of them there is."""
+    """News of four classes: 120,000 training and 7,600 test texts, or a subset of them."""
     train, test = (_table(member(folder, name, SUFFIXES), memory_limit) for name in ("train", "test"))
     return Corpus("agnews", train.rows(AGNEWS), test.rows(AGNEWS), AGNEWS)
 
 
 def sst2(folder: Path, memory_limit: float) -> Corpus:
-    """Phrases of film reviews, 67,349 to train; the 872 of `dev` to test, as GLUE keeps the test's labels to itself."""
+    """Phrases of film reviews: 67,349 to train, the 872 of `dev` to test; GLUE does not publish the test labels."""
     train, test = (_table(member(folder, name, SUFFIXES), memory_limit) for name in ("train", "dev"))
     return Corpus("sst2", train.rows(SST2), test.rows(SST2), SST2)
 
 
 def read(path: Path, memory_limit: float) -> Corpus:
-    """A user's own: a file, of which a fixed fifth is held out, or a folder with train.csv and test.csv (dev, val).
+    """Read a user's file, of which a fixed fifth is held out, or a folder with train.csv and test.csv (dev, val).
 
-    A row is label, text, or class, title, description; with a header they may come in any order, and other columns are
-    kept. Labels are names, or numbers that count from 0, but from 1 in rows of class, title, description, as those
-    are published. Files may be gzipped, and have tabs for commas if their name ends with .tsv.
+    A row is label, text, or class, title, description. With a header, columns may have any order, and other columns
+    are kept. Labels are names, or numbers from 0. In rows of class, title, description, numbers start at 1, as
+    published. Files may be gzipped. Their separator is a tab if the name ends with .tsv or .tsv.gz.
     """
     name = f"csv:{path}"
     if not os.path.isdir(path):
@@ -74,14 +74,14 @@ def read(path: Path, memory_limit: float) -> Corpus:
 
 
 def read_to_test(path: Path, memory_limit: float) -> Corpus:
-    """All of a user's file, or of a folder's test.csv (dev, val), in its order and to test with alone."""
+    """Read all of a user's file, or of a folder's test.csv (dev, val), as test texts in file order."""
     table = _table(_tests_of(path) if os.path.isdir(path) else path, memory_limit)
     classes = table.classes()
     return to_test(f"csv:{path}", table.rows(classes), classes)
 
 
 def read_texts(path: str) -> list[str]:
-    """The texts of a file that has one a line and no labels; - is the standard input."""
+    """Read unlabelled texts, one per line; - is the standard input."""
     name = "the standard input" if path == "-" else path
     with reading(name, "a file of texts"):
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
@@ -89,12 +89,12 @@ def read_texts(path: str) -> list[str]:
     if not texts:
         raise InputError(f"{name} holds no texts")
     if empty := [line for line, text in enumerate(texts, 1) if not text.strip()]:
-        raise InputError(f"{name} has nothing in line {empty[0]}, and {len(empty):,} such lines; leave them out")
+        raise InputError(f"{name} has nothing in line {empty[0]} ({len(empty):,} such lines in all); remove them")
     return texts
 
 
 def _tests_of(folder: Path) -> Path:
-    """The file of a folder that is to test with."""
+    """The test file of a folder."""
     found = [file for part in ("test", "dev", "val") if (file := locate(folder, part, SUFFIXES))]
     if not found:
         raise InputError(f"{folder} has neither test.csv nor dev.csv nor val.csv, plain or .gz; add one or name a file")
@@ -103,11 +103,11 @@ def _tests_of(folder: Path) -> Path:
 
 @dataclass
 class LabelledTexts:
-    """A file's rows, and the lines that they end in."""
+    """Rows of a file, with the number of the line in which each ends."""
 
     path: Path
     first: int
-    """Where numbers start that stand for labels."""
+    """Lowest label, if labels are numbers."""
     labels: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
@@ -115,24 +115,24 @@ class LabelledTexts:
 
     @property
     def numbers(self) -> list[int] | None:
-        """The labels from 0 on, where all are whole numbers."""
+        """The labels shifted to start at 0; None if some are not whole numbers."""
         if not all(map(_is_number, self.labels)):
             return None
         return [int(label) - self.first for label in self.labels]
 
     def classes(self) -> tuple[str, ...]:
-        """The labels that there are: their names in order, or all numbers up to the largest."""
+        """Class names: the sorted labels, or all numbers up to the largest."""
         numbers = self.numbers
         count = len(set(self.labels)) if numbers is None else 1 + max(numbers)
         if count > MOST_CLASSES:
             raise InputError(
                 f"{self.path} has {count:,} classes, more than {MOST_CLASSES:,}; "
-                "the label comes first, or has the header label"
+                "the label comes first, or its column has the header label"
             )
         return tuple(sorted(set(self.labels))) if numbers is None else tuple(map(str, range(count)))
 
     def rows(self, classes: Sequence[str]) -> Rows:
-        """The texts with their labels as places among the classes."""
+        """The texts, with their labels as indices into the classes."""
         places = dict(zip(classes, range(len(classes)), strict=True))
         numbers = self.numbers
         found = [places.get(label, -1) for label in self.labels] if numbers is None else numbers
@@ -146,7 +146,7 @@ class LabelledTexts:
 
 
 def _table(path: Path, memory_limit: float) -> LabelledTexts:
-    """The file's rows, once every one has a text."""
+    """Read a file; check that every row has a label and a text."""
     with _lines(path) as lines:
         first = next(lines, None)
         if first is None:
@@ -163,7 +163,7 @@ def _table(path: Path, memory_limit: float) -> LabelledTexts:
         size = 0
         for line, cells in lines if header else _chained(first, lines):
             if len(cells) != len(names):
-                raise InputError(f"{path} has {len(cells)} columns in line {line}, but {len(names)} before it")
+                raise InputError(f"{path} has {len(cells)} columns in line {line}, but {len(names)} in the first row")
             text = " ".join(cells[i].strip() for i in parts).strip()
             table.labels.append(cells[label].strip())
             table.texts.append(text)
@@ -173,19 +173,22 @@ def _table(path: Path, memory_limit: float) -> LabelledTexts:
             size += sum(map(len, cells))
             fits(size, memory_limit, path)
     if len(table.labels) > 1 and not _is_number(table.labels[0]) and all(map(_is_number, table.labels[1:])):
-        raise InputError(f"{path} has numbers as labels but {table.labels[0]!r} first; call the columns label and text")
+        raise InputError(
+            f"{path} has numbers as labels, but {table.labels[0]!r} first; "
+            "if that row is a header, call the columns label and text"
+        )
     table.columns = {names[i]: column for column, i in zip(columns, others, strict=True)}
     if not table.texts:
         raise InputError(f"{path} holds no rows")
     for what, cells in (("text", table.texts), ("label", table.labels)):
         if empty := [line for line, cell in zip(table.lines, cells, strict=True) if not cell]:
-            raise InputError(f"{path} has no {what} in line {empty[0]}, and {len(empty):,} such rows; leave them out")
+            raise InputError(f"{path} has no {what} in line {empty[0]} ({len(empty):,} such rows in all); remove them")
     return table
 
 
 @contextmanager
 def _lines(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
-    """The rows of a file with the lines that they end in; empty lines do not count."""
+    """Iterate over (line number, cells): the line in which each row ends; empty lines are skipped."""
     tabs = any(ending == ".tsv" for ending in path.suffixes)
     with reading(path, "a CSV file of texts"), open(path, "rb") as raw:
         gzipped = raw.read(2) == b"\x1f\x8b"
@@ -202,18 +205,18 @@ def _chained(first: tuple[int, list[str]], rest: Iterator[tuple[int, list[str]]]
 
 
 def _usual(path: Path, columns: int) -> list[str]:
-    """What the columns are without a header."""
+    """Default column names of a file without a header."""
     usual = {2: ["label", "text"], 3: ["class", "title", "description"]}
     if columns not in usual:
         raise InputError(
             f"{path} has no header and {columns} columns between commas; it needs label, text or class, title, "
-            "description, or a first row with these names"
+            "description, or a header with these names"
         )
     return usual[columns]
 
 
 def _text_columns(path: Path, names: Sequence[str], label: int) -> list[int]:
-    """Where the text is."""
+    """Indices of the text columns."""
     for known in TEXTS:
         if all(name in names for name in known):
             return [names.index(name) for name in known]
@@ -222,7 +225,7 @@ def _text_columns(path: Path, names: Sequence[str], label: int) -> list[int]:
 
 
 def _is_number(label: str) -> bool:
-    """Whether it is a whole number that may be a label."""
+    """Whether the label is a whole number of at most 9 characters."""
     return label.isascii() and label.removeprefix("-").isdecimal() and len(label) < 10
 
 

@@ -1,7 +1,7 @@
-"""Nodes spread over processes and machines.
+"""Distributed engine: nodes spread over processes and machines.
 
-`engine.py` mixes, `membership.py` knows who is there, `edge.py` is one link, `gloo.py` carries its bytes, and
-`rendezvous.py` is where processes meet.
+`engine.py` mixes, `membership.py` tracks neighbouring processes, `edge.py` is one link, `gloo.py` is its transport,
+and `rendezvous.py` connects processes to a common store.
 """
 
 from quasiglobal.engines.distributed.engine import Distributed, spread

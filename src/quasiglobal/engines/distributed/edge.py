@@ -1,7 +1,7 @@
-"""One link to a neighbouring process: a gloo group of two, that may be lost and opened again.
+"""One link to a neighbouring process: a gloo group of two, which may be lost and reopened.
 
-Everything that travels is a header and a payload. The header names the step, so that two sides that are not at the
-same step (one was away) find together again: what is for an earlier step is thrown away, what is for a later one waits.
+Every message is a header and a payload. The header contains the step, so that two sides at different steps (one was
+absent) resynchronize: messages for an earlier step are discarded, messages for a later step wait in the inbox.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ from torch import Tensor
 from quasiglobal.engines.distributed.gloo import Group, Meeting, Store, open_group, until
 
 MAGIC = 0x71676D31
-"""The first number of every header: qgm1."""
+"""First number of every header: "qgm1" in ASCII."""
 
 HEADER = 6
-"""Numbers in a header: magic, step, which exchange of the step, how many numbers follow, their bytes, generation."""
+"""Numbers in a header: magic, step, exchange index in the step, element count, bytes per element, generation."""
 
 KINDS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-"""What a message may hold, by the bytes of a number."""
+"""Allowed payload dtypes, by bytes per element."""
 
 LARGEST = 2**34
-"""Bytes that a model may have."""
+"""Maximum size of a model in bytes."""
 
 AHEAD = 3
 """Messages that one side may be ahead of the other before it has to wait."""
 
 FOREVER = 1e7
-"""Seconds that a reader waits for the next message; whoever needs it sooner closes the edge."""
+"""Timeout of the reader thread in seconds, in effect none; a caller with a shorter timeout closes the edge."""
 
 Moment = tuple[int, int]
-"""(step, which exchange of that step)."""
+"""(step, exchange index in that step)."""
 
 SIGN = -1
-"""In place of an exchange: nothing follows, but the sender is there, and waits for somebody itself."""
+"""Exchange index of a heartbeat: no payload follows; the sender is alive and itself waits for a neighbour."""
 
 SIGNS = 10
-"""Times the usual patience that a process is waited for which gives signs of life alone."""
+"""Factor on the timeout for a process that sends only heartbeats."""
 
 
 @dataclass
 class Account:
-    """What an edge has carried."""
+    """Traffic statistics of an edge."""
 
     sent: int = 0
-    """Bytes of payload."""
+    """Payload bytes sent; `received` counts the other direction."""
     received: int = 0
     waited: float = 0.0
     """Seconds spent waiting for the other side."""
     missed: int = 0
-    """Exchanges that went without the other side."""
+    """Exchanges completed without the other side."""
 
 
 class Lost(Exception):
-    """The other side is not there, or is not to be trusted; says why."""
+    """The other side is unreachable or sent invalid data; the message is the reason."""
 
 
 class Refused(Lost):
-    """The other side does not belong here."""
+    """The other side failed authentication: another experiment or another secret."""
 
 
 class Edge:
@@ -91,9 +91,9 @@ class Edge:
         self._gone: Lost | None = None
 
     def admit(self, experiment: bytes, secret: bytes, step: int, deadline: float) -> None:
-        """Let the other side in: both show that they know the secret and run the same experiment, and say their step.
+        """Authenticate both sides (same secret, same experiment), then exchange steps.
 
-        Each proves it on a number that the other has just drawn, so that an answer cannot be used again.
+        Each side signs a nonce that the other has just drawn, so that an answer cannot be replayed.
         """
         number = secrets.token_bytes(32)
         theirs = self._swap(number, deadline)
@@ -107,11 +107,11 @@ class Edge:
         self.step_there = int.from_bytes(self._swap(step.to_bytes(32), deadline))
 
     def greet(self, deadline: float) -> None:
-        """Wait until both sides are about to step."""
+        """Wait until both sides are ready for the first step."""
         self._swap(bytes(32), deadline)
 
     def share_model(self, model: Tensor | None, wanted: bool, deadline: float) -> Tensor | None:
-        """Give the other side a model if it asks for one, and take its if `wanted`."""
+        """Send a model to the other side if it requests one; receive its model if `wanted`."""
         count = 0 if model is None else model.numel()
         offer = wanted.to_bytes(8) + count.to_bytes(16) + (0 if model is None else model.element_size()).to_bytes(8)
         theirs = self._swap(offer, deadline)
@@ -126,16 +126,16 @@ class Edge:
         return taken
 
     def listen(self, largest: int) -> None:
-        """From now on take in whatever comes, in a thread of its own: the other side never waits for this one to read.
+        """Start the reader thread, so that the other side can send before this side calls `receive`.
 
-        A message has at most `largest` bytes.
+        `largest` is the maximum message size in bytes.
         """
         reader = threading.Thread(target=self._read, args=(largest,), daemon=True)
         reader.start()
         self._reader = reader
 
     def send(self, moment: Moment, payload: Tensor, seconds: float) -> None:
-        """Begin to send what nobody changes any more; wait only where the other side has fallen far behind."""
+        """Start sending the payload, which must not change afterwards; block only if the other side is far behind."""
         self._settle(2 * AHEAD, seconds)
         with self._line:
             for message in (self._head(moment, payload.numel(), payload.element_size()), payload):
@@ -143,16 +143,16 @@ class Edge:
         self.account.sent += payload.nbytes
 
     def send_heartbeat(self, step: int) -> None:
-        """Say that this process is there; nobody waits until that has left."""
+        """Send a heartbeat; do not wait for completion."""
         message = self._head((step, SIGN), 0, 4)
         with self._line:
             self._signs.append((self._guarded(self.group.send, message), message))
 
     def receive(self, moment: Moment, expected: int, dtype: torch.dtype, seconds: float) -> Tensor | None:
-        """The numbers that the other side sent for this moment, or None if it has gone beyond it.
+        """Return the payload sent for this moment, or None if the other side is already past it.
 
-        It may take `seconds` for each message: one that is behind but catching up is waited for, and for some time
-        one that is held up itself.
+        The timeout `seconds` restarts with each message, so that a side that is catching up does not time out.
+        Heartbeats alone extend the wait to at most `SIGNS` × `seconds`.
         """
         began = time.monotonic()
         with self._news:
@@ -184,21 +184,21 @@ class Edge:
         return payload
 
     def finish(self, seconds: float) -> None:
-        """Wait until everything sent has left."""
+        """Wait until all messages are sent."""
         self._settle(0, seconds)
 
     def close(self) -> None:
-        """Forget the connection; the other side notices."""
+        """Close the connection; the other side detects this."""
         with self._news:
-            self._gone = self._gone or Lost("it was closed here")
+            self._gone = self._gone or Lost("this process closed the connection")
             self._news.notify_all()
-        with suppress(RuntimeError):        # gloo closes a connection when a wait for it runs out; its abort() does not
+        with suppress(RuntimeError):        # gloo closes a connection when a wait on it times out; abort() does not
             self.group.recv([torch.empty(1)], 1 - self._rank, 1).wait(timedelta(milliseconds=1))
         if self._reader is not None:
             self._reader.join(timeout=5.0)
 
     def _read(self, largest: int) -> None:
-        """Put what comes into the inbox; what is for the past is thrown away, of the future only so much is taken."""
+        """Put messages into the inbox; discard those for past moments; pause while `AHEAD` messages are queued."""
         try:
             while True:
                 moment, count, size = self._header()
@@ -208,7 +208,7 @@ class Edge:
                         self._news.notify_all()
                     continue
                 if count * size > largest:
-                    raise Lost(f"it sent {count} numbers of {size} bytes, more than any message here has")
+                    raise Lost(f"it sent {count} numbers of {size} bytes, above the message size limit")
                 payload = torch.empty(count, dtype=KINDS[size])
                 self._take(payload, time.monotonic() + FOREVER)
                 with self._news:
@@ -223,7 +223,7 @@ class Edge:
                 self._news.notify_all()
 
     def _settle(self, most: int, seconds: float) -> None:
-        """Wait until no more than so many messages are under way."""
+        """Wait until at most `most` sends are in flight."""
         began = time.monotonic()
         while len(self._under_way) > most:
             self._wait(self._under_way.popleft()[0], began + seconds)
@@ -233,18 +233,18 @@ class Edge:
         return torch.tensor([MAGIC, *moment, count, size, self.generation], dtype=torch.int64)
 
     def _header(self) -> tuple[Moment, int, int]:
-        """The next message's moment, and how many numbers of how many bytes follow."""
+        """Receive a header; return the moment, the element count and the bytes per element."""
         header = torch.empty(HEADER, dtype=torch.int64)
         self._take(header, time.monotonic() + FOREVER)
         magic, step, exchange, count, size, generation = header.tolist()
         if magic != MAGIC or size not in KINDS or count < 0:
             raise Lost("it does not speak this protocol")
         if generation != self.generation:
-            raise Lost(f"it is of generation {generation}, not {self.generation}")
+            raise Lost(f"its generation is {generation}, not {self.generation}")
         return (step, exchange), count, size
 
     def _swap(self, mine: bytes, deadline: float) -> bytes:
-        """Send 32 bytes and take the other side's."""
+        """Exchange 32 bytes with the other side."""
         sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         taken = torch.empty(32, dtype=torch.uint8)
         work = self._guarded(self.group.send, sent)
@@ -270,10 +270,10 @@ class Edge:
 
 
 def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:
-    """The link to a process that opens it at the same time; raises `Lost` where it does not within `seconds`.
+    """Open the link to a process that opens it at the same time; raise `Lost` if it does not within `seconds`.
 
-    The lower of the two offers a generation, the higher accepts it; what is left of earlier ones is never met. An offer
-    is taken once: by the side that accepts it, or by the one that withdraws it, so that nobody accepts a stale one.
+    The lower rank offers a generation and the higher rank accepts it; store keys of earlier generations are never read.
+    An offer is taken once, by the side that accepts it or the side that withdraws it: a stale offer is never accepted.
     """
     low, high = sorted((here, there))
     place = Meeting(store, f"edge/{low}-{high}")
@@ -298,7 +298,7 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
 
             generation = until(accepted, seconds)
     except TimeoutError:
-        raise Lost("it did not come") from None
+        raise Lost("it did not connect in time") from None
     try:
         left = max(deadline - time.monotonic(), 1.0)
         group = open_group(Meeting(place, str(generation)), int(here == high), 2, host, left)
@@ -308,7 +308,7 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
 
 
 def _reason(error: RuntimeError) -> str:
-    """Gloo's words in few."""
+    """Shorten gloo's error message."""
     text = str(error)
     if "timed out" in text.lower() or "timeout" in text.lower():
         return "it did not answer in time"

@@ -24,11 +24,11 @@ from quasiglobal.topology import Topology
 log = logging.getLogger("quasiglobal")
 
 MARGIN = 8
-"""Times the first message's bytes that a later one may have."""
+"""Message size limit, as a multiple of the first message's size."""
 
 
 def spread(n: int, processes: int) -> list[tuple[int, ...]]:
-    """Which nodes each process hosts: neighbours in number stay together.
+    """Assign nodes to processes in contiguous blocks.
 
     >>> spread(5, 2)
     [(0, 1, 2), (3, 4)]
@@ -41,10 +41,10 @@ def spread(n: int, processes: int) -> list[tuple[int, ...]]:
 
 
 class Distributed(Host):
-    """The nodes of process `rank`; the others are reached through `store`, where they meet.
+    """Engine with the nodes of process `rank`; it finds the other processes through `store`.
 
-    `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a message that never came returns to the receiver. Exact
-    means are an all-reduce over all processes and need every one of them. Nothing happens before `connect`.
+    `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a lost message returns to the receiver. An exact mean is an
+    all-reduce and needs all processes. No communication takes place before `connect`.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Distributed(Host):
         )
 
     def connect(self, step: int = 0, patience: float | None = None) -> Distributed:
-        """Find the neighbours, all of them within `patience` seconds, by default the timeout of a step.
+        """Connect to all neighbours within `patience` seconds (default: the timeout of a step).
 
-        `step` is the last one that was done here.
+        `step` is the last step completed here.
         """
         self._at_exit = Finalize(None, self.close, exitpriority=0)      # `atexit` is skipped in forked processes
         self._moment, self.members.step = (step, 0), step
@@ -83,7 +83,7 @@ class Distributed(Host):
         return self
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Send, receive, and move towards what came; in full precision whatever is around."""
+        """Send, receive, and move towards the received rows, always in full precision."""
         own = [self.by_run(v) for v in tensors]
         told = [self.told(rows) for rows in own]
         received = self._exchanged(t, torch.stack(told) if len(told) > 1 else told[0][None])
@@ -94,14 +94,14 @@ class Distributed(Host):
             mixed = []
             for k, (rows, v) in enumerate(zip(own, tensors, strict=True)):
                 first = told[k][:, :1]
-                moved = rows + here @ (told[k] - first) if len(self.nodes) > 1 else rows   # of one row it is 0
+                moved = rows + here @ (told[k] - first) if len(self.nodes) > 1 else rows   # a single row adds 0
                 for weights, row in zip(remote, received.values(), strict=True):
                     moved = torch.addcmul(moved, weights, row[k][:, None] - first)
                 mixed.append(self.with_own(moved, v))
         return tuple(mixed)
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
-        """The exact mean, by an all-reduce over all processes."""
+        """Return the exact mean, by an all-reduce over all processes."""
         rows = self.by_run(tensor)
         weights = torch.ones_like(rows[..., :1]) if among is None else among.view(*rows.shape[:2], 1)
         total = torch.cat([(weights * rows).sum(dim=1), weights.sum(dim=1)], dim=-1).cpu().contiguous()
@@ -109,22 +109,22 @@ class Distributed(Host):
             self._world.allreduce([total]).wait(timedelta(seconds=self.timeout))
         except RuntimeError:
             raise InputError(
-                "an exact mean over all nodes lost a process and cannot go on; run the same command again to resume"
+                "an exact mean over all nodes lost a process and cannot continue; run the same command again to resume"
             ) from None
         total = total.to(rows)
         return self.with_own((total[:, :-1] / total[:, -1:])[:, None], tensor)
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """The tensor of process `root`, everywhere."""
+        """Broadcast the tensor of process `root` to all processes; return it."""
         value = tensor.cpu().contiguous().clone()
         try:
             self._world.broadcast(value, root).wait(timedelta(seconds=self.timeout))
         except RuntimeError:
-            raise InputError(f"not all processes were there to start from process {root}'s model") from None
+            raise InputError(f"broadcast of process {root}'s model failed: not all processes are connected") from None
         return value.to(tensor)
 
     def mean_of_neighbours(self, like: Tensor) -> Tensor | None:
-        """The average of the models that neighbours at work gave, for every row here; None if nobody had one."""
+        """Average the models sent by neighbours that already train, for every row here; None if there are none."""
         fitting = [model for model in self.members.models if model.numel() * len(self.nodes) == like.numel()]
         if not fitting:
             return None
@@ -133,21 +133,21 @@ class Distributed(Host):
 
     @property
     def lost(self) -> dict[int, str]:
-        """The neighbours that this process goes on without, and why."""
+        """Neighbours that this process continues without, and the reasons."""
         return self.members.lost
 
     def accounts(self) -> dict[str, dict[str, float]]:
-        """What each edge has carried, by the process at its other end."""
+        """Return the traffic statistics of each edge, by the process at its other end."""
         return self.members.accounts()
 
     def close(self) -> None:
-        """Leave, and end all threads."""
+        """Close all edges and end all threads."""
         if self._at_exit is not None:
             self._at_exit.cancel()
         self.members.close()
 
     def _exchanged(self, t: int, own: Tensor) -> dict[int, Tensor]:
-        """The rows [tensors, runs, columns] of every remote node that came for this moment, by node."""
+        """Exchange rows with the neighbours; return [tensors, runs, columns] for each remote node received."""
         last, exchange = self._moment
         self._moment = moment = (t, exchange + 1 if last == t else 0)
         members = self.members
@@ -163,7 +163,7 @@ class Distributed(Host):
 
     def _send(self, moment: Moment, own: Tensor) -> None:
         messages = self._messages[(moment[0] - 1) % self.topology.period]
-        copies: dict[tuple[int, ...], Tensor] = {}      # what travels, while the algorithm goes on with its own
+        copies: dict[tuple[int, ...], Tensor] = {}      # send buffers: a send may outlast the exchange
         for there, edge in list(self.members.edges.items()):
             sent = tuple(messages[there][0])
             if sent:
@@ -194,7 +194,7 @@ class Distributed(Host):
         return received
 
     def _wire(self, own: Tensor) -> torch.dtype:
-        """The type in which numbers travel."""
+        """Return the dtype of payloads."""
         return torch.bfloat16 if self.rounded else own.dtype
 
     def _mean_here(self) -> Tensor | None:
@@ -205,7 +205,7 @@ class Distributed(Host):
         return latest.view(len(self.seeds), len(self.nodes), -1).mean(dim=1).flatten().cpu()
 
     def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """W(t) − I: [nodes here, nodes here], and a column for each remote node that came; rows sum to 0."""
+        """W(t) − I: [nodes here, nodes here], and a column for each received remote node; rows sum to 0."""
         key = ((t - 1) % self.topology.period, came, like.dtype, like.device)
         if key not in self._deltas:
             k = len(self.nodes)
@@ -226,7 +226,7 @@ class Distributed(Host):
 
     @cached_property
     def _messages(self) -> list[dict[int, tuple[list[int], list[int]]]]:
-        """For each step of a period and each neighbour: the places here of the nodes it gets, the nodes it sends."""
+        """For each step of a period and each neighbour: local indices of nodes to send, and nodes to receive."""
         periods = []
         for t in range(1, self.topology.period + 1):
             from_whom = [set(self.topology.neighbours(i, t)) for i in range(self.topology.n)]
@@ -245,10 +245,10 @@ class Distributed(Host):
 
     @cached_property
     def _world(self) -> Group:
-        """All processes, for exact means; made by the first algorithm that asks."""
+        """Group of all processes, for exact means and broadcasts; opened on first use."""
         return open_group(Meeting(self._store, "world/0"), self.rank, len(self.hosted), self.host, self.timeout)
 
 
 def _finite(rows: Tensor) -> bool:
-    """Whether all numbers are; their sum tells much faster, unless it overflows by itself."""
+    """Whether all numbers are finite; testing their sum is much faster, unless the sum overflows."""
     return bool(rows.sum().isfinite()) or bool(rows.isfinite().all())

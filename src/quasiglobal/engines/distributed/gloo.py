@@ -1,4 +1,4 @@
-"""Groups of processes on gloo, as torch.distributed has them; typed here, since its stubs leave most of them out."""
+"""Process groups and stores of torch.distributed (gloo); typed here, since its stubs omit most of them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Value = TypeVar("Value")
 
 
 def until(condition: Callable[[], Value], seconds: float) -> Value:
-    """What it says as soon as that is true; asked less and less often."""
+    """Poll with back-off; return the first truthy value."""
     began, pause = time.monotonic(), 0.002
     while not (value := condition()):
         if time.monotonic() - began > seconds:
-            raise TimeoutError(f"nothing came within {seconds:g} s")
+            raise TimeoutError(f"no answer within {seconds:g} s")
         time.sleep(pause)
         pause = min(1.5 * pause, 0.1)
     return value
 
 
 class Meeting(Store):
-    """A store, or what is under a prefix of it, whose one connection many threads share: it waits by asking again.
+    """A store, or a prefix of it, with one connection that many threads share; it waits by polling.
 
-    A store's own way of waiting blocks its connection, and a connection for each edge takes long where names do: in
-    c10d every one looks up the name of the other side.
+    A c10d store blocks its connection while it waits. One connection per edge would be slow where name resolution is
+    slow: c10d looks up the name of the other side for each connection.
     """
 
     def __init__(self, store: Store, prefix: str = "") -> None:
@@ -48,37 +48,37 @@ class Meeting(Store):
         self._connection[0].set(self._prefix + key, value)
 
     def get(self, key: str) -> bytes:
-        """Read a value, once it is there."""
+        """Wait until the key exists, then read its value."""
         self.wait([key])
         value: bytes = self._connection[0].get(self._prefix + key)
         return value
 
     def add(self, key: str, amount: int) -> int:
-        """Count up; the sum."""
+        """Add to a counter; return the sum."""
         total: int = self._connection[0].add(self._prefix + key, amount)
         return total
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are there."""
+        """Whether all keys exist."""
         found: bool = self._connection[0].check([self._prefix + key for key in keys])
         return found
 
     def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=60)) -> None:
-        """Until all are there; raises RuntimeError if they do not come, as any store does."""
+        """Wait until all keys exist; raise RuntimeError on timeout, as any store does."""
         try:
             until(lambda: self.check(keys), timeout.total_seconds())
         except TimeoutError as error:
             raise RuntimeError(f"timed out: {error}") from None
 
     def reconnect(self) -> None:
-        """If the other side is back; raises OSError if it is not."""
+        """Reconnect to the store; raise OSError if it is unreachable."""
         client = self._connection[0]
-        socket.create_connection((client.host, client.port), timeout=1.0).close()   # c10d itself would wait, and block
+        socket.create_connection((client.host, client.port), timeout=1.0).close()   # c10d itself would block
         self._connection[0] = client.clone()
 
 
 def open_group(store: Store, rank: int, size: int, host: str, seconds: float) -> Group:
-    """All `size` processes that call this with the same store; it listens at this machine's address `host`."""
+    """Open a group of the `size` processes that call this with the same store; listen at this machine's `host`."""
     gloo: Any = ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timedelta(seconds=seconds)

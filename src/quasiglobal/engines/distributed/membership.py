@@ -1,4 +1,4 @@
-"""Who is there: finding the neighbouring processes, admitting them, losing them, and taking them back."""
+"""Membership: find, admit, lose and reconnect neighbouring processes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from quasiglobal.errors import InputError
 log = logging.getLogger("quasiglobal")
 
 ATTEMPT = 10.0
-"""Seconds that one attempt to open an edge takes."""
+"""Timeout in seconds of one attempt to open an edge."""
 
 LONG = 3600.0
-"""Seconds that an admitted neighbour may take to load its data and begin."""
+"""Timeout in seconds for an admitted neighbour to load its data and begin."""
 
 
 class Membership:
-    """The edges from process `rank` to its neighbours, each opened by a thread that tries as long as it takes.
+    """The edges from process `rank` to its neighbours, each opened by a thread that retries until it succeeds.
 
     An edge opens between processes that know the same secret (QG_SECRET) and have the same `agreement`: the experiment
-    and the topology. `model_here` gives the model that a neighbour who joins late may ask for; None before the first
-    step.
+    and the topology. `model_here` returns the model that a late-joining neighbour may request; None before the
+    first step.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Membership:
         self.lost: dict[int, str] = {}
         self.models: list[Tensor] = []
         self.step = 0
-        """The step that this process is at."""
+        """Current step of this process."""
         self.step_of_others = 0
-        """The furthest step of a neighbour when it was met."""
+        """Highest step of any neighbour, as of its admission."""
         self._store, self._agreement, self._model_here = store, agreement, model_here
         self._secret = os.environ.get("QG_SECRET", "").encode()
         self._accounts = {there: Account() for there in neighbours}
@@ -67,7 +67,7 @@ class Membership:
     # -------------------------------------------------------------------------------------------- find
 
     def find(self, patience: float) -> None:
-        """Meet all neighbours within `patience` seconds; where some are at work already, the others may be missing."""
+        """Connect to all neighbours within `patience` seconds; if some already train, the others may be missing."""
         for there in self.neighbours:
             self._seek(there)
         deadline, missing = time.monotonic() + patience, set(self.neighbours)
@@ -78,7 +78,7 @@ class Membership:
                 if self.step_of_others:
                     break
                 self.close()
-                raise InputError(f"processes {sorted(missing)} did not come within {patience:g} s") from None
+                raise InputError(f"processes {sorted(missing)} did not connect within {patience:g} s") from None
             if self.step_of_others:
                 deadline = min(deadline, time.monotonic() + self.timeout)
 
@@ -88,9 +88,9 @@ class Membership:
         return self._ready.is_set()
 
     def begin(self, largest: int) -> None:
-        """Tell the neighbours that the first step begins here, and wait until it does there.
+        """Announce that the first step begins here, and wait until the neighbours are ready too.
 
-        A message has at most `largest` bytes.
+        `largest` is the maximum message size in bytes.
         """
         self._largest = largest
         self._ready.set()
@@ -107,7 +107,7 @@ class Membership:
     # -------------------------------------------------------------------------------------------- admit
 
     def _seek(self, there: int) -> None:
-        """Try to open the edge in the background."""
+        """Open the edge in a background thread."""
         self._in_background(self._open, there)
 
     def _in_background(self, work: Callable[..., None], *arguments: int) -> None:
@@ -121,14 +121,14 @@ class Membership:
                 edge = open_edge(self._store, self.rank, there, self.host, min(self.timeout, ATTEMPT))
                 self._opening[there] = edge
                 self._admit(edge)
-                self._ready.wait()                          # nobody waits for a process that is still loading
+                self._ready.wait()                          # neighbours never wait for a process that is loading
                 edge.greet(time.monotonic() + LONG)
                 edge.listen(self._largest)
             except Refused as error:
                 log.warning("process %d refused process %d: %s", self.rank, there, error)
             except Lost:
-                pass                                        # it may come later
-            except RuntimeError:                            # the store is gone: nobody can join, but training goes on
+                pass                                        # retry: it may connect later
+            except RuntimeError:                            # store lost: no process can join, training continues
                 self._find_store()
             else:
                 del self._opening[there]
@@ -137,7 +137,7 @@ class Membership:
             self._closing.wait(0.2)
 
     def _admit(self, edge: Edge) -> None:
-        """Check who is at the other side, exchange steps, and give a model to a side that joins late."""
+        """Authenticate the other side, exchange steps, and send a model to a side that joins late."""
         edge.account = self._accounts[edge.there]
         edge.admit(self._agreement, self._secret, self.step, time.monotonic() + ATTEMPT)
         model = edge.share_model(self._model_here(), not self.begun, time.monotonic() + self.timeout)
@@ -147,7 +147,7 @@ class Membership:
         self._admitted.put(edge.there)
 
     def _find_store(self) -> None:
-        """Wait until the store is back."""
+        """Retry until the store is reachable again."""
         while not self._closing.wait(1.0):
             with suppress(RuntimeError, OSError):
                 self._store.reconnect()
@@ -157,32 +157,32 @@ class Membership:
 
     @contextmanager
     def watched(self, there: int) -> Iterator[None]:
-        """Turns a lost edge into a step without it."""
+        """Catch `Lost`, drop the edge and continue the step without it."""
         try:
             yield
         except Lost as error:
             self.lose(there, str(error))
 
     def lose(self, there: int, why: str) -> None:
-        """Close an edge and try to open it again."""
+        """Close an edge and reopen it in the background."""
         edge = self.edges.pop(there, None)
         if edge is not None:
             edge.close()
             self.lost[there] = why
-            log.warning("process %d goes on without process %d from step %d: %s", self.rank, there, self.step, why)
+            log.warning("process %d continues without process %d from step %d: %s", self.rank, there, self.step, why)
             self._seek(there)
 
     def take_back(self) -> None:
-        """Use the edges that were opened again."""
+        """Use the edges that were reopened."""
         while not self._opened.empty():
             edge = self._opened.get()
             self.edges[edge.there] = edge
             self.lost.pop(edge.there, None)
-            log.warning("process %d has process %d back from step %d", self.rank, edge.there, self.step)
+            log.warning("process %d reconnected to process %d at step %d", self.rank, edge.there, self.step)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While this process waits for messages, it sends heartbeats to those that wait for it."""
+        """Mark this process as waiting for messages, so that it sends heartbeats to its neighbours."""
         self._waiting_since = time.monotonic()
         try:
             yield
@@ -200,11 +200,11 @@ class Membership:
     # -------------------------------------------------------------------------------------------- leave
 
     def accounts(self) -> dict[str, dict[str, float]]:
-        """Bytes carried and seconds waited on each edge, by the process at its other end."""
+        """Return the traffic statistics of each edge, by the process at its other end."""
         return {str(there): asdict(account) for there, account in sorted(self._accounts.items())}
 
     def close(self) -> None:
-        """Leave, and end all threads."""
+        """Close all edges and end all threads."""
         self._closing.set()
         self._ready.set()
         for edge in list(self._opening.values()):

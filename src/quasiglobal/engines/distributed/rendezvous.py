@@ -1,4 +1,4 @@
-"""How processes find each other: the variables that torchrun sets, and a store where they meet."""
+"""Rendezvous of processes: the environment variables that torchrun sets, and a common store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def launched() -> bool:
 
 
 def serve(host: str, port: int) -> TCPStore:
-    """A store for others to meet at, at this address alone; it lives as long as what is returned."""
+    """Serve a store at this address only; it lives as long as the returned object."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family)
@@ -29,12 +29,12 @@ def serve(host: str, port: int) -> TCPStore:
 
 
 def meet(host: str, port: str, timeout: float) -> TCPStore:
-    """The store that somebody serves at this address."""
+    """Connect to the store served at this address."""
     try:
         return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:120]
-        raise InputError(f"cannot meet the others at {host}:{port} ({reason}); is `qg rendezvous` there?") from None
+        raise InputError(f"cannot reach rendezvous at {host}:{port} ({reason}); is `qg rendezvous` running?") from None
 
 
 def all_gather(store: Store, about: str, mine: str, rank: int, size: int, timeout: float) -> list[str]:
@@ -44,12 +44,12 @@ def all_gather(store: Store, about: str, mine: str, rank: int, size: int, timeou
     try:
         store.wait(names, timedelta(seconds=timeout))
     except RuntimeError:
-        raise InputError(f"not all {size} processes came within {timeout:g} s") from None
+        raise InputError(f"not all {size} processes connected within {timeout:g} s") from None
     return [store.get(name).decode() for name in names]
 
 
 def join(timeout: float = 60.0) -> tuple[Store, int, int]:
-    """The store, this process's rank and how many there are."""
+    """Return the store, this process's rank and the number of processes."""
     if not launched():
         missing = ", ".join(name for name in VARIABLES if name not in os.environ)
         raise InputError(f"this process was not started as one of several ({missing} not set); use torchrun")

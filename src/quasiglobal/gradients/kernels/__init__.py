@@ -1,1 +1,1 @@
-"""Convolutional networks stacked over nodes, by kernels of their own."""
+"""Triton kernels for convolutional networks stacked over nodes."""

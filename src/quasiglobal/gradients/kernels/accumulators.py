@@ -1,4 +1,4 @@
-"""The types in which the kernels sum: float64 for float64, float32 for anything else."""
+"""Accumulator dtypes of the kernels: float64 for float64, float32 otherwise."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def wide(x: Tensor) -> torch.dtype:
-    """As PyTorch names it."""
+    """Accumulator dtype in PyTorch."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def accumulator(x: Tensor) -> tl.dtype:
-    """As Triton names it."""
+    """Accumulator dtype in Triton."""
     return tl.float64 if x.dtype == torch.float64 else tl.float32

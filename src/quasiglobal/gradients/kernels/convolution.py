@@ -1,7 +1,7 @@
 """Convolutions of n models at once: forward, and the gradients of inputs and weights.
 
-Images are [n, batch, height, width, channels], contiguous. A convolution is a matrix product over the places of all
-images of a model; its left side is never stored.
+Images are [n, batch, height, width, channels], contiguous. A convolution is a matrix product over the pixels of all
+images of a model; its left operand is never stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quasiglobal.gradients.kernels.accumulators import accumulator
 
 @triton.jit
 def _taps(first, C: tl.constexpr, S: tl.constexpr, BK: tl.constexpr):
-    """Of the columns first, first + 1, … of the left side: the kernel's row and column, and the channel."""
+    """Kernel row, kernel column and channel of the columns first, first + 1, … of the left operand."""
     k = first + tl.arange(0, BK)
     tap = first // C if C % BK == 0 else k // C
     return tap // S, tap % S, k - tap * C
@@ -30,10 +30,10 @@ def _convolution(
     TOP: tl.constexpr, LEFT: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, LATER: tl.constexpr,
 ):
-    """Place (i, j) of y sums w's tap (r, s) times x's place ((i · UP − TOP + r) / DOWN, (j · UP − LEFT + s) / DOWN).
+    """Pixel (i, j) of y sums w's tap (r, s) times x's pixel ((i · UP − TOP + r) / DOWN, (j · UP − LEFT + s) / DOWN).
 
-    w is [channels out, R, S, channels in]; BACK reads it turned round and transposed. `later` is added. Of the taps
-    only those whose place is a whole one count: a block's i are equal modulo DOWN, its j too, and so are its taps.
+    w is [channels out, R, S, channels in]; BACK reads it flipped and transposed. `later` is added. Only taps with an
+    integer pixel index count: all i of a block are equal modulo DOWN, so are its j, and therefore its taps.
     """
     RU: tl.constexpr = (R + DOWN - 1) // DOWN
     SU: tl.constexpr = (S + DOWN - 1) // DOWN
@@ -89,7 +89,7 @@ def _weight_gradient(
     R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
     BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):
-    """dw[tap and channel in, channel out], summed over one share of the places of a model's images."""
+    """dw[tap and channel in, channel out], summed over one share of the pixels of a model's images."""
     node = tl.program_id(2).to(tl.int64)
     x += node * (places // (OH * OW)) * (H * W * C)
     dy += node * places * OC
@@ -120,7 +120,7 @@ def _weight_gradient(
 
 
 def convolve(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
-    """x [n, b, h, w, c] with each model's own kernels w [n, out, r, s, c]."""
+    """Convolve x [n, b, h, w, c] with each model's own kernels w [n, out, r, s, c]."""
     n, batch, height, width, _ = x.shape
     _, channels, r, s, _ = w.shape
     side = [(size + 2 * padding - k) // stride + 1 for size, k in ((height, r), (width, s))]
@@ -131,7 +131,7 @@ def convolve(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
 def convolve_back(
     dy: Tensor, w: Tensor, later: Tensor | None, size: torch.Size, stride: int, padding: int
 ) -> Tensor:
-    """The gradient of a convolution's input of that size, added to `later`, that of its other uses."""
+    """The gradient of a convolution's input of shape `size`, plus `later`, the gradient of its other uses."""
     around = w.shape[2] - 1 - padding, w.shape[3] - 1 - padding
     return _launch(dy, w, later, dy.new_empty(size), up=1, down=stride, padding=around, back=True)
 
@@ -145,7 +145,7 @@ def _launch(
     r, s = w.shape[2:4]
     bn = min(64, max(16, triton.next_power_of_2(channels)))
     bk = _columns(r * s, source[2])
-    bm, stages = (256, 2) if bn < 64 else (128, 3)          # the fastest of those tried on an H200
+    bm, stages = (256, 2) if bn < 64 else (128, 3)          # fastest of the tested settings on an H200
     places = batch * triton.cdiv(height, down) * triton.cdiv(width, down)
     grid = (triton.cdiv(places, bm), triton.cdiv(channels, bn) * down**2, n)
     _convolution[grid](
@@ -157,20 +157,20 @@ def _launch(
 
 
 BLOCK = 64
-"""Places, taps with channels in, and channels out of a block of `weight_gradient`."""
+"""Block size of `weight_gradient` in pixels, in taps × channels in, and in channels out."""
 
 PROGRAMS = 528
-"""So many blocks of `weight_gradient` fill the GPU."""
+"""Number of blocks of `weight_gradient` that fill the GPU."""
 
 
 def shares(n: int, places: int, weight: torch.Size) -> int:
-    """Into how many parts the places of a model's images are split for the gradient of a weight [out, r, s, c]."""
+    """Number of shares of a model's pixels that are summed separately for the gradient of a weight [out, r, s, c]."""
     blocks = triton.cdiv(weight[0], BLOCK) * triton.cdiv(weight[1:].numel(), BLOCK)
     return max(1, min(PROGRAMS // int(blocks * n), places // (4 * BLOCK), 32))
 
 
 def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, stride: int, padding: int) -> None:
-    """Fill dw [shares, n, out, r, s, c], the gradient of the kernels in shares."""
+    """Fill dw [shares, n, out, r, s, c] with the gradient of the kernels, one partial sum per share."""
     n, batch, height, width, channels = x.shape
     _, _, *side, out = dy.shape
     count, _, _, r, s, _ = dw.shape
@@ -185,7 +185,7 @@ def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, stride: int, padding: int
 
 
 def _columns(taps: int, channels: int) -> int:
-    """How many columns of the left side at a time: of one tap where its channels allow."""
+    """Number of columns of the left operand per block; all from one tap if the number of channels allows."""
     if channels % 16 == 0:
         return min(64, channels & -channels)
     return min(64, max(16, int(triton.next_power_of_2(taps * channels))))

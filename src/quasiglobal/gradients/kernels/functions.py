@@ -1,6 +1,6 @@
 """The kernels as autograd functions over stacked images [n, b, c, h, w].
 
-A module of kernels is imported where it is called: Triton is there only with a GPU, or in tests.
+Kernel modules are imported inside the functions: Triton is available only with a GPU, or in tests.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch.autograd.function import once_differentiable
 
 
 class Convolution(torch.autograd.Function):
-    """Returns x too, so that the gradients of its later uses are added where its own is computed.
+    """Convolution that also returns x, so that its backward kernel adds the gradients of later uses of x.
 
-    `weight` is there for autograd alone: the kernels read `values`, and leave its gradient in `shares`.
+    `weight` is an argument only for autograd: the kernels read `values`, and write the gradient to `shares`.
     """
 
     @staticmethod
@@ -48,7 +48,7 @@ class Convolution(torch.autograd.Function):
 
 
 class Normalised(torch.autograd.Function):
-    """`operations.normalise` of all models; leaves the gradients of weight and bias in `shares`."""
+    """`operations.normalise` of all models; writes the gradients of weight and bias to `shares`."""
 
     @staticmethod
     def forward(
@@ -79,7 +79,7 @@ class Normalised(torch.autograd.Function):
 
 
 class Pooled(torch.autograd.Function):
-    """The largest of each square of `window` places a side."""
+    """Maximum pooling over squares of side `window`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: int) -> Tensor:
@@ -100,5 +100,5 @@ class Pooled(torch.autograd.Function):
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """[n, b, c, h, w] as [n, b, h, w, c], contiguous; inside a network that is a view."""
+    """[n, b, c, h, w] as [n, b, h, w, c], contiguous; inside a network this is a view."""
     return x.movedim(2, -1).contiguous()

@@ -1,4 +1,4 @@
-"""Which operations of a trace the kernels compute, and what is fused into them."""
+"""Selection of the traced operations that the kernels compute, and fusion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def convolves(node: Any) -> bool:
-    """Whether this is a convolution that the kernels compute: an ordinary one over images, both sides alike."""
+    """Whether the kernels compute this convolution: plain 2-D, with equal stride and padding on both axes."""
     if node.target is not aten.convolution.default:
         return False
     _, weight, _, stride, padding, dilation, transposed, _, groups = node.args
@@ -23,7 +23,7 @@ def convolves(node: Any) -> bool:
 
 
 def pools(node: Any) -> bool:
-    """Whether this is maximum pooling over squares that cover the images, its indices unused."""
+    """Whether the kernels compute this maximum pooling: squares that tile the images, indices unused."""
     if node.target is not aten.max_pool2d_with_indices.default or len(node.args) > 3:
         return False
     x, window, *stride = node.args
@@ -34,7 +34,7 @@ def pools(node: Any) -> bool:
 
 
 def normalises(node: Any) -> bool:
-    """Whether this is a normalisation that the kernels compute: groups and channels are powers of two."""
+    """Whether the kernels compute this normalisation: group size 1, or group size and channels are powers of two."""
     if node.target is not NORMALISE or not all(map(_is_own, node.args[1:3])):
         return False
     x, _, _, _, _, kind, groups, *_ = node.args
@@ -44,10 +44,10 @@ def normalises(node: Any) -> bool:
 
 
 def only_for_kernels(node: Any) -> bool:
-    """Whether the result of this normalisation is read by convolutions and sums of the kernels alone.
+    """Whether the result of this normalisation has the precision of matrix products.
 
-    Then it has the precision of products. Elsewhere it has that of the parameters, as under autocast, except for
-    batch normalisation and biases.
+    This holds if only convolutions and sums of the kernels read it, and for batch normalisation and biases.
+    Otherwise the result has the precision of the parameters, as under autocast.
     """
     y = next(user for user in node.users if user.args[1] == 0)
     return node.args[5] in ("batch", "shift") or all(
@@ -61,7 +61,7 @@ def shape_of(node: Any) -> tuple[int, ...]:
 
 
 def fuse(graph: fx.Graph) -> None:
-    """Turn a convolution's bias into a shift, and let a normalisation absorb a sum and a ReLU that follow it."""
+    """Turn a convolution's bias into a shift, and fuse a sum and a ReLU into the preceding normalisation."""
     for node in list(graph.nodes):
         if convolves(node) and (bias := node.args[2]) is not None:
             node.args = (*node.args[:2], None, *node.args[3:])
@@ -100,7 +100,7 @@ def _absorb(node: Any) -> None:
 
 
 def _is_own(parameter: Any) -> bool:
-    """Whether this is a parameter, used by one operation alone."""
+    """Whether this is a parameter used by only one operation."""
     return "parameter" in parameter.meta and len(parameter.users) == 1
 
 

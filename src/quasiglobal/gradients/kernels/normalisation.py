@@ -15,7 +15,7 @@ from quasiglobal.gradients.kernels.accumulators import accumulator, wide
 
 @triton.jit
 def _load(x, base, p, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr):
-    """Places p, p + 1, … of an image, [BP, channels]; 0 beyond its end."""
+    """Load pixels p, p + 1, … of an image, [BP, channels]; 0 beyond its end."""
     place = p + tl.arange(0, BP)
     return tl.load(x + base + place[:, None] * C + c[None, :], mask=_inside(p, c, HW, C, BP), other=0.0).to(ACC)
 
@@ -45,7 +45,7 @@ def _own_moments(
     x, base, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, GROUP: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """An image's mean and sum of squared deviations, of each channel's group."""
+    """Mean and sum of squared deviations of each channel's group in one image."""
     total = tl.zeros([BC], dtype=ACC)
     for p in range(0, HW, BP):
         total += tl.sum(_load(x, base, p, c, HW, C, BP, ACC), axis=0)
@@ -59,7 +59,7 @@ def _own_moments(
 
 @triton.jit
 def _rows(sums, stride, c, images, C: tl.constexpr, BB: tl.constexpr):
-    """[BB, channels]: of every image of a model."""
+    """Load one row per image of a model, [BB, channels]."""
     image = tl.arange(0, BB)
     at = image[:, None].to(tl.int64) * stride + c[None, :]
     return tl.load(sums + at, mask=(image < images)[:, None] & (c < C)[None, :], other=0.0)
@@ -70,7 +70,7 @@ def _moments(
     x, own, base, node, images, c, HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
 ):
-    """The mean and variance by which a channel is normalised; `own` holds those of each image, for the batch's."""
+    """Mean and variance that normalise each channel; for batch, combined from the moments of each image in `own`."""
     if KIND == "batch":
         own += node * images * 2 * C
         means = _rows(own, 2 * C, c, images, C, BB)
@@ -95,7 +95,7 @@ def _image_moments(
 
 @triton.jit
 def _follow(old, new, value, at, mask, momentum):
-    """Running statistics move towards this batch's."""
+    """Update running statistics by this batch's value."""
     before = tl.load(old + at, mask=mask, other=0.0)
     tl.store(new + at, before + momentum * (value - before), mask=mask)
 
@@ -106,7 +106,7 @@ def _normalise(
     HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
     TRACKED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
 ):
-    """One image: normalised, scaled and shifted, then `rest` added and ReLU applied where asked."""
+    """Normalise, scale and shift one image; then add `rest` if SUM and apply ReLU if RELU."""
     image = tl.program_id(0).to(tl.int64)
     node = image // images
     base = image * HW * C
@@ -142,7 +142,7 @@ def _normalise(
 def _arriving(
     dy, y, base, p, c, HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr
 ):
-    """The gradient that comes through the activation."""
+    """Gradient after the backward pass of the activation."""
     value = _load(dy, base, p, c, HW, C, BP, ACC)
     if RELU:
         value = tl.where(_load(y, base, p, c, HW, C, BP, ACC) > 0, value, 0.0)
@@ -151,7 +151,7 @@ def _arriving(
 
 @triton.jit
 def _normalised_by(moments, image, images, c, C: tl.constexpr, KIND: tl.constexpr):
-    """The mean and the factor by which an image's channels were normalised."""
+    """The stored mean and 1 / standard deviation of an image's channels."""
     at = (image // images if KIND == "batch" else image) * 2 * C + c
     return tl.load(moments + at, mask=c < C, other=0.0), tl.load(moments + at + C, mask=c < C, other=0.0)
 
@@ -162,7 +162,7 @@ def _own_sums(
     HW: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, RELU: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
 ):
-    """An image's share of the gradients of weight and bias."""
+    """One image's contribution to the gradients of weight and bias."""
     along = tl.zeros([BC], dtype=ACC)
     total = tl.zeros([BC], dtype=ACC)
     for p in range(0, HW, BP):
@@ -179,7 +179,7 @@ def _own_sums(
 def _store_sums(
     sums, image, images, of_image, of_node, c, along, total, C: tl.constexpr, KIND: tl.constexpr
 ):
-    """An image's share of the gradients: those of the weights, if there are any, and then the biases."""
+    """Store one image's contribution to the gradients: weights (except for shift), then biases."""
     sums += image % images * of_image + image // images * of_node
     if KIND != "shift":
         tl.store(sums + c, along, mask=c < C)
@@ -205,7 +205,7 @@ def _normalise_back(
     HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
 ):
-    """The gradients of one image of x and of `rest`, and its share of those of weight and bias."""
+    """Gradients of one image of x and of `rest`, and its contribution to the gradients of weight and bias."""
     image = tl.program_id(0).to(tl.int64)
     node = image // images
     base = image * HW * C
@@ -229,7 +229,7 @@ def _normalise_back(
     for p in range(0, HW, BP):
         g = _arriving(dy, y, base, p, c, HW, C, RELU, BP, ACC)
         value = _load(x, base, p, c, HW, C, BP, ACC)
-        if SUM and RELU:                                    # without ReLU it is dy itself
+        if SUM and RELU:                                    # without ReLU the gradient of `rest` is dy
             _store(drest, base, p, c, g, HW, C, BP)
         if KIND != "shift":
             unit = (value - mean[None, :]) * scale[None, :]
@@ -249,7 +249,7 @@ def normalise(
     x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
     kind: str, groups: int, eps: float, momentum: float, relu: bool, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """y of that type, by what x was normalised, and the new running statistics."""
+    """Return y in `dtype`, the moments for the backward pass, and the new running statistics."""
     n, batch, places, channels = _parts(x, kind)
     y = torch.empty_like(x, dtype=dtype)
     moments, own = (x.new_empty(n, batch, 2, channels, dtype=wide(x)) for _ in range(2))
@@ -270,7 +270,7 @@ def normalise_back(
     x: Tensor, weight: Tensor, y: Tensor | None, dy: Tensor, moments: Tensor, sums: Tensor,
     kind: str, groups: int, relu: bool, summed: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of what was added; fill `sums` [parts, n, …] with those of weight and bias."""
+    """Return the gradients of x and `rest`; fill `sums` [parts, n, …] with the gradients of weight and bias."""
     _, batch, places, channels = _parts(x, kind)
     y = x if y is None else y
     dx = torch.empty_like(x)
@@ -290,18 +290,18 @@ def normalise_back(
 
 
 def _size(channels: int, groups: int, kind: str) -> int:
-    """Of a group."""
+    """Channels per group; 1 for batch and shift."""
     return channels // groups if kind in ("evonorm", "group") else 1
 
 
 def parts(batch: int, kind: str) -> int:
-    """Into how many equal parts a batch is cut: images, or fewer where an image has no statistics of its own."""
+    """Number of equal parts of a batch: one per image, or fewer if statistics are not per image (batch, shift)."""
     fewer = max(count for count in range(1, 17) if batch % count == 0)
     return batch if kind in ("evonorm", "group") or fewer < 8 else fewer
 
 
 def _parts(x: Tensor, kind: str) -> tuple[int, int, int, int]:
-    """The models, the parts of a model's batch, the places of a part, the channels."""
+    """Number of models, parts per model, pixels per part, and channels."""
     n, batch, height, width, channels = x.shape
     count = parts(batch, kind)
     return n, count, batch // count * height * width, channels
@@ -310,11 +310,11 @@ def _parts(x: Tensor, kind: str) -> tuple[int, int, int, int]:
 def _blocks(
     x: Tensor, kind: str, groups: int, limit: int
 ) -> tuple[tuple[int, int], tuple[int, int, int, tl.dtype], int]:
-    """The grid, a part and some channels each; the sizes of the blocks; how many warps do one."""
+    """The grid (parts × blocks of channels), the block sizes and accumulator dtype, and the warps per block."""
     n, batch, places, channels = _parts(x, kind)
     bc = min(triton.next_power_of_2(channels), max(64, triton.next_power_of_2(_size(channels, groups, kind))))
     whole = triton.next_power_of_2(places)
-    if kind != "batch" and whole * bc > limit:              # the parts are small: better more of them at a time
+    if kind != "batch" and whole * bc > limit:              # small blocks: more of them run at a time
         limit //= 2
     bp = min(whole, max(1, limit // bc))
     blocks = bp, bc, triton.next_power_of_2(batch), accumulator(x)

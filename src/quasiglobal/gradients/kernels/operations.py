@@ -1,4 +1,4 @@
-"""Normalisation as one operation of a trace, in plain PyTorch: the definition that its kernels are held to."""
+"""Normalisation as one operation of a trace, in plain PyTorch: the reference for its kernels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ def normalise(
     x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
     kind: str, groups: int, eps: float, momentum: float, relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One model's images [b, c, h, w] normalised, then `rest` added and ReLU applied; the new running statistics.
+    """Normalise one model's images [b, c, h, w], add `rest`, apply ReLU; also return the new running statistics.
 
-    `kind` is evonorm, group, batch, or shift: a convolution's bias, which comes without a scale.
+    `kind` is evonorm, group, batch, or shift: a convolution's bias, without a scale.
     """
     mean, variance = running or (bias.new_empty(0), bias.new_empty(0))
     x = x.to(bias.dtype)

@@ -1,4 +1,4 @@
-"""Maximum pooling of n models at once over squares that cover the images [n, batch, height, width, channels]."""
+"""Maximum pooling of n models at once over squares that tile the images [n, batch, height, width, channels]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quasiglobal.gradients.kernels.accumulators import accumulator
 
 @triton.jit
 def _place(at, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, K: tl.constexpr):
-    """Where the square of a pooled place and channel begins."""
+    """Offset of the first pixel of a pooled pixel's square, for its channel."""
     image, i, j = at // (OH * OW * C), at // (OW * C) % OH, at // C % OW
     return ((image * (OH * K) + i * K) * (OW * K) + j * K) * C + at % C
 
@@ -28,7 +28,7 @@ def _pool(
     where = tl.zeros([SIZE], dtype=tl.int32)
     for k in tl.static_range(1, K * K):
         value = tl.load(x + first + (k // K * (OW * K) + k % K) * C, mask=at < total, other=0.0).to(ACC)
-        better = (value > best) | (value != value)          # what is no number wins, as in PyTorch
+        better = (value > best) | (value != value)          # NaN wins, as in PyTorch
         best = tl.where(better, value, best)
         where = tl.where(better, k, where)
     tl.store(y + at, best.to(y.dtype.element_ty), mask=at < total)
@@ -48,7 +48,7 @@ def _pool_back(
 
 
 def pool(x: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """The largest of each square of x [n, b, h, w, c], and which of its places that was."""
+    """Maximum of each square of x [n, b, h, w, c], and its index within the square."""
     n, batch, height, width, channels = x.shape
     y = x.new_empty(n, batch, height // window, width // window, channels)
     which = torch.empty_like(y, dtype=torch.uint8)
@@ -57,7 +57,7 @@ def pool(x: Tensor, window: int) -> tuple[Tensor, Tensor]:
 
 
 def pool_back(dy: Tensor, which: Tensor, window: int) -> Tensor:
-    """The gradient of what was pooled."""
+    """The gradient of the pooling's input."""
     n, batch, height, width, channels = dy.shape
     dx = dy.new_empty(n, batch, height * window, width * window, channels)
     _pool_back[(triton.cdiv(dy.numel(), POOLED),)](dy, dx, which, dy.numel(), *dy.shape[2:], window, POOLED)
@@ -65,4 +65,4 @@ def pool_back(dy: Tensor, which: Tensor, window: int) -> Tensor:
 
 
 POOLED = 1024
-"""Pooled numbers of a block."""
+"""Pooled values per block."""

@@ -1,9 +1,9 @@
 """n copies of one convolutional network as one program of operations on stacked images.
 
-The module's forward pass is traced for one model (`tracing.py`) and carried out for all: convolutions, pooling, and
-normalisations with the sum and the ReLU after them (`fusion.py`) by kernels that keep images channels-last, anything
-else by vmap. The backward pass is autograd's, except for the gradients of the kernels' own parameters: those are left
-in shares and written to their columns of g [n, d] all at once.
+The module's forward pass is traced for one model (`tracing.py`) and executed for all models. Kernels with channels-last
+images compute convolutions, pooling, and normalisations with the sum and the ReLU after them (`fusion.py`); vmap
+computes the rest. The backward pass uses autograd, except for the gradients of the kernels' parameters: the kernels
+write partial sums ("shares"), and one kernel per region adds them up into the columns of g [n, d].
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def stacked_program(
     inputs: Tensor,
     by_kernels: bool | None = None,
 ) -> StackedProgram | None:
-    """The program for arguments like these; None for a model that it would not help, or that cannot be traced.
+    """Build the program for arguments of these shapes; None if it would not help, or if the model cannot be traced.
 
-    `by_kernels` false carries out all operations by vmap; by default the kernels are used where Triton runs.
+    With `by_kernels` false, vmap executes all operations; by default the kernels are used if Triton runs.
     """
     traced = traced_forward(module, layout, x, buffers, inputs)
     if traced is None:
@@ -47,7 +47,7 @@ def stacked_program(
 
 
 def _triton_runs(x: Tensor) -> bool:
-    """Whether kernels run here: on a GPU, or in Triton's interpreter, which the tests use."""
+    """Whether Triton runs: on a GPU, or in its interpreter, which the tests use."""
     return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -66,14 +66,14 @@ class StackedProgram:
 
     @property
     def gains(self) -> bool:
-        """Whether the kernels compute any of it, and nothing depends on how tensors lie in memory."""
+        """Whether the kernels compute some convolution, and no operation depends on the memory layout of tensors."""
         nodes = self.program.graph.nodes
         return any(map(convolves, nodes)) and not any("as_strided" in str(node.target) for node in nodes)
 
     def __call__(
         self, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
     ) -> tuple[Tensor, dict[str, Tensor], Callable[[Tensor], Tensor]]:
-        """The outputs, the new buffers, and a function: a number made of the outputs → its gradient [n, d]."""
+        """Return the outputs, the new buffers, and a function from a scalar of the outputs to its gradient [n, d]."""
         leaves = {name: value.detach().requires_grad_() for name, value in self.layout.views(x).items()}
         for region in self.regions:
             region.open(x)
@@ -94,7 +94,7 @@ class StackedProgram:
         return outputs, after, gradient
 
     def _place(self, x: Tensor) -> None:
-        """Give the parameters of every operation of the kernels a place in a region."""
+        """Assign the parameters of each kernel operation to a region."""
         from quasiglobal.gradients.kernels.convolution import shares
         from quasiglobal.gradients.kernels.normalisation import parts
 
@@ -119,10 +119,10 @@ class StackedProgram:
 
 
 class Region:
-    """The parameters of some operations, in their order, and shares of their gradients, yet to be summed."""
+    """The parameters of some operations, in the kernels' order, and the partial sums (shares) of their gradients."""
 
     def __init__(self, operations: list[tuple[fx.Node, Tensor, int]]) -> None:
-        """Each operation with its columns of x and the number of shares that it makes."""
+        """Accept each operation with its columns of x and its number of shares."""
         self.nodes = [node for node, *_ in operations]
         end = 0
         for node, own, shares in operations:
@@ -131,7 +131,7 @@ class Region:
         self.columns = torch.cat([own.flatten() for _, own, _ in operations]).int()
         counts = torch.cat([torch.full_like(own, shares).flatten() for _, own, shares in operations]).int()
         self.most = max(shares for *_, shares in operations)
-        places = self.columns.argsort().int()               # so that g is written in its own order
+        places = self.columns.argsort().int()               # so that g is written in column order
         self.how = self.columns[places], places, counts[places]
 
     def open(self, x: Tensor) -> None:
@@ -141,15 +141,15 @@ class Region:
         self.missing = set(self.nodes)
 
     def own_shares(self, node: fx.Node) -> Tensor:
-        """[shares, n, …] of an operation, to be filled."""
-        if self.shares is None:                             # allocated by the backward pass: a test has none
+        """Shares [shares, n, …] of an operation, to be filled."""
+        if self.shares is None:                             # allocated by the backward pass: evaluation has none
             self.shares = self.new_shares()
         self.missing.discard(node)
         columns, shape, shares = node.meta["place"]
         return self.shares[:shares, :, columns].view(shares, -1, *shape)
 
     def close(self, g: Tensor) -> None:
-        """Sum the shares into g; operations that the number did not depend on get 0."""
+        """Sum the shares into g; operations without a gradient get 0."""
         from quasiglobal.gradients.kernels.rows import collect
 
         for node in list(self.missing):
@@ -159,7 +159,7 @@ class Region:
 
 
 class WeightRegion(Region):
-    """The weights of convolutions, which the kernels read as [out, r, s, in] and in the precision of products."""
+    """The weights of convolutions, which the kernels read as [out, r, s, in] in the precision of matrix products."""
 
     def open(self, x: Tensor) -> None:
         from quasiglobal.gradients.kernels.rows import pack
@@ -170,13 +170,13 @@ class WeightRegion(Region):
         self.values = pack(x, self.columns, dtype)
 
     def own_values(self, node: fx.Node) -> Tensor:
-        """[n, out, r, s, in] of a convolution."""
+        """Weights [n, out, r, s, in] of a convolution."""
         columns, shape, _ = node.meta["place"]
         return self.values[:, columns].view(-1, *shape)
 
 
 class AllModels(fx.Interpreter):
-    """Runs a program of one model for all: what depends on the model has one more dimension, the first."""
+    """Run the program of one model for all models: values that depend on the model get a first dimension."""
 
     def __init__(self, program: fx.GraphModule, regions: list[Any]) -> None:
         super().__init__(program)
@@ -223,4 +223,4 @@ ANY_ORDER = {
     aten._unsafe_view.default: torch.reshape,
     NORMALISE: normalise,
 }
-"""A view in the memory order that the trace saw need not be one when channels come last."""
+"""Replacements of traced operations: a view of the traced memory layout may need a copy in channels-last layout."""

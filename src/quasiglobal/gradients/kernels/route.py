@@ -1,4 +1,4 @@
-"""The route of convolutional networks in bf16 on a GPU: our kernels; anything else is compiled."""
+"""Route of convolutional networks in bf16 on a GPU: our kernels; other models are compiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quasiglobal.gradients.routes import Compiled
 
 
 class Kernels(Compiled):
-    """A `StackedProgram` for each shape of images that one can be made for."""
+    """One `StackedProgram` per shape of images; fall back to `Compiled` if no program can be built."""
 
     def __init__(self, one: OneModel) -> None:
         super().__init__(one)
@@ -30,7 +30,7 @@ class Kernels(Compiled):
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
         if inputs.ndim != IMAGES:
             return super().outputs(x, buffers, inputs)
-        batches = len(inputs)                               # each is shown to a copy of the models of its own
+        batches = len(inputs)                               # each batch gets its own copy of the models
         models, own = tree_map(lambda values: values.repeat_interleave(batches, dim=0), (x, buffers))
         shown = inputs.repeat(len(x), 1, 1, 1, 1)
         program = self._stacked(models, own, shown)
@@ -41,7 +41,7 @@ class Kernels(Compiled):
         return outputs.view(len(x), batches, *outputs.shape[1:])
 
     def _stacked(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> StackedProgram | None:
-        """The program for a shape, made at its first call; None where there is none."""
+        """The program for a shape, built at its first call; None if none can be built."""
         if inputs.ndim != IMAGES:
             return None
         module = self.one.module

@@ -1,4 +1,4 @@
-"""Between rows of parameters [n, d] and the kernels' own order of them: pack weights, collect gradients."""
+"""Copy between rows of parameters [n, d] and the kernels' parameter order: pack weights, collect gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _pack(x, columns, y, d, size, BLOCK: tl.constexpr):
 
 
 def pack(x: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
-    """Those columns of x [n, d], in that order and type."""
+    """Gather these columns of x [n, d], in this order and dtype."""
     y = torch.empty(len(x), len(columns), dtype=dtype, device=x.device)
     _pack[(triton.cdiv(len(columns), 1024), len(x))](x, columns, y, x.stride(0), len(columns), 1024)
     return y
@@ -38,13 +38,13 @@ def _collect(
         total += tl.load(shares + share * step, mask=share < count, other=0.0)
     if tl.max(count, axis=0) > FEW:
         for more in range(FEW, MOST, 8):
-            for i in tl.static_range(8):                    # so many loads under way at a time
+            for i in tl.static_range(8):                    # 8 loads in flight
                 total += tl.load(shares + (more + i) * step, mask=more + i < count, other=0.0)
     tl.store(g + row * d + tl.load(columns + k, mask=k < size, other=0), total, mask=k < size)
 
 
 def collect(shares: Tensor, columns: Tensor, places: Tensor, counts: Tensor, g: Tensor) -> None:
-    """Put sums of shares [most, n, size] into g [n, d]: in each of `columns` that of the first `counts` at `places`."""
+    """Sum gradient shares [most, n, size] into g [n, d]: g[:, columns[i]] = sum of shares[:counts[i], :, places[i]]."""
     most, n, size = shares.shape
     grid = triton.cdiv(size, 1024), n
     _collect[grid](shares, columns, places, counts, g, g.stride(0), size, most, min(most, 4), 1024)

@@ -1,4 +1,4 @@
-"""One model's forward pass as a list of tensor operations, its normalisations one operation each."""
+"""Trace one model's forward pass to tensor operations, with each normalisation as one operation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("quasiglobal")
 def traced_forward(
     module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
 ) -> fx.GraphModule | None:
-    """A function of one model's parameters, buffers and inputs; None, logged once, if it cannot be traced."""
+    """Trace to a function of one model's parameters, buffers and inputs; if that fails, log it once and return None."""
     from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
 
     known, place = _with_known_norms(module), Whereabouts(type(module).__name__)
@@ -38,9 +38,9 @@ def traced_forward(
     try:
         with torch.no_grad():
             return make_fx(functionalize(forward, remove="mutations"))(layout.views(x[0]), first, inputs[0])
-    except Exception as error:      # tracing runs the module's own code, whose errors show on the next route too
+    except Exception as error:      # tracing runs the module's own code; its errors also occur on the next route
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
-        _log_once(f"{place} cannot be traced for the kernels ({reason}); it runs without them")
+        _log_once(f"{place} cannot be traced for the kernels ({reason}); the model runs without them")
         return None
 
 
@@ -50,7 +50,7 @@ def _log_once(sentence: str) -> None:
 
 
 class Whereabouts(TorchFunctionMode):
-    """The module and the operation that a trace called last."""
+    """Record the module and the operation that a trace called last."""
 
     def __init__(self, module: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Whereabouts(TorchFunctionMode):
         return f"{self.operation} in {self.module}"
 
     def follow(self, root: nn.Module) -> None:
-        """Note each call of a submodule."""
+        """Record each call of a submodule."""
         for name, part in root.named_modules():
             if name:
                 text = f"{type(root).__name__}.{name} ({type(part).__name__})"

@@ -1,1 +1,1 @@
-"""Transformers that classify texts."""
+"""Transformers for text classification."""

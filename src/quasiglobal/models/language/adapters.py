@@ -1,4 +1,4 @@
-"""Which parameters of a pretrained model are trained, and so kept by every node, gossiped and saved: all, or a few.
+"""Trained parameters of a pretrained model: all, head or LoRA. Only these are stored per node, gossiped and saved.
 
 LoRA: E. J. Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022.
 """
@@ -30,9 +30,9 @@ def rank_of(train: str) -> int | None:
 
 
 def freeze(model: Any, train: str) -> None:
-    """Leave only the chosen parameters of a transformers model trainable: the head is always among them.
+    """Make only the chosen parameters of a transformers model trainable; the head is always included.
 
-    The head is what lies outside of the base model, such as a classifier. LoRA's scale is 1, which is peft's at rank 8.
+    The head is everything outside of the base model, such as a classifier. LoRA's scale is 1, peft's value at rank 8.
     """
     rank = rank_of(train)
     if train == "all":
@@ -51,7 +51,7 @@ def head_of(model: Any) -> list[tuple[str, Any]]:
 
 
 def _add_lora(model: Any, rank: int) -> None:
-    """Low-rank adapters where peft has them for this kind of model, or else at every linear layer."""
+    """Add low-rank adapters at peft's default layers for this model type, or else at every linear layer."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
         from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as USUAL
@@ -59,13 +59,13 @@ def _add_lora(model: Any, rank: int) -> None:
         raise InputError("train = lora needs peft: pip install 'quasiglobal[nlp]'") from None
     where = USUAL.get(model.config.model_type, "all-linear")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="fan_in_fan_out")         # GPT-2's layers, for which peft sets it
+        warnings.filterwarnings("ignore", message="fan_in_fan_out")         # for GPT-2's layers, peft sets it itself
         inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=rank, target_modules=where), model)
     named = [(name, parameter.shape) for name, parameter in model.named_parameters()]
     sides = [shape[1] for name, shape in named if ".lora_A." in name]
     sides += [shape[0] for name, shape in named if ".lora_B." in name]
     if rank > min(sides):
         raise InputError(
-            f"train = lora:{rank} is for matrices of that many rows and columns, here are {min(sides)}; "
-            "use a rank up to that"
+            f"train = lora:{rank} needs matrices with that many rows and columns, the smallest here has {min(sides)}; "
+            "use at most that rank"
         )

@@ -1,9 +1,9 @@
-"""Attention of many models at a time: transformers' own, called once on the batches of all.
+"""Attention of many models at once: transformers' own function, called once on the batches of all models.
 
-vmap has no rule for the backward pass of scaled-dot-product attention, and transformers' masks look at their values,
-which vmap cannot do for all models at once. So an attention and a mask function of our own are registered with
-transformers, and the modules stay as they are: under vmap, the models' batches become one batch, and the gradient is
-that of ordinary autograd around it all.
+vmap has no rule for the backward pass of scaled-dot-product attention, and transformers' mask functions branch on
+tensor values, which vmap does not support. So this file registers its own attention and mask functions with
+transformers; the modules stay unmodified. Under vmap, the models' batches are folded into one batch, and ordinary
+autograd outside of vmap computes the gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = "quasiglobal"
 
 @cache
 def registered() -> str:
-    """What `attn_implementation` has to be for modules that are stacked; only with the extra."""
+    """Register the functions and return their `attn_implementation`; needs the extra `nlp`."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention)
@@ -49,7 +49,7 @@ def attention(
 
 
 def mask(**how: Any) -> Tensor:
-    """Who sees whom, bool [batch, 1, length, length], always all of it."""
+    """Full attention mask, bool [batch, 1, length, length]; never skipped as trivial."""
     from transformers.masking_utils import sdpa_mask
 
     found: Tensor = sdpa_mask(**how | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
@@ -57,15 +57,15 @@ def mask(**how: Any) -> Tensor:
 
 
 class _Folded(torch.autograd.Function):
-    """The same for the tensors of all models, which autograd sees outside of vmap."""
+    """Attention on the tensors of all models, with autograd outside of vmap."""
 
     @staticmethod
     def forward(module: nn.Module, how: dict[str, Any], *tensors: Tensor | None) -> Tensor:
-        raise NotImplementedError("it is called under vmap alone")
+        raise NotImplementedError("call it under vmap only")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept."""
+        """Save nothing for the backward pass."""
 
     @staticmethod
     def vmap(
@@ -85,5 +85,5 @@ class _Folded(torch.autograd.Function):
             return each.expand(info.batch_size, batch, *each.shape[2:]).flatten(0, 1)
 
         folded = [fold(tensor, dim) for tensor, dim in zip(tensors, dims, strict=True)]
-        result, _ = attention(module, *folded, **how)       # there may be a vmap around this one
+        result, _ = attention(module, *folded, **how)       # there may be an outer vmap
         return result.view(info.batch_size, batch, *result.shape[1:]), 0

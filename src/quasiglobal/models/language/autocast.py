@@ -1,6 +1,6 @@
-"""Linear layers of many models in 16 bits, as autocast has them for one.
+"""Linear layers of many models in 16 bits, as autocast computes them for one model.
 
-vmap takes a linear layer apart before autocast sees it: its bias then stays in float32, and makes what follows float32
+vmap decomposes a linear layer before autocast applies: its bias then stays in float32, and the output becomes float32
 too. Here the layer's arguments are cast first.
 """
 
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 
 class Lowered(TorchFunctionMode):
-    """While it is active under autocast, linear layers whose arguments vmap has stacked are in the lower precision."""
+    """Mode that, under autocast, computes linear layers with vmap-stacked arguments in the lower precision."""
 
     def __torch_function__(
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -42,4 +42,4 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha:
 
 
 OWN: dict[Any, Callable[..., Tensor]] = {nn.functional.linear: _linear, torch.addmm: _addmm}
-"""What a layer calls, and the same of tensors that are cast already."""
+"""Functions that layers call, and their replacements for tensors that are already cast."""

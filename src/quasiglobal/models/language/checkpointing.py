@@ -1,9 +1,9 @@
-"""Activation checkpointing for many models at a time: the backward pass computes each layer again, and keeps little.
+"""Activation checkpointing for many models at once: the backward pass recomputes each layer to save memory.
 
 T. Chen, B. Xu, C. Zhang, C. Guestrin: Training Deep Nets with Sublinear Memory Cost. 2016.
 
-PyTorch's own way calls the layer again when vmap is over and its parameters are no longer in their places. So here a
-layer is a function of its parameters too, and vmap is inside of what is computed again.
+PyTorch's own checkpointing recomputes a layer after vmap has ended, when the module no longer holds the stacked
+parameters. So here a layer is a function of its parameters too, and vmap runs inside the recomputed function.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from quasiglobal.models.language.loading import LanguageModel
 
 
 def recompute(module: nn.Module) -> None:
-    """Let a transformer keep its layers' inputs alone; what it draws for dropout is drawn again as it was."""
+    """Make a transformer store only its layers' inputs; recomputation draws the same dropout masks."""
     if not isinstance(module, LanguageModel) or not module.model.supports_gradient_checkpointing:
-        raise InputError("--recompute is for hf: models whose layers can be computed again; leave it out")
+        raise InputError("--recompute is for hf: models that support gradient checkpointing; leave it out")
     module.model._set_gradient_checkpointing(enable=True, gradient_checkpointing_func=_recomputed)
 
 
 def _recomputed(function: Any, *args: Any) -> Any:
-    """What transformers calls instead of a layer; `function` is the layer's own call, with further arguments."""
+    """Called by transformers instead of a layer; `function` is a partial of the layer's own call."""
     layer: nn.Module = function.func.__self__
     own = dict(layer.named_parameters()) | dict(layer.named_buffers())
     leaves, spec = tree_flatten((own, args, function.keywords))
@@ -39,7 +39,7 @@ def _recomputed(function: Any, *args: Any) -> Any:
 
 
 def _call(layer: Any, spec: TreeSpec) -> Callable[..., Any]:
-    """The layer as a function of all that it depends on."""
+    """The layer as a function of its parameters, buffers and arguments."""
 
     def call(*leaves: Any) -> Any:
         own, args, keywords = tree_unflatten(leaves, spec)
@@ -53,15 +53,15 @@ def _call(layer: Any, spec: TreeSpec) -> Callable[..., Any]:
 
 
 class _OfAll(torch.autograd.Function):
-    """The layers of all models, which autograd sees outside of vmap."""
+    """One layer of all models, with autograd outside of vmap."""
 
     @staticmethod
     def forward(layer: nn.Module, spec: TreeSpec, *leaves: Any) -> Any:
-        raise NotImplementedError("it is called under vmap alone")
+        raise NotImplementedError("call it under vmap only")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept."""
+        """Save nothing for the backward pass."""
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], layer: nn.Module, spec: TreeSpec, *leaves: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Transformers that classify texts, from a folder or the Hugging Face hub: `--model hf:NAME_OR_PATH`."""
+"""Transformers for text classification, from a folder or the Hugging Face hub: `--model hf:NAME_OR_PATH`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from quasiglobal.models.language.attention import registered
 from quasiglobal.models.stacking import Stacking
 
 PREFIX = "hf:"
-"""What a model's name begins with."""
+"""Prefix of a model's name."""
 
 LARGE = 10**6
-"""Trained parameters of a base model above which a CPU gains nothing by stacking."""
+"""Parameters of a base model that is trained, above which stacking gains nothing on a CPU."""
 
 ALLOW_PICKLE = "QG_ALLOW_PICKLE"
-"""The environment variable that, set to 1, admits weights that are not safetensors."""
+"""Environment variable; 1 allows pickled weights, which can run any code."""
 
 
 class LanguageModel(nn.Module):
     """A transformers model for sequence classification, unmodified: ids [batch, length] → logits [batch, classes].
 
-    Tokens equal to `pad` are masked. Only a model whose attention can be replaced is computed for many copies at once.
+    Tokens equal to `pad` are masked. Many copies are computed at once only if the attention can be replaced.
     """
 
     def __init__(self, model: Any, pad: int) -> None:
@@ -55,17 +55,17 @@ class LanguageModel(nn.Module):
 def language_model(
     name: str, *, classes: int, pretrained: bool = True, train: str = "all", pad: int | None = None, length: int = 0
 ) -> LanguageModel:
-    """A new model from a folder or the hub, for so many classes and texts of up to `length` tokens.
+    """Load a model from a folder or the hub, for `classes` classes and texts of up to `length` tokens.
 
-    What the weights do not have, a head for these classes above all, and with `pretrained` false all of it, is
-    drawn from torch's global random numbers. But a frozen base is everybody's: what is random in it is always the same.
+    Parameters that the weights lack, such as a head for these classes, are drawn from torch's global random generator;
+    if `pretrained` is false, all are. All nodes share a frozen base, so its random parameters have a fixed seed.
     """
     transformers = _transformers()
     folder = folder_of(name, weights=pretrained)
     config = _config(transformers, folder, num_labels=classes)
     pad = getattr(config, "pad_token_id", None) if pad is None else pad
     if pad is None:
-        raise InputError(f"{name} does not say which id is padding; add pad_token_id to {folder / 'config.json'}")
+        raise InputError(f"{name} defines no padding token; add pad_token_id to {folder / 'config.json'}")
     config.pad_token_id, config.use_cache = pad, False
     _check_length(name, config, length)
     make = partial(_loaded, transformers, folder, config) if pretrained else partial(_drawn, transformers, config)
@@ -74,7 +74,7 @@ def language_model(
         if train != "all":
             head = {key: value.detach() for key, value in head_of(model)}
             with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-                warnings.simplefilter("ignore")             # said the first time
+                warnings.simplefilter("ignore")             # already shown the first time
                 torch.manual_seed(0)
                 model = make()
             model.load_state_dict(head, strict=False)
@@ -83,34 +83,34 @@ def language_model(
 
 
 def tokenizer_of(name: str) -> Any:
-    """The tokenizer that belongs to the model, as transformers has it."""
+    """Load the model's tokenizer with transformers."""
     transformers = _transformers()
     folder = folder_of(name, weights=False)
-    if not _has(folder, TOKENIZERS) and not any(folder.glob("*.model")):    # transformers would make one without words
-        raise InputError(f"{folder} has no tokenizer ({TOKENIZERS[0]}); copy it there from where the model is from")
+    if not _has(folder, TOKENIZERS) and not any(folder.glob("*.model")):    # transformers would make an empty one
+        raise InputError(f"{folder} has no tokenizer ({TOKENIZERS[0]}); copy it there from the model's source")
     with _quiet(transformers), reading(folder, "a transformers model"):
         return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 def vocabulary_of(name: str) -> int:
-    """How many tokens the model knows."""
+    """Vocabulary size of the model."""
     config = _config(_transformers(), folder_of(name, weights=False))
     return int(config.get_text_config().vocab_size)
 
 
 def folder_of(name: str, weights: bool) -> Path:
-    """Where the files of hf:NAME_OR_PATH lie, fetched from the hub if they have to be and can."""
+    """Folder with the files of hf:NAME_OR_PATH, downloaded from the hub if necessary."""
     place = name.removeprefix(PREFIX)
     folder = Path(place).expanduser()
     if not folder.is_dir():
         folder = _from_hub(place, weights)
     if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} is no transformers model: it has no config.json")
+        raise InputError(f"{folder} is not a transformers model: it has no config.json")
     if weights and not _has(folder, SAFE) and not (_pickles() and _has(folder, PICKLED)):
         if _has(folder, PICKLED):
             raise InputError(
                 f"the weights in {folder} are a pickle, which can run any code when it is read; get them as "
-                f"safetensors, or set {ALLOW_PICKLE}=1 if you trust where they are from"
+                f"safetensors, or set {ALLOW_PICKLE}=1 if you trust their source"
             )
         raise InputError(f"{folder} has no weights ({SAFE[0]}); add them, or start from scratch with --no-pretrained")
     return folder
@@ -138,7 +138,7 @@ def _transformers() -> Any:
 
 
 def _from_hub(name: str, weights: bool) -> Path:
-    """The model's files in the hub's cache; what is there already is not asked for again."""
+    """Folder of the model in the hub's cache; download only if the cache lacks the model."""
     from huggingface_hub import constants, snapshot_download
 
     files = ["*.json", "*.txt", "*.model", *(["*.safetensors"] if weights else [])]
@@ -147,27 +147,27 @@ def _from_hub(name: str, weights: bool) -> Path:
     for here in (True, False):
         try:
             folder = Path(snapshot_download(name, allow_patterns=files, local_files_only=here))
-        except Exception:                   # names that are none, no network, no such repository, no right to read it
+        except Exception:                   # invalid name, no network, no such repository, no read permission
             continue
         if not here or _has(folder, ("config.json",) if not weights else SAFE + (PICKLED if _pickles() else ())):
             return folder
     raise InputError(
-        f"there is no model {name}: it is no folder, {cache} does not have it, and the hub lacks it or cannot be "
-        f"reached; on a machine with a network, `hf download {name} --local-dir FOLDER`, and then use hf:FOLDER"
+        f"cannot find model {name}: it is not a folder, not in {cache}, and not on the hub, or the hub cannot be "
+        f"reached; run `hf download {name} --local-dir FOLDER` on a machine with network access, then use hf:FOLDER"
     )
 
 
 def _config(transformers: Any, folder: Path, **more: Any) -> Any:
-    """What the folder says of the model's architecture."""
+    """Read the model's configuration from the folder."""
     with _quiet(transformers), reading(folder, "a transformers model"):
         config = transformers.AutoConfig.from_pretrained(folder, **more)
     if type(config) not in transformers.AutoModelForSequenceClassification._model_mapping:
-        raise InputError(f"transformers has no classifier of texts for {config.model_type} models; use another model")
+        raise InputError(f"transformers has no text classifier for {config.model_type} models; use another model")
     return config
 
 
 def _loaded(transformers: Any, folder: Path, config: Any) -> Any:
-    """The model with the folder's weights."""
+    """Load the model with the folder's weights."""
     auto = transformers.AutoModelForSequenceClassification
     safe = _has(folder, SAFE)
     model, found = auto.from_pretrained(
@@ -178,24 +178,24 @@ def _loaded(transformers: Any, folder: Path, config: Any) -> Any:
     base = [name for name, _ in model.named_parameters() if name not in head]
     lacking = sorted(set(found["missing_keys"]) - head)
     if 2 * len(lacking) > len(base):
-        raise InputError(f"the weights in {folder} are of another model than its config.json says")
+        raise InputError(f"the weights in {folder} do not match its config.json; get both from one model")
     if lacking:
         warnings.warn(
             f"the weights in {folder} lack {len(lacking)} of the base model's {len(base)} tensors, such as "
-            f"{lacking[0]}; they start at random",
+            f"{lacking[0]}; they are initialised at random",
             stacklevel=2,
         )
     return model
 
 
 def _drawn(transformers: Any, config: Any) -> Any:
-    """The model with random weights."""
+    """Build the model with random weights."""
     auto = transformers.AutoModelForSequenceClassification
     return auto.from_config(config, dtype=torch.float32, **_attention(transformers, config))
 
 
 def _attention(transformers: Any, config: Any) -> dict[str, str]:
-    """How the model computes attention: by our function where it lets us."""
+    """Select our attention function if the model supports replacing it."""
     kind = transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
     return {"attn_implementation": registered()} if kind._supports_attention_backend else {}
 
@@ -203,14 +203,14 @@ def _attention(transformers: Any, config: Any) -> dict[str, str]:
 def _check_length(name: str, config: Any, length: int) -> None:
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and "roberta" in config.model_type:
-        longest -= config.pad_token_id + 1                  # its positions begin after the padding's
+        longest -= config.pad_token_id + 1                  # its positions start after the padding index
     if longest is not None and length > longest:
         raise InputError(f"{name} takes texts of up to {longest} tokens, got {length}; use --shape {longest}")
 
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Without its reports and progress bars."""
+    """Suppress transformers' log messages and progress bars."""
     said, shown = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

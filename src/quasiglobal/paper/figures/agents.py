@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Recorder(Simulator):
-    """Remembers what the nodes sent: their models after the local update, before the average."""
+    """Simulator that records the sent models: after the local update, before the average."""
 
     def __init__(self, graph: Topology) -> None:
         super().__init__(graph)

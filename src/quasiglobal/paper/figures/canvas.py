@@ -1,4 +1,4 @@
-"""What the figures of training runs share: where they are drawn, and how outcomes become words, rows and legends."""
+"""Helpers of the training figures: scale and data folder, and outcomes as text, CSV rows and legends."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Canvas:
-    """At which scale a figure is drawn, and where the data lie that it shows."""
+    """Scale of a figure, and the folder of the data sets that it shows."""
 
     scale: Scale
     data_dir: Path | None = None
 
     @property
     def beside_paper(self) -> bool:
-        """Whether the paper's numbers may stand beside ours."""
+        """Whether to draw the paper's numbers beside ours."""
         return self.scale == "paper"
 
     @property
     def legend_title(self) -> str | None:
-        """How a legend tells the paper's numbers from ours."""
+        """Legend title that explains the paper's markers; None if they are not drawn."""
         return "hollow: the paper" if self.beside_paper else None
 
 
 def by_label(found: Sequence[Outcome]) -> dict[CellLabel, Outcome]:
-    """Outcomes by their place in the table."""
+    """Outcomes by row and column label."""
     return {one.cell.label: one for one in found}
 
 
 def colour_of(one: Outcome) -> str:
-    """The colour of its algorithm."""
+    """The colour of the outcome's algorithm."""
     return COLOURS.get(name_of(one.experiment.algorithm), BLACK)
 
 
 def say(panel: Axes, words: str) -> None:
-    """Write words in place of curves that are missing."""
+    """Write a text in place of missing curves."""
     panel.set(xticks=[], yticks=[])
     panel.text(0.5, 0.5, words, transform=panel.transAxes, ha="center", va="center", color=GREY)
 
 
 def first_legend(axes: Sequence[Axes]) -> None:
-    """Put a legend into the first panel that has most curves."""
+    """Put a legend into the first of the panels with the most curves."""
     fullest = max(axes, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
     if fullest.get_legend_handles_labels()[1]:
         fullest.legend()
 
 
 def legend_entries(axes: Sequence[Axes]) -> tuple[list[Artist], list[str]]:
-    """The handles and labels of the panel that has most."""
+    """Handles and labels of the panel with the most entries."""
     return max((panel.get_legend_handles_labels() for panel in axes), key=lambda entries: len(entries[1]))
 
 
 def score_rows(found: Sequence[Outcome]) -> list[dict[str, object]]:
-    """A row for each cell: ours and the paper's."""
+    """One row per cell: our score and the paper's."""
     rows: list[dict[str, object]] = []
     for one in found:
         values: dict[str, object] = {"row": str(one.cell.row), "column": str(one.cell.column)}
@@ -78,7 +78,7 @@ def score_rows(found: Sequence[Outcome]) -> list[dict[str, object]]:
 
 
 def scores_in_words(found: Sequence[Outcome]) -> str:
-    """Every method's score in each column, the best first and what diverged last."""
+    """Every method's score in each column as text, best first, diverged methods last."""
     words = []
     for column in dict.fromkeys(one.cell.column for one in found):
         here = [one for one in found if one.cell.column == column]
@@ -92,7 +92,7 @@ def scores_in_words(found: Sequence[Outcome]) -> str:
 
 
 def ends_in_words(found: Sequence[Outcome], metric: str, what: str) -> str:
-    """A metric of each cell in its last test, the mean over seeds; a cell with a diverged seed says so."""
+    """A metric of each cell in its last test as text: the mean over seeds, or diverged if a seed did."""
     words = []
     for one in found:
         lasts = (run.summary.last for run in one.runs if run.summary)

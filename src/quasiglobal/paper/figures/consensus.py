@@ -30,7 +30,7 @@ def consensus_curve(algorithm: str, graph: Topology, steps: int, d: int = 100, s
 
 
 def crossings(curve: Tensor, level: float) -> tuple[int | None, int | None]:
-    """The first step at or below the level, and the step from which on the curve stays there.
+    """The first step at or below the level, and the step from which the curve stays there.
 
     >>> crossings(torch.tensor([1.0, 0.1, 0.3, 0.1]), 0.2)
     (1, 3)
@@ -89,7 +89,7 @@ def figure_consensus(graphs: Sequence[str] = CONSENSUS_GRAPHS) -> Reproduced:
 
 
 def _steps_to(level: float, graph: Topology) -> int:
-    """Steps that bring plain gossip to the level, and room for quasi-global gossip's rebound."""
+    """Steps for plain gossip to reach the level; at least 150, for the rebound of quasi-global gossip."""
     assert graph.rho is not None
     return max(150, math.ceil(math.log(level) / math.log(max(1 - graph.rho, 1e-3))))
 

@@ -29,7 +29,7 @@ WEIGHT_DECAY, NO_WEIGHT_DECAY = "weight decay", "none"
 """Settings of the columns of *weight-decay*."""
 
 Lines = Mapping[ColumnLabel, tuple[str, str]]
-"""The columns of a panel, each with the form of its lines and what its labels end with."""
+"""Columns of a panel, each with its line style and label suffix."""
 
 
 def draw_single_worker(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
@@ -38,7 +38,7 @@ def draw_single_worker(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
 
 
 def draw_weight_decay(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
-    """The same with weight decay and without."""
+    """Loss and accuracy of a single worker with and without weight decay, by norm."""
     return _loss_and_accuracy(found, {
         norm: {
             ColumnLabel(WEIGHT_DECAY, norm): ("-", ""),
@@ -84,11 +84,11 @@ def draw_effective_step(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
     axes[0].set_ylabel("weight norm ‖x‖")
     axes[len(columns)].set_ylabel("effective step η/‖x‖²")
     first_legend(axes)
-    return Reproduced(figure, _curve_rows(found), ends_in_words(found, "weight_norm", "Weight norms in the end"))
+    return Reproduced(figure, _curve_rows(found), ends_in_words(found, "weight_norm", "Final weight norms"))
 
 
 def draw_learning_curves(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
-    """Test accuracy over the epochs, a panel a column."""
+    """Test accuracy over the epochs, one panel per column."""
     columns = list(dict.fromkeys(one.cell.column for one in found))
     figure, axes = panels(math.ceil(len(columns) / 3), 3, 3.5, 2.6)
     for panel, column in zip(axes, columns, strict=False):
@@ -104,7 +104,7 @@ def draw_learning_curves(found: Sequence[Outcome], canvas: Canvas) -> Reproduced
 
 
 def _curves(panel: Axes, found: Sequence[Outcome], lines: Lines, metric: str, factor: float = 1) -> None:
-    """A metric over the epochs, a curve a method: its mean over the seeds, within their range."""
+    """Plot a metric over the epochs, one curve per method: mean over the seeds, with a band of their range."""
     for one in found:
         if one.cell.column in lines and one.runs:
             line, suffix = lines[one.cell.column]

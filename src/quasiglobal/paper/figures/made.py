@@ -1,4 +1,4 @@
-"""What a figure is once it is made, and how it is written."""
+"""A finished figure, and its output files."""
 
 from __future__ import annotations
 

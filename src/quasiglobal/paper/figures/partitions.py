@@ -1,4 +1,4 @@
-"""Figures of who holds what: the paper's dots, alone and beside scores (Figure 1)."""
+"""Figures of data partitions: dots by node and class, alone and beside scores (Figure 1)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTITIONS: list[tuple[str, str, int, float]] = [
 
 
 def who_holds_what(data: str, nodes: int, alpha: float, data_dir: Path | None) -> NDArray[np.int64]:
-    """Examples by node and class in the partition of seed 0."""
+    """Number of examples by node and class in the partition of seed 0."""
     found = raw(data, data_dir)
     labels = found.train.y.numpy()
     parts = split("dirichlet", labels, nodes, alpha, 0, found.train.columns)
@@ -37,7 +37,7 @@ def who_holds_what(data: str, nodes: int, alpha: float, data_dir: Path | None) -
 
 
 def draw_partition(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
-    """The paper's partitions of the data that are here."""
+    """The paper's partitions of the data sets that are installed."""
     wanted = PARTITIONS if canvas.scale != "smoke" else [
         ("digits", "digits", n, alpha) for _, name, n, alpha in PARTITIONS if name == "cifar10"
     ]
@@ -67,12 +67,12 @@ def draw_partition(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
         f"{title}, n = {nodes}, α = {alpha:g}: {np.count_nonzero(table, axis=1).mean():.1f}"
         for (title, nodes, alpha), table in counts.items()
     )
-    missing = f" Not drawn, as the data is not here: {', '.join(lost)}." if lost else ""
-    return Reproduced(figure, rows, f"Classes that a node has examples of, on average: {shares}.{missing}")
+    missing = f" Not drawn, because the data is not installed: {', '.join(lost)}." if lost else ""
+    return Reproduced(figure, rows, f"Mean number of classes per node: {shares}.{missing}")
 
 
 def draw_motivation(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
-    """Figure 1: partitions of three degrees of heterogeneity, and what methods reach on them."""
+    """Figure 1: partitions of three degrees of heterogeneity, and the scores of the methods on them."""
     figure, axes = panels(2, 3, 3.4, 2.8)
     data = found[0].experiment.data
     for panel, alpha in zip(axes, (10, 1, 0.1), strict=False):
@@ -80,7 +80,7 @@ def draw_motivation(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
         try:
             draw_dots(panel, who_holds_what(data, 16, alpha, canvas.data_dir))
         except InputError:
-            say(panel, f"{data} is not here")
+            say(panel, f"{data} is not installed")
     outcomes = by_label(found)
     for panel, graph in zip(axes[3:], ("ring 16", "social 32"), strict=False):
         columns = {f"{alpha:g}": ColumnLabel(f"α = {alpha:g}", graph) for alpha in (10, 1, 0.1)}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def draw_ring_scales(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
-    """What methods reach on rings of 16, 32 and 48 nodes."""
+    """Scores of the methods on rings of 16, 32 and 48 nodes."""
     figure, axes = panels(1, 2, 4.2, 3.2)
     outcomes = by_label(found)
     for panel, alpha in zip(axes, (1, 0.1), strict=True):
@@ -44,7 +44,7 @@ def draw_ring_scales(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
 
 BETAS = (0.5, 0.7, 0.9, 0.95, 0.99)
 RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
-"""The paper does not print its grid; ours has its momentum 0.9 and its untuned learning rate, 0.8, inside."""
+"""The paper does not print its grid. Ours has the paper's β = 0.9 and untuned learning rate 0.8 inside."""
 
 QUASI_GLOBAL = RowLabel("QG-DSGDm-N")
 
@@ -55,7 +55,7 @@ def local_momentum(beta: float, rate: float) -> RowLabel:
 
 
 def draw_momentum_tuning(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
-    """How far DSGDm-N with other momentum factors is behind QG-DSGDm-N, as heat maps."""
+    """Heat maps of how far DSGDm-N with other momentum factors is behind QG-DSGDm-N."""
     alphas = (1, 0.1)
     figure, axes = panels(1, len(alphas), 4.6, 3.4)
     outcomes = by_label(found)
@@ -77,7 +77,7 @@ def draw_momentum_tuning(found: Sequence[Outcome], canvas: Canvas) -> Reproduced
             words.append(f"α = {alpha:g}: QG-DSGDm-N {'diverged' if quasi.diverged else 'or DSGDm-N was not run'}")
             continue
         image = draw_heat_map(panel, gaps, BETAS, RATES, "cividis_r")
-        figure.colorbar(image, ax=panel, label="QG-DSGDm-N is ahead by, points")
+        figure.colorbar(image, ax=panel, label="lead of QG-DSGDm-N, points")
         if not np.isfinite(gaps).any():
             words.append(f"α = {alpha:g}: every DSGDm-N that was run diverged")
             continue
@@ -91,7 +91,7 @@ def draw_momentum_tuning(found: Sequence[Outcome], canvas: Canvas) -> Reproduced
 
 
 def _gap(quasi: Outcome, local: Outcome) -> float:
-    """How far local momentum is behind; infinite where it diverged, NaN without a run or a score to compare with."""
+    """Lead of quasi-global over local momentum; infinite if local diverged, NaN without a run or a reference score."""
     ours, theirs = local.ours(), quasi.ours()
     if theirs is None or not local.runs:
         return math.nan
@@ -104,7 +104,7 @@ def draw_scores(
     methods: Mapping[str, Mapping[str, ColumnLabel]],
     canvas: Canvas,
 ) -> None:
-    """Scores of methods over labelled columns: ours filled, and the paper's hollow and dotted beside them."""
+    """Plot scores of methods over labelled columns: ours filled, the paper's hollow and dotted."""
     ticks = list(next(iter(methods.values())))
     here = {
         method: [outcomes[RowLabel(method), column] for column in columns.values()]

@@ -1,4 +1,4 @@
-"""The social network, and the linear speed-up that the theorem promises."""
+"""Figures of the social network and of the theorem's linear speed-up."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def mean_square_gradients(
 
 
 def steps_needed(horizons: Sequence[int], values: Tensor, level: float) -> float | None:
-    """Where the values fall to the level for good, between two horizons by a straight line of logarithms."""
+    """Steps at which the values fall to the level for good, log-log interpolated; None if outside the horizons."""
     above = (values > level).nonzero().flatten()
     if len(above) == 0 or int(above[-1]) + 1 == len(horizons):
         return None
@@ -77,10 +77,10 @@ def figure_speedup(
     c: float = 0.3,
     repeats: int = 4,
 ) -> Reproduced:
-    """Ours: steps to a small gradient against n, where the theorem promises a linear speed-up.
+    """Not in the paper: steps to a small gradient against n, where the theorem predicts a linear speed-up.
 
-    As in the theorem, the step size is η = c√(n/T) for a run of T steps and the gradient is the mean of
-    ‖∇f(x̄)‖² over the run; T is the smallest with which that is at most ε.
+    As in the theorem, the step size is η = c√(n/T) for a run of T steps, and the gradient is measured by the mean of
+    ‖∇f(x̄)‖² over the run. The figure shows the smallest T with a mean of at most ε.
     """
     figure, (panel,) = panels(1, 1, 5, 3.6)
     rows: list[dict[str, object]] = []

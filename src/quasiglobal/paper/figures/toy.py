@@ -1,6 +1,6 @@
 """The figures that need no training, by name; `qg reproduce NAME` makes them.
 
-Each function computes its numbers with `qg.minimize`, draws them, and says in words what they show.
+Each function computes its numbers with `qg.minimize`, draws them and describes them in a sentence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FIGURES: dict[str, Callable[[], Reproduced]] = {
 
 
 def make_figure(name: str, folder: Path) -> tuple[Reproduced, list[Path]]:
-    """Make a figure of the paper: PNG, SVG and CSV in the folder."""
+    """Make a figure and write it to the folder as PNG, SVG and CSV."""
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)
     with style(), one_thread():
@@ -41,7 +41,7 @@ def make_figure(name: str, folder: Path) -> tuple[Reproduced, list[Path]]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: problems this small gain nothing from a second one, and wait for it on a busy machine."""
+    """Compute on one thread: more threads do not speed up such small problems, and slow them down on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,6 +1,6 @@
-"""The paper's figures that show training runs: the cells each needs, and its drawing.
+"""The paper's figures of training runs: the cells and the drawing function of each.
 
-A figure's cells are those of a table of the paper where it has one, so that a run is never needed twice.
+If a table of the paper has the same data, the figure uses the table's cells, so that no run is needed twice.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Draw = Callable[[Sequence[Outcome], Canvas], Reproduced]
 
 @dataclass(frozen=True)
 class TrainingFigure:
-    """A figure: what is to be run for it, as a table's cells are, and its drawing."""
+    """A figure: its cells, as a table, and its drawing function."""
 
     table: PaperTable
     draw: Draw
 
 
 def draw_from_store(name: str, store: RunStore, scale: Scale = "paper", data_dir: Path | None = None) -> Reproduced:
-    """A figure of what the store has; what was not run is left out and counted."""
+    """Draw a figure from the runs in a store; cells without runs are left out and counted."""
     if name not in TRAINED:
         raise unknown("figure", name, TRAINED)
     found = outcomes(TRAINED[name].table, store, scale)
@@ -50,7 +50,7 @@ def draw_from_store(name: str, store: RunStore, scale: Scale = "paper", data_dir
 
 
 def draw_outcomes(name: str, found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
-    """A figure of the outcomes of its cells."""
+    """Draw a figure from the outcomes of its cells."""
     title = title_of(name, canvas.scale)
     with style():
         made = TRAINED[name].draw(found, canvas)
@@ -61,7 +61,7 @@ def draw_outcomes(name: str, found: Sequence[Outcome], canvas: Canvas) -> Reprod
 
 
 def title_of(name: str, scale: Scale) -> str:
-    """A figure's title, with what differs from the paper at this scale."""
+    """A figure's title, with the changes to the paper's experiments at this scale."""
     table = TRAINED[name].table
     if table.cells:
         return table.title_at(scale)
@@ -69,7 +69,7 @@ def title_of(name: str, scale: Scale) -> str:
 
 
 def _of_table(name: str, table: str, draw: Draw) -> TrainingFigure:
-    """A figure of the cells of a table, in the form that made the paper's numbers."""
+    """A figure of a table's cells, without the rows "as in the text"."""
     cells = tuple(cell for cell in TABLES[table].cells if not cell.text)
     return TrainingFigure(PaperTable(name, TABLES[table].title, cells), draw)
 

@@ -1,4 +1,4 @@
-"""Cells that the figures of training runs need, and no table of the paper has."""
+"""Cells of the training figures that do not show exactly one table of the paper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quasiglobal.training.experiment import Experiment
 def _cells(
     base: Settings, rows: Mapping[RowLabel, Settings], columns: Mapping[ColumnLabel, Settings]
 ) -> tuple[PaperCell, ...]:
-    """Cells that the paper has no number for."""
+    """Cells without a published number."""
     return tuple(
         PaperCell(row, column, Experiment(**{**base, **place, **settings}), None)
         for row, settings in rows.items()

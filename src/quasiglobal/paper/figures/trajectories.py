@@ -1,4 +1,4 @@
-"""Figure 4: a single worker's path over two-dimensional functions."""
+"""Figure 4: trajectories of a single worker on two-dimensional functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def trajectory(
     function: Callable[[Tensor], Tensor], algorithm: str, start: tuple[float, float], lr: float, steps: int
 ) -> Tensor:
-    """A single worker's way over a 2-D function, [steps + 1, 2]."""
+    """Trajectory of a single worker on a 2-D function, [steps + 1, 2]."""
     x0 = torch.tensor(start, dtype=torch.float64)
     return minimize(gradient_of(function), x0, algorithm, "complete:1", lr=lr, steps=steps).history[:, 0]
 
