@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import tyro
 from tyro.conf import Positional, arg
@@ -66,8 +66,3 @@ def only_simulated(name: str, options: Options) -> None:
     """Raise an error for an engine that the command would ignore."""
     if options.engine != "simulator":
         raise InputError(f"qg {name} trains on the simulator; leave out --engine distributed")
-
-
-def described(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values as text."""
-    return [(name, str(value)) for name, value in values.items()]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -180,6 +181,16 @@ def reading(path: object, what: str) -> Iterator[None]:
     except Exception as error:
         said = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise InputError(f"cannot read {path} as {what}: {said.splitlines()[0][:200]}") from None
+
+
+@contextmanager
+def opened(path: Path, what: str) -> Iterator[IO[bytes]]:
+    """Open a file, plain or gzipped, with the errors of `reading`."""
+    with reading(path, what), open(path, "rb") as raw:
+        gzipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        with gzip.open(raw) if gzipped else raw as content:
+            yield cast(IO[bytes], content)
 
 
 def locate(folder: Path, name: str, suffixes: Sequence[str] = ("",)) -> Path | None:

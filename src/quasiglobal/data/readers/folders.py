@@ -53,7 +53,7 @@ def read(path: Path, memory_limit: float) -> Splits:
     elif "train" in parts and len(parts) > 1:
         train, test, classes = _split(path / "train", path / parts[1])
     else:
-        raise InputError(f"{path} has {parts[0]} alone; it needs train and test, or only class folders")
+        raise InputError(f"{path} has {' and '.join(parts)} alone; it needs train and test, or only class folders")
     shape = _common_shape([file for file, _ in train + test])
     fits(len(train + test) * math.prod(shape), memory_limit, path)
     array = partial(pixels, channels=shape[0])

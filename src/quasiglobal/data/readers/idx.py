@@ -6,14 +6,13 @@ algorithms. arXiv:1708.07747, 2017.
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
 from pathlib import Path
 
 import numpy as np
 
-from quasiglobal.data.dataset import Examples, Pixels, Splits, fits, labelled, member, reading
+from quasiglobal.data.dataset import Examples, Pixels, Splits, fits, labelled, member, opened
 from quasiglobal.errors import InputError
 
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
@@ -42,17 +41,14 @@ def fashion_mnist(folder: Path, memory_limit: float) -> Splits:
 
 def read(path: Path, dimensions: int, memory_limit: float) -> Pixels:
     """Read an array of bytes: 0 0, the type (8: uint8), the number of dimensions, each size, then the content."""
-    with reading(path, "an IDX file"), open(path, "rb") as raw:
-        gzipped = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        with gzip.open(raw) if gzipped else raw as file:
-            magic = struct.unpack(">HBB", file.read(4))
-            if magic != (0, 8, dimensions):
-                raise InputError(f"{path} is not an IDX file of bytes in {dimensions} dimensions")
-            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
-            size = math.prod(shape)
-            fits(size, memory_limit, path)
-            content = file.read(size + 1)
+    with opened(path, "an IDX file") as file:
+        magic = struct.unpack(">HBB", file.read(4))
+        if magic != (0, 8, dimensions):
+            raise InputError(f"{path} is not an IDX file of bytes in {dimensions} dimensions")
+        shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+        size = math.prod(shape)
+        fits(size, memory_limit, path)
+        content = file.read(size + 1)
     if len(content) != size:
         amount = "more" if len(content) > size else f"only {len(content)}"
         raise InputError(f"{path} declares {size} bytes, but holds {amount}; download it again")

@@ -7,7 +7,6 @@ R. Socher et al.: Recursive deep models for semantic compositionality over a sen
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import os
 import sys
@@ -21,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from quasiglobal.data.corpus import Corpus, Rows, to_test
-from quasiglobal.data.dataset import fits, held_out, locate, member, reading
+from quasiglobal.data.dataset import fits, held_out, locate, member, opened, reading
 from quasiglobal.errors import InputError
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -190,13 +189,10 @@ def _table(path: Path, memory_limit: float) -> LabelledTexts:
 def _lines(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
     """Iterate over (line number, cells): the line in which each row ends; empty lines are skipped."""
     tabs = any(ending == ".tsv" for ending in path.suffixes)
-    with reading(path, "a CSV file of texts"), open(path, "rb") as raw:
-        gzipped = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        with gzip.open(raw) if gzipped else raw as content:
-            text = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
-            reader = csv.reader(text, csv.excel_tab, quoting=csv.QUOTE_NONE) if tabs else csv.reader(text, strict=True)
-            yield ((reader.line_num, cells) for cells in reader if cells)
+    with opened(path, "a CSV file of texts") as content:
+        text = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
+        reader = csv.reader(text, csv.excel_tab, quoting=csv.QUOTE_NONE) if tabs else csv.reader(text, strict=True)
+        yield ((reader.line_num, cells) for cells in reader if cells)
 
 
 def _chained(first: tuple[int, list[str]], rest: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:

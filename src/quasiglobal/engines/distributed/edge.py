@@ -44,10 +44,10 @@ FOREVER = 1e7
 Moment = tuple[int, int]
 """(step, exchange index in that step)."""
 
-SIGN = -1
+HEARTBEAT = -1
 """Exchange index of a heartbeat: no payload follows; the sender is alive and itself waits for a neighbour."""
 
-SIGNS = 10
+HEARTBEAT_FACTOR = 10
 """Factor on the timeout for a process that sends only heartbeats."""
 
 
@@ -80,8 +80,8 @@ class Edge:
         self.account = Account()
         self.step_there = 0
         self._rank = 0 if here < there else 1
-        self._under_way: deque[tuple[Any, Tensor]] = deque()
-        self._signs: list[tuple[Any, Tensor]] = []
+        self._under_way: deque[tuple[Any, object]] = deque()
+        self._heartbeats: list[tuple[Any, Tensor]] = []
         self._reader: threading.Thread | None = None
         self._line = threading.Lock()
         self._news = threading.Condition()
@@ -139,20 +139,22 @@ class Edge:
         self._settle(2 * AHEAD, seconds)
         with self._line:
             for message in (self._head(moment, payload.numel(), payload.element_size()), payload):
-                self._under_way.append((self._guarded(self.group.send, message), message))
+                work = self._guarded(self.group.send, message)
+                self._under_way.append((work, (message, self._heartbeats)))     # heartbeats are sent before it
+                self._heartbeats = []
         self.account.sent += payload.nbytes
 
     def send_heartbeat(self, step: int) -> None:
         """Send a heartbeat; do not wait for completion."""
-        message = self._head((step, SIGN), 0, 4)
+        message = self._head((step, HEARTBEAT), 0, 4)
         with self._line:
-            self._signs.append((self._guarded(self.group.send, message), message))
+            self._heartbeats.append((self._guarded(self.group.send, message), message))
 
     def receive(self, moment: Moment, expected: int, dtype: torch.dtype, seconds: float) -> Tensor | None:
         """Return the payload sent for this moment, or None if the other side is already past it.
 
         The timeout `seconds` restarts with each message, so that a side that is catching up does not time out.
-        Heartbeats alone extend the wait to at most `SIGNS` × `seconds`.
+        Heartbeats alone extend the wait to at most `HEARTBEAT_FACTOR` × `seconds`.
         """
         began = time.monotonic()
         with self._news:
@@ -167,7 +169,7 @@ class Edge:
                     if self._gone is not None:
                         raise self._gone
                     heard, numbers = max(self._heard, began), max(self._heard_numbers, began)
-                    left = min(heard + seconds, numbers + SIGNS * seconds) - time.monotonic()
+                    left = min(heard + seconds, numbers + HEARTBEAT_FACTOR * seconds) - time.monotonic()
                     if left <= 0:
                         raise Lost("it did not answer in time")
                     self._news.wait(left)
@@ -202,7 +204,7 @@ class Edge:
         try:
             while True:
                 moment, count, size = self._header()
-                if moment[1] == SIGN:
+                if moment[1] == HEARTBEAT:
                     with self._news:
                         self._heard = time.monotonic()
                         self._news.notify_all()

@@ -45,7 +45,8 @@ def draw_from_store(name: str, store: RunStore, scale: Scale = "paper", data_dir
         raise unknown("figure", name, TRAINED)
     found = outcomes(TRAINED[name].table, store, scale)
     if found and not any(one.runs for one in found):
-        raise InputError(f"{store.root} has no run of {name} at {scale} scale; `qg reproduce {name}` runs them")
+        command = f"qg reproduce {name}" + ("" if scale == "paper" else f" --scale {scale}")
+        raise InputError(f"{store.root} has no run of {name} at {scale} scale; `{command}` runs them")
     return draw_outcomes(name, found, Canvas(scale, data_dir))
 
 
