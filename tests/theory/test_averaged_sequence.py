@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from theory_problems import Quadratics, noisy, normal, run
+from theory_problems import Quadratics, directed_ring, noisy, normal, run
 
 import quasiglobal as qg
 
@@ -22,11 +22,6 @@ def shuffled_rings(n: int, period: int) -> qg.Topology:
     W = qg.topology.ring(n).weights()
     orders = [draw.permutation(n) for _ in range(period)]
     return qg.topology.from_matrices([W[order][:, order] for order in orders])
-
-
-def directed_ring(n: int) -> qg.Topology:
-    """Each node mixes with the next node only: doubly stochastic, not symmetric."""
-    return qg.topology.from_matrices([0.6 * np.eye(n) + 0.4 * np.roll(np.eye(n), 1, axis=1)])
 
 
 GRAPHS = [

@@ -15,21 +15,20 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from theory_problems import Cosines, Quadratics, Run, normal, run, spread, zeta_squared
+from theory_problems import Cosines, Quadratics, QuasiGlobal, Run, directed_ring, normal, spread, zeta_squared
 
 import quasiglobal as qg
 
 ROUNDING = 1 + 1e-10
 """Relative tolerance: far below the slack of the bounds and far above rounding. No bound is an equality here."""
 
-DIRECTED = qg.topology.from_matrices([0.6 * np.eye(8) + 0.4 * np.roll(np.eye(8), 1, axis=1)], name="directed")
 GRAPHS = [
     pytest.param(qg.topology.parse(name), id=name)
     for name in ("ring:8", "ring:16", "torus:9", "star:6", "social", "lazy/complete:4")
-] + [pytest.param(DIRECTED, id="directed ring")]
+] + [pytest.param(directed_ring(8), id="directed ring")]
 
 
-class Constants:
+class Constants(QuasiGlobal):
     """A graph, an objective, and the largest β and η that the lemmas allow."""
 
     def __init__(self, topology, problem, mu, times_lr=1.0, beta=None):
@@ -37,10 +36,6 @@ class Constants:
         self.rho = topology.rho
         self.beta = topology.largest_beta if beta is None else beta
         self.lr = times_lr * self.rho / (7 * problem.smoothness)
-
-    def run(self, x0, m_hat=None, steps=1) -> Run:
-        name = f"qg-dsgdm:beta={self.beta!r},mu={self.mu}"
-        return run(self.problem.gradient, x0, name, self.topology, self.lr, steps, m_hat)
 
     @property
     def weight(self) -> float:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from theory_problems import normal, spread
+from theory_problems import directed_ring, normal, spread
 
 import quasiglobal as qg
 
@@ -70,7 +70,7 @@ def test_momentum_far_beyond_the_theorem_can_undo_the_mixing():
     """On a directed ring, doubly stochastic but with complex eigenvalues, quasi-global momentum with β = 0.9
     drives the nodes apart without any gradient; with the theorem's β they reach consensus.
     """
-    graph = qg.topology.from_matrices([0.6 * np.eye(8) + 0.4 * np.roll(np.eye(8), 1, axis=1)])
+    graph = directed_ring(8)
     x0 = normal(8, 3, seed=2)
     for beta, agree in ((0.9, False), (graph.largest_beta, True)):
         last = qg.minimize(None, x0, f"qg-gossip:beta={beta!r},mu=0.5", graph, lr=1.0, steps=200).x

@@ -19,10 +19,10 @@ import torch
 from theory_problems import (
     Cosines,
     Quadratics,
+    QuasiGlobal,
     Run,
     gradient_at,
     normal,
-    run,
     spread,
     squared,
     zeta_squared,
@@ -39,17 +39,13 @@ def graphs(*names):
     return [pytest.param(qg.topology.parse(name), id=name) for name in names]
 
 
-class Constants:
+class Constants(QuasiGlobal):
     """A graph, an objective, β, μ, and a learning rate, by default the largest that the lemmas allow."""
 
     def __init__(self, topology, problem, beta, mu, lr=None):
         self.topology, self.problem, self.beta, self.mu = topology, problem, beta, mu
         self.lr = (1 - beta) / (4 * problem.smoothness) if lr is None else lr
         self.rate = self.lr / (1 - beta)
-
-    def run(self, x0, m_hat=None, steps=1) -> Run:
-        name = f"qg-dsgdm:beta={self.beta!r},mu={self.mu}"
-        return run(self.problem.gradient, x0, name, self.topology, self.lr, steps, m_hat)
 
     def error(self, r: Run) -> torch.Tensor:
         """e = x̂ − x̄ before and after each step, [T + 1, d]."""

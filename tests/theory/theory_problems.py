@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -170,3 +171,21 @@ def run(gradient, x0, name, topology, lr, steps, m_hat=None) -> Run:
     result = qg.minimize(gradient, x0, tape, topology, lr=lr, steps=steps)
     buffers = torch.stack([state["m_hat"] for state in tape.states])
     return Run(result.history, torch.stack(tape.gradients), buffers)
+
+
+def directed_ring(n: int) -> qg.Topology:
+    """Each node mixes with the next node only: doubly stochastic, not symmetric."""
+    return qg.topology.from_matrices([0.6 * np.eye(n) + 0.4 * np.roll(np.eye(n), 1, axis=1)])
+
+
+class QuasiGlobal:
+    """Quasi-global momentum in a lemma's setting; subclasses set the graph, the objective, β, μ and the rate."""
+
+    topology: qg.Topology
+    beta: float
+    mu: float
+    lr: float
+
+    def run(self, x0, m_hat=None, steps=1) -> Run:
+        name = f"qg-dsgdm:beta={self.beta!r},mu={self.mu}"
+        return run(self.problem.gradient, x0, name, self.topology, self.lr, steps, m_hat)
