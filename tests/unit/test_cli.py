@@ -77,6 +77,18 @@ def test_bad_input_is_one_sentence_and_status_2(monkeypatch, capsys, words):
     assert "Traceback" not in out + err
 
 
+@pytest.mark.parametrize(("words", "says"), [
+    ((), "learning rate 0.2, warm-up from 0.1 over 5 epochs, × 0.1 at 0.5, 0.75 of the run"),
+    (("--lr", "0.05", "--milestones", "0.9"), "learning rate 0.05, × 0.1 at 0.9 of the run"),
+    (("--lr", "0.5", "--warmup", "0", "--milestones"), "learning rate 0.5, constant"),
+])
+def test_training_prints_its_schedule(monkeypatch, capsys, tmp_path, words, says):
+    short = ("--model", "mlp", "--topology", "ring:4", "--epochs", "1", "--steps", "1", "--runs", str(tmp_path))
+    status, out, _ = inside(monkeypatch, capsys, "train", *short, *words)
+    assert status == 0
+    assert says in " ".join(out.split())
+
+
 def test_no_stack_trace_from_a_real_process(tmp_path):
     (tmp_path / "two").write_text("0 1\n2 3\n")
     done = qg("topology", f"file:{tmp_path}/two")

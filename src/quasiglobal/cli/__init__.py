@@ -11,7 +11,7 @@ import sys
 import warnings
 from dataclasses import dataclass
 from importlib import import_module
-from textwrap import dedent
+from textwrap import dedent, fill
 from typing import NoReturn
 
 import quasiglobal
@@ -28,14 +28,14 @@ class Command:
 
 
 COMMANDS = {
-    "demo": Command("Train", "demo", "Show the paper's point on embedded data, in two minutes."),
+    "demo": Command("Train", "demo", "Show the paper's main result on embedded data, in two minutes."),
     "train": Command("Train", "train", "Train one model per node, or resume."),
-    "check": Command("Train", "plan", "Estimate the cost of a `qg train` command and report likely problems."),
-    "tune": Command("Train", "plan", "Tune the learning rate or other hyperparameters on a growing grid."),
-    "runs": Command("Look", "look", "List the runs and their status."),
-    "compare": Command("Look", "look", "Print a table of runs, mean ± std over seeds."),
-    "plot": Command("Look", "look", "Draw the learning curves of runs."),
-    "status": Command("Look", "look", "Show the progress of each process of a distributed run."),
+    "check": Command("Train", "plan", "Estimate the cost of a training and report likely problems."),
+    "tune": Command("Train", "plan", "Tune the learning rate or other hyperparameters."),
+    "runs": Command("Inspect", "look", "List the runs and their status."),
+    "compare": Command("Inspect", "look", "Print a table of runs, mean ± std over seeds."),
+    "plot": Command("Inspect", "look", "Draw the learning curves of runs."),
+    "status": Command("Inspect", "look", "Show the progress of each process of a distributed run."),
     "node": Command("Share", "train", "Run one node of an experiment on your own data."),
     "rendezvous": Command("Share", "train", "Serve the store where processes find each other."),
     "export": Command("Share", "share", "Write a run's model as a plain state_dict."),
@@ -43,10 +43,10 @@ COMMANDS = {
     "predict": Command("Share", "share", "Print the classes that an exported model predicts."),
     "reproduce": Command("Reproduce", "paper", "Make a table or figure of the paper."),
     "report": Command("Reproduce", "paper", "Compare the paper's tables and claims with your runs."),
-    "algorithms": Command("Set up", "explain", "List the algorithms, or explain one."),
-    "topology": Command("Set up", "explain", "Print a topology's spectral properties and traffic, and draw it."),
-    "data": Command("Set up", "explain", "List the data sets, or describe one."),
-    "partition": Command("Set up", "explain", "Show how a partition splits the data among nodes."),
+    "algorithms": Command("Building blocks", "explain", "List the algorithms, or explain one."),
+    "topology": Command("Building blocks", "explain", "Print a topology's spectral properties and traffic, and draw it."),
+    "data": Command("Building blocks", "explain", "List the data sets, or describe one."),
+    "partition": Command("Building blocks", "explain", "Show how a partition splits the data among nodes."),
 }
 """The commands by name, in the order of `qg --help`."""
 
@@ -93,7 +93,7 @@ def _run(words: list[str]) -> None:
 def _help() -> str:
     """List all commands by group."""
     about = (quasiglobal.__doc__ or "").splitlines()[0]
-    lines = [f"usage: qg COMMAND [OPTIONS]\n\n{about}"]
+    lines = [f"usage: qg COMMAND [OPTIONS]\n\n{fill(about, 79)}"]
     for group in dict.fromkeys(command.group for command in COMMANDS.values()):
         lines.append(f"\n{group}")
         lines += [f"  {name:<11} {one.summary}" for name, one in COMMANDS.items() if one.group == group]

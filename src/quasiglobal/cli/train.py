@@ -55,10 +55,10 @@ def train(command: Train, words: Sequence[str]) -> None:
 def _schedule_in_words(experiment: Experiment) -> str:
     """The learning-rate schedule as text."""
     peak, start = experiment.peak_lr, experiment.warmup_from
-    warm = f" from {start:g} over {experiment.warmup:g} epochs" if peak > start and experiment.warmup else ""
+    warm = f", warm-up from {start:g} over {experiment.warmup:g} epochs" if peak > start and experiment.warmup else ""
     decays = ", ".join(f"{fraction:g}" for fraction in experiment.milestones)
-    decay = f", × {experiment.decay:g} after {decays} of the run" if decays else ""
-    return f"learning rate {peak:g}{warm}{decay}"
+    decay = f", × {experiment.decay:g} at {decays} of the run" if decays else ""
+    return f"learning rate {peak:g}{warm}{decay}" if warm or decay else f"learning rate {peak:g}, constant"
 
 
 def node(
