@@ -97,7 +97,7 @@ def rate(t: int) -> float:
 
 
 def run(algorithm: Algorithm, p: Problem, graph: Topology, **options: Any) -> Result:
-    """Run `STEPS` steps with the decaying rate; ignore warnings about the algorithm's needs of W."""
+    """Run `STEPS` steps with the decaying rate; ignore warnings about the algorithm's requirements on W."""
     settings: dict[str, Any] = {"lr": rate, "steps": STEPS} | options
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

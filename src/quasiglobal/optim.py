@@ -76,7 +76,11 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Run one step of this node. After a gradient scaler's overflow, keep the state but mix: neighbours wait."""
+        """Run one step of this node.
+
+        If a gradient scaler reports an overflow, the step has gradient 0 and keeps the algorithm's state. It still
+        mixes, since the neighbours wait for this node's message.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -144,7 +148,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             p.detach().copy_(value.view_as(p))
 
     def _of_groups(self, name: str) -> Tensor:
-        """A scalar if all groups have the same value, otherwise [1, d]."""
+        """The option `name` of the parameter groups: a scalar if all groups have the same value, otherwise [1, d]."""
         first = self._trained[0]
         values = [
             (float(group[name]), sum(p.numel() for p in group["params"] if p.requires_grad))
@@ -153,7 +157,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         if len({value for value, _ in values}) == 1:
             return torch.tensor(values[0][0], dtype=first.dtype, device=first.device)
         known, row = self._rows.get(name, (None, None))
-        if row is None or known != values:          # schedulers change it once an epoch at most
+        if row is None or known != values:          # the cached row is stale: a scheduler changed a group
             row = torch.cat([first.new_full((count,), value) for value, count in values])[None]
             self._rows[name] = values, row
         return row

@@ -156,7 +156,7 @@ class Topology:
         return sent * d * bytes_per_number / (self.n * self.period)
 
     def lazy(self) -> Topology:
-        """(I + W)/2: the same neighbours, half the step, and no eigenvalue below 0 if W is symmetric."""
+        """(I + W)/2: the same neighbours with half the weights; no eigenvalue is below 0 if W is symmetric."""
         return Topology(f"lazy/{self.name}", tuple((np.eye(self.n) + W) / 2 for W in self.matrices))
 
     def every(self, k: int) -> Topology:
@@ -273,7 +273,7 @@ def from_graph(graph: nx.Graph[Any], weight: str | None = None, name: str = "gra
 
 
 def from_matrices(matrices: Sequence[ArrayLike] | Matrix, name: str = "matrices") -> Topology:
-    """Build a topology from mixing matrices, one per step of a period; float32 rounding is added to the diagonal."""
+    """Build a topology from mixing matrices, one per step of a period; the diagonal absorbs float32 rounding errors."""
     try:
         one = isinstance(matrices, np.ndarray) and matrices.ndim == 2
         arrays = [np.array(W, dtype=np.float64) for W in ([matrices] if one else matrices)]

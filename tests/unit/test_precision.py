@@ -127,7 +127,7 @@ def test_models_that_travel_in_16_bits_keep_the_mean():
 
 @pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "qg-dadam", "d2+"])
 def test_what_differences_mixed_models_is_not_sent_in_16_bits(algorithm):
-    with pytest.raises(qg.InputError, match=f"{re.escape(algorithm)} takes its momentum .* use --wire full"):
+    with pytest.raises(qg.InputError, match=f"{re.escape(algorithm)} uses small differences .* use --wire full"):
         training_on_digits(algorithm)
     training_on_digits("dsgdm-n")
 

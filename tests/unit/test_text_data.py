@@ -176,11 +176,11 @@ BAD = {
     "label below": ("label,text\n0,a\n-1,b\n", "'-1'", "line 3", "labels are 0 to 0"),
     "no text column": ("label,body\n0,a\n", "label, body", "needs label and text"),
     "four columns": ("0,a,b,c\n", "no header and 4 columns"),
-    "semicolons": ("label;text\n0;a\n", "no header and 1 columns between commas"),
+    "semicolons": ("label;text\n0;a\n", "no header and 1 columns, separated by commas"),
     "another header": ("category,message\n0,a\n1,b\n", "'category' first", "call the columns label and text"),
     "ragged": ("label,text\n0,a\n1,b,c\n", "3 columns in line 3"),
     "open quote": ('label,text\n0,"a\n1,b\n', "cannot read", "unexpected end"),
-    "swapped columns": ("\n".join(f"a text {k},0" for k in range(1001)), "1,001 classes", "the label comes first"),
+    "swapped columns": ("\n".join(f"a text {k},0" for k in range(1001)), "1,001 classes", "put the label first"),
     "nothing": ("", "holds no rows"),
     "a header alone": ("label,text\n", "holds no rows"),
     "one row": ("0,a\n", "2 examples or more"),
@@ -338,7 +338,7 @@ def test_a_text_without_tokens_is_refused_and_leaves_no_cache(tmp_path):
 def test_a_vocabulary_that_does_not_fit_the_model_is_refused():
     data = tokenised(corpus_of(["a b"], ["c"]), Words(*ABC), 8, None)
     check_vocabulary(data, 6, "hf:tiny")
-    with pytest.raises(qg.InputError, match=r"token 5, but hf:tiny knows 5, from 0 to 4; its tokenizer"):
+    with pytest.raises(qg.InputError, match=r"token id 5, but hf:tiny has 5 ids, from 0 to 4; the tokenizer"):
         check_vocabulary(data, 5, "hf:tiny")
 
 

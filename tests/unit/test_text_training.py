@@ -157,5 +157,5 @@ def test_a_tokenizer_with_more_words_than_the_model_is_refused(tmp_path, monkeyp
     name = write_reader(tmp_path / "reader")
     tiny_models.write_model(tmp_path / "reader", vocab_size=30)
     chosen = Experiment(data=f"csv:{tmp_path}/mine.csv", model=name, pretrained=False)
-    with pytest.raises(ValueError, match=r"has the token 43, but hf:.*reader knows 30"):
+    with pytest.raises(ValueError, match=r"has the token id 43, but hf:.*reader has 30 ids"):
         data_of(chosen, None)

@@ -167,9 +167,9 @@ def test_several_experiments_are_tuned_together(tmp_path):
 
 
 BAD = {
-    "momentum=0.1,0.2": "unknown number of an experiment with dsgdm-n 'momentum'",
-    "seed=0,1": "unknown number",
-    "augment=0,1": "unknown number",
+    "momentum=0.1,0.2": "unknown name to tune with dsgdm-n 'momentum'",
+    "seed=0,1": "unknown name to tune",
+    "augment=0,1": "unknown name to tune",
     "lr=0.1,0.2,lr=0.4": "names lr twice",
     "lr=0.1,0.2,0.1": "lr has a value twice",
     "lr=a,b": "lr must be a number, got 'a'",

@@ -65,10 +65,10 @@ class QGDAdam(_Adam):
         d̂_i ← (x_i − x_i⁺) / max(‖x_i − x_i⁺‖, ε)
         m̂_i ← β₁ m̂_i + (1 − β₁) d̂_i,   v̂_i ← β₂ v̂_i + (1 − β₂) d̂_i²
 
-    Differs from `dadam` in the input of the stored moments, the movement d̂ instead of g, and has no bias
-    correction. The paper does not define ĝ; it is read as g. The paper divides by ‖d‖ without ε, which turns
-    the rounding error of a converged model into a step: hence the ε. Since each node has its own ‖d‖, the
-    nodes' mean is not kept.
+    Differs from `dadam` in its stored moments, which average the movement d̂ instead of g, and in having no
+    bias correction. The paper's pseudocode uses ĝ without defining it; here it is g. The paper divides by ‖d‖
+    without ε, which turns the rounding error of a converged model into a step: hence the ε. Since each node
+    has its own ‖d‖, the nodes' mean is not kept.
 
     `released=true` follows the authors' code: only v is quasi-global, m is Adam's own, both are
     bias-corrected, and ε is added to the norm.

@@ -25,7 +25,7 @@ class Node(Protocol):
 
     @property
     def t(self) -> int:
-        """The step, 1, 2, …; for control flow only, which may use t only through `Algorithm.phase`."""
+        """The step, 1, 2, …, for control flow only: steps with equal `Algorithm.phase(t)` take the same branches."""
 
     @property
     def time(self) -> Tensor:
@@ -130,7 +130,7 @@ class Algorithm:
         raise NotImplementedError
 
     def phase(self, t: int) -> Hashable:
-        """The only function of t that control flow may use, so that an engine can capture one graph per phase."""
+        """A key of step t: steps with equal keys take the same branches, so an engine can capture one graph per key."""
         return t == 1
 
     @property
@@ -140,7 +140,7 @@ class Algorithm:
 
     @property
     def needs_full_precision(self) -> bool:
-        """Whether `step` uses small differences of mixed models, which rounded messages would swamp."""
+        """Whether `step` uses small differences of mixed models, which the rounding of bf16 messages would hide."""
         return self.divides_by_lr
 
     @property

@@ -16,7 +16,7 @@ from quasiglobal.algorithms.base import Algorithm, Node, State, descend, momentu
 
 @dataclass(frozen=True, kw_only=True)
 class GradientTracking(Algorithm):
-    """Mixes x and the tracker y, and steps along y after mixing (combine, then adapt).
+    """Mixes x, then steps along the node's own, unmixed tracker y (combine, then adapt); y is mixed for the next step.
 
         y ← W y₋ + g − g₋                              at the first step y = g
         x ← W x − η u                                  u = y, or momentum of y

@@ -18,7 +18,7 @@ from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, zeros
 
 @dataclass(frozen=True, kw_only=True)
 class MimeLite(Algorithm):
-    """Rounds of τ local steps from a common model, with SGDm's statistics s.
+    """Rounds of τ local steps from a common model, with a momentum s that is fixed during a round.
 
         y_i ← y_i − η ((1 − β) g_i + β s)               τ times, at the sampled clients
         s ← (1 − β) mean_S ∇f_i(x) + β s                full local gradients at the round's start

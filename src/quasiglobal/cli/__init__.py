@@ -29,7 +29,7 @@ class Command:
 
 COMMANDS = {
     "demo": Command("Train", "demo", "Show the paper's main result on embedded data, in two minutes."),
-    "train": Command("Train", "train", "Train one model per node, or resume."),
+    "train": Command("Train", "train", "Train one model per node, or resume a run."),
     "check": Command("Train", "plan", "Estimate the cost of a training and report likely problems."),
     "tune": Command("Train", "plan", "Tune the learning rate or other hyperparameters."),
     "runs": Command("Inspect", "look", "List the runs and their status."),
@@ -44,7 +44,7 @@ COMMANDS = {
     "reproduce": Command("Reproduce", "paper", "Make a table or figure of the paper."),
     "report": Command("Reproduce", "paper", "Compare the paper's tables and claims with your runs."),
     "algorithms": Command("Building blocks", "explain", "List the algorithms, or explain one."),
-    "topology": Command("Building blocks", "explain", "Print a topology's spectral properties and traffic, and draw it."),
+    "topology": Command("Building blocks", "explain", "Print a topology's spectral properties and traffic."),
     "data": Command("Building blocks", "explain", "List the data sets, or describe one."),
     "partition": Command("Building blocks", "explain", "Show how a partition splits the data among nodes."),
 }

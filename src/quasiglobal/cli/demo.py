@@ -15,9 +15,9 @@ from quasiglobal.report import plots
 
 
 def demo(out: Folder = Path("out")) -> None:
-    """Show why local momentum struggles on heterogeneous data, and quasi-global momentum less so.
+    """Compare no, local and quasi-global momentum on heterogeneous data, and centralized training.
 
-    Trains 16 small convolutional networks on a ring to read digits, with four algorithms; two minutes on two cores.
+    Trains 16 small convolutional networks on a ring to recognise digits. Takes two minutes on two cores.
 
     Args:
         out: The folder for demo.png, demo.svg, demo.csv and the runs.

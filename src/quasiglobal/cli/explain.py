@@ -99,7 +99,7 @@ def topology(
 
 
 def data(name: Name = None, data_dir: Folder | None = None) -> None:
-    """List the known data sets, which are installed, and how to get the rest. With a name, describe one.
+    """List the known data sets, whether each is installed, and how to get it. With a name, describe one.
 
     Args:
         name: A data set, such as folder:PATH or csv:PATH. Prints its classes, shape and normalisation as lines
@@ -139,7 +139,7 @@ def partition(
     data_dir: Folder | None = None,
     plot: File | None = None,
 ) -> None:
-    """Show how a partition splits the data: mean label entropy, total-variation distance, and the paper's dot plot.
+    """Show how a partition splits the data: mean label entropy, total-variation distance, and a dot plot.
 
     Args:
         name: A data set, such as digits, folder:PATH or csv:PATH (see `qg data`).

@@ -40,11 +40,11 @@ def reproduce(
     Args:
         name: A table, such as cifar10, or a figure, such as figure-2d.
         listing: List the targets: their cells, the finished and the missing runs, and an estimate of the time.
-        scale: paper; short: a tenth of the epochs; smoke: digits only, a quick test of the whole pipeline on a CPU.
+        scale: paper: as in the paper; short: a tenth of the epochs; smoke: a quick test on digits, on a CPU.
         cells: Only the cells whose name matches one of these patterns, as in 'QG-*ring 16*0.1'.
             A pattern may also match the name of the cell's run with seed 0 at the paper's scale; write * for the hash.
-        tune_short: Tune on runs of a tenth of the epochs; the results are marked.
-            Such rates may be too small for the whole run; without this option the cells are tuned again, over all
+        tune_short: Tune on runs of a tenth of the epochs, and mark the results.
+            Such rates may be too small for the whole run. Without this option these cells are tuned again, over all
             epochs.
         out: The folder for a figure's PNG, SVG and CSV files.
     """

@@ -23,7 +23,7 @@ from quasiglobal.topology import parse
 
 @dataclass(frozen=True)
 class Check(ExperimentCommand):
-    """Estimate the cost of this `qg train` command and report likely problems. Writes nothing."""
+    """Estimate the cost of `qg train` with the same options and report likely problems. Writes nothing."""
 
 
 def check(command: Check) -> None:

@@ -42,7 +42,7 @@ def evaluate(file: ModelFile, data: str | None = None, data_dir: Folder | None =
 
     Args:
         file: A file that `qg export` wrote.
-        data: A data set to test on instead of the model's own; of csv:FILE, all rows.
+        data: A data set to test on instead of the model's own; csv:FILE uses all rows.
         data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
     model = exports.read(file)

@@ -30,8 +30,8 @@ class Epoch:
     """Random draws of an epoch, for all steps, on the device.
 
     `index` [steps, k, batch] are indices into the data. If images are augmented, `moves` [steps, k, batch, …] are
-    their flips and crops. The last step may be shorter than the batch: see `Plan.sizes`. `shapes` are known on the
-    host: each step's batch size and, for texts, its length in tokens.
+    their flips and crops. The last step may have fewer examples than `batch`: see `Plan.sizes`. `shapes` are known
+    on the host: each step's batch size and, for texts, its length in tokens.
     """
 
     index: Tensor
@@ -43,8 +43,9 @@ class Epoch:
 class Plan:
     """Order of the batches: every node shuffles its own examples each epoch.
 
-    Nodes of equal size keep the last, shorter batch. If sizes differ, an epoch is ⌈mean size / batch⌉ steps of
-    full batches, and each node cycles through its own shuffled stream. The same holds if `steps` is given.
+    If all nodes have the same number of examples, the last batch of an epoch may be shorter. If the numbers differ,
+    an epoch is ⌈mean number / batch⌉ steps of full batches, and each node cycles through its own shuffled stream.
+    If `steps` is given, an epoch is that many steps of full batches, drawn in the same way.
     """
 
     owners: Sequence[Owner]
@@ -56,7 +57,7 @@ class Plan:
     steps: int = 0
     """Steps of full batches in an epoch; 0: derived from the number of examples."""
     need: Callable[[Indices], tuple[int, ...]] = lambda index: ()
-    """Shape of a batch of these examples besides its size, such as tokens."""
+    """Shape of a batch of these examples besides the batch size, such as the length in tokens."""
 
     @cached_property
     def sizes(self) -> list[int]:

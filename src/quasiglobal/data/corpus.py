@@ -113,8 +113,8 @@ def check_vocabulary(data: Dataset, size: int, model: str) -> None:
     largest = max(int(split.x.max()) for split in (data.train, data.test) if split.x.numel())
     if largest >= size:
         raise InputError(
-            f"{data.name} has the token {largest}, but {model} knows {size}, from 0 to {size - 1}; "
-            "its tokenizer belongs to another model"
+            f"{data.name} has the token id {largest}, but {model} has {size} ids, from 0 to {size - 1}; "
+            "the tokenizer belongs to another model"
         )
 
 

@@ -22,11 +22,11 @@ AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 
 
 class Images:
-    """uint8 images [m, C, H, W] on the device, with optional augmentation.
+    """uint8 images [m, C, H, W] on the device, augmented if `moving` (for training).
 
-    flip-crop mirrors an image and crops it from the image with a black border. resize-crop scales a random box
-    to 7/8 of the side, and mirrors it; without augmentation it is a center crop of that size.
-    Inputs that are not images are features, and are never augmented.
+    flip-crop mirrors an image with probability 1/2, adds a black border and crops it to its old size at a random
+    place. resize-crop scales a random box to 7/8 of the image's side, and mirrors it with probability 1/2; without
+    `moving` it is a center crop of that size. Inputs that are not images are features, and are never augmented.
     """
 
     cost = 1
@@ -78,7 +78,7 @@ class Images:
         return flip, random_boxes(rng, count, *self.stored[1:])
 
     def need(self, index: Indices) -> tuple[int, ...]:
-        """Shape of a batch besides its size: nothing, as all images have one size."""
+        """Shape of a batch besides the batch size: (), since all images have one size."""
         return ()
 
     def show(self, index: Tensor, flip: Tensor | None = None, place: Tensor | None = None) -> Tensor:

@@ -33,7 +33,7 @@ class Inputs(Protocol):
         """Draw the augmentation of `count` examples."""
 
     def need(self, index: Indices) -> tuple[int, ...]:
-        """Shape of a batch of these examples besides its size, such as tokens; computed on the host."""
+        """Shape of a batch besides the batch size, such as the length in tokens; computed on the host."""
 
     def show(self, index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The examples at these indices as model input, augmented as drawn, or truncated to the batch's length."""

@@ -69,7 +69,7 @@ def dirichlet(labels: Indices, n: int, alpha: float, seed: int) -> list[Indices]
 
     As in the experiments behind the paper's tables: nodes form groups of at most ten. Each group has its own
     random slice of the data, of proportional size. Within a group, a node that already has the group's mean
-    size gets no more examples, and the draw is repeated until the smallest list has half the mean size. The
+    size gets no more examples, and the draw is repeated until every node has at least half the mean size. The
     concatenated lists are then cut into n equal slices; the remainder, fewer than n examples, is dropped.
 
     >>> parts = dirichlet(np.repeat([0, 1], 50), n=4, alpha=0.1, seed=0)
@@ -90,7 +90,8 @@ def dirichlet_plain(labels: Indices, n: int, alpha: float, seed: int) -> list[In
     """Draw a class distribution q ~ Dirichlet(α p) per node, p the class frequencies, and sample its examples by q.
 
     As p sums to 1, an α here is as heterogeneous as α divided by the number of classes in `dirichlet`.
-    Nodes take one example each in turn. Its class is drawn from q among the classes that still have examples.
+    Nodes take one example each in turn. The example's class is drawn from the node's q, among the classes that still
+    have examples.
     All nodes get the same number of examples; the remainder, fewer than n, is dropped.
     """
     rng = generator(seed, n)

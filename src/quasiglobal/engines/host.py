@@ -15,10 +15,11 @@ from quasiglobal.topology import Topology
 
 
 class Host(ABC):
-    """Row r·k + i of every tensor is the i-th of the k nodes hosted here, of run r. `mix` and `mean` act within a run.
+    """Base class of engines. Row r·k + i of every tensor is the i-th of the k nodes hosted here, of run r.
 
-    Only the first `shared` columns are communicated (default: all). With `rounded`, they are rounded to bfloat16, r(v):
-    mixing is then v + (W − I) r(v), which preserves the mean and leaves nodes that agree unchanged.
+    `mix` and `mean` act within a run. Only the first `shared` columns are communicated (default: all). With `rounded`,
+    they are rounded to bfloat16, r(v): mixing is then v + (W − I) r(v), which preserves the mean and leaves nodes
+    that agree unchanged.
     """
 
     waits_for_nobody = False
@@ -74,7 +75,7 @@ class Host(ABC):
         if isinstance(weight_decay, Tensor):
             g = g + weight_decay * x
         elif weight_decay:
-            g = torch.add(g, x, alpha=weight_decay)         # one pass; all recorded results contain its rounding
+            g = torch.add(g, x, alpha=weight_decay)         # one pass; golden results depend on its rounding
         x, state = self.advance(algorithm, x, g, dict(state), StepNode(t, time, lr, self, full))
         self.latest = x
         return x, state

@@ -3,8 +3,8 @@
 | device | model | route |
 |---|---|---|
 | any | not supported by vmap (`Stacking.autograd` is alone) | one by one |
-| any | a transformer (`Stacking.autograd` is outside) | autograd around vmap |
-| CPU | deep, large, or BatchNorm in bf16 | one by one |
+| CPU | deep, large (`Stacking.large`), or BatchNorm in bf16 | one by one |
+| any | other transformers (`Stacking.autograd` is outside) | autograd around vmap |
 | CPU | anything else | vmap, traced |
 | GPU | a convolutional network in bf16 | our kernels |
 | GPU | anything else | vmap, compiled |
@@ -89,7 +89,7 @@ class StackedModel:
 
 
 def choose_route(module: nn.Module, precision: str, long: bool = False) -> Callable[[OneModel], Route]:
-    """The fastest route for a module on its device; see the table above."""
+    """The fastest route for a module on its device: the first matching row of the table above."""
     parameter = next(module.parameters(), None)
     on_cpu = parameter is None or parameter.device.type == "cpu"
     autograd = stacking_of(module).autograd

@@ -31,7 +31,7 @@ def run_missing(
 
     Learning rates are tuned with seed 0; then all seeds run at the best rate. A rate that is already tuned in the store
     is reused. With `tune_short`, rates are tuned on short runs; otherwise rates from short runs are not reused. Cells
-    without their data set keep the runs in the store; it is an error if no cell has any.
+    whose data set is missing are not run; raise InputError if the store then has no run of any cell.
     """
     if tune_short and scale != "paper":
         raise InputError(f"--tune-short needs the paper's scale; with --scale {scale} leave it out")

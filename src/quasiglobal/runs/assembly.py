@@ -1,4 +1,4 @@
-"""Process 0 combines the parts that all processes of a distributed run write into its folder."""
+"""Process 0 combines the parts that all processes of a distributed run write into the run folder."""
 
 from __future__ import annotations
 

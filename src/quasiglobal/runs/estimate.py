@@ -93,8 +93,8 @@ def images_per_second(experiment: Experiment, classes: int, shape: Sequence[int]
     batch = 256 if device.type == "cuda" else 8
     images = torch.randn(batch, *shape, device=device)
     bf16 = torch.autocast(device.type, torch.bfloat16, enabled=experiment.precision == "bf16" and device.type == "cuda")
-    took: list[float] = []                                          # the first step warms up; of the others the fastest
-    while len(took) < 2 or (len(took) < 6 and sum(took) < 1):       # counts, since other load only slows them down
+    took: list[float] = []          # the first step warms up; the fastest other step counts: other load only slows down
+    while len(took) < 2 or (len(took) < 6 and sum(took) < 1):
         began = time.perf_counter()
         with bf16:
             loss = model(images).float().square().mean()

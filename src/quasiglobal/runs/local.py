@@ -40,7 +40,7 @@ def train(
         if run.summary is None:
             unfinished.append(folder)
         elif not run.begun:
-            folder.describe()                               # else `find_runs` does not see it
+            folder.describe()                               # `find_runs` needs experiment.json
     board = TensorBoard() if options.tensorboard else None
     device = choose_device(options.device)
     saved = {folder: folder.newest() for folder in unfinished}

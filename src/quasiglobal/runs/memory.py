@@ -20,7 +20,7 @@ USABLE = 0.75
 """Fraction of the free memory to use; the rest is for data, tests and fragmentation."""
 
 COPIES = 17
-"""Parameter-sized temporary tensors of a step, besides x and the algorithm's state; includes parts of gradients.
+"""Parameter-sized temporary tensors of a step, besides x and the algorithm's state; includes partial gradients.
 
 Measured on an H200 for two runs of 16 MiniLM-L6 with `qg-dadam` and captured steps; 11 with `dadam`.
 """

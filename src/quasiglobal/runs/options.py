@@ -33,15 +33,15 @@ class Options:
     processes: int | None = None
     """Number of local processes to start, for --engine distributed without torchrun."""
     peer_timeout: float = 60.0
-    """Timeout in seconds after which training continues without a silent neighbour."""
+    """Seconds after which training continues without a neighbour that does not answer."""
     host: str = "127.0.0.1"
-    """Address of this machine for other processes."""
+    """Address at which other processes reach this machine."""
     log: Literal["plain", "json"] = "plain"
     """Log format: plain text, or one JSON object per line."""
     recompute: bool = False
     """Activation checkpointing for hf: models: store only layer inputs. Less memory, slower."""
     on: Literal["here", "ray"] = "here"
-    """here: this machine; ray: its Ray cluster, one GPU or CPU per cell, with --runs on a shared folder."""
+    """here: this machine; ray: its Ray cluster, a GPU per experiment or a CPU per run; share the folder --runs."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:

@@ -49,9 +49,9 @@ class Saving:
 class AgreedSaving(Saving):
     """Decides jointly for all processes that share the run folder, through a file in it.
 
-    A process that is due to save or stop adds an epoch to the file that no process has reached yet. All processes read
-    the file after every epoch, and save after the epochs in it. Neighbours are at most one step apart, since each waits
-    for the other's message. So p processes are at most p steps apart: less than `lead` epochs.
+    A process that is due to save or stop writes into the file an epoch that no process has reached yet. All processes
+    read the file after every epoch, and save after the epochs in it. Neighbours are at most one step apart, since each
+    waits for the other's message. So p processes are at most p steps apart: less than `lead` epochs.
     """
 
     def __init__(self, seconds: float, noted: list[int], run: Path, processes: int, steps_per_epoch: int) -> None:

@@ -18,7 +18,7 @@ from quasiglobal.runs.store import Run, Watcher, folders_of, unwatched
 from quasiglobal.training.experiment import Experiment, setting
 
 RETRIES = 3
-"""Number of times that Ray restarts a failed or lost cell, which then resumes from its checkpoint."""
+"""Number of times that Ray restarts a failed or lost job, which then resumes from its checkpoint."""
 
 
 def sweep(

@@ -191,7 +191,7 @@ class _Search:
         axes = {}
         for name, values in over.items():
             if name not in known:
-                raise unknown(f"number of an experiment with {experiment.algorithm}", name, sorted(known))
+                raise unknown(f"name to tune with {experiment.algorithm}", name, sorted(known))
             given = values or (rates_around(experiment.peak_lr) if name == "lr" else ())
             if not given:
                 raise InputError(f"{name} needs values to tune over: {name}=…,…")

@@ -53,7 +53,10 @@ class Bands:
         self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor,
         full_gradient: Callable[[slice, Tensor], Tensor], in_place: bool, fused: bool,
     ) -> Tensor:
-        """Run step t of every algorithm on its own rows; `in_place` overwrites x and the states, and may be `fused`."""
+        """Run step t of every algorithm on its own rows; return the new x.
+
+        `in_place` overwrites x and the states; `fused` compiles such a step.
+        """
         stepped = []
         for band in self.bands:
             rows = band.rows
@@ -97,8 +100,8 @@ def _band(group: Sequence[Experiment], shared: int, engine: EngineFactory, first
     rounded = experiment.wire == "bf16"
     if rounded and chosen.needs_full_precision:
         raise InputError(
-            f"{experiment.algorithm} takes its momentum from the difference of two mixed models divided by the "
-            "learning rate, which is only noise at 16 bits; use --wire full"
+            f"{experiment.algorithm} uses small differences of mixed models, which the rounding of messages to 16 bits "
+            "would hide; use --wire full"
         )
     host = engine(graph, seeds=tuple(one.seed for one in group), shared=shared, rounded=rounded, **faults)
     return Band(chosen, host, first, experiment.weight_decay)

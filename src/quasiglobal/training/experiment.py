@@ -62,7 +62,7 @@ class Experiment:
     lr: float | None = None
     """Peak learning rate; by default 0.1 per 64 examples of the global batch."""
     warmup: float = 5.0
-    """Epochs of linear warm-up from `warmup_from`; skipped unless the peak is higher."""
+    """Epochs of linear warm-up from `warmup_from` to `lr`; skipped unless `lr` is higher."""
     warmup_from: float = 0.1
     """Learning rate at the start of the warm-up."""
     milestones: tuple[float, ...] = (0.5, 0.75)
@@ -80,15 +80,15 @@ class Experiment:
     seed: int = 0
     """Random seed of the partition, initial weights, data order and faults."""
     drop: float = 0.0
-    """Probability that a message is lost; its weight returns to the receiver. Simulator only."""
+    """Probability that a message is lost; its weight is added to the receiver's own. Simulator only."""
     churn: float = 0.0
     """Probability that a node is offline for 20 steps and trains alone. Simulator only."""
     wire: Literal["full", "bf16"] = "full"
     """Message precision: full, or bf16 (16 bits; not supported by quasi-global methods)."""
     classes: tuple[str, ...] = ()
-    """Class names in order, if data owners must agree on them; by default the data's."""
+    """Class names in order, if data owners must agree on them; by default those of the data."""
     shape: tuple[int, ...] = ()
-    """Input shape: channels height width, by default the data's; for texts the number of tokens, by default 128."""
+    """Input shape: channels height width, by default as in the data; for texts the number of tokens, by default 128."""
     mean: tuple[float, ...] = ()
     """Mean of each channel (pixels in [0, 1]); by default the data set's, or measured on the training data."""
     std: tuple[float, ...] = ()

@@ -32,7 +32,7 @@ class Record(TypedDict, total=False):
     """Training loss, mean over the nodes; None in a file if it is not finite."""
     train_accuracy: float
     images_per_second: float
-    """Examples per second over all nodes, images or not."""
+    """Examples per second, images or not, of all runs that train together, not of this run alone."""
     accuracy: float
     """Accuracy on the whole test set, mean over the nodes' models."""
     accuracy_std: float

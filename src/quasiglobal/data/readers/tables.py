@@ -53,9 +53,9 @@ def sst2(folder: Path, memory_limit: float) -> Corpus:
 def read(path: Path, memory_limit: float) -> Corpus:
     """Read a user's file, of which a fixed fifth is held out, or a folder with train.csv and test.csv (dev, val).
 
-    A row is label, text, or class, title, description. With a header, columns may have any order, and other columns
-    are kept. Labels are names, or numbers from 0. In rows of class, title, description, numbers start at 1, as
-    published. Files may be gzipped. Their separator is a tab if the name ends with .tsv or .tsv.gz.
+    The columns are (label, text) or (class, title, description). With a header, columns may have any order, and other
+    columns are kept. Labels are names, or numbers from 0; numbers in a `class` column with title and description start
+    at 1, as in AG News. Files may be gzipped. Their separator is a tab if the name ends with .tsv or .tsv.gz.
     """
     name = f"csv:{path}"
     if not os.path.isdir(path):
@@ -126,7 +126,7 @@ class LabelledTexts:
         if count > MOST_CLASSES:
             raise InputError(
                 f"{self.path} has {count:,} classes, more than {MOST_CLASSES:,}; "
-                "the label comes first, or its column has the header label"
+                "put the label first, or name its column label"
             )
         return tuple(sorted(set(self.labels))) if numbers is None else tuple(map(str, range(count)))
 
@@ -205,8 +205,8 @@ def _usual(path: Path, columns: int) -> list[str]:
     usual = {2: ["label", "text"], 3: ["class", "title", "description"]}
     if columns not in usual:
         raise InputError(
-            f"{path} has no header and {columns} columns between commas; it needs label, text or class, title, "
-            "description, or a header with these names"
+            f"{path} has no header and {columns} columns, separated by commas (in .tsv: tabs); it needs (label, text) "
+            "or (class, title, description), or a header with these names"
         )
     return usual[columns]
 

@@ -274,7 +274,8 @@ class Edge:
 def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:
     """Open the link to a process that opens it at the same time; raise `Lost` if it does not within `seconds`.
 
-    The lower rank offers a generation and the higher rank accepts it; store keys of earlier generations are never read.
+    A generation is the number of an attempt to open this link. The lower rank offers a generation and the higher rank
+    accepts it; store keys of earlier generations are never read.
     An offer is taken once, by the side that accepts it or the side that withdraws it: a stale offer is never accepted.
     """
     low, high = sorted((here, there))

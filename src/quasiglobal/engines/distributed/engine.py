@@ -187,7 +187,7 @@ class Distributed(Host):
                     edge.account.missed += 1
                 elif not _finite(rows):
                     edge.account.missed += 1
-                    log.warning("process %d sent numbers that are not finite at step %d: refused", there, moment[0])
+                    log.warning("process %d sent numbers that are not finite at step %d: ignored", there, moment[0])
                 else:
                     rows = rows.view(shape).to(own)
                     received |= {j: rows[:, :, k] for k, j in enumerate(wanted)}

@@ -1,7 +1,8 @@
 """Convolutions of n models at once: forward, and the gradients of inputs and weights.
 
-Images are [n, batch, height, width, channels], contiguous. A convolution is a matrix product over the pixels of all
-images of a model; its left operand is never stored.
+Images are [n, batch, height, width, channels], contiguous. A convolution is a matrix product: the left operand has a
+row per output pixel with the input patch around it, and is never stored; the right operand is the kernel. A tap is one
+position (r, s) of the kernel.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def _convolution(
 ):
     """Pixel (i, j) of y sums w's tap (r, s) times x's pixel ((i · UP − TOP + r) / DOWN, (j · UP − LEFT + s) / DOWN).
 
-    w is [channels out, R, S, channels in]; BACK reads it flipped and transposed. `later` is added. Only taps with an
-    integer pixel index count: all i of a block are equal modulo DOWN, so are its j, and therefore its taps.
+    w is [channels out, R, S, channels in]; BACK reads it flipped and transposed. If LATER, `later` is added to y. Only
+    taps with an integer pixel index count. All i of a block are equal modulo DOWN, and so are all j: all pixels of a
+    block use the same taps.
     """
     RU: tl.constexpr = (R + DOWN - 1) // DOWN
     SU: tl.constexpr = (S + DOWN - 1) // DOWN

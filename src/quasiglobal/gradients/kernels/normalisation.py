@@ -1,6 +1,7 @@
 """Normalisations of n models at once, with the sum and the activation that follow: EvoNorm, group, batch, bias.
 
-Images are [n, batch, height, width, channels], contiguous. Each is read once forward and once backward.
+Images are [n, batch, height, width, channels], contiguous. In the kernels an "image" is one of the `parts` of a batch:
+a single image, or for batch and shift also several.
 """
 
 from __future__ import annotations

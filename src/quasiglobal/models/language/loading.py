@@ -20,10 +20,10 @@ from quasiglobal.models.language.attention import registered
 from quasiglobal.models.stacking import Stacking
 
 PREFIX = "hf:"
-"""Prefix of a model's name."""
+"""Prefix of the names of transformers models, in `Experiment.model`."""
 
 LARGE = 10**6
-"""Parameters of a base model that is trained, above which stacking gains nothing on a CPU."""
+"""Number of parameters of a trained base model above which stacking gains nothing on a CPU."""
 
 ALLOW_PICKLE = "QG_ALLOW_PICKLE"
 """Environment variable; 1 allows pickled weights, which can run any code."""
