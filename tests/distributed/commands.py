@@ -49,3 +49,11 @@ def wait_for(condition, seconds=PATIENCE):
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.05)
+
+
+def scalars(run, name):
+    """Return the values of a metric in TensorBoard, by step."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.folder / "tensorboard")).Reload()
+    return {event.step: event.value for event in events.Scalars(name)}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
-from commands import PATIENCE, ended, rank, train, wait_for, wait_for_epoch
+from commands import PATIENCE, ended, rank, scalars, train, wait_for, wait_for_epoch
 
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.local import train as simulate
@@ -29,14 +29,6 @@ def rows(folder):
 
 def same(one, other, tolerance):
     return all((one[name] - other[name]).norm() <= tolerance * (1 + other[name].norm()) for name in other)
-
-
-def scalars(run, name):
-    """Return the values of a metric in TensorBoard, by step."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(run.folder / "tensorboard")).Reload()
-    return {event.step: event.value for event in events.Scalars(name)}
 
 
 @pytest.fixture(scope="module")

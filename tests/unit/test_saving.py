@@ -4,7 +4,13 @@ import random
 
 import pytest
 
-from quasiglobal.runs.saving import AgreedSaving, Saving
+from quasiglobal.common.files import alone
+from quasiglobal.errors import InputError
+from quasiglobal.runs.assembly import tidied
+from quasiglobal.runs.parts import Part
+from quasiglobal.runs.saving import AgreedSaving, Saving, plan_path
+from quasiglobal.runs.store import RunFolder
+from quasiglobal.training.experiment import Experiment
 
 EPOCHS = 40
 
@@ -24,9 +30,9 @@ class FakeLoop:
 
 
 class Process:
-    def __init__(self, folder, processes, steps, seconds):
+    def __init__(self, folder, apart, steps, seconds):
         self.loop, self.noted, self.steps, self.done, self.saved = FakeLoop(), [], steps, 0, []
-        self.saving = AgreedSaving(seconds, self.noted, folder, processes, steps)
+        self.saving = AgreedSaving(seconds, self.noted, folder, apart, steps)
 
     def step(self):
         self.done += 1
@@ -36,16 +42,19 @@ class Process:
                 self.saved.append(self.loop.epoch)
 
 
-def run(folder, processes, steps, seed, seconds=0.0, interrupted=None):
-    """Run a ring of processes in random order; each is at most one step ahead of its neighbours."""
-    draw, ring = random.Random(seed), [Process(folder, processes, steps, seconds) for _ in range(processes)]
+def run(folder, processes, steps, seed, seconds=0.0, interrupted=None, period=1):
+    """Run a ring of processes in random order; each waits for its neighbours at every step that `period` divides."""
+    draw = random.Random(seed)
+    ring = [Process(folder, processes * period, steps, seconds) for _ in range(processes)]
+
+    def ready(k):
+        beside = [ring[(k + side) % processes] for side in (-1, 1)]
+        waits = (ring[k].done + 1) % period == 0
+        return not waits or all(other.done >= ring[k].done or other.loop.over for other in beside)
+
     while going := [k for k, process in enumerate(ring) if not process.loop.over]:
-        ready = [
-            k for k in going
-            if all(ring[(k + side) % processes].done >= ring[k].done or ring[(k + side) % processes].loop.over
-                   for side in (-1, 1))
-        ]
-        chosen = draw.choice(ready)
+        ready_now = [k for k in going if ready(k)]
+        chosen = draw.choice(ready_now)
         ring[chosen].step()
         if interrupted is not None and ring[chosen].done == interrupted:
             ring[chosen].noted.append(2)
@@ -70,6 +79,42 @@ def test_ctrl_c_at_any_of_them_stops_all_after_the_same_epoch(tmp_path, processe
         (last,) = ring[0].saved
         assert 20 // 3 < last < EPOCHS
         assert all(process.loop.stopping for process in ring)
+
+
+@pytest.mark.parametrize("period", [2, 9])
+def test_local_steps_let_processes_drift_apart_and_they_still_agree(tmp_path, period):
+    for seed in range(5):
+        ring = run(tmp_path / str(seed), 3, 3, seed, seconds=1e9, interrupted=20, period=period)
+        assert {tuple(process.saved) for process in ring} == {tuple(ring[0].saved)}
+        assert ring[0].saved[0] < EPOCHS
+
+
+def test_if_processes_may_be_far_apart_the_measured_epochs_decide(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    ahead = Part(tmp_path, 1, [1])
+    ahead.begin(0)
+    for epoch in range(1, 31):
+        ahead.write({"epoch": epoch})
+    process = Process(tmp_path, 4 * 10_000, 10, seconds=1e9)
+    process.noted.append(2)
+    while not process.loop.over:
+        now[0] += 0.125
+        process.step()
+    assert process.saved == [33], "more than two seconds, 1.25 an epoch, after the process that is ahead"
+
+
+def test_a_second_command_leaves_the_files_of_a_run_that_trains(tmp_path):
+    run = RunFolder.of(Experiment(topology="ring:4"), tmp_path)
+    Part(run.folder, 0, [0, 1, 2, 3]).begin(0)
+    plan_path(run.folder).write_text("{}")
+    with alone(run.folder, shared=True):
+        assert "is being trained by another process" in tidied([run], [(0, 1), (2, 3)])
+        with pytest.raises(InputError, match="is being trained by another process"):
+            run.newest_locked()
+    assert plan_path(run.folder).exists()
+    assert tidied([run], [(0, 1), (2, 3)]) == ""
+    assert not (run.folder / "parts").exists()
 
 
 def test_with_no_seconds_between_every_epoch_is_saved(tmp_path):

@@ -60,7 +60,8 @@ def main() -> None:
         _run(sys.argv[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print("qg: stopped; run the same command again to resume", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # once for all processes of a run
+            print("qg: stopped; run the same command again to resume", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:                     # the reader closed the pipe, as in `qg algorithms | head`
         _discard_output()

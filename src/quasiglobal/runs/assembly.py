@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from quasiglobal.common.files import alone
 from quasiglobal.errors import InputError
 from quasiglobal.runs.callbacks import facts
-from quasiglobal.runs.parts import Part, common_rows, records_of, stacked
+from quasiglobal.runs.parts import Part, common_rows, parts_of, records_of, stacked
+from quasiglobal.runs.saving import plan_path
 from quasiglobal.runs.store import RunFolder
 from quasiglobal.runs.tensorboard import TensorBoard
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.program import Program
+
+STOPPING = 10.0
+"""Maximum number of seconds that process 0 waits for the others to reach the epoch at which all stop."""
 
 
 class Assembly(Callback):
@@ -30,7 +36,11 @@ class Assembly(Callback):
         self._shown = [0] * len(runs)
 
     def on_start(self, loop: Loop) -> None:
-        self._shown = [loop.epoch] * len(self.runs)
+        """Continue where an earlier start was stopped or killed: before its averages were tested or shown."""
+        left = set.intersection(*(part.tested_epochs() for parts in self.parts for part in parts))
+        self._pending = sorted(epoch for epoch in left if epoch <= loop.epoch)
+        last_test = loop.epoch - loop.epoch % loop.program.experiment.eval_every
+        self._shown = [max(0, last_test - 1)] * len(self.runs)
 
     def on_epoch(self, loop: Loop) -> None:
         if loop.tested:
@@ -39,10 +49,21 @@ class Assembly(Callback):
         if self.board and loop.tested:
             self._show()
 
+    def on_end(self, loop: Loop) -> None:
+        if not loop.program.finished:                       # stopped, as all others are, after the same epoch
+            everything = [part for parts in self.parts for part in parts]
+            self._poll(lambda: all(part.last_epoch() >= loop.epoch for part in everything), STOPPING)
+            self._test_averages(loop.program)
+            if self.board:
+                self._show()
+
     def wait(self) -> None:
         """Wait until all processes have ended, at most `patience` seconds."""
-        deadline = time.monotonic() + self.patience
-        while self._missing() and time.monotonic() < deadline:
+        self._poll(lambda: not self._missing(), self.patience)
+
+    def _poll(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition() and time.monotonic() < deadline:
             time.sleep(0.05)
 
     def finish(self, program: Program) -> None:
@@ -94,3 +115,24 @@ class Assembly(Callback):
     def _missing(self) -> list[Part]:
         """The parts that have not ended."""
         return [part for parts in self.parts for part in parts if part.read_status() is None]
+
+
+def tidied(runs: Sequence[RunFolder], hosted: Sequence[tuple[int, ...]]) -> str:
+    """Prepare the run folders for these processes; return the error if another command trains in one of them."""
+    try:
+        for run in runs:
+            with alone(run.folder):
+                _tidy(run, hosted)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def _tidy(run: RunFolder, hosted: Sequence[tuple[int, ...]]) -> None:
+    """Delete the old save plan; if nodes have moved between processes, merge the old parts into one checkpoint."""
+    plan_path(run.folder).unlink(missing_ok=True)
+    if any(part.nodes != list(nodes) for part, nodes in zip(parts_of(run.folder), hosted, strict=False)):
+        newest = run.newest()
+        if newest is not None:
+            run.checkpoint(newest[0], newest[1].epochs)
+        shutil.rmtree(run.folder / "parts")

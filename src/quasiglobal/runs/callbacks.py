@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from quasiglobal.data.partition import fingerprint
+from quasiglobal.runs.saving import Saving
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.runs.tensorboard import TensorBoard
 from quasiglobal.training.loop import Callback, Loop
@@ -34,17 +34,16 @@ class WriteRecords(Callback):
 
 
 class SaveCheckpoints(Callback):
-    """Saves the runs after an epoch if their last checkpoint is `seconds` old, and at the last epoch."""
+    """Saves the runs after an epoch if their last checkpoint is `seconds` old, and at the end; stops after Ctrl-C."""
 
-    def __init__(self, runs: Sequence[RunFolder], seconds: float) -> None:
-        self.runs, self.seconds = runs, seconds
-        self._saved = time.monotonic()
+    def __init__(self, runs: Sequence[RunFolder], seconds: float, noted: list[int]) -> None:
+        """`noted` is the list that `patient_interrupts` yields."""
+        self.runs, self.saving = runs, Saving(seconds, noted)
 
     def on_epoch(self, loop: Loop) -> None:
-        if loop.over or time.monotonic() - self._saved >= self.seconds:
+        if self.saving.now(loop):
             for k in loop.going:
                 self.runs[k].checkpoint(loop.program.rows_of(k), loop.epoch)
-            self._saved = time.monotonic()
 
 
 class Watch(Callback):

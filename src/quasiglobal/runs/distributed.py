@@ -7,18 +7,14 @@ combines the parts into the same files as the simulator's. Either engine resumes
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Sequence
 
 from quasiglobal.engines.distributed import Meeting, all_gather, join, meet, spread
 from quasiglobal.errors import InputError
 from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_faults
-from quasiglobal.runs.assembly import Assembly
+from quasiglobal.runs.assembly import Assembly, tidied
 from quasiglobal.runs.building import data_of, make_task
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.participant import Participant, Seat
-from quasiglobal.runs.parts import parts_of
-from quasiglobal.runs.saving import plan_path
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched
 from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment
@@ -40,12 +36,13 @@ def train(experiment: Experiment, options: Options, watch: Watcher = unwatched) 
     runs = [folder for folder in folders if folder.read_summary() is None]
     if runs:
         came_back = store.add(f"starts/{rank}", 1) > 1
-        if rank == 0 and not came_back:
-            for run in runs:
-                _tidy(run, hosted)
-        all_gather(store, "tidied", "", rank, size, patience)
+        trouble = tidied(runs, hosted) if rank == 0 and not came_back else ""
+        if refused := all_gather(store, "tidied", trouble, rank, size, patience)[0]:
+            raise InputError(refused)
         task = make_task(experiment, data_of(experiment, options.data_dir))
-        _train_share(Participant(task, runs, seat, options), came_back, patience, watch)
+        mine = Participant(task, runs, seat, options)
+        with mine.locked():
+            _train_share(mine, came_back, patience, watch)
     return [folder.read() for folder in folders]
 
 
@@ -78,16 +75,6 @@ def _agreed_epoch(seat: Seat, epochs: set[int], timeout: float) -> int:
     return max(common)
 
 
-def _tidy(run: RunFolder, hosted: Sequence[tuple[int, ...]]) -> None:
-    """Delete the old save plan; if nodes have moved between processes, merge the old parts into one checkpoint."""
-    plan_path(run.folder).unlink(missing_ok=True)
-    if any(part.nodes != list(nodes) for part, nodes in zip(parts_of(run.folder), hosted, strict=False)):
-        newest = run.newest()
-        if newest is not None:
-            run.checkpoint(newest[0], newest[1].epochs)
-        shutil.rmtree(run.folder / "parts")
-
-
 def train_node(
     experiment: Experiment,
     node: int,
@@ -110,14 +97,15 @@ def train_node(
     task = own_task(experiment, data)
     store = Meeting(meet(host, port, patience), experiment.hash)
     mine = Participant(task, [run], Seat(store, node, spread(n, n), experiment.hash), options)
-    saved = max(mine.saved)
-    mine.engine.connect(saved * experiment.steps, patience)
-    if saved or mine.engine.members.step_of_others:
-        mine.rejoin()
-    board = mine.board()
-    ended = mine.train(watch, *(board[1:] if board else ()), shared=False)
-    mine.engine.close()
-    if not ended:
-        raise KeyboardInterrupt
-    mine.finish_alone()
+    with mine.locked():
+        saved = max(mine.saved)
+        mine.engine.connect(saved * experiment.steps, patience)
+        if saved or mine.engine.members.step_of_others:
+            mine.rejoin()
+        board = mine.board()
+        ended = mine.train(watch, *(board[1:] if board else ()), shared=False)
+        mine.engine.close()
+        if not ended:
+            raise KeyboardInterrupt
+        mine.finish_alone()
     return run.read()

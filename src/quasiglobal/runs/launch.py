@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,11 +27,20 @@ def launch(words: Sequence[str], processes: int) -> int:
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         return subprocess.Popen(
             [sys.executable, "-m", "quasiglobal", *words], env=os.environ | shared | own,
-            stdout=None if rank == 0 else subprocess.DEVNULL,
+            stdout=None if rank == 0 else subprocess.DEVNULL, process_group=0,      # signals come from here alone
         )
 
     running = {rank: start(rank) for rank in range(processes)}
     restarts, failed = RESTARTS, 0
+
+    def stop(number: int, frame: object) -> None:
+        """Pass Ctrl-C, SIGTERM and SIGHUP on as Ctrl-C: the first lets the epoch end, the second stops at once."""
+        nonlocal restarts
+        restarts = 0
+        for process in list(running.values()):
+            process.send_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         while running:
             for rank, process in list(running.items()):
@@ -45,8 +55,7 @@ def launch(words: Sequence[str], processes: int) -> int:
                 del running[rank]
                 failed = failed or code
             time.sleep(0.05)
-    except KeyboardInterrupt:                                   # all processes of the terminal receive it
-        failed = 130
-        for process in running.values():
-            process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return failed

@@ -12,7 +12,7 @@ from quasiglobal.runs.grouping import programs
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.store import Run, RunFolder, Saved, Watcher, folders_of, unwatched
 from quasiglobal.runs.tensorboard import TensorBoard
-from quasiglobal.training.callbacks import Interrupts, patient_interrupts
+from quasiglobal.training.callbacks import patient_interrupts
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.program import Program
@@ -43,7 +43,7 @@ def train(
             folder.describe()                               # `find_runs` needs experiment.json
     board = TensorBoard() if options.tensorboard else None
     device = choose_device(options.device)
-    saved = {folder: folder.newest() for folder in unfinished}
+    saved = {folder: folder.newest_locked() for folder in unfinished}
 
     def task_of(one: Experiment) -> Task:
         return task or make_task(one, data_of(one, options.data_dir))
@@ -83,8 +83,8 @@ def _train_together(
             run.begin(checkpoint and checkpoint[1])
         boards: list[Callback] = [WriteTensorBoard(runs, board)] if board else []
         Loop(program, [
-            WriteRecords(runs), *boards, Watch(runs, watch), Interrupts(noted),
-            SaveCheckpoints(runs, options.checkpoint_seconds),
+            WriteRecords(runs), *boards, Watch(runs, watch),
+            SaveCheckpoints(runs, options.checkpoint_seconds, noted),
         ]).run()
     if noted:                                               # also in the last epoch: start nothing else
         raise KeyboardInterrupt

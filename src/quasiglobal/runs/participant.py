@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -80,26 +80,32 @@ class Participant:
             program.begin_at(model)
         program.state.epochs = epoch
 
-    def train(self, watch: Watcher, *further: Callback, shared: bool) -> bool:
-        """Train to the end with the other processes; return False if Ctrl-C stopped it before.
-
-        `shared`: whether all processes share the run folder, so that they save and stop after the same epoch.
-        """
-        for run in self.runs:
-            run.describe()
-        with ExitStack() as locks, patient_interrupts() as noted:
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the run folders, shared with the other processes, and the parts of this process."""
+        with ExitStack() as locks:
             for run, part in zip(self.runs, self.parts, strict=True):
                 locks.enter_context(alone(run.folder, shared=True))
                 locks.enter_context(alone(part.folder))
-                part.begin(self.program.state.epochs)
+            yield
+
+    def train(self, watch: Watcher, *further: Callback, shared: bool) -> bool:
+        """Train to the end with the other processes; return False if Ctrl-C, here or elsewhere, stopped it before.
+
+        `shared`: whether all processes share the run folder, so that they save and stop after the same epoch.
+        """
+        for run, part in zip(self.runs, self.parts, strict=True):
+            run.describe()
+            part.begin(self.program.state.epochs)
+        with patient_interrupts() as noted:
             seconds = self.options.checkpoint_seconds
             saving = Saving(seconds, noted)
             if shared:
-                steps = self.program.feed.steps_per_epoch
-                saving = AgreedSaving(seconds, noted, self.runs[0].folder, len(self.seat.hosted), steps)
+                apart, steps = len(self.seat.hosted) * self.engine.topology.period, self.program.feed.steps_per_epoch
+                saving = AgreedSaving(seconds, noted, self.runs[0].folder, apart, steps)
             share = WriteParts(self.parts, self.engine, leave_tested=shared)
             Loop(self.program, [share, Watch(self.runs, watch), SaveParts(self.parts, saving), *further]).run()
-        return not noted or self.program.finished
+        return self.program.finished or bool(share.diverged)
 
     def finish_alone(self) -> None:
         """Write the runs from this process's parts alone: a node with its own data has no access to other parts."""
@@ -120,7 +126,7 @@ class WriteParts(Callback):
 
     def __init__(self, parts: Sequence[Part], engine: Distributed, leave_tested: bool) -> None:
         self.parts, self.engine, self.leave_tested = parts, engine, leave_tested
-        self._diverged: set[int] = set()
+        self.diverged: set[int] = set()
 
     def on_epoch(self, loop: Loop) -> None:
         if self.leave_tested and loop.tested:               # before the measures, so that readers find the models
@@ -129,14 +135,14 @@ class WriteParts(Callback):
         now = {"lost": self.engine.lost, "edges": self.engine.accounts(), "written": time.time()}
         for part, measures in zip(self.parts, loop.measures, strict=True):
             part.write(dict(measures) | now)
-        self._diverged |= set(loop.diverged)
-        if self._diverged:
+        self.diverged |= set(loop.diverged)
+        if self.diverged:
             loop.stop()
 
     def on_end(self, loop: Loop) -> None:
         for k, part in enumerate(self.parts):
-            if k in self._diverged or loop.program.finished:
-                part.finish("diverged" if k in self._diverged else "finished", self.engine.accounts())
+            if k in self.diverged or loop.program.finished:
+                part.finish("diverged" if k in self.diverged else "finished", self.engine.accounts())
 
 
 class SaveParts(Callback):

@@ -57,17 +57,24 @@ class Part:
     # -------------------------------------------------------------------------------------------- measures
 
     def begin(self, epoch: int) -> None:
-        """Create the folder, and delete measures after the epoch that the run resumes from."""
+        """Create the folder; delete measures and tested models after the epoch that the run resumes from."""
         write_json(self.folder / "part.json", {"nodes": self.nodes})
         for path in (self._metrics, self._of_all):
             if path.exists() or path == self._metrics:
                 write_lines(path, [found for found in read_lines(path) if found["epoch"] <= epoch])
+        for later in self.tested_epochs():
+            if later > epoch:
+                self._tested_at(later).unlink(missing_ok=True)
         (self.folder / "summary.json").unlink(missing_ok=True)
 
     def read_measures(self) -> list[dict[str, Any]]:
         """The measures so far, one entry per epoch; the part of process 0 also has the measures over all models."""
         of_all = {found["epoch"]: found for found in read_lines(self._of_all)}
         return [found | of_all.get(found["epoch"], {}) for found in read_lines(self._metrics)]
+
+    def last_epoch(self) -> int:
+        """The last epoch that was measured; 0 if none."""
+        return max((found["epoch"] for found in read_lines(self._metrics)), default=0)
 
     def write(self, measures: Mapping[str, Any]) -> None:
         """Add an epoch's measures."""
@@ -90,28 +97,35 @@ class Part:
 
     def leave_tested(self, rows: dict[str, Tensor], epoch: int) -> None:
         """Write the models of a tested epoch for process 0, without the algorithm's state."""
-        write_tensors(self._tested / f"{epoch:06d}.safetensors", models_of(rows))
+        write_tensors(self._tested_at(epoch), models_of(rows))
         for old in sorted(self._tested.glob("*.safetensors"))[:-UNREAD]:
             old.unlink(missing_ok=True)
 
+    def tested_epochs(self) -> set[int]:
+        """Epochs whose models were left for the test of the average."""
+        return {int(path.stem) for path in self._tested.glob("*.safetensors") if path.stem.isdigit()}
+
     def has_tested(self, epoch: int) -> bool:
         """Whether the models of a tested epoch are on disk."""
-        return (self._tested / f"{epoch:06d}.safetensors").exists()
+        return self._tested_at(epoch).exists()
 
     def read_tested(self, epoch: int) -> dict[str, Tensor] | None:
         """The models of a tested epoch; None if they are missing or unreadable."""
         try:
-            return load_file(self._tested / f"{epoch:06d}.safetensors")
+            return load_file(self._tested_at(epoch))
         except (OSError, SafetensorError):
             return None
 
     def drop_tested(self, epoch: int) -> None:
         """Delete the models of this and of earlier tested epochs."""
-        for path in self._tested.glob("*.safetensors"):
-            if path.stem.isdigit() and int(path.stem) <= epoch:
-                path.unlink(missing_ok=True)
+        for earlier in self.tested_epochs():
+            if earlier <= epoch:
+                self._tested_at(earlier).unlink(missing_ok=True)
         with suppress(OSError):
             self._tested.rmdir()                            # succeeds only if empty
+
+    def _tested_at(self, epoch: int) -> Path:
+        return self._tested / f"{epoch:06d}.safetensors"
 
 
 def parts_of(run: Path) -> list[Part]:

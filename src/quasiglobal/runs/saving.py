@@ -1,4 +1,4 @@
-"""Decides when a process of a distributed run saves its part and stops: at an epoch that all processes agree on."""
+"""Decides when a run is saved, and when Ctrl-C stops it; distributed processes agree on these epochs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quasiglobal.common.files import read_json, write_json
+from quasiglobal.runs.parts import parts_of
 from quasiglobal.training.loop import Loop
+
+USUAL_LEAD = 10
+"""A longer lead, in epochs, is shortened to what the epochs measured so far and the time per epoch allow."""
+
+NOTICE = 2.0
+"""Seconds in which every process reads the plan at least once, or is still behind the planned epoch."""
+
+KEPT = 8
+"""Epochs that the plan remembers."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,7 @@ def plan_path(run: Path) -> Path:
 
 
 class Saving:
-    """Decides for a single process, such as a node with its own data, by its own clock and its own Ctrl-C."""
+    """Decides for a single process, such as the simulator's, by its own clock and its own Ctrl-C."""
 
     def __init__(self, seconds: float, noted: list[int]) -> None:
         """Save when the last checkpoint is `seconds` old; `noted` is the list that `patient_interrupts` yields."""
@@ -50,20 +60,25 @@ class AgreedSaving(Saving):
     """Decides jointly for all processes that share the run folder, through a file in it.
 
     A process that is due to save or stop writes into the file an epoch that no process has reached yet. All processes
-    read the file after every epoch, and save after the epochs in it. Neighbours are at most one step apart, since each
-    waits for the other's message. So p processes are at most p steps apart: less than `lead` epochs.
+    read the file after every epoch, and save after the epochs in it. Neighbours are at most one period of the topology
+    apart, since each waits for the other's message. So p processes are at most p periods apart: less than `lead`
+    epochs. If that is long, as with many local steps, the epochs that the others have measured tell more.
     """
 
-    def __init__(self, seconds: float, noted: list[int], run: Path, processes: int, steps_per_epoch: int) -> None:
+    def __init__(self, seconds: float, noted: list[int], run: Path, steps_apart: int, steps_per_epoch: int) -> None:
+        """`steps_apart`: the number of processes times the period of the topology."""
         super().__init__(seconds, noted)
-        self.path = plan_path(run)
-        self.lead = 1 + math.ceil(processes / steps_per_epoch)
+        self.run, self.path = run, plan_path(run)
+        self.lead = 1 + math.ceil(steps_apart / steps_per_epoch)
         """Number of epochs ahead that no process can have reached yet."""
+        self._began, self._first = time.monotonic(), -1
 
     def now(self, loop: Loop) -> bool:
+        if self._first < 0:
+            self._first = loop.epoch - 1
         plan = self._read()
         coming = [epoch for epoch in plan.epochs if epoch > loop.epoch]
-        ahead = max(coming, default=loop.epoch + self.lead)
+        ahead = max(coming) if coming else self._ahead(loop.epoch)
         if plan.stop == loop.epoch:
             loop.stop()
         elif self.noted and plan.stop < loop.epoch:
@@ -75,6 +90,14 @@ class AgreedSaving(Saving):
             return True
         return False
 
+    def _ahead(self, epoch: int) -> int:
+        """An epoch that no process reaches before it has read the plan."""
+        if self.lead <= USUAL_LEAD:
+            return epoch + self.lead
+        per_epoch = (time.monotonic() - self._began) / (epoch - self._first)
+        reached = max(epoch, *(part.last_epoch() for part in parts_of(self.run)))
+        return min(epoch + self.lead, reached + 1 + math.ceil(NOTICE / per_epoch))
+
     def _read(self) -> SavePlan:
         try:
             values = read_json(self.path)
@@ -84,5 +107,5 @@ class AgreedSaving(Saving):
 
     def _write(self, plan: SavePlan, epoch: int, stop: int) -> None:
         """Add an epoch, and remove epochs that all processes have passed."""
-        recent = {passed for passed in plan.epochs if passed > epoch - 2 * self.lead}
+        recent = sorted(plan.epochs)[-KEPT:]
         write_json(self.path, {"epochs": sorted({*recent, epoch}), "stop": stop})

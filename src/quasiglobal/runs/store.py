@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from quasiglobal.common.files import append_line, read_json, read_lines, write_json, write_lines
+from quasiglobal.common.files import alone, append_line, read_json, read_lines, write_json, write_lines
 from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.options import Options
@@ -124,6 +124,13 @@ class RunFolder:
             return whole
         self.take_over([record for record in records_of(parts_of(self.folder)) if record["epoch"] <= epoch])
         return rows, checkpoints.Progress(epoch, (self.folder / "metrics.jsonl").stat().st_size)
+
+    def newest_locked(self) -> Saved:
+        """The newest checkpoint; raise InputError if processes still train in the folder."""
+        if not (self.folder / "parts").exists():
+            return self.newest()
+        with alone(self.folder):
+            return self.newest()
 
     def check_topology(self) -> None:
         """Raise InputError if the file or code that defines the graph has changed since the run was saved."""
