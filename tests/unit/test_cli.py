@@ -63,6 +63,14 @@ BAD = {
     ("reproduce", "figure-topology", "--out", "/dev/null"): "qg: cannot write /dev/null/figure-topology.png",
     ("algorithms", "no_such_module:Name"): "qg: cannot import no_such_module",
     ("tune", "--engine", "distributed", "--processes", "2"): "qg: qg tune trains on the simulator; leave out --engine",
+    ("train", "--model", "os:path"): "qg: os:path is neither an nn.Module nor a function that returns one",
+    ("train", "--batch", "100000000000"): "qg: not enough memory (",
+    ("train", "--warmup", "1e308"): "qg: warmup must be at most 1,000,000,000, got 1e+308",
+    ("train", "--seed", "99999999999999999999"): "qg: seed must be at most",
+    ("train", "--width", "nan"): "qg: width must be > 0 and finite, got nan",
+    ("train", "--peer-timeout", "-1"): "qg: peer_timeout must be > 0 seconds, got -1",
+    ("train", "--engine", "distributed", "--processes", "0"): "qg: processes must be >= 1, got 0",
+    ("rendezvous", "--port", "99999"): "qg: port must be at most 65535, got 99999",
     ("compare", "/nowhere"): "qg: /nowhere is not a run",
     ("evaluate", "/nowhere"): "qg: cannot read a model from /nowhere",
     ("partition", "digits", "--nodes", "0"): "qg: 1437 examples cannot be split among 0 nodes",
@@ -78,7 +86,8 @@ def test_bad_input_is_one_sentence_and_status_2(monkeypatch, capsys, words):
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    ((), "learning rate 0.2, warm-up from 0.1 over 5 epochs, × 0.1 at 0.5, 0.75 of the run"),
+    ((), "learning rate 0.2, warm-up from 0.1 over 5 epochs (longer than the run), × 0.1 at 0.5, 0.75 of the run"),
+    (("--warmup", "0.5"), "learning rate 0.2, warm-up from 0.1 over 0.5 epochs, × 0.1 at 0.5, 0.75 of the run"),
     (("--lr", "0.05", "--milestones", "0.9"), "learning rate 0.05, × 0.1 at 0.9 of the run"),
     (("--lr", "0.5", "--warmup", "0", "--milestones"), "learning rate 0.5, constant"),
 ])

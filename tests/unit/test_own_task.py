@@ -1,5 +1,6 @@
 """Your own model, loss and data in memory: `qg.train`."""
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 import quasiglobal as qg
 from quasiglobal.data.sources import Dataset, Examples, load
+from quasiglobal.errors import InputError
 from quasiglobal.models import build
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.local import train
@@ -45,12 +47,36 @@ def test_the_test_loss_is_the_tasks_own():
 def test_from_python_the_learning_rate_is_constant_unless_a_schedule_is_asked_for():
     def rates(**settings):
         task = qg.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), nn.functional.cross_entropy, load("digits"))
-        run = qg.train(task, algorithm="dsgd", topology="ring:4", epochs=4, lr=0.5, batch=512, **settings)
+        settings = {"lr": 0.5, "batch": 512} | settings
+        run = qg.train(task, algorithm="dsgd", topology="ring:4", epochs=4, **settings)
         return [record["lr"] for record in run.records]
 
     assert rates() == [0.5] * 4
-    assert rates(milestones=(0.5,), warmup=0.0) == pytest.approx([0.5, 0.5, 0.05, 0.05])
-    assert rates(warmup=2.0) == pytest.approx([0.1, 0.3, 0.05, 0.005])
+    assert rates(milestones=(0.5,)) == pytest.approx([0.5, 0.5, 0.05, 0.05])
+    assert rates(milestones=(0.5,), decay=0.5) == pytest.approx([0.5, 0.5, 0.25, 0.25])
+    assert rates(warmup=2.0) == pytest.approx([0.1, 0.3, 0.5, 0.5])
+    assert rates(warmup=2.0, milestones=(0.5, 0.75)) == pytest.approx([0.1, 0.3, 0.05, 0.005])
+    assert rates(recipe="cifar10", warmup=2.0) == pytest.approx([0.1, 0.3, 0.05, 0.005])
+    assert rates(lr=lambda t: 1 / t) == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+    with pytest.raises(InputError, match="decay has no effect without milestones"):
+        rates(decay=0.5)
+    with pytest.raises(InputError, match="lr is a function of the step; leave out warmup"):
+        rates(lr=lambda t: 0.1, warmup=2.0)
+    with pytest.raises(InputError, match=r"lr\(3\) must be > 0 and finite, got 0.0"):
+        rates(lr=lambda t: 0.1 if t < 3 else 0.0)
+
+
+def test_ctrl_c_returns_the_models_trained_so_far():
+    task = qg.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), nn.functional.cross_entropy, load("digits"))
+
+    def interrupt(record):
+        if record["epoch"] == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.warns(UserWarning, match="stopped by Ctrl-C after epoch 2 of 50"):
+        run = qg.train(task, algorithm="dsgd", topology="ring:4", epochs=50, lr=0.1, watch=interrupt)
+    assert len(run.records) == 2
+    assert run.model() is not None
 
 
 def test_your_own_dropout_is_drawn_anew_each_step_and_again_on_resume():

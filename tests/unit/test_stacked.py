@@ -141,7 +141,7 @@ def test_normalisations_take_over_what_follows_them():
     assert names.count("aten.add.Tensor") == 9, "only the batch counters are added"
 
 
-def test_what_depends_on_strides_or_has_no_convolution_is_left_alone():
+def test_what_depends_on_strides_or_has_no_convolution_is_left_alone(caplog):
     class Strided(nn.Conv2d):
         def forward(self, x):
             return super().forward(x).as_strided((3, 10), (10, 1))
@@ -151,6 +151,9 @@ def test_what_depends_on_strides_or_has_no_convolution_is_left_alone():
         layout = Layout.of(module)
         x = layout.row(dict(module.named_parameters())).repeat(K, 1)
         assert stacked_program(module, layout, x, {}, torch.randn(K, BATCH, 3, 16, 16)) is None
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "quasiglobal"]
+    assert said.startswith("aten.as_strided")
+    assert said.endswith("depends on the memory layout of tensors; Strided runs without the kernels")
 
 
 def test_what_cannot_be_traced_is_named_once_and_left_to_vmap(caplog):
@@ -166,6 +169,20 @@ def test_what_cannot_be_traced_is_named_once_and_left_to_vmap(caplog):
     (said,) = [record.getMessage() for record in caplog.records if record.name == "quasiglobal"]
     assert said.startswith("item in Sequential.2 (Looking) cannot be traced for the kernels (")
     assert "\n" not in said
+
+
+def test_an_operation_after_a_submodule_belongs_to_its_parent(caplog):
+    class Choosy(nn.Sequential):
+        def forward(self, x):
+            y = super().forward(x)
+            return y if y.sum() > 0 else -y
+
+    module = Choosy(nn.Conv2d(3, 10, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    layout = Layout.of(module)
+    x = layout.row(dict(module.named_parameters())).repeat(K, 1)
+    assert stacked_program(module, layout, x, {}, torch.randn(K, BATCH, 3, 16, 16)) is None
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "quasiglobal"]
+    assert said.startswith("__bool__ in Choosy cannot be traced")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -278,6 +278,7 @@ def test_steps_count_from_one():
 
 def test_topologies_are_compared_by_their_matrices():
     given = topology.from_matrices([topology.ring(4).weights()])
+    assert given == topology.from_matrices([topology.ring(4).weights()] * 3)
     assert given == topology.ring(4)
     assert len({given, topology.ring(4), topology.parse("every:1/ring:4")}) == 1
     assert given != topology.from_matrices([topology.ring(4).lazy().weights()])

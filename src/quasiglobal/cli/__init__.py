@@ -9,7 +9,6 @@ import io
 import os
 import sys
 import warnings
-from dataclasses import dataclass
 from importlib import import_module
 from textwrap import dedent, fill
 from typing import NoReturn
@@ -17,38 +16,45 @@ from typing import NoReturn
 import quasiglobal
 from quasiglobal.errors import InputError, unknown
 
-
-@dataclass(frozen=True)
-class Command:
-    """A command: its group, its module, and its line in `qg --help`."""
-
-    group: str
-    module: str
-    summary: str
-
-
-COMMANDS = {
-    "demo": Command("Train", "demo", "Show the paper's main result on embedded data, in two minutes."),
-    "train": Command("Train", "train", "Train one model per node, or resume a run."),
-    "check": Command("Train", "plan", "Estimate the cost of a training and report likely problems."),
-    "tune": Command("Train", "plan", "Tune the learning rate or other hyperparameters."),
-    "runs": Command("Inspect", "look", "List the runs and their status."),
-    "compare": Command("Inspect", "look", "Print a table of runs, mean ± std over seeds."),
-    "plot": Command("Inspect", "look", "Draw the learning curves of runs."),
-    "status": Command("Inspect", "look", "Show the progress of each process of a distributed run."),
-    "node": Command("Share", "train", "Run one node of an experiment on your own data."),
-    "rendezvous": Command("Share", "train", "Serve the store where processes find each other."),
-    "export": Command("Share", "share", "Write a run's model as a plain state_dict."),
-    "evaluate": Command("Share", "share", "Test an exported model."),
-    "predict": Command("Share", "share", "Print the classes that an exported model predicts."),
-    "reproduce": Command("Reproduce", "paper", "Make a table or figure of the paper."),
-    "report": Command("Reproduce", "paper", "Compare the paper's tables and claims with your runs."),
-    "algorithms": Command("Building blocks", "explain", "List the algorithms, or explain one."),
-    "topology": Command("Building blocks", "explain", "Print a topology's spectral properties and traffic."),
-    "data": Command("Building blocks", "explain", "List the data sets, or describe one."),
-    "partition": Command("Building blocks", "explain", "Show how a partition splits the data among nodes."),
+GROUPS = {
+    "demo": ("Start", {
+        "demo": "Show the paper's main result on embedded data, in two minutes.",
+    }),
+    "train": ("Train", {
+        "train": "Train one model per node, or resume a run.",
+        "node": "Run one node of an experiment on your own data.",
+        "rendezvous": "Serve the store where processes find each other.",
+    }),
+    "plan": ("Plan", {
+        "check": "Estimate the cost of a training and report likely problems.",
+        "tune": "Tune the learning rate or other hyperparameters.",
+    }),
+    "look": ("Inspect", {
+        "runs": "List the runs and their status.",
+        "compare": "Print a table of runs, mean ± std over seeds.",
+        "plot": "Draw the learning curves of runs.",
+        "status": "Show the progress of each process of a distributed run.",
+    }),
+    "share": ("Use a model", {
+        "export": "Write a run's model as a plain state_dict.",
+        "evaluate": "Test an exported model.",
+        "predict": "Print the classes that an exported model predicts.",
+    }),
+    "paper": ("Reproduce the paper", {
+        "reproduce": "Make a table or figure of the paper.",
+        "report": "Compare the paper's tables and claims with your runs.",
+    }),
+    "explain": ("Building blocks", {
+        "algorithms": "List the algorithms, or explain one.",
+        "topology": "Print a topology's spectral properties and traffic.",
+        "data": "List the data sets, or describe one.",
+        "partition": "Show how a partition splits the data among nodes.",
+    }),
 }
-"""The commands by name, in the order of `qg --help`."""
+"""The groups of commands by module: a title, and a line in `qg --help` for each command."""
+
+COMMANDS = {name: module for module, (_, commands) in GROUPS.items() for name in commands}
+"""The module of each command."""
 
 
 def main() -> None:
@@ -70,6 +76,8 @@ def main() -> None:
         _refuse(error.strerror or error)
     except InputError as error:
         _refuse(error)
+    except MemoryError as error:
+        _refuse(f"not enough memory ({error}); use a smaller --batch or fewer --steps")
     except Exception as error:
         if not isinstance(error, quasiglobal.CheckFailed | quasiglobal.Diverged):
             raise
@@ -88,16 +96,16 @@ def _run(words: list[str]) -> None:
         sys.path.insert(0, os.getcwd())         # to import a user's package.module:Name
         terminal = import_module("quasiglobal.cli.terminal")
         warnings.showwarning = terminal.show_warning
-        import_module(f"quasiglobal.cli.{COMMANDS[words[0]].module}").run(words[0], words[1:])
+        import_module(f"quasiglobal.cli.{COMMANDS[words[0]]}").run(words[0], words[1:])
 
 
 def _help() -> str:
     """List all commands by group."""
     about = (quasiglobal.__doc__ or "").splitlines()[0]
     lines = [f"usage: qg COMMAND [OPTIONS]\n\n{fill(about, 79)}"]
-    for group in dict.fromkeys(command.group for command in COMMANDS.values()):
-        lines.append(f"\n{group}")
-        lines += [f"  {name:<11} {one.summary}" for name, one in COMMANDS.items() if one.group == group]
+    for title, commands in GROUPS.values():
+        lines.append(f"\n{title}")
+        lines += [f"  {name:<11} {summary}" for name, summary in commands.items()]
     lines.append(dedent("""
         `qg COMMAND --help` explains one command.
           --help      Show this list.

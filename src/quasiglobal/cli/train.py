@@ -19,7 +19,7 @@ from quasiglobal.runs import distributed
 from quasiglobal.runs.agreement import refuse_faults
 from quasiglobal.runs.launch import launch
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.store import RunFolder
+from quasiglobal.runs.store import folders_of
 from quasiglobal.runs.sweep import sweep
 from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment, from_toml
@@ -37,17 +37,16 @@ def train(command: Train, words: Sequence[str]) -> None:
         refuse_faults(experiment)
         spread(count_nodes(experiment.topology), options.processes)             # raises once if there are too many
         sys.exit(launch(["train", *words], options.processes))
-    first = RunFolder.of(experiment, options.runs)
-    finished = first.read_summary() is not None
-    if not finished:
+    finished = [folder for folder in folders_of(experiment, options) if folder.read_summary() is not None]
+    if len(finished) < options.seeds:
         console.print(_schedule_in_words(experiment))
     with watcher(options.log) as watch:
         if options.engine == "distributed":
             runs = distributed.train(experiment, options, watch)
         else:
             runs = sweep([experiment], options, watch)
-    if finished:
-        console.print(f"{first.folder} is already finished")
+    for folder in finished:
+        console.print(f"{folder.folder} is already finished")
     console.print(comparison(runs))
     console.print("runs: " + ", ".join(str(run.folder) for run in runs))
 
@@ -55,7 +54,10 @@ def train(command: Train, words: Sequence[str]) -> None:
 def _schedule_in_words(experiment: Experiment) -> str:
     """The learning-rate schedule as text."""
     peak, start = experiment.peak_lr, experiment.warmup_from
-    warm = f", warm-up from {start:g} over {experiment.warmup:g} epochs" if peak > start and experiment.warmup else ""
+    warm = ""
+    if peak > start and experiment.warmup:
+        short = " (longer than the run)" if experiment.warmup > experiment.epochs else ""
+        warm = f", warm-up from {start:g} over {experiment.warmup:g} epochs{short}"
     decays = ", ".join(f"{fraction:g}" for fraction in experiment.milestones)
     decay = f", × {experiment.decay:g} at {decays} of the run" if decays else ""
     return f"learning rate {peak:g}{warm}{decay}" if warm or decay else f"learning rate {peak:g}, constant"
@@ -100,6 +102,7 @@ def node(
         runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log, tensorboard=tensorboard,
         checkpoint_seconds=checkpoint_seconds,
     )
+    console.print(_schedule_in_words(experiment))
     with watcher(log) as watch:
         run = distributed.train_node(experiment, node, data, rendezvous, options, patience, watch)
     console.print(comparison([run]))

@@ -65,5 +65,8 @@ def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: in
         )
     if is_path(experiment.model):
         own = imported(experiment.model, "model")
-        return copy.deepcopy(own) if isinstance(own, nn.Module) else own()
+        model = copy.deepcopy(own) if isinstance(own, nn.Module) else own() if callable(own) else None
+        if not isinstance(model, nn.Module):
+            raise InputError(f"{experiment.model} is neither an nn.Module nor a function that returns one")
+        return model
     return build(experiment.model, norm=experiment.norm, width=experiment.width, classes=classes, shape=tuple(shape))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from quasiglobal.errors import InputError
 from quasiglobal.runs.options import choose_device
-from quasiglobal.training.callbacks import Call
+from quasiglobal.training.callbacks import Call, Interrupts, patient_interrupts
 from quasiglobal.training.experiment import from_mapping
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.metrics import Record
@@ -42,7 +44,7 @@ def train(
     watch: Callable[[Record], None] = lambda record: None,
     **settings: Any,
 ) -> TrainedInMemory:
-    """Train a task of your own in memory.
+    """Train a task of your own in memory. Ctrl-C stops after the current epoch and returns what is trained so far.
 
     Args:
         task: the model, its loss and its data.
@@ -52,8 +54,8 @@ def train(
         device: auto, cpu or cuda.
         watch: called with each epoch's record.
         settings: further fields of `Experiment`: alpha, lr, batch, partition, seed, …. The learning rate is constant
-            unless `warmup` or `milestones` are given; either selects the paper's schedule, with its defaults for the
-            other. `steps` counts the steps of one epoch.
+            unless `warmup`, `milestones` or a `recipe` are given, or `lr` is a function of the step t = 1, 2, ….
+            `steps` counts the steps of one epoch.
 
     >>> import quasiglobal as qg, torch
     >>> from quasiglobal.data.sources import load
@@ -63,15 +65,24 @@ def train(
     >>> [record["lr"] for record in run.records], run.records[-1]["accuracy"] > 0.8
     ([0.05, 0.05, 0.05], True)
     """
-    constant = {} if {"warmup", "milestones"} & settings.keys() else {"warmup": 0.0, "milestones": ()}
+    constant = {} if "recipe" in settings else {"warmup": 0.0, "milestones": ()}
+    for name, needed in (("decay", "milestones"), ("warmup_from", "warmup")):
+        if name in settings and needed not in settings and constant:
+            raise InputError(f"{name} has no effect without {needed}; give both, or leave out {name}")
+    schedule = settings.pop("lr") if callable(settings.get("lr")) else None
+    if schedule and {"warmup", "milestones", "recipe"} & settings.keys():
+        raise InputError("lr is a function of the step; leave out warmup, milestones and recipe")
     fields = {"algorithm": algorithm, "topology": topology, "epochs": epochs} | constant | settings
     experiment = from_mapping({"data": task.data.name, "model": "own"} | fields, "qg.train")
-    program = Program(task, [experiment], choose_device(device))
+    program = Program(task, [experiment], choose_device(device), schedule=schedule)
     records: list[Record] = []
 
     def keep(loop: Loop) -> None:
         records.extend(loop.records.values())
         watch(records[-1])
 
-    Loop(program, [Call(keep)]).run()
+    with patient_interrupts() as noted:
+        Loop(program, [Call(keep), Interrupts(noted)]).run()
+    if not program.finished and noted:
+        warnings.warn(f"stopped by Ctrl-C after epoch {program.state.epochs} of {epochs}", stacklevel=2)
     return TrainedInMemory(program, records)

@@ -48,6 +48,10 @@ class Options:
             raise InputError(f"seeds must be >= 1, got {self.seeds}")
         if not self.checkpoint_seconds >= 0:
             raise InputError(f"checkpoint_seconds must be >= 0, got {self.checkpoint_seconds}")
+        if not self.peer_timeout > 0:
+            raise InputError(f"peer_timeout must be > 0 seconds, got {self.peer_timeout}")
+        if self.processes is not None and self.processes < 1:
+            raise InputError(f"processes must be >= 1, got {self.processes}")
         if self.on == "ray" and self.engine == "distributed":
             raise InputError("--on ray runs whole experiments; use it without --engine distributed")
 

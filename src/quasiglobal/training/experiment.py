@@ -109,8 +109,12 @@ class Experiment:
         for name in ("warmup", "warmup_from", "weight_decay", "seed"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InputError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
-        if not 0 < self.decay < float("inf"):
-            raise InputError(f"decay must be > 0 and finite, got {self.decay:g}")
+        for name, most in (("warmup", MOST_EPOCHS), ("epochs", MOST_EPOCHS), ("seed", MOST_SEED)):
+            if getattr(self, name) > most:
+                raise InputError(f"{name} must be at most {most:,}, got {getattr(self, name)}")
+        for name in ("decay", "width"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{name} must be > 0 and finite, got {getattr(self, name):g}")
         if self.steps < 0:
             raise InputError(f"steps must be a whole number >= 0, got {self.steps}; it counts the steps per epoch")
         for name in ("drop", "churn"):
@@ -153,6 +157,8 @@ class Experiment:
         """The same experiment with another seed."""
         return replace(self, seed=seed)
 
+
+MOST_EPOCHS, MOST_SEED = 10**9, 2**63 - 1
 
 FIRST_FIELDS = (
     "data", "model", "norm", "width", "bn", "algorithm", "topology", "partition", "alpha", "epochs", "batch", "lr",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -35,8 +36,12 @@ class Feed:
         nodes: Sequence[int],
         device: torch.device,
         dtype: torch.dtype,
+        schedule: Callable[[int], float] | None = None,
     ) -> None:
-        """`parts` has the examples of each node of each experiment; `nodes` are the nodes hosted here."""
+        """`parts` has the examples of each node of each experiment; `nodes` are the nodes hosted here.
+
+        `schedule` replaces the experiments' learning rates by a function of the step t = 1, 2, ….
+        """
         first = experiments[0]
         self.device, self.dtype, self.nodes = device, dtype, len(nodes)
         self.inputs = inputs_of(data, data.train, device=device, dtype=dtype, moving=first.augment)
@@ -46,8 +51,8 @@ class Feed:
             raise InputError("runs that train together need the same steps per epoch; use partitions of equal sizes")
         owners = [Owner(one.seed, i, of[i]) for one, of in zip(experiments, parts, strict=True) for i in nodes]
         self.plan = Plan(owners, first.batch, self.inputs.draw, lengths[0], first.steps, self.inputs.need)
-        self.schedules = [
-            Schedule(
+        self.schedules: list[Callable[[int], float]] = [
+            _checked(schedule) if schedule else Schedule(
                 peak=one.peak_lr,
                 steps=self.steps_per_epoch * one.epochs,
                 warmup_steps=round(one.warmup * self.steps_per_epoch),
@@ -120,3 +125,14 @@ class Feed:
 
     def _at_counter(self, values: Tensor) -> Tensor:
         return values.index_select(0, self.counter)[0]
+
+
+def _checked(schedule: Callable[[int], float]) -> Callable[[int], float]:
+    """The user's schedule, with an error for rates that cannot be used."""
+    def rate(t: int) -> float:
+        value = float(schedule(t))
+        if not 0 < value < math.inf:
+            raise InputError(f"lr({t}) must be > 0 and finite, got {value}")
+        return value
+
+    return rate

@@ -58,8 +58,8 @@ class Program:
 
     The experiments may differ in the fields `experiment.OWN`, such as the seed, the partition, the learning rate and
     the algorithm. `engine` is the simulator by default. `model` reuses the compiled kernels of an earlier program of
-    the same task. `capture` returns a `StepRunner` for in-place steps; by default it uses CUDA graphs if one GPU hosts
-    all nodes.
+    the same task. `schedule` replaces the experiments' learning rates by a function of the step t = 1, 2, ….
+    `capture` returns a `StepRunner` for in-place steps; by default it uses CUDA graphs if one GPU hosts all nodes.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Program:
         *,
         recomputing: bool = False,
         model: StackedModel | None = None,
+        schedule: Callable[[int], float] | None = None,
         capture: Callable[[Callable[[], list[Tensor]]], StepRunner] | None = None,
     ) -> None:
         self.task, self.experiments, self.device = task, together(experiments), device
@@ -79,7 +80,9 @@ class Program:
         self.bands = Bands(self.experiments, self.layout.shared, *([engine] if engine else []))
         self.engine = self.bands.engine
         self.partitions = [partition_of(task.data, one) for one in self.experiments]
-        self.feed = Feed(task.data, self.experiments, self.partitions, self.engine.nodes, device, networks.dtype)
+        self.feed = Feed(
+            task.data, self.experiments, self.partitions, self.engine.nodes, device, networks.dtype, schedule
+        )
         x, buffers = networks.start(len(self.engine.nodes))
         self.state = ProgramState(x, buffers, loss=x.new_zeros(len(x)), right=x.new_zeros(len(x)))
         self.bands.begin_at(x)

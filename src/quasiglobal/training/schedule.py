@@ -46,13 +46,12 @@ class Schedule:
 
 
 def _nearest(number: float) -> int:
-    """Round to the nearest integer; halves round up.
+    """Round to the nearest integer; halves round up, also if binary fractions make them a little less.
 
-    >>> [_nearest(number) for number in (4.5, 5.5, 5.49)]
-    [5, 6, 5]
+    >>> [_nearest(number) for number in (4.5, 5.5, 5.49, 0.29 * 50)]
+    [5, 6, 5, 15]
     """
-    below = math.floor(number)
-    return below + (number - below >= 0.5)
+    return math.floor(round(number, 6) + 0.5)
 
 
 def scaled_lr(batch: int, nodes: int, base: float = 0.1, base_batch: int = 64) -> float:

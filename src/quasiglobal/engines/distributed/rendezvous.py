@@ -9,6 +9,8 @@ from datetime import timedelta
 from quasiglobal.engines.distributed.gloo import Meeting, Store, TCPStore
 from quasiglobal.errors import InputError
 
+MOST_PORT = 65535
+
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -18,7 +20,8 @@ def launched() -> bool:
 
 
 def serve(host: str, port: int) -> TCPStore:
-    """Serve a store at this address only; it lives as long as the returned object."""
+    """Serve a store at this address only; it lives as long as the returned object. Port 0: any free port."""
+    _check_port(port)
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family)
@@ -30,11 +33,18 @@ def serve(host: str, port: int) -> TCPStore:
 
 def meet(host: str, port: str, timeout: float) -> TCPStore:
     """Connect to the store served at this address."""
+    if port.isdigit():
+        _check_port(int(port))
     try:
         return TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:120]
         raise InputError(f"cannot reach rendezvous at {host}:{port} ({reason}); is `qg rendezvous` running?") from None
+
+
+def _check_port(port: int) -> None:
+    if not 0 <= port <= MOST_PORT:
+        raise InputError(f"port must be at most {MOST_PORT}, got {port}")
 
 
 def all_gather(store: Store, about: str, mine: str, rank: int, size: int, timeout: float) -> list[str]:

@@ -21,7 +21,7 @@ from torch.func import vmap
 from quasiglobal.gradients.kernels.functions import Convolution, Normalised, Pooled
 from quasiglobal.gradients.kernels.fusion import convolves, fuse, normalises, only_for_kernels, pools, shape_of
 from quasiglobal.gradients.kernels.operations import NORMALISE, normalise
-from quasiglobal.gradients.kernels.tracing import traced_forward
+from quasiglobal.gradients.kernels.tracing import log_once, traced_forward
 from quasiglobal.gradients.layout import Layout
 
 aten = torch.ops.aten
@@ -43,6 +43,9 @@ def stacked_program(
     if traced is None:
         return None
     program = StackedProgram(traced, layout, x, _triton_runs(x) if by_kernels is None else by_kernels)
+    if program.strided and program.convolves:
+        name = type(module).__name__
+        log_once(f"{program.strided} depends on the memory layout of tensors; {name} runs without the kernels")
     return program if program.gains else None
 
 
@@ -67,8 +70,18 @@ class StackedProgram:
     @property
     def gains(self) -> bool:
         """Whether the kernels compute some convolution, and no operation depends on the memory layout of tensors."""
-        nodes = self.program.graph.nodes
-        return any(map(convolves, nodes)) and not any("as_strided" in str(node.target) for node in nodes)
+        return self.convolves and not self.strided
+
+    @property
+    def convolves(self) -> bool:
+        """Whether there is a convolution."""
+        return any(map(convolves, self.program.graph.nodes))
+
+    @property
+    def strided(self) -> str:
+        """An operation that depends on the memory layout of tensors; empty if there is none."""
+        names = (str(node.target) for node in self.program.graph.nodes)
+        return next((name for name in names if "as_strided" in name), "")
 
     def __call__(
         self, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor

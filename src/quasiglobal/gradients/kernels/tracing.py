@@ -40,34 +40,36 @@ def traced_forward(
             return make_fx(functionalize(forward, remove="mutations"))(layout.views(x[0]), first, inputs[0])
     except Exception as error:      # tracing runs the module's own code; its errors also occur on the next route
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
-        _log_once(f"{place} cannot be traced for the kernels ({reason}); the model runs without them")
+        log_once(f"{place} cannot be traced for the kernels ({reason}); the model runs without them")
         return None
 
 
 @cache
-def _log_once(sentence: str) -> None:
+def log_once(sentence: str) -> None:
+    """Log a warning, unless it was logged before."""
     log.warning(sentence)
 
 
 class Whereabouts(TorchFunctionMode):
-    """Record the module and the operation that a trace called last."""
+    """Record the module that a trace is in, and the operation that it called last."""
 
     def __init__(self, module: str) -> None:
         super().__init__()
-        self.module, self.operation = module, "its forward"
+        self.modules, self.operation = [module], "its forward"
 
     def __str__(self) -> str:
-        return f"{self.operation} in {self.module}"
+        return f"{self.operation} in {self.modules[-1]}"
 
     def follow(self, root: nn.Module) -> None:
-        """Record each call of a submodule."""
+        """Record when a submodule is entered and left."""
         for name, part in root.named_modules():
             if name:
                 text = f"{type(root).__name__}.{name} ({type(part).__name__})"
-                part.register_forward_pre_hook(partial(self._enter, text))
+                part.register_forward_pre_hook(lambda part, args, text=text: self.modules.append(text))
+                part.register_forward_hook(lambda part, args, output: self._leave())
 
-    def _enter(self, text: str, part: nn.Module, args: object) -> None:
-        self.module = text
+    def _leave(self) -> None:
+        self.modules.pop()
 
     def __torch_function__(
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
