@@ -31,7 +31,7 @@ def minimised(name, how):
         if how == "pure":
             x = band.step(*arguments)
         else:
-            band.overwrite(*arguments, fused=how != "in place")
+            band.step_in_place(*arguments, fused=how != "in place")
         time += 1
     return x, band
 

@@ -70,7 +70,8 @@ def test_a_curve_of_a_single_test_is_a_dot(tmp_path):
 @pytest.mark.parametrize("name", DRAWN)
 def test_what_was_not_run_is_said_and_never_made_up(name, tmp_path):
     cells = TRAINED[name].table.cells
-    with pytest.raises(InputError, match=f"has no run of {name} at smoke scale; `qg reproduce {name}` runs them"):
+    command = f"qg reproduce {name} --scale smoke"
+    with pytest.raises(InputError, match=f"has no run of {name} at smoke scale; `{command}` runs them"):
         draw(name, tmp_path / "runs")
     column = cells[-1].column
     chosen = [cell for cell in cells if cell.column == column]

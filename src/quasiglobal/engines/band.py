@@ -39,7 +39,7 @@ class Band:
         x, self.state = self._stepped(x, g, self.state, t, time, lr, full_gradient)
         return x
 
-    def overwrite(
+    def step_in_place(
         self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor, full_gradient: FullGradient, fused: bool
     ) -> None:
         """Run a step in place on x and the state; `fused` compiles each kind of step to few kernels."""

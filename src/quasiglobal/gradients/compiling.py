@@ -83,7 +83,7 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable
     return result
 
 
-def program_key(function: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
+def compiled_key(function: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
     """Cache key of a program: equal for the same function on arguments of the same shapes and dtypes."""
     return function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from quasiglobal.gradients.compiling import compiled, program_key, traced
+from quasiglobal.gradients.compiling import compiled, compiled_key, traced
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel
 from quasiglobal.models.language.autocast import Lowered
 
@@ -77,7 +77,7 @@ class Traced(OneByOne):
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
         arguments = (x, buffers, inputs, targets)
-        key = program_key(self.one.gradient, arguments)
+        key = compiled_key(self.one.gradient, arguments)
         self._calls[key] += 1
         if key not in self._programs and self._calls[key] > CALLS_BEFORE_TRACING:
             self._programs[key] = traced(self._stacked, arguments)
@@ -105,7 +105,7 @@ class Compiled(Route):
         self, function: Callable[..., Any], in_dims: tuple[int | None, ...], arguments: tuple[Any, ...], at_once: bool
     ) -> Callable[..., Any]:
         """`function` of one model, vectorised over all rows."""
-        key = program_key(function, arguments)
+        key = compiled_key(function, arguments)
         self._calls[key] += 1
         if key not in self._programs:
             stacked = vmap(function, in_dims=in_dims, randomness="different")
@@ -132,7 +132,7 @@ class OutsideVmap(Route):
         arguments = (x, buffers, inputs, targets)
         if not self.compiles:
             return self._gradients(*arguments)
-        key = program_key(self._gradients, arguments)
+        key = compiled_key(self._gradients, arguments)
         if key not in self._programs:
             self._programs[key] = compiled(traced(self._gradients, arguments))
         return Gradients(*self._programs[key](*arguments))

@@ -38,7 +38,7 @@ def train(experiment: Experiment, options: Options, watch: Watcher = unwatched) 
         came_back = store.add(f"starts/{rank}", 1) > 1
         trouble = tidied(runs, hosted) if rank == 0 and not came_back else ""
         if refused := all_gather(store, "tidied", trouble, rank, size, patience)[0]:
-            raise InputError(refused)
+            raise InputError(refused) if rank == 0 else SystemExit(2)      # one sentence for all processes
         task = make_task(experiment, data_of(experiment, options.data_dir))
         mine = Participant(task, runs, seat, options)
         with mine.locked():

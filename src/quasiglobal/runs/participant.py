@@ -22,7 +22,7 @@ from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task
 
-PATIENCE = 5
+STALE_EPOCHS = 5
 """Maximum age in epochs of a returning node's model; an older model is replaced by the neighbours' mean."""
 
 
@@ -76,7 +76,7 @@ class Participant:
         if saved:
             program.restore([part.load(saved) for part in self.parts], epoch)
         model = self.engine.mean_of_neighbours(program.state.x)
-        if model is not None and epoch - saved > PATIENCE:
+        if model is not None and epoch - saved > STALE_EPOCHS:
             program.begin_at(model)
         program.state.epochs = epoch
 

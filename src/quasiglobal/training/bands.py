@@ -63,7 +63,7 @@ class Bands:
             own = lr if lr.ndim == 0 else lr[rows]
             how = (t, time, own, partial(full_gradient, rows))
             if in_place:
-                band.overwrite(x[rows], g[rows], *how, fused=fused)
+                band.step_in_place(x[rows], g[rows], *how, fused=fused)
             else:
                 stepped.append(band.step(x[rows], g[rows], *how))
         if in_place:

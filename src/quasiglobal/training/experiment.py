@@ -159,6 +159,7 @@ class Experiment:
 
 
 MOST_EPOCHS, MOST_SEED = 10**9, 2**63 - 1
+"""Largest accepted values; larger seeds do not fit the random generators."""
 
 FIRST_FIELDS = (
     "data", "model", "norm", "width", "bn", "algorithm", "topology", "partition", "alpha", "epochs", "batch", "lr",
