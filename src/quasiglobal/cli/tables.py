@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from rich.table import Column, Table
 
-from quasiglobal.paper.published import NOT_CONVERGED
+from quasiglobal.paper.published import NOT_CONVERGED, Score
 from quasiglobal.runs.store import Run
 from quasiglobal.topology import Topology
 from quasiglobal.training.experiment import Experiment, group_by_seed
@@ -49,10 +48,7 @@ def _order(one: Experiment) -> tuple[object, ...]:
 
 
 def _mean_std(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    mean = statistics.mean(values)
-    return f"{mean:.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+    return str(Score.of(values)) if values else "-"
 
 
 def facts_table(facts: dict[str, str]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,9 +84,26 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable
     return result
 
 
-def compiled_key(function: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
-    """Cache key of a program: equal for the same function on arguments of the same shapes and dtypes."""
-    return function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments))
+class Programs:
+    """Traced or compiled programs, one for each function and the shapes and dtypes of its arguments."""
+
+    def __init__(self) -> None:
+        self._programs: dict[object, Callable[..., Any]] = {}
+        self._calls: Counter[object] = Counter()
+
+    def get(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        build: Callable[[], Callable[..., Any]],
+        calls: int = 0,
+    ) -> Callable[..., Any] | None:
+        """The program, built after this many calls; None before."""
+        key = function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments))
+        self._calls[key] += 1
+        if key not in self._programs and self._calls[key] > calls:
+            self._programs[key] = build()
+        return self._programs.get(key)
 
 
 def _shape(node: Any) -> object:

@@ -6,9 +6,9 @@ The model is any `nn.Module`, unmodified. `stack.py` chooses the route.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from quasiglobal.gradients.compiling import compiled, compiled_key, traced
+from quasiglobal.gradients.compiling import Programs, compiled, traced
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel
 from quasiglobal.models.language.autocast import Lowered
 
@@ -49,18 +49,13 @@ class OneByOne(Route):
     """
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
-        result: Gradients = for_each_row(self._gradient, (0, 0, 0, 0), x, buffers, inputs, targets)
+        gradient = partial(by_autograd, self.one.loss_at)
+        result: Gradients = for_each_row(gradient, (0, 0, 0, 0), x, buffers, inputs, targets)
         return result
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
         result: Tensor = for_each_row(self.one.outputs, (0, 0, None), x, buffers, inputs)
         return result
-
-    def _gradient(self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
-        after = {name: value.clone() for name, value in buffers.items()}
-        leaf = row.detach().requires_grad_()
-        loss, (right, after) = self.one.loss_at(leaf, after, inputs, targets)
-        return Gradients(loss.detach(), right, torch.autograd.grad(loss, leaf)[0], after)
 
 
 class Traced(OneByOne):
@@ -71,17 +66,14 @@ class Traced(OneByOne):
 
     def __init__(self, one: OneModel) -> None:
         super().__init__(one)
-        self._stacked = vmap(one.gradient, randomness="different")
-        self._programs: dict[object, Callable[..., Any]] = {}
-        self._calls: Counter[object] = Counter()
+        self._programs = Programs()
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
-        arguments = (x, buffers, inputs, targets)
-        key = compiled_key(self.one.gradient, arguments)
-        self._calls[key] += 1
-        if key not in self._programs and self._calls[key] > CALLS_BEFORE_TRACING:
-            self._programs[key] = traced(self._stacked, arguments)
-        return Gradients(*self._programs.get(key, self._stacked)(*arguments))
+        arguments, stacked = (x, buffers, inputs, targets), vmap(self.one.gradient, randomness="different")
+        program = self._programs.get(
+            self.one.gradient, arguments, lambda: traced(stacked, arguments), CALLS_BEFORE_TRACING
+        )
+        return Gradients(*(program or stacked)(*arguments))
 
 
 class Compiled(Route):
@@ -89,30 +81,22 @@ class Compiled(Route):
 
     def __init__(self, one: OneModel) -> None:
         super().__init__(one)
-        self._programs: dict[object, Callable[..., Any]] = {}
-        self._calls: Counter[object] = Counter()
+        self._programs = Programs()
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
-        arguments = (x, buffers, inputs, targets)
-        return Gradients(*self._program(self.one.gradient, (0, 0, 0, 0), arguments, at_once=True)(*arguments))
+        return Gradients(*self._of_all(self.one.gradient, (0, 0, 0, 0), (x, buffers, inputs, targets), calls=0))
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
-        arguments = (x, buffers, inputs)
-        result: Tensor = self._program(self.one.outputs, (0, 0, None), arguments, at_once=False)(*arguments)
+        result: Tensor = self._of_all(self.one.outputs, (0, 0, None), (x, buffers, inputs), CALLS_BEFORE_COMPILING)
         return result
 
-    def _program(
-        self, function: Callable[..., Any], in_dims: tuple[int | None, ...], arguments: tuple[Any, ...], at_once: bool
-    ) -> Callable[..., Any]:
-        """`function` of one model, vectorised over all rows."""
-        key = compiled_key(function, arguments)
-        self._calls[key] += 1
-        if key not in self._programs:
-            stacked = vmap(function, in_dims=in_dims, randomness="different")
-            if not at_once and self._calls[key] <= CALLS_BEFORE_COMPILING:
-                return stacked
-            self._programs[key] = compiled(stacked)
-        return self._programs[key]
+    def _of_all(
+        self, function: Callable[..., Any], in_dims: tuple[int | None, ...], arguments: tuple[Any, ...], calls: int
+    ) -> Any:
+        """`function` of one model, vectorised over all rows and compiled after some calls."""
+        stacked = vmap(function, in_dims=in_dims, randomness="different")
+        program = self._programs.get(function, arguments, lambda: compiled(stacked), calls)
+        return (program or stacked)(*arguments)
 
 
 class OutsideVmap(Route):
@@ -126,26 +110,34 @@ class OutsideVmap(Route):
     def __init__(self, one: OneModel, compiles: bool = False) -> None:
         super().__init__(replace(one, around=Lowered) if one.precision == "bf16" else one)
         self.compiles = compiles
-        self._programs: dict[object, Callable[..., Any]] = {}
+        self._programs = Programs()
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
         arguments = (x, buffers, inputs, targets)
         if not self.compiles:
             return self._gradients(*arguments)
-        key = compiled_key(self._gradients, arguments)
-        if key not in self._programs:
-            self._programs[key] = compiled(traced(self._gradients, arguments))
-        return Gradients(*self._programs[key](*arguments))
+        program = self._programs.get(
+            self._gradients, arguments, lambda: compiled(traced(self._gradients, arguments))
+        )
+        assert program is not None
+        return Gradients(*program(*arguments))
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
         result: Tensor = vmap(self.one.outputs, in_dims=(0, 0, None))(x, buffers, inputs)
         return result
 
     def _gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
-        after = {name: value.clone() for name, value in buffers.items()}
-        leaf = x.detach().requires_grad_()
-        losses, (right, after) = vmap(self.one.loss_at, randomness="different")(leaf, after, inputs, targets)
-        return Gradients(losses.detach(), right, torch.autograd.grad(losses.sum(), leaf)[0], after)
+        return by_autograd(vmap(self.one.loss_at, randomness="different"), x, buffers, inputs, targets)
+
+
+def by_autograd(
+    loss_at: Callable[..., Any], x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
+) -> Gradients:
+    """Gradients at x, one row or all rows, of a function like `OneModel.loss_at`."""
+    after = {name: value.clone() for name, value in buffers.items()}
+    leaf = x.detach().requires_grad_()
+    losses, (right, after) = loss_at(leaf, after, inputs, targets)
+    return Gradients(losses.detach(), right, torch.autograd.grad(losses.sum(), leaf)[0], after)
 
 
 def for_each_row(function: Callable[..., Any], in_dims: tuple[int | None, ...], *arguments: Any) -> Any:

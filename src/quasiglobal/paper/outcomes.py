@@ -8,7 +8,6 @@ rate of short runs counts, provided that the cell was run at that rate; `tuned_s
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -75,7 +74,7 @@ class Outcome:
         values = [100 * reached for reached in found if reached is not None]
         if not values or len(values) < len(self.runs) or self.diverged:
             return None
-        return Score(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
+        return Score.of(values)
 
     @property
     def difference(self) -> float | None:

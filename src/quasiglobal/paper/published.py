@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -23,6 +24,11 @@ class Score:
 
     mean: float
     std: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Score:
+        """Mean and standard deviation of at least one value."""
+        return cls(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     @classmethod
     def parse(cls, text: str) -> Score | None:
