@@ -27,6 +27,7 @@ def training(net, four, stack, *words):
     stack.callback(meeting.wait)
     stack.callback(meeting.kill)
     stack.callback(four.close)
+    words = ["--checkpoint-seconds", "0", *words]
     nodes = [four.start(k, place, "--host", net.address(k), *words, before=net.inside(k)) for k in range(4)]
     wait_for(lambda: all(list(four.folder.glob(f"runs{k}/*/parts/{k}/checkpoint/000002.json")) for k in range(4)))
     return nodes

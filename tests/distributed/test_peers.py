@@ -55,7 +55,8 @@ def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owner
 def test_a_node_and_the_rendezvous_come_back(tmp_path, owners):
     four, server = owners(epochs=600), serve("127.0.0.1", 0)
     place = f"127.0.0.1:{server.port}"
-    nodes = [four.start(k, place, "--peer-timeout", "5") for k in range(4)]
+    words = ["--peer-timeout", "5", "--checkpoint-seconds", "0"]
+    nodes = [four.start(k, place, *words) for k in range(4)]
     wait_for(lambda: list(tmp_path.glob("runs2/*/parts/2/checkpoint/000005.json")))
     port = server.port
     del server                                                  # stops the rendezvous
@@ -63,7 +64,7 @@ def test_a_node_and_the_rendezvous_come_back(tmp_path, owners):
     nodes[2].wait()
     time.sleep(3)
     server = serve("127.0.0.1", port)
-    nodes[2] = four.start(2, place, "--peer-timeout", "5")
+    nodes[2] = four.start(2, place, *words)
     for k, process in enumerate(nodes):
         said = four.said(process, k)
         (run,) = find_runs(tmp_path / f"runs{k}")
