@@ -35,21 +35,22 @@ def train(experiment: Experiment, options: Options, watch: Watcher = unwatched) 
         folder.check_topology()
     runs = [folder for folder in folders if folder.read_summary() is None]
     if runs:
-        came_back = store.add(f"starts/{rank}", 1) > 1
-        trouble = tidied(runs, hosted) if rank == 0 and not came_back else ""
+        first = not store.check([f"tidied/{rank}"])         # else an earlier start of this process got this far
+        trouble = tidied(runs, hosted) if rank == 0 and first else ""
         if refused := all_gather(store, "tidied", trouble, rank, size, patience)[0]:
             raise InputError(refused) if rank == 0 else SystemExit(2)      # one sentence for all processes
         task = make_task(experiment, data_of(experiment, options.data_dir))
         mine = Participant(task, runs, seat, options)
         with mine.locked():
-            _train_share(mine, came_back, patience, watch)
+            _train_share(mine, patience, watch)
     return [folder.read() for folder in folders]
 
 
-def _train_share(mine: Participant, came_back: bool, patience: float, watch: Watcher) -> None:
+def _train_share(mine: Participant, patience: float, watch: Watcher) -> None:
     """Join the other processes, train to the end, and combine the parts in process 0."""
     seat, runs = mine.seat, mine.runs
     mine.engine.connect(patience=patience)
+    came_back = seat.store.check([f"epochs/{seat.rank}"])   # an earlier start of this process agreed on an epoch
     if came_back or mine.engine.members.step_of_others:
         mine.rejoin()
     else:
