@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 
 from quasiglobal.common.files import alone
+from quasiglobal.engines.distributed.gloo import until
 from quasiglobal.errors import InputError
 from quasiglobal.runs.callbacks import facts
 from quasiglobal.runs.parts import Part, common_rows, parts_of, records_of, stacked
@@ -52,19 +53,16 @@ class Assembly(Callback):
     def on_end(self, loop: Loop) -> None:
         if not loop.program.finished:                       # stopped, as all others are, after the same epoch
             everything = [part for parts in self.parts for part in parts]
-            self._poll(lambda: all(part.last_epoch() >= loop.epoch for part in everything), STOPPING)
+            with suppress(TimeoutError):
+                until(lambda: all(part.last_epoch() >= loop.epoch for part in everything), STOPPING)
             self._test_averages(loop.program)
             if self.board:
                 self._show()
 
     def wait(self) -> None:
         """Wait until all processes have ended, at most `patience` seconds."""
-        self._poll(lambda: not self._missing(), self.patience)
-
-    def _poll(self, condition: Callable[[], bool], seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        with suppress(TimeoutError):
+            until(lambda: not self._missing(), self.patience)
 
     def finish(self, program: Program) -> None:
         """Write the runs in the simulator's format; raise InputError if a process has not ended."""
