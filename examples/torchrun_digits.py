@@ -11,12 +11,10 @@ import torch
 from torch import nn
 
 import quasiglobal as qg  # ← 1
-from quasiglobal.data.partition import split
-from quasiglobal.data.sources import load
 
 node, nodes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])                      # ← 2
-data = load("digits")
-mine = split("dirichlet", data.train.y.numpy(), nodes, 0.1, 0, {})[node]                  # ← 3: only a few classes
+data = qg.data.load("digits")
+mine = qg.data.split(data.train.y, nodes, alpha=0.1)[node]                                # ← 3: only a few classes
 x, y = data.train.x[mine].flatten(1) / 16, data.train.y[mine]
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))

@@ -15,12 +15,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quasiglobal import optim, topology
+    from quasiglobal import callbacks, data, metrics, optim, topology
     from quasiglobal.algorithms import ALGORITHMS, Algorithm, Node, State, algorithm
+    from quasiglobal.api.train import train
     from quasiglobal.checks import CheckFailed, check_algorithm
     from quasiglobal.errors import InputError
     from quasiglobal.minimize import Diverged, Result, minimize
-    from quasiglobal.runs.in_memory import train
     from quasiglobal.topology import Topology
     from quasiglobal.training.task import Task
 
@@ -36,7 +36,10 @@ __all__ = [
     "Task",
     "Topology",
     "algorithm",
+    "callbacks",
     "check_algorithm",
+    "data",
+    "metrics",
     "minimize",
     "optim",
     "topology",
@@ -47,10 +50,10 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "algorithms": ("ALGORITHMS", "Algorithm", "Node", "State", "algorithm"),
+    "api.train": ("train",),
     "checks": ("CheckFailed", "check_algorithm"),
     "errors": ("InputError",),
     "minimize": ("Diverged", "Result", "minimize"),
-    "runs.in_memory": ("train",),
     "topology": ("Topology",),
     "training.task": ("Task",),
 }
@@ -58,7 +61,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("optim", "topology"):
+    if name in ("callbacks", "data", "metrics", "optim", "topology"):
         return import_module(f"quasiglobal.{name}")
     for module, names in _MODULES.items():
         if name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
+from quasiglobal.algorithms.local_step import refusal
 from quasiglobal.engines.distributed.engine import Distributed
 from quasiglobal.engines.distributed.gloo import Meeting, Store
 from quasiglobal.engines.distributed.rendezvous import all_gather, join
@@ -27,12 +29,24 @@ class GossipOptimizer(torch.optim.Optimizer):
 
         optimizer = qg.optim.GossipOptimizer(model.parameters(), "qg-dsgdm-n", "ring:8", lr=0.1)
 
+    With `base`, any torch optimizer makes the local step, and `dsgd` averages the results, x_i ← Σ_j w_ij base(x_j):
+
+        params = list(model.parameters())           # a list, since both optimizers read it
+        base = torch.optim.AdamW(params, lr=1e-3)
+        optimizer = qg.optim.GossipOptimizer(params, "dsgd", "ring:8", base=base)
+
+    Call `step` on this optimizer only. `param_groups` and `state` are the base's own, so a scheduler of either
+    optimizer changes both. The base's buffers stay on their node; only parameters are averaged. `d2+`, and `slowmo`
+    around either, such as `slowmo:base=dsgd`, also accept a base; the other algorithms refuse it with the reason. `d2+`
+    corrects the base's direction, so it reaches the exact minimiser with SGD or momentum as base, but not with Adam.
+
     Args:
         params: parameters or groups, as for every torch optimizer.
         algorithm: a name with options, as `qg algorithms` lists them, or an `Algorithm`.
         topology: a name, as `qg topology` accepts it, or a `Topology`, with one node per process.
-        lr: learning rate of groups without their own; schedulers change it as usual.
-        weight_decay: L2 factor, added to the gradient, of groups without their own.
+        lr: learning rate of groups without their own, 0.1 by default; schedulers change it as usual.
+        weight_decay: L2 factor, added to the gradient, of groups without their own; 0 by default.
+        base: torch optimizer of the same parameters that makes the local step, with its own lr and weight_decay.
         timeout: seconds to wait for a neighbour before continuing without it.
         host: address of this machine that its neighbours can reach.
         meeting: (store, rank, number of processes), if not started by torchrun.
@@ -43,15 +57,27 @@ class GossipOptimizer(torch.optim.Optimizer):
         params: Iterable[Tensor] | Iterable[dict[str, Any]],
         algorithm: str | Algorithm | type[Algorithm],
         topology: str | Topology,
-        lr: float = 0.1,
-        weight_decay: float = 0.0,
+        lr: float | None = None,
+        weight_decay: float | None = None,
         *,
+        base: torch.optim.Optimizer | None = None,
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         meeting: tuple[Store, int, int] | None = None,
     ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-        self.algorithm, self.topology = algorithms.algorithm(algorithm), parse(topology)
+        self.algorithm, self.topology, self.base = algorithms.algorithm(algorithm), parse(topology), base
+        if base is None:
+            super().__init__(params, {"lr": 0.1 if lr is None else lr, "weight_decay": weight_decay or 0.0})
+        else:
+            _check_base(base, algorithm, self.algorithm, lr, weight_decay)
+            given: list[Any] = list(params)
+            if not given:
+                raise InputError("params is empty: base has used up the generator; pass "
+                                 "params = list(model.parameters()) to both optimizers")
+            super().__init__(given, {})                 # parses the groups; the base's replace them below
+            _check_same_parameters(self, base)
+            self._share_groups()
+            base.register_load_state_dict_post_hook(lambda _: self._share_groups())
         warn_of_w(self.algorithm, self.topology)
         self._trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         kinds = {(p.dtype, p.device) for p in self._trained}
@@ -78,28 +104,22 @@ class GossipOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Run one step of this node.
 
-        If a gradient scaler reports an overflow, the step has gradient 0 and keeps the algorithm's state. It still
-        mixes, since the neighbours wait for this node's message.
+        If a gradient scaler reports an overflow, the step has gradient 0 and keeps the algorithm's state, or the base
+        makes no step. It still mixes, since the neighbours wait for this node's message.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        x, g = self._row(), self._row(gradient=True)
-        scale, overflow = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if scale is not None:
-            g = g / scale
+        overflow = getattr(self, "found_inf", None)
         failed = overflow is not None and bool(overflow)
-        if failed:
-            g = torch.zeros_like(g)
-        decays = any(group["weight_decay"] for group in self.param_groups)
+        if self.base is None:
+            loss, g, weight_decay = self._with_gradient(closure, failed)
+        else:
+            loss, g, weight_decay = self._with_base(self.base, closure, failed)
         self.steps += 1
         x, state = self.engine.step(
-            self.algorithm, x, g, self._state, t=self.steps, lr=self._of_groups("lr"),
-            full_gradient=_no_full_gradient, weight_decay=self._of_groups("weight_decay") if decays else 0.0,
+            self.algorithm, self._row(), g, self._state, t=self.steps, lr=self._of_groups("lr"),
+            full_gradient=_no_full_gradient, weight_decay=weight_decay,
         )
         self._write(x)
-        if not failed:
+        if self.base is not None or not failed:         # with a base, no gradient enters the algorithm's state
             self._state = {name: value.clone() for name, value in state.items()}
         return loss
 
@@ -121,19 +141,72 @@ class GossipOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the usual optimizer state, plus the algorithm's state and the step count."""
-        own = {"steps": self.steps, "state": {name: value.clone() for name, value in self._state.items()}}
-        return super().state_dict() | {"gossip": own}
+        """Return a copy of the usual optimizer state (the base's, if any), the algorithm's state and the step count."""
+        own = {
+            "steps": self.steps, "state": {name: value.clone() for name, value in self._state.items()},
+            "base": self._base_class,
+        }
+        usual = super().state_dict() if self.base is None else copy.deepcopy(self.base.state_dict())
+        return usual | {"gossip": own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the output of `state_dict`."""
         own = state_dict.get("gossip", {})
         fits = {name: value.shape for name, value in own.get("state", {}).items()}
-        if fits != {name: value.shape for name, value in self._state.items()}:
-            raise InputError("the state is of another algorithm or model; load a state that this optimizer saved")
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != "gossip"})
+        expected = {name: value.shape for name, value in self._state.items()}
+        if "steps" not in own or fits != expected or own.get("base") != self._base_class:
+            raise InputError("the state is of another algorithm, model or base; load a state that this optimizer saved")
+        usual = {name: value for name, value in state_dict.items() if name != "gossip"}
+        if self.base is None:
+            super().load_state_dict(usual)
+        else:
+            self.base.load_state_dict(usual)
         self.steps = own["steps"]
         self._state = {name: value.clone().to(self._state[name]) for name, value in own["state"].items()}
+
+    @property
+    def _base_class(self) -> str | None:
+        return None if self.base is None else type(self.base).__qualname__
+
+    def _share_groups(self) -> None:
+        """Take the base's groups, state and defaults as this optimizer's own; loading a state replaces them there."""
+        if self.base is not None:
+            self.param_groups, self.state, self.defaults = self.base.param_groups, self.base.state, self.base.defaults
+
+    def _with_gradient(
+        self, closure: Callable[[], Any] | None, failed: bool
+    ) -> tuple[Any, Tensor, float | Tensor]:
+        """The closure's loss, the unscaled gradient, 0 after an overflow, and the weight decay."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        g, scale = self._row(gradient=True), getattr(self, "grad_scale", None)
+        if failed:
+            g = torch.zeros_like(g)
+        elif scale is not None:
+            g = g / scale
+        decays = any(group["weight_decay"] for group in self.param_groups)
+        return loss, g, self._of_groups("weight_decay") if decays else 0.0
+
+    def _with_base(
+        self, base: torch.optim.Optimizer, closure: Callable[[], Any] | None, failed: bool
+    ) -> tuple[Any, Tensor, float]:
+        """Step the base on the unscaled gradients, except after an overflow; return its loss, and zeros as above."""
+        known, scale = set(map(id, self._trained)), getattr(self, "grad_scale", None)
+        trained = [p for group in base.param_groups for p in group["params"] if p.requires_grad]
+        if any(id(p) not in known for p in trained):
+            raise InputError("parameters were added to the base or unfrozen later, but neighbours expect messages of "
+                             "one size; make a new GossipOptimizer")
+        if closure is not None and hasattr(self, "found_inf"):
+            raise InputError("a gradient scaler does not support closures; call backward before scaler.step(optimizer)")
+        loss = None
+        if not failed:
+            for p in trained:
+                if p.grad is not None and scale is not None:
+                    p.grad.div_(scale)
+            loss = base.step() if closure is None else base.step(closure)
+        return loss, self._trained[0].new_zeros(1, sum(p.numel() for p in self._trained)), 0.0
 
     def _row(self, gradient: bool = False) -> Tensor:
         """The trained parameters flattened to [1, d], or their gradients; a missing gradient counts as 0."""
@@ -148,10 +221,13 @@ class GossipOptimizer(torch.optim.Optimizer):
             p.detach().copy_(value.view_as(p))
 
     def _of_groups(self, name: str) -> Tensor:
-        """The option `name` of the parameter groups: a scalar if all groups have the same value, otherwise [1, d]."""
+        """The option `name` of the parameter groups: a scalar if all groups have the same value, otherwise [1, d].
+
+        A base without lr counts as lr 1: with gradient 0, no algorithm depends on the value of a constant lr.
+        """
         first = self._trained[0]
         values = [
-            (float(group[name]), sum(p.numel() for p in group["params"] if p.requires_grad))
+            (float(group.get(name, 1.0)), sum(p.numel() for p in group["params"] if p.requires_grad))
             for group in self.param_groups
         ]
         if len({value for value, _ in values}) == 1:
@@ -163,16 +239,52 @@ class GossipOptimizer(torch.optim.Optimizer):
         return row
 
     def _check_alike(self, store: Store, rank: int, size: int, timeout: float) -> None:
-        """Raise unless every node has the same architecture, algorithm and topology."""
+        """Raise unless every node has the same architecture, algorithm, topology and base."""
         shapes = [tuple(p.shape) for p in self._trained]
-        facts = f"{shapes} {self._trained[0].dtype} {self.algorithm!r} {self.topology.fingerprint}"
+        facts = f"{shapes} {self._trained[0].dtype} {self.algorithm!r} {self.topology.fingerprint} "
+        facts += f"{self._base_class} {_options(self.defaults)}" if self.base is not None else ""
         mine = hashlib.sha256(facts.encode()).hexdigest()
         theirs = all_gather(store, "alike", mine, rank, size, timeout)
         strange = [node for node, digest in enumerate(theirs) if digest != mine]
         if strange:
-            raise InputError(f"nodes {strange} hold another architecture, algorithm or topology than node {rank}")
+            raise InputError(f"nodes {strange} hold another architecture, algorithm, topology or base optimizer than "
+                             f"node {rank}; run the same script in all processes")
 
 
 def _no_full_gradient(x: Tensor) -> Tensor:
     raise InputError("this algorithm needs the gradient over all of a node's data, which an optimizer cannot compute; "
                      "use `qg train`")
+
+
+def _check_base(
+    base: torch.optim.Optimizer, given: str | Algorithm | type[Algorithm], algorithm: Algorithm,
+    lr: float | None, weight_decay: float | None,
+) -> None:
+    """Raise unless `base` is an optimizer that `algorithm` accepts, without a second lr or weight_decay."""
+    if not isinstance(base, torch.optim.Optimizer) or isinstance(base, GossipOptimizer):
+        raise InputError(f"base must be a torch optimizer, such as torch.optim.AdamW(params), got {base!r}")
+    if lr is not None or weight_decay is not None:
+        raise InputError(f"with base, lr and weight_decay are the base's; give them to {type(base).__name__} instead")
+    if reason := refusal(algorithm):
+        name = given if isinstance(given, str) else type(algorithm).__name__
+        raise InputError(f"{name} does not accept a base: it {reason}; "
+                         "use dsgd, d2+ or slowmo:base=dsgd, or omit base")
+
+
+def _check_same_parameters(own: torch.optim.Optimizer, base: torch.optim.Optimizer) -> None:
+    """Raise unless both optimizers hold the same trainable parameters, in any order."""
+    given, held = (
+        {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+        for optimizer in (own, base)
+    )
+    if given != held:
+        raise InputError(f"{len(given - held)} trainable parameters of params are not in base, and {len(held - given)} "
+                         "of base are not in params; pass the same list to both optimizers")
+
+
+def _options(defaults: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's default options, comparable between processes: tensors as numbers, and no functions."""
+    return {
+        name: value.tolist() if isinstance(value, Tensor) else value
+        for name, value in sorted(defaults.items()) if not callable(value)
+    }

@@ -7,18 +7,29 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from numbers import Real
-from typing import Any
+from typing import Any, TypeAlias
 
 import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from quasiglobal.common.edge_lists import SUFFIXES, graph_of_neighbours, read_edge_list
 from quasiglobal.common.imports import imported, is_path
-from quasiglobal.common.mixing import TOLERANCE, Matrix, check_connected, check_matrix, edge_list_lines, metropolis
+from quasiglobal.common.mixing import (
+    TOLERANCE,
+    Matrix,
+    check_connected,
+    check_matrix,
+    from_entries,
+    graph_weights,
+    metropolis,
+    stochastic,
+)
+from quasiglobal.common.objects import facts_of, is_own, readable
 from quasiglobal.errors import InputError, unknown, whole
 
 LARGEST = 10_000
@@ -245,68 +256,27 @@ def from_graph(graph: nx.Graph[Any], weight: str | None = None, name: str = "gra
     >>> from_graph(nx.path_graph(3)).weights()[0].round(3).tolist()
     [0.667, 0.333, 0.0]
     """
-    nodes = list(graph)
-    if not nodes:
-        raise InputError(f"{name} has no nodes; add an edge")
-    if weight is None and not graph.is_directed():
-        return Topology(name, (metropolis(graph, nodes),))
-    weight = weight or "weight"
-    bare = next(((u, v) for u, v, w in graph.edges(data=weight) if w is None), None)
-    if bare is not None:
-        kind = "a directed graph needs given weights" if graph.is_directed() else "all edges need a weight"
-        raise InputError(
-            f"{kind}: edge {bare[0]} -> {bare[1]} of {name} has no {weight!r}; set it, or use from_matrices"
-        )
-    W = np.zeros((len(nodes), len(nodes)))
-    place = {node: i for i, node in enumerate(nodes)}
-    for u, v, w in graph.edges(data=weight):
-        if not isinstance(w, Real):
-            raise InputError(f"the weight of edge {u} -> {v} of {name} must be a number, got {w!r}")
-        W[place[v], place[u]] += w
-        if not graph.is_directed() and u != v:
-            W[place[u], place[v]] += w
-    for node, i in place.items():
-        if not graph.has_edge(node, node):
-            W[i, i] = 1 - W[i].sum()
-    return Topology(name, (W,))
+    return Topology(name, (graph_weights(graph, weight, name),))
 
 
 def from_matrices(matrices: Sequence[ArrayLike] | Matrix, name: str = "matrices") -> Topology:
     """Build a topology from mixing matrices, one per step of a period; the diagonal absorbs float32 rounding errors."""
-    try:
-        one = isinstance(matrices, np.ndarray) and matrices.ndim == 2
-        arrays = [np.array(W, dtype=np.float64) for W in ([matrices] if one else matrices)]
-    except (TypeError, ValueError):
-        raise InputError(f"{name}: each W must be a square array of numbers") from None
-    for W in arrays:
-        if W.ndim == 2 and W.shape[0] == W.shape[1] and np.abs(W.sum(axis=1) - 1).max(initial=0) < 1e-6:
-            W[np.diag_indices(len(W))] += 1 - W.sum(axis=1)
-    return Topology(name, tuple(arrays))
+    return Topology(name, stochastic(matrices, name))
 
 
 def from_file(path: str) -> Topology:
-    """Read an edge list: a line `u v` per link, or `u v weight`; `#` begins a comment. Nodes are sorted by name."""
-    links: dict[frozenset[str], float | None] = {}
-    for number, line in enumerate(edge_list_lines(path), start=1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        try:
-            weight = float(words[2]) if len(words) == 3 else None
-        except ValueError:
-            words = []
-        if len(words) not in (2, 3):
-            raise InputError(f"line {number} of {path} is not a link; write 'u v' or 'u v weight'")
-        if links.setdefault(frozenset(words[:2]), weight) != weight:
-            raise InputError(f"line {number} of {path} repeats {words[0]} {words[1]} with another weight; keep one")
-    names = {name for link in links for name in link}
-    graph: nx.Graph[str] = nx.Graph()
-    graph.add_nodes_from(sorted(names, key=int) if all(map(str.isdigit, names)) else sorted(names))
-    for link, weight in links.items():
-        u, v = (*link, *link)[:2]
-        graph.add_edge(u, v, **({} if weight is None else {"weight": weight}))
-    weighted = any(weight is not None for weight in links.values())
+    """Read an edge list or CSV file: a line `u v` or `u v weight` per link; `#` begins a comment."""
+    graph, weighted = read_edge_list(path)
     return from_graph(graph, "weight" if weighted else None, name=f"file:{path}")
+
+
+def from_neighbours(neighbours: Mapping[Any, Any]) -> Topology:
+    """Build a topology from a dict that maps each node to its neighbours, with Metropolis weights.
+
+    >>> from_neighbours({"a": ["b"], "b": ["a", "c"], "c": ["b"]}).weights()[0].round(3).tolist()
+    [0.667, 0.333, 0.0]
+    """
+    return from_graph(graph_of_neighbours(neighbours), name="neighbours")
 
 
 SIZED: dict[str, Callable[[int], Topology]] = {
@@ -319,12 +289,16 @@ SIZED: dict[str, Callable[[int], Topology]] = {
 """Constructors that `parse` accepts as `name:n`."""
 
 
-def parse(text: str | Topology | nx.Graph[Any]) -> Topology:
-    """Parse a topology given as text; accept a `Topology` or a networkx graph too.
+Graph: TypeAlias = "str | os.PathLike[str] | Topology | nx.Graph[Any] | Mapping[Any, Any]"
+"""A topology as text or object: see `parse`."""
+
+
+def parse(text: Graph) -> Topology:
+    """Parse a topology given as text or path; accept a `Topology`, a networkx graph or a dict of neighbours too.
 
     ring:16, torus:16, complete:4, star:5, social, one-peer-exponential:16, file:graph.edgelist, every:4/ring:16
-    (local steps), lazy/ring:16 ((I + W)/2), or your own as package.module:name, where name is a Topology or a
-    function that returns one.
+    (local steps), lazy/ring:16 ((I + W)/2), a CSV or edge-list file by its name, or your own as package.module:name,
+    where name is a Topology or a function that returns one.
 
     >>> parse("every:4/ring:16")
     <Topology every:4/ring:16: n = 16, period 4>
@@ -333,9 +307,15 @@ def parse(text: str | Topology | nx.Graph[Any]) -> Topology:
         return text
     if isinstance(text, nx.Graph):
         return from_graph(text)
+    if isinstance(text, Mapping):
+        return from_neighbours(text)
+    if isinstance(text, os.PathLike):
+        return from_file(os.fspath(text))
     if not isinstance(text, str):
-        raise InputError(f"a topology is a name, a Topology or a networkx graph, got {text!r}; try 'ring:16'")
+        raise InputError(f"a topology is a name, a Topology, a graph or a dict, got {text!r}; try 'ring:16'")
     name, _, argument = text.partition(":")
+    if is_own(text):
+        return _stored(text)
     if text.startswith("lazy/"):
         return parse(text.removeprefix("lazy/")).lazy()
     if name == "file":
@@ -349,6 +329,8 @@ def parse(text: str | Topology | nx.Graph[Any]) -> Topology:
         raise InputError(f"social has its own 32 nodes, got {text!r}; write social")
     if name in SIZED:
         return SIZED[name](_whole(argument, text))
+    if text.endswith(SUFFIXES):
+        return from_file(text)
     if is_path(text):
         found = imported(text, "topology")
         found = found() if callable(found) else found
@@ -358,6 +340,14 @@ def parse(text: str | Topology | nx.Graph[Any]) -> Topology:
     if name in ("", "lazy"):
         raise InputError(f"a topology is missing in {text!r}; write one, as in ring:16, every:4/ring:16, lazy/ring:16")
     raise unknown("topology", name, [*SIZED, "social", "file", "every", "lazy"])
+
+
+def _stored(text: str) -> Topology:
+    """A topology given from Python, or its stored weights."""
+    facts = facts_of(text)
+    if "weights" not in facts:
+        raise InputError(f"the topology {readable(text)} is defined in a Python script; run that script again")
+    return Topology(text, tuple(from_entries(found, facts["n"]) for found in facts["weights"]))
 
 
 def count_nodes(text: str) -> int:
@@ -379,7 +369,7 @@ def is_external(text: str) -> bool:
     while text.startswith(("lazy/", "every:")):
         text = text.partition("/")[2]
     name = text.partition(":")[0]
-    return name == "file" or (name not in SIZED and is_path(text))
+    return name == "file" or text.endswith(SUFFIXES) or (name not in SIZED and is_path(text))
 
 
 def _whole(digits: str, text: str) -> int:

@@ -31,6 +31,27 @@ def optimizer_for(net, rank, store, size, algorithm="qg-dsgdm-n", groups=False, 
     )
 
 
+def adamw(params, lr=0.05):
+    """Groups in another order than the parameters, one with an lr of its own."""
+    groups = [{"params": params[2:], "lr": lr / 2}, {"params": params[:2]}]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.8, 0.9), weight_decay=0.1)
+
+
+def sgdm(params):
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
+
+
+def lbfgs(params):
+    return torch.optim.LBFGS(params, lr=0.01, max_iter=2, history_size=2)
+
+
+def optimizer_with(base, params, rank, store, topology, algorithm="dsgd"):
+    size = qg.topology.parse(topology).n
+    return qg.optim.GossipOptimizer(
+        params, algorithm, topology, base=base, meeting=(store, rank, size), timeout=30.0
+    )
+
+
 def row(net):
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
@@ -48,7 +69,42 @@ def train(rank, store, size, algorithm, groups):
     return row(net)
 
 
-def interrupted(rank, store, size):
+def train_with_base(rank, store, make, topology, algorithm, scheduled):
+    """Train 20 steps with a base optimizer; the schedule is of the base or of the GossipOptimizer."""
+    net = model(seed=rank)
+    params = list(net.parameters())
+    base = make(params)
+    optimizer = optimizer_with(base, params, rank, store, topology, algorithm)
+    schedule = torch.optim.lr_scheduler.MultiStepLR({"base": base, "gossip": optimizer}[scheduled], milestones=[10])
+    for batch in batches(rank, 20):
+        def closure(batch=batch):
+            optimizer.zero_grad()
+            loss = loss_of(net, batch)
+            loss.backward()
+            return loss
+
+        assert optimizer.step(closure) > 0
+        schedule.step()
+    return row(net)
+
+
+def scaled_with_base(rank, store, size):
+    """Train with momentum and a gradient scaler, unscaled by the user at odd steps; step 2 overflows on node 0."""
+    net = model()
+    params = list(net.parameters())
+    optimizer = optimizer_with(sgdm(params), params, rank, store, f"ring:{size}")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step, batch in enumerate(batches(rank, 6)):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(net, batch) * (math.inf if step == 2 and rank == 0 else 1.0)).backward()
+        if step % 2:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    return row(net)
+
+
+def interrupted(rank, store, size, make=None):
     """Save after ten steps, resume in a new optimizer."""
     from torch.distributed import PrefixStore
 
@@ -58,14 +114,20 @@ def interrupted(rank, store, size):
             loss_of(net, batch).backward()
             optimizer.step()
 
+    def new(net, store):
+        params = list(net.parameters())
+        if make is None:
+            return optimizer_for(net, rank, store, size)
+        return optimizer_with(make(params), params, rank, store, f"complete:{size}", "slowmo:base=dsgd,tau=7")
+
     data = batches(rank, 20)
     net = model()
-    optimizer = optimizer_for(net, rank, PrefixStore("first", store), size)
+    optimizer = new(net, PrefixStore("first", store))
     go(net, optimizer, data[:10])
     saved, weights = optimizer.state_dict(), {k: v.clone() for k, v in net.state_dict().items()}
     go(net, optimizer, data[10:])
     again = model()
-    resumed = optimizer_for(again, rank, PrefixStore("second", store), size)
+    resumed = new(again, PrefixStore("second", store))
     again.load_state_dict(weights)
     resumed.load_state_dict(saved)
     go(again, resumed, data[10:])
@@ -155,3 +217,46 @@ def rates_of_groups(rank, store, size):
         optimizer.step()
     first, second, third = seen
     return first is second, third is not second, third[0].tolist()
+
+
+def other_bases(rank, store, size):
+    """Return the errors of nodes whose bases differ in class, in lr, or in being there."""
+    from torch.distributed import PrefixStore
+
+    said = []
+    for k, makers in enumerate([(adamw, sgdm), (adamw, lambda params: adamw(params, lr=0.01)), (adamw, None)]):
+        params, make = list(model().parameters()), makers[rank]
+        try:
+            optimizer_with(make and make(params), params, rank, PrefixStore(str(k), store), f"complete:{size}")
+        except qg.InputError as error:
+            said.append(str(error))
+    return said
+
+
+def with_later_changes(rank, store, size):
+    """Return whether the groups are shared after loads, and the errors of foreign states and of later parameters."""
+    net = model()
+    net[0].weight.requires_grad_(False)
+    params = list(net.parameters())
+    base = adamw(params)
+    optimizer = optimizer_with(base, params, rank, store, "complete:1")
+    shared, said = [], []
+
+    def refused(function, *arguments):
+        try:
+            function(*arguments)
+        except qg.InputError as error:
+            said.append(str(error))
+
+    for loads in (lambda: None, lambda: optimizer.load_state_dict(optimizer.state_dict()),
+                  lambda: base.load_state_dict(base.state_dict())):
+        loads()
+        shared.append(optimizer.param_groups is base.param_groups and optimizer.state is base.state)
+    refused(optimizer.load_state_dict, base.state_dict())
+    refused(optimizer.load_state_dict, optimizer.state_dict() | {"gossip": {"steps": 1, "state": {}, "base": "SGD"}})
+    net[0].weight.requires_grad_(True)
+    refused(optimizer.step)
+    net[0].weight.requires_grad_(False)
+    base.add_param_group({"params": [nn.Parameter(torch.zeros(1).double())]})
+    refused(optimizer.step)
+    return shared, said

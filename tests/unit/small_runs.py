@@ -26,7 +26,7 @@ def run_all(experiment, seeds=(0,), task=None, device=CPU):
     """Train one program; return it with the records of every epoch by run."""
     program = Program(task or make_task(experiment, load("digits")), seeded(experiment, seeds), device)
     records = []
-    Loop(program, [Call(lambda loop: records.append(loop.records))]).run()
+    Loop(program, [Call(lambda loop: records.append(loop.latest))]).run()
     return program, records
 
 

@@ -37,11 +37,11 @@ def test_toml_and_flags_are_the_same_fields(tmp_path):
 def test_a_field_that_came_later_is_not_hashed_at_its_default():
     @dataclass(frozen=True, kw_only=True)
     class Later(Experiment):
-        clip: float | None = None
+        later: float | None = None
 
     values = asdict(SHORT)
     assert Later(**values).name == SHORT.name
-    assert Later(**values, clip=1.0).name != SHORT.name
+    assert Later(**values, later=1.0).name != SHORT.name
 
 
 def test_a_whole_number_names_the_same_run_as_the_number_it_is():

@@ -10,6 +10,7 @@ from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.precision import PRECISIONS
 from quasiglobal.gradients.routes import OneByOne, Traced
 from quasiglobal.gradients.stack import StackedModel
+from quasiglobal.metrics import accuracy
 from quasiglobal.models import build
 
 NORMS = ("bn", "gn", "evonorm", "evonorm-released")
@@ -35,7 +36,7 @@ def stacked(name, norm, device, precision, route=None):
     x = x + 0.01 * torch.randn(x.shape, dtype=x.dtype)
     buffers = {name: torch.stack([value] * K).to(device) for name, value in module.named_buffers()}
     inputs, targets = torch.randn(K, BATCH, *shape, dtype=x.dtype), torch.randint(0, 10, (K, BATCH))
-    model = StackedModel(module.to(device), nn.functional.cross_entropy, layout, precision, route=route)
+    model = StackedModel(module.to(device), nn.functional.cross_entropy, layout, precision, route=route, right=accuracy)
     return model, x.to(device), buffers, inputs.to(device), targets.to(device)
 
 

@@ -158,7 +158,7 @@ def test_recomputing_keeps_less_and_changes_nothing_dropout_included(tmp_path, k
 
 def trained(chosen, experiments=None):
     program, records = Program(task(chosen), experiments or [chosen], CPU), []
-    Loop(program, [Call(lambda loop: records.append(loop.records[0]))]).run()
+    Loop(program, [Call(lambda loop: records.append(loop.latest[0]))]).run()
     return program, records
 
 

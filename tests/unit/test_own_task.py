@@ -60,7 +60,7 @@ def test_from_python_the_learning_rate_is_constant_unless_a_schedule_is_asked_fo
     assert rates(lr=lambda t: 1 / t) == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
     with pytest.raises(InputError, match="decay has no effect without milestones"):
         rates(decay=0.5)
-    with pytest.raises(InputError, match="lr is a function of the step; leave out warmup"):
+    with pytest.raises(InputError, match="lr is a function of the step; leave out schedule, warmup"):
         rates(lr=lambda t: 0.1, warmup=2.0)
     with pytest.raises(InputError, match=r"lr\(3\) must be > 0 and finite, got 0.0"):
         rates(lr=lambda t: 0.1 if t < 3 else 0.0)

@@ -28,13 +28,13 @@ def test_a_partition_is_a_function_of_its_seed():
 
 def test_bad_input():
     cases = {
-        "alpha must be > 0, got 0": ("dirichlet", LABELS, 4, 0),
-        "3 examples cannot be split among 4 nodes": ("iid", LABELS[:3], 4),
-        "did you mean 'dirichlet'": ("dirichlett", LABELS, 4),
-        "shards needs the number of shards per node, as in shards:2, got ''": ("shards", LABELS, 4),
-        "too few for 8000 shards": ("shards:2000", LABELS, 4),
-        "unknown column 'site'; there is none": ("by:site", LABELS, 4),
-        "take a larger alpha": ("dirichlet", np.zeros(100, dtype=np.int64), 10, 0.001),
+        "alpha must be > 0, got 0": (LABELS, 4, "dirichlet", 0),
+        "3 examples cannot be split among 4 nodes": (LABELS[:3], 4, "iid"),
+        "did you mean 'dirichlet'": (LABELS, 4, "dirichlett"),
+        "shards needs the number of shards per node, as in shards:2, got ''": (LABELS, 4, "shards"),
+        "too few for 8000 shards": (LABELS, 4, "shards:2000"),
+        "unknown column 'site'; there is none": (LABELS, 4, "by:site"),
+        "take a larger alpha": (np.zeros(100, dtype=np.int64), 10, "dirichlet", 0.001),
     }
     for words, arguments in cases.items():
         with pytest.raises(qg.InputError, match=words):
@@ -43,30 +43,30 @@ def test_bad_input():
 
 @pytest.mark.parametrize("kind", ["dirichlet", "dirichlet-plain", "iid", "shards:2"])
 def test_every_kind_is_disjoint_and_equal(kind):
-    parts = split(kind, LABELS, 7, alpha=0.5, seed=1)
+    parts = split(LABELS, 7, kind, alpha=0.5, seed=1)
     everything = np.concatenate(parts)
     assert len({len(part) for part in parts}) == 1
     assert len(np.unique(everything)) == len(everything) > 0.99 * len(LABELS)
-    assert fingerprint(parts) == fingerprint(split(kind, LABELS, 7, alpha=0.5, seed=1))
-    assert fingerprint(parts) != fingerprint(split(kind, LABELS, 7, alpha=0.5, seed=2))
+    assert fingerprint(parts) == fingerprint(split(LABELS, 7, kind, alpha=0.5, seed=1))
+    assert fingerprint(parts) != fingerprint(split(LABELS, 7, kind, alpha=0.5, seed=2))
 
 
 def test_natural_clients_keep_their_own():
     site = np.array(["b", "a", "b", "c", "a", "b"])
-    parts = split("by:site", np.zeros(6, dtype=np.int64), 3, columns={"site": site})
+    parts = split(np.zeros(6, dtype=np.int64), 3, "by:site", columns={"site": site})
     assert [part.tolist() for part in parts] == [[1, 4], [0, 2, 5], [3]]
     with pytest.raises(qg.InputError, match="has 3 values, but there are 2 nodes"):
-        split("by:site", np.zeros(6, dtype=np.int64), 2, columns={"site": site})
+        split(np.zeros(6, dtype=np.int64), 2, "by:site", columns={"site": site})
 
 
 def test_shards_limit_the_classes_of_a_node():
-    counts = class_counts(split("shards:2", LABELS, 10), LABELS, 10)
+    counts = class_counts(split(LABELS, 10, "shards:2"), LABELS, 10)
     assert (counts > 0).sum(axis=1).max() <= 4
 
 
 def test_heterogeneity_orders_the_partitions():
     def measured(kind, alpha=1.0):
-        return heterogeneity(class_counts(split(kind, LABELS, 16, alpha), LABELS, 10))
+        return heterogeneity(class_counts(split(LABELS, 16, kind, alpha), LABELS, 10))
 
     entropies, distances = zip(*(measured("dirichlet", alpha) for alpha in (0.1, 1, 10)), strict=True)
     assert list(entropies) == sorted(entropies)

@@ -25,7 +25,7 @@ class FakeLoop:
     def over(self):
         return self.stopping or self.epoch == EPOCHS
 
-    def stop(self):
+    def interrupt(self):
         self.stopping = True
 
 

@@ -398,15 +398,6 @@ def test_short_texts_are_tested_together():
     assert texts.order.tolist() == [3, 1, 0, 2]
 
 
-def test_blank_texts_are_not_padding():
-    for pad in (0, 1):
-        data = tokenised(corpus_of(["a b"]), Words(*ABC), 8, None)
-        object.__setattr__(data, "pad", pad)
-        blank = data.blank(3, torch.float32)
-        assert (blank.shape, blank.dtype) == ((3, 8), torch.int64)
-        assert (blank != pad).all()
-
-
 # Experiments
 
 

@@ -260,7 +260,7 @@ def test_a_graph_is_a_topology():
             make(9.0)
 
 
-MALFORMED = ["0\n", "0 1\n2\n", "0,1\n", "0 1 2 3 4\n", "0 1 heavy\n", "0 1 .2\n1 0 .4", "\x00\xff\n", ""]
+MALFORMED = ["0\n", "0 1\n2\n", "0,1,2,3\n", "0 1 2 3 4\n", "0 1 heavy\n", "0 1 .2\n1 0 .4", "\x00\xff\n", ""]
 
 
 @pytest.mark.parametrize("text", MALFORMED)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import NoneType
+
+from torch import Tensor
 
 from quasiglobal.algorithms.adam import DAdam, QGDAdam
 from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, Wrapper, checked, option_types
@@ -17,12 +19,14 @@ from quasiglobal.algorithms.mimelite import MimeLite
 from quasiglobal.algorithms.quasi_global import QHM, QGDSGDm
 from quasiglobal.algorithms.sgd import DSGD, DSGDm
 from quasiglobal.algorithms.slowmo import SlowMo
+from quasiglobal.common.fingerprint import fingerprint
 from quasiglobal.common.imports import imported, is_path
+from quasiglobal.common.objects import is_here, is_own, recall, remember
 from quasiglobal.errors import InputError, unknown
 
 __all__ = [
     "ALGORITHMS", "Algorithm", "Needs", "Node", "State", "Wrapper", "algorithm", "name_of", "numeric_options",
-    "with_option",
+    "text_of", "with_option",
 ]
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -74,6 +78,8 @@ def algorithm(text: str | Algorithm | type[Algorithm]) -> Algorithm:
         return _with_options(text, text.__name__, {})
     if not isinstance(text, str):
         raise InputError(f"an algorithm is a name or an Algorithm, got {text!r}; `qg algorithms` lists the names")
+    if is_own(text):
+        return recall(text, "algorithm") if is_here(text) else Recorded()
     name, _, options = text.partition(":")
     if name in ALGORITHMS:
         return _with_options(ALGORITHMS[name], name, _options(options, name))
@@ -81,6 +87,37 @@ def algorithm(text: str | Algorithm | type[Algorithm]) -> Algorithm:
     if is_path(path := f"{name}:{attribute}"):
         return _with_options(_imported(path), path, _options(options, path))
     raise unknown("algorithm", name, ALGORITHMS)
+
+
+class Recorded(Algorithm):
+    """Stands for an algorithm of a stored run that a Python script defined."""
+
+    def init(self, x: Tensor) -> State:
+        raise InputError("the algorithm of this run is defined in a Python script; run that script again")
+
+
+def text_of(chosen: str | Algorithm | type[Algorithm]) -> str:
+    """The text from which `algorithm` returns an equal algorithm.
+
+    >>> text_of(QGDSGDm(nesterov=True, mu=0.5)), text_of(DSGD())
+    ('qg-dsgdm-n:mu=0.5', 'dsgd')
+    """
+    if isinstance(chosen, str):
+        return chosen
+    chosen = algorithm(chosen)
+    texts = []
+    for name, known in ALGORITHMS.items():
+        if type(known) is type(chosen):
+            values = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
+            other = [f"{key}={value}" for key, value in values.items() if value != getattr(known, key)]
+            texts.append(f"{name}:{','.join(other)}" if other else name)
+    for text in sorted(texts, key=len):
+        try:
+            if algorithm(text) == chosen:
+                return text
+        except InputError:
+            continue
+    return remember(type(chosen).__name__, fingerprint(chosen), chosen, options=repr(chosen))
 
 
 def name_of(text: str) -> str:

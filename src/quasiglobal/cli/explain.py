@@ -154,7 +154,7 @@ def partition(
     labels = dataset.train.y.numpy()
     counts = {}
     for value in alpha:
-        parts = split(kind, labels, nodes, value, seed, dataset.train.columns)
+        parts = split(labels, nodes, kind, value, seed, dataset.train.columns)
         table = counts[f"{name}, n = {nodes}, α = {value:g}"] = class_counts(parts, labels, len(dataset.classes))
         entropy, distance = heterogeneity(table)
         console.print(

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Column, Table
 
 from quasiglobal.cli.arguments import File, Folder, Folders, RunArgument, call
-from quasiglobal.cli.tables import COMPARED, compared, comparison
+from quasiglobal.cli.tables import columns, compared, comparison
 from quasiglobal.cli.terminal import console, say_written, size_in_words, time_in_words
 from quasiglobal.errors import InputError
 from quasiglobal.report import plots
@@ -18,7 +18,7 @@ from quasiglobal.report.markdown import table as markdown_table
 from quasiglobal.runs.parts import parts_of
 from quasiglobal.runs.store import Run, RunStore, read_run
 from quasiglobal.training.experiment import group_by_seed
-from quasiglobal.training.metrics import SCORE, last_and_best, number
+from quasiglobal.training.metrics import last_and_best, number
 
 
 def runs(runs: Folder = Path("runs")) -> None:
@@ -27,11 +27,15 @@ def runs(runs: Folder = Path("runs")) -> None:
     Args:
         runs: The folder of all runs.
     """
-    table = Table(Column("run", overflow="fold"), "status", "epochs", "accuracy, %", "best")
-    for run in RunStore.read(runs).runs:
-        records = run.records()
-        found = [number(test, SCORE) for test in last_and_best(records)]
-        scores = ["" if score is None else f"{100 * score:.2f}" for score in found]
+    found = RunStore.read(runs).runs
+    (title, *others) = {run.score.title for run in found} or {"accuracy, %"}
+    table = Table(Column("run", overflow="fold"), "status", "epochs", "score" if others else title, "best")
+    for run in found:
+        records, score = run.records(), run.score
+        tested = last_and_best(records, run.experiment.metric)
+        scores = [score.shown(number(test, score.name)) for test in tested]
+        if others and scores[0]:
+            scores[0] = f"{score.name} {scores[0]}{'%' if score.percent else ''}"
         table.add_row(run.folder.name, run.status, f"{len(records)}/{run.experiment.epochs}", *scores)
     console.print(table)
 
@@ -45,7 +49,7 @@ def compare(folders: Folders = (), markdown: bool = False) -> None:
     """
     found = _runs_at(folders)
     if markdown:
-        print(markdown_table(COMPARED, compared(found)))
+        print(markdown_table(columns(found), compared(found)))
     else:
         console.print(comparison(found))
 
@@ -60,7 +64,10 @@ def plot(folders: Folders = (), out: File = Path("out/curves.png")) -> None:
     groups = group_by_seed(_runs_at(folders), lambda run: run.experiment)
     curves = {label: [run.records() for run in group] for label, group in groups.items()}
     algorithms = [group[0].experiment.algorithm for group in groups.values()]
-    plots.save_as(plots.draw_curves(curves, algorithms), out)
+    scores = {group[0].score for group in groups.values()}
+    if len(scores) > 1:
+        raise InputError(f"the runs have the scores {', '.join(sorted(one.name for one in scores))}; plot them apart")
+    plots.save_as(plots.draw_curves(curves, algorithms, scores.pop()), out)
     say_written([out])
 
 

@@ -80,25 +80,27 @@ def tune(command: Tune) -> None:
     console.print(said, soft_wrap=True)
     console.print(comparison(tuned.runs))
     if plot is not None:
-        plots.save_as(plots.draw_tuning(tuned.grid, tuned.scores, tuned.best), plot)
+        plots.save_as(plots.draw_tuning(tuned.grid, tuned.scores, tuned.best, tuned.trials[tuned.best].score), plot)
         say_written([plot])
 
 
 def _grid(tuned: tuning.Tuned) -> Table:
-    """A table of the accuracy at every point, with the best marked; of two names, the second is in the columns."""
+    """A table of the score at every point, with the best marked; of two names, the second is in the columns."""
+    score = tuned.trials[tuned.best].score
+
     def cell(point: tuple[float, ...]) -> str:
         reached = tuned.scores[point]
-        text = f"{100 * reached:.2f}" if math.isfinite(reached) else "diverged"
+        text = score.shown(-reached if score.lower else reached) if math.isfinite(reached) else "diverged"
         return f"{text} ← best" if point == tuned.best and math.isfinite(reached) else text
 
     names = list(tuned.grid)
     if len(names) != 2:
-        table = Table(*names, "accuracy, %")
+        table = Table(*names, score.title)
         for point in sorted(tuned.trials):
             table.add_row(*(f"{value:g}" for value in point), cell(point))
         return table
     rows, columns = tuned.grid.values()
-    table = Table(names[0], *(f"{names[1]} = {value:g}" for value in columns), title="accuracy, %")
+    table = Table(names[0], *(f"{names[1]} = {value:g}" for value in columns), title=score.title)
     for low in rows:
         table.add_row(f"{low:g}", *(cell((low, high)) for high in columns))
     return table

@@ -10,14 +10,21 @@ from quasiglobal.paper.published import NOT_CONVERGED, Score
 from quasiglobal.runs.store import Run
 from quasiglobal.topology import Topology
 from quasiglobal.training.experiment import Experiment, group_by_seed
-from quasiglobal.training.metrics import AVERAGED, SCORE, WORST, number
+from quasiglobal.training.metrics import Ranking, number
 
-COMPARED = ("setting", "seeds", "accuracy, %", "best, %", "worst node", "averaged model", "status")
+
+def columns(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Headings of a comparison of runs."""
+    titles = {run.score.title for run in runs}
+    title = titles.pop() if len(titles) == 1 else "score"
+    best = "best, %" if title.endswith("%") else "best"
+    return "setting", "seeds", title, best, "worst node", "averaged model", "status"
 
 
 def comparison(runs: Sequence[Run]) -> Table:
     """One row per setting, mean ± std over its seeds."""
-    table = Table(Column(COMPARED[0], overflow="fold"), *COMPARED[1:])
+    first, *others = columns(runs)
+    table = Table(Column(first, overflow="fold"), *others)
     for row in compared(runs):
         table.add_row(*row)
     return table
@@ -30,10 +37,12 @@ def compared(runs: Sequence[Run]) -> list[list[str]]:
     for label, group in sorted(groups.items(), key=lambda item: _order(item[1][0].experiment)):
         lasts = [run.summary.last for run in group if run.summary and run.summary.last]
         bests = [run.summary.best for run in group if run.summary and run.summary.best]
-        columns = ((lasts, SCORE), (bests, SCORE), (lasts, WORST), (lasts, AVERAGED))
+        score = group[0].score
+        of = score.name
+        shown = ((lasts, of), (bests, of), (lasts, f"{of}_worst"), (lasts, f"{of}_averaged"))
         cells = [
-            _mean_std([100 * found for record in records if (found := number(record, name)) is not None])
-            for records, name in columns
+            _mean_std([found for record in records if (found := number(record, name)) is not None], score)
+            for records, name in shown
         ]
         if any(run.status == "diverged" for run in group):
             cells = [NOT_CONVERGED] * len(cells)
@@ -47,8 +56,11 @@ def _order(one: Experiment) -> tuple[object, ...]:
     return *learner, one.topology, one.partition, one.alpha, one.epochs, one.peak_lr
 
 
-def _mean_std(values: Sequence[float]) -> str:
-    return str(Score.of(values)) if values else "-"
+def _mean_std(values: Sequence[float], score: Ranking) -> str:
+    if not values:
+        return "-"
+    found = Score.of([score.factor * value for value in values])
+    return str(found) if score.percent else " ± ".join(f"{x:.4g}" for x in (found.mean, found.std) if x is not None)
 
 
 def facts_table(facts: dict[str, str]) -> Table:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from quasiglobal.common.files import as_line
 from quasiglobal.runs.store import RunFolder, Watcher
-from quasiglobal.training.metrics import SCORE, Record, number
+from quasiglobal.training.metrics import Ranking, Record, number, ranking
 
 console = Console(highlight=False, markup=False)
 
@@ -52,8 +52,9 @@ def watcher(log: str) -> Iterator[Watcher]:
         bar = progress.add_task("", total=None)
 
         def watch(runs: Sequence[RunFolder], records: list[Record]) -> None:
-            record, text = records[0], _in_words(records)
-            tested = any(number(one, SCORE) is not None for one in records)
+            score = ranking(runs[0].experiment.metric, records)
+            record, text = records[0], _in_words(records, score)
+            tested = any(number(one, score.name) is not None for one in records)
             names = {run.experiment.algorithm for run in runs}
             what = names.pop() if len(names) == 1 else f"{len(runs)} runs"
             total = runs[0].experiment.epochs
@@ -67,13 +68,16 @@ def watcher(log: str) -> Iterator[Watcher]:
         yield watch
 
 
-def _in_words(records: Sequence[Record]) -> str:
+def _in_words(records: Sequence[Record], score: Ranking) -> str:
     """The mean loss and score of several runs in an epoch, without the runs that diverged."""
     losses, scores = (
-        [found for record in records if (found := number(record, name)) is not None] for name in ("loss", SCORE)
+        [found for record in records if (found := number(record, name)) is not None] for name in ("loss", score.name)
     )
     text = f"loss {statistics.fmean(losses):.3f}" if losses else "diverged"
-    return text + (f"  accuracy {100 * statistics.fmean(scores):.1f}%" if scores else "")
+    if not scores:
+        return text
+    mean = statistics.fmean(scores)
+    return f"{text}  {score.name} {100 * mean:.1f}%" if score.percent else f"{text}  {score.title} {mean:.4g}"
 
 
 class JsonLines(logging.Formatter):

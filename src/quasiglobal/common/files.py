@@ -117,11 +117,16 @@ def alone(folder: Path, shared: bool = False) -> Iterator[None]:
 
 def as_line(record: Mapping[str, object]) -> str:
     """Encode a record as JSON; non-finite numbers, which JSON lacks, become null."""
-    finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in record.items()
-    }
-    return json.dumps(finite)
+    return json.dumps(_finite(dict(record)))
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that are not finite by None."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:

@@ -1,8 +1,9 @@
-"""Mixing matrices: Metropolis weights of a graph, and validity checks."""
+"""Mixing matrices: weights of a graph, and validity checks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import networkx as nx
@@ -55,12 +56,59 @@ def check_connected(links: NDArray[np.bool_], name: str) -> None:
         )
 
 
-def edge_list_lines(path: str) -> list[str]:
-    """Read the lines of an edge list."""
+def graph_weights(graph: nx.Graph[Any], weight: str | None, name: str) -> Matrix:
+    """W of a networkx graph; see `topology.from_graph`."""
+    nodes = list(graph)
+    if not nodes:
+        raise InputError(f"{name} has no nodes; add an edge")
+    if weight is None and not graph.is_directed():
+        return metropolis(graph, nodes)
+    weight = weight or "weight"
+    bare = next(((u, v) for u, v, w in graph.edges(data=weight) if w is None), None)
+    if bare is not None:
+        kind = "a directed graph needs given weights" if graph.is_directed() else "all edges need a weight"
+        raise InputError(
+            f"{kind}: edge {bare[0]} -> {bare[1]} of {name} has no {weight!r}; set it, or use from_matrices"
+        )
+    W = np.zeros((len(nodes), len(nodes)))
+    place = {node: i for i, node in enumerate(nodes)}
+    for u, v, w in graph.edges(data=weight):
+        if not isinstance(w, Real):
+            raise InputError(f"the weight of edge {u} -> {v} of {name} must be a number, got {w!r}")
+        W[place[v], place[u]] += w
+        if not graph.is_directed() and u != v:
+            W[place[u], place[v]] += w
+    for node, i in place.items():
+        if not graph.has_edge(node, node):
+            W[i, i] = 1 - W[i].sum()
+    return W
+
+
+def entries(W: Matrix) -> list[list[float]]:
+    """The non-zero entries of W as [row, column, weight].
+
+    >>> from_entries(entries(np.eye(2)), 2).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    return [[int(i), int(j), float(W[i, j])] for i, j in zip(*np.nonzero(W), strict=True)]
+
+
+def from_entries(found: Sequence[Sequence[float]], n: int) -> Matrix:
+    """W of n nodes from its non-zero entries."""
+    W = np.zeros((n, n))
+    for i, j, w in found:
+        W[int(i), int(j)] = w
+    return W
+
+
+def stochastic(matrices: Any, name: str) -> tuple[Matrix, ...]:
+    """Mixing matrices from arrays; the diagonal absorbs float32 rounding errors."""
     try:
-        with open(path, encoding="utf-8-sig") as file:
-            return file.read().splitlines()
-    except OSError as error:
-        raise InputError(f"cannot read the edge list {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, ValueError):
-        raise InputError(f"{path} is not a text file; write a line 'u v' or 'u v weight' per link") from None
+        one = isinstance(matrices, np.ndarray) and matrices.ndim == 2
+        arrays = [np.array(W, dtype=np.float64) for W in ([matrices] if one else matrices)]
+    except (TypeError, ValueError):
+        raise InputError(f"{name}: each W must be a square array of numbers") from None
+    for W in arrays:
+        if W.ndim == 2 and W.shape[0] == W.shape[1] and np.abs(W.sum(axis=1) - 1).max(initial=0) < 1e-6:
+            W[np.diag_indices(len(W))] += 1 - W.sum(axis=1)
+    return tuple(arrays)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quasiglobal.data.partition import Indices
+from quasiglobal.data.dataset import Indices
 from quasiglobal.data.randomness import generator
 
 

@@ -14,26 +14,43 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.data.fresh import Fresh
 from quasiglobal.data.randomness import generator
 from quasiglobal.errors import InputError
 
 Pixels = NDArray[np.uint8]
 
+Indices = NDArray[np.int64]
+
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """One split: m examples and their labels."""
+    """One split: m examples and their targets."""
 
-    x: Tensor
-    """Images, uint8 [m, channels, height, width]; texts, ids int32 [m, length]; or features, float32 [m, …]."""
-    y: Tensor
-    """Labels 0, 1, …, int64 [m]."""
+    x: Any
+    """Images, uint8 [m, channels, height, width]; texts, ids int32 [m, length]; features, float32 [m, …]; or, for a
+    user's own data, any tensor, tuple or dict of tensors with m rows."""
+    y: Any
+    """Class numbers 0, 1, …, int64 [m]; or, for a user's own data, any tensor, tuple or dict of tensors with m rows."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Additional columns of a user's file, each of length m."""
 
     def __len__(self) -> int:
-        return len(self.y)
+        return len(tree_leaves(self.y)[0])
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The class numbers [m]; None if the targets are something else."""
+        whole = isinstance(self.y, Tensor) and self.y.ndim == 1 and not self.y.is_floating_point()
+        return self.y if whole and (len(self.y) == 0 or int(self.y.min()) >= 0) else None
+
+    def at(self, rows: Indices) -> Examples:
+        """The examples in these rows."""
+        at = torch.from_numpy(rows)
+        x, y = (tree_map(lambda values: values[at], values) for values in (self.x, self.y))
+        return Examples(x, y, {name: column[rows] for name, column in self.columns.items()})
 
 
 class Splits(NamedTuple):
@@ -48,32 +65,53 @@ class Splits(NamedTuple):
 class Dataset:
     """Training and test examples, with their normalisation and augmentation.
 
-    The model input is (x / scale − mean) / std, with mean and std per channel.
+    The model input is (x / scale − mean) / std, with mean and std per channel; it is x itself if mean is empty.
     """
 
     name: str
     train: Examples
     test: Examples
     classes: tuple[str, ...]
-    scale: float
+    """Class names; empty if the targets are not class numbers."""
+    scale: float = 1.0
     """The pixel value that means 1: 255, or 16 for the digits; 1 for features."""
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augmentation: str
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    augmentation: str = "none"
     """Augmentation of training images: none, flip-crop (pad 4, crop) or resize-crop (ImageNet)."""
     pad: int | None = None
     """Padding id of texts: the attention mask is x != pad. None: the data are not texts."""
+    own: bool = False
+    """Whether a user gave the data in Python: their content identifies them, not their name."""
+    parts: tuple[Indices, ...] | None = None
+    """The training examples of each node, if the data came as one data set per node."""
+    test_parts: tuple[Indices, ...] | None = None
+    """The test examples of each node, likewise."""
+    fresh: Fresh | None = None
+    """Reads the training examples anew each epoch; `train.x` then holds the first two inputs only."""
 
     def __post_init__(self) -> None:
-        train, test = (f"{split.x.dtype} {list(split.x.shape[1:])}" for split in (self.train, self.test))
+        train, test = (described(split.x) for split in (self.train, self.test))
         if train != test:
             raise InputError(f"{self.name}: a training example is {train}, but a test example is {test}")
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one example as model input, (channels, height, width) for images."""
+        """Shape of one example as model input, (channels, height, width) for images; () for several inputs."""
+        if not isinstance(self.train.x, Tensor):
+            return ()
         stored = tuple(self.train.x.shape[1:])
         return (stored[0], *map(side_shown, stored[1:])) if self.augmentation == "resize-crop" else stored
+
+    @property
+    def numbers(self) -> bool:
+        """Whether a target is one number that is not a class, as in a regression."""
+        return not self.classes and isinstance(self.train.y, Tensor) and self.train.y.ndim == 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether the stored examples are the model input: not texts, and not normalised."""
+        return self.pad is None and not self.mean
 
     def terms(self) -> dict[str, list[Any]]:
         """Class names, shape and normalisation: the properties on which all owners of data must agree.
@@ -81,12 +119,6 @@ class Dataset:
         An exported model needs them to preprocess other data in the same way.
         """
         return {name: list(getattr(self, name)) for name in ("classes", "shape", "mean", "std")}
-
-    def blank(self, count: int, dtype: torch.dtype) -> Tensor:
-        """`count` constant examples with the shape of model input; ids of texts are not padding."""
-        if self.pad is None:
-            return torch.zeros(count, *self.shape, dtype=dtype)
-        return torch.full((count, *self.shape), int(self.pad == 0))
 
 
 def agreed(
@@ -121,6 +153,15 @@ def agreed(
     )
 
 
+def described(x: Any) -> str:
+    """Dtype and shape of one example.
+
+    >>> described({"a": torch.zeros(7, 2), "b": torch.zeros(7, dtype=torch.int64)})
+    "{'a': 'torch.float32 [2]', 'b': 'torch.int64 []'}"
+    """
+    return str(tree_map(lambda values: f"{values.dtype} {list(values.shape[1:])}", x))
+
+
 def side_shown(side: int) -> int:
     """Side of the model input for a stored side under resize-crop: 224 for 256 pixels."""
     return side * 7 // 8
@@ -140,7 +181,7 @@ def labelled(x: NDArray[Any], y: NDArray[Any], classes: int, where: object, firs
     return Examples(torch.from_numpy(np.require(x, requirements=["C", "W"])), labels)
 
 
-def held_out(m: int, where: object) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def held_out(m: int, where: object) -> tuple[Indices, Indices]:
     """Fixed split of m examples, for data without a test set: 80 % train, 20 % test."""
     if m < 2:
         raise InputError(f"{where} needs 2 examples or more for a training and a test set, got {m}")

@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quasiglobal.data.dataset import Dataset, Examples, side_shown
-from quasiglobal.data.partition import Indices
+from quasiglobal.data.dataset import Dataset, Examples, Indices, side_shown
 
 PAD = 4
 """Black border in pixels around an image before a random crop (flip-crop)."""

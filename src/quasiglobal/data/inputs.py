@@ -1,4 +1,4 @@
-"""A data set's examples on the device, and as model input: images or texts."""
+"""A data set's examples on the device, and as model input: images, texts, or a user's own tensors."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quasiglobal.data.dataset import Dataset, Examples
+from quasiglobal.data.arrays import Arrays
+from quasiglobal.data.dataset import Dataset, Examples, Indices
 from quasiglobal.data.images import Images
-from quasiglobal.data.partition import Indices
 from quasiglobal.data.texts import Texts
 
 
 class Inputs(Protocol):
-    """Common interface of `Images` and `Texts`."""
+    """Common interface of `Images`, `Texts` and `Arrays`."""
 
-    x: Tensor
-    """The stored examples."""
+    x: Any
+    """The stored examples, a tensor or several."""
     cost: int
     """Memory per example in evaluation, in units of one image."""
     moving: bool
@@ -35,7 +35,7 @@ class Inputs(Protocol):
     def need(self, index: Indices) -> tuple[int, ...]:
         """Shape of a batch besides the batch size, such as the length in tokens; computed on the host."""
 
-    def show(self, index: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def show(self, index: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The examples at these indices as model input, augmented as drawn, or truncated to the batch's length."""
 
 
@@ -50,4 +50,6 @@ def inputs_of(
     """The examples as model input for this data set; `moving` augments images for training."""
     if data.pad is not None:
         return Texts.of(data, examples, device)
+    if data.plain:
+        return Arrays(examples.x, device, dtype)
     return Images.of(data, examples, device=device, dtype=dtype, moving=moving)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quasiglobal.data.dataset import Indices
 from quasiglobal.data.randomness import generator
 from quasiglobal.errors import InputError, unknown
-
-Indices = NDArray[np.int64]
 
 GROUP = 10
 """Largest group of nodes in `dirichlet`, as in the experiments behind the paper's tables."""
@@ -26,15 +26,19 @@ REDRAWS = 50_000
 """Maximum number of draws for a group: four classes among ten nodes at α = 0.1 need 3,600 on average."""
 
 
+Split = Callable[[Any, int, np.random.Generator], Sequence[Any]]
+"""A user's own partition: (targets, number of nodes, random generator) → one index array per node."""
+
+
 def split(
-    kind: str,
-    labels: Indices,
+    labels: Any,
     n: int,
+    kind: str | Split = "dirichlet",
     alpha: float = 1.0,
     seed: int = 0,
     columns: Mapping[str, NDArray[np.generic]] | None = None,
 ) -> list[Indices]:
-    """Example indices of each of n nodes, by the name of a partition.
+    """Example indices of each of n nodes, by the name of a partition or by a function (labels, n, rng).
 
     dirichlet        as in the experiments behind the paper's tables; equal sizes
     dirichlet-plain  as in the paper's text: each node draws its own class mix from Dirichlet(α)
@@ -43,9 +47,14 @@ def split(
     by:COLUMN        natural clients: one node per value of the column; it needs exactly n values
     whole            every node has all examples, for nodes that bring their own data
 
-    >>> [len(part) for part in split("shards:2", np.repeat([0, 1], 50), n=4)]
+    >>> [len(part) for part in split(np.repeat([0, 1], 50), 4, "shards:2")]
     [24, 24, 24, 24]
+    >>> split(np.arange(6), 2, lambda labels, n, rng: np.split(rng.permutation(6), n))
+    [array([2, 5, 4]), array([3, 1, 0])]
     """
+    labels = np.asarray(labels)
+    if not isinstance(kind, str):
+        return _checked(kind(labels, n, generator(seed, n)), n, len(labels))
     if kind == "whole":
         return [np.arange(len(labels))] * n
     if not 1 <= n <= len(labels):
@@ -53,10 +62,12 @@ def split(
     name, _, argument = kind.partition(":")
     if name == "by":
         return by_column(argument, columns or {}, n)
-    if name == "shards":
-        return shards(labels, n, _pieces(argument), seed)
     if kind == "iid":
         return _equal([generator(seed, n).permutation(len(labels))], n)
+    if kind in DIRICHLET or name == "shards":
+        _check_labels(labels, kind)
+    if name == "shards":
+        return shards(labels, n, _pieces(argument), seed)
     if kind in DIRICHLET:
         if not 0 < alpha < float("inf"):
             raise InputError(f"alpha must be > 0, got {alpha}; 0.1 is very heterogeneous, 10 nearly uniform")
@@ -161,6 +172,31 @@ def fingerprint(parts: Sequence[Indices]) -> str:
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + np.asarray(part, dtype="<i8").tobytes())
     return digest.hexdigest()[:16]
+
+
+def _check_labels(labels: NDArray[Any], kind: str) -> None:
+    """Raise InputError unless the targets are one class number per example."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise InputError(
+            f"{kind} needs one class number per example, but a target is {labels.dtype} {list(labels.shape[1:])}; use "
+            "partition='iid', a function (targets, n, rng), or a list with one data set per node"
+        )
+
+
+def _checked(parts: Any, n: int, examples: int) -> list[Indices]:
+    """Check the result of a user's own partition."""
+    try:
+        arrays = [np.asarray(part).reshape(-1) for part in parts]
+    except (TypeError, ValueError):
+        raise InputError(f"the partition has to return one index array per node, got {type(parts).__name__}") from None
+    if len(arrays) != n:
+        raise InputError(f"the partition returned {len(arrays)} parts for {n} nodes; return one index array per node")
+    for i, part in enumerate(arrays):
+        if len(part) == 0:
+            raise InputError(f"the partition gives node {i} no examples; give each node at least one")
+        if part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= examples:
+            raise InputError(f"the partition of node {i} has an index outside 0 to {examples - 1}")
+    return [part.astype(np.int64) for part in arrays]
 
 
 def _equal(lists: Sequence[Indices], n: int) -> list[Indices]:

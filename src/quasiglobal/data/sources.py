@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
 
+from quasiglobal.common.imports import imported, is_path
 from quasiglobal.data.corpus import Corpus
 from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, locate, moments
-from quasiglobal.data.readers import cifar, digits, folders, hub, idx, tables
+from quasiglobal.data.own import dataset_of
+from quasiglobal.data.readers import cifar, digits, folders, hub, idx, numbers, tables
 from quasiglobal.data.readers.hub import Hub, TextHub
 from quasiglobal.errors import InputError, unknown
 
@@ -42,7 +44,7 @@ class DataName:
     """
 
     text: str
-    kind: Literal["named", "folder", "csv"]
+    kind: Literal["named", "folder", "csv", "python"]
     path: str = ""
 
     @classmethod
@@ -51,7 +53,7 @@ class DataName:
         kind, _, path = text.partition(":")
         if kind in ("folder", "csv"):
             return cls(text, kind, os.path.expanduser(path))        # type: ignore[arg-type]
-        return cls(text, "named")
+        return cls(text, "python" if is_path(text) else "named")
 
     @property
     def is_text(self) -> bool:
@@ -137,6 +139,8 @@ def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float =
     asked = DataName.parse(name)
     if asked.kind == "folder":
         return _own(name, folders.read(Path(asked.path), memory_limit))
+    if asked.kind == "python":
+        return _from_python(name)
     if name == "own":
         raise InputError("every node of this run has its own data; give yours as folder:PATH or csv:PATH")
     if asked.is_text:
@@ -239,6 +243,23 @@ def _read(
             if found:
                 return found
     raise InputError(f"{lost}; get it: {_steps(place, data)}")
+
+
+def load_table(name: str, label: str, *, memory_limit: float = MEMORY_LIMIT) -> Dataset:
+    """Load a CSV table of numbers, csv:PATH: the column `label` is the target, the other columns are the input."""
+    asked = DataName.parse(name)
+    if asked.kind != "csv":
+        raise InputError(f"label is for CSV tables, csv:PATH; leave it out with {name}")
+    return _own(name, numbers.read(Path(asked.path), label, memory_limit))
+
+
+def _from_python(path: str) -> Dataset:
+    """A user's data at package.module:name: what `quasiglobal.Task` takes, a dict of train and test, or a function."""
+    found = imported(path, "data set")
+    if callable(found) and not hasattr(found, "__getitem__"):
+        found = found()
+    both = found if isinstance(found, Mapping) and "train" in found else {"train": found}
+    return replace(dataset_of(both["train"], both.get("test")), name=path)
 
 
 def _own(name: str, splits: Splits) -> Dataset:

@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quasiglobal.data.dataset import Dataset, Examples
-from quasiglobal.data.partition import Indices
+from quasiglobal.data.dataset import Dataset, Examples, Indices
 
 BUCKET = 16
 """Batch lengths are multiples of this number of tokens: few shapes, so few programs are compiled and captured."""

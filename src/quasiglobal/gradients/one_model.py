@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.gradients.layout import Layout
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Tree = Any
+"""A tensor, or a tuple, list or dict of tensors: what a model takes and returns."""
+
+Loss = Callable[[Tree, Tree], Tensor]
 """loss(output, target) → a number, the mean over the batch."""
+
+Right = Callable[[Tree, Tree], Tensor]
+"""right(output, target) → one number per example, such as 1 for a correct class."""
 
 Buffers = dict[str, Tensor]
 """A model's buffers, such as BatchNorm's running statistics, stacked over models: never communicated."""
@@ -26,7 +34,7 @@ class Gradients(NamedTuple):
     losses: Tensor
     """[k]"""
     right: Tensor
-    """[k], the accuracy on the batch."""
+    """[k], the accuracy on the batch; 0 if the model has none."""
     g: Tensor
     """[k, d]"""
     buffers: Buffers
@@ -43,33 +51,36 @@ class OneModel:
     precision: str
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Additional context of the forward pass, inside autocast."""
+    right: Right | None = None
+    """Accuracy of each training example; None if the task has none."""
 
-    def output(self, row: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
+    def output(self, row: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         """The output on one batch; in training, BatchNorm overwrites its buffers."""
+        given, named = arguments(self.module, inputs)
         with self.autocast(row.device), self.around():
-            output: Tensor = functional_call(self.module, self.layout.views(row) | buffers, (inputs,))
-        return output
+            return functional_call(self.module, self.layout.views(row) | buffers, given, named)
 
-    def outputs(self, row: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
+    def outputs(self, row: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         """The outputs on several batches [batches, batch, …], kept separate: some models normalise by the batch."""
-        if len(inputs) == 1:
-            return self.output(row, buffers, inputs[0])[None]
-        outputs: Tensor = vmap(self.output, in_dims=(None, None, 0))(row, buffers, inputs)
-        return outputs
+        if len(tree_leaves(inputs)[0]) == 1:
+            output = self.output(row, buffers, tree_map(lambda values: values[0], inputs))
+            return tree_map(lambda values: values[None], output)
+        return vmap(self.output, in_dims=(None, None, 0))(row, buffers, inputs)
 
-    def score(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def score(self, output: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
         """The loss and the accuracy."""
-        right = (output.argmax(dim=-1) == targets).to(output.dtype).mean()
-        return self.loss(output, targets), right
+        loss = self.loss(output, targets)
+        right = torch.zeros_like(loss) if self.right is None else self.right(output, targets).to(loss.dtype).mean()
+        return loss, right
 
     def loss_at(
-        self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
+        self, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree
     ) -> tuple[Tensor, tuple[Tensor, Buffers]]:
         """The loss on a batch; as auxiliary output, the accuracy and the buffers."""
-        loss, right = self.score(self.output(row, buffers, inputs).to(row.dtype), targets)
+        loss, right = self.score(in_dtype(self.output(row, buffers, inputs), row.dtype), targets)
         return loss, (right, buffers)
 
-    def gradient(self, row: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
+    def gradient(self, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         """The gradient by torch.func, which vmap can vectorise over the rows."""
         after = {name: value.clone() for name, value in buffers.items()}      # BatchNorm writes into its buffers
         g, (loss, (right, after)) = grad_and_value(self.loss_at, has_aux=True)(row, after, inputs, targets)
@@ -78,3 +89,26 @@ class OneModel:
     def autocast(self, device: torch.device) -> torch.autocast:
         """Autocast to bf16 inside the model, if that is its precision."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+def arguments(module: nn.Module, inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and the named arguments of `module` for these inputs.
+
+    A tuple or dict of inputs is spread over the parameters of `forward` if it has these; otherwise it is one argument.
+
+    >>> arguments(nn.Bilinear(2, 2, 1), (1, 2)), arguments(nn.Linear(2, 1), (1, 2)), arguments(nn.Linear(2, 1), 3)
+    (((1, 2), {}), (((1, 2),), {}), ((3,), {}))
+    """
+    given, named = (inputs, {}) if isinstance(inputs, tuple) else ((), inputs) if isinstance(inputs, dict) else ((), {})
+    if given or named:
+        try:
+            signature(module.forward).bind(*given, **named)
+        except (TypeError, ValueError):
+            return (inputs,), {}
+        return given, named
+    return (inputs,), {}
+
+
+def in_dtype(values: Tree, dtype: torch.dtype) -> Tree:
+    """Convert the floating-point tensors to a dtype."""
+    return tree_map(lambda value: value.to(dtype) if value.is_floating_point() else value, values)

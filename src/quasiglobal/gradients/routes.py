@@ -17,7 +17,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from quasiglobal.gradients.compiling import Programs, compiled, traced
-from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel
+from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree
 from quasiglobal.models.language.autocast import Lowered
 
 CALLS_BEFORE_TRACING = 50
@@ -34,11 +34,11 @@ class Route(ABC):
         self.one = one
 
     @abstractmethod
-    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         """Each row's loss and gradient on its own batch: inputs [k, batch, …], targets [k, batch]."""
 
     @abstractmethod
-    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         """Each row's outputs [k, batches, batch, …] on the same inputs [batches, batch, …]."""
 
 
@@ -48,14 +48,13 @@ class OneByOne(Route):
     For deep networks on a CPU, where stacking gains nothing, and for modules that vmap does not support.
     """
 
-    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         gradient = partial(by_autograd, self.one.loss_at)
         result: Gradients = for_each_row(gradient, (0, 0, 0, 0), x, buffers, inputs, targets)
         return result
 
-    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
-        result: Tensor = for_each_row(self.one.outputs, (0, 0, None), x, buffers, inputs)
-        return result
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+        return for_each_row(self.one.outputs, (0, 0, None), x, buffers, inputs)
 
 
 class Traced(OneByOne):
@@ -68,7 +67,7 @@ class Traced(OneByOne):
         super().__init__(one)
         self._programs = Programs()
 
-    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         arguments, stacked = (x, buffers, inputs, targets), vmap(self.one.gradient, randomness="different")
         program = self._programs.get(
             self.one.gradient, arguments, lambda: traced(stacked, arguments), CALLS_BEFORE_TRACING
@@ -83,12 +82,11 @@ class Compiled(Route):
         super().__init__(one)
         self._programs = Programs()
 
-    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         return Gradients(*self._of_all(self.one.gradient, (0, 0, 0, 0), (x, buffers, inputs, targets), calls=0))
 
-    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
-        result: Tensor = self._of_all(self.one.outputs, (0, 0, None), (x, buffers, inputs), CALLS_BEFORE_COMPILING)
-        return result
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+        return self._of_all(self.one.outputs, (0, 0, None), (x, buffers, inputs), CALLS_BEFORE_COMPILING)
 
     def _of_all(
         self, function: Callable[..., Any], in_dims: tuple[int | None, ...], arguments: tuple[Any, ...], calls: int
@@ -112,7 +110,7 @@ class OutsideVmap(Route):
         self.compiles = compiles
         self._programs = Programs()
 
-    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         arguments = (x, buffers, inputs, targets)
         if not self.compiles:
             return self._gradients(*arguments)
@@ -122,16 +120,15 @@ class OutsideVmap(Route):
         assert program is not None
         return Gradients(*program(*arguments))
 
-    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
-        result: Tensor = vmap(self.one.outputs, in_dims=(0, 0, None))(x, buffers, inputs)
-        return result
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+        return vmap(self.one.outputs, in_dims=(0, 0, None))(x, buffers, inputs)
 
-    def _gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
+    def _gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         return by_autograd(vmap(self.one.loss_at, randomness="different"), x, buffers, inputs, targets)
 
 
 def by_autograd(
-    loss_at: Callable[..., Any], x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor
+    loss_at: Callable[..., Any], x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree
 ) -> Gradients:
     """Gradients at x, one row or all rows, of a function like `OneModel.loss_at`."""
     after = {name: value.clone() for name, value in buffers.items()}

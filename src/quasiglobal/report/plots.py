@@ -16,7 +16,7 @@ from quasiglobal.algorithms import name_of
 from quasiglobal.common.files import replacing
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology
-from quasiglobal.training.metrics import SCORE
+from quasiglobal.training.metrics import Ranking
 
 if TYPE_CHECKING:       # importing matplotlib takes a second; commands that draw nothing skip it
     from matplotlib.axes import Axes
@@ -105,18 +105,21 @@ Records = Sequence[Mapping[str, Any]]
 """Metrics of a run, one record per epoch."""
 
 
-def draw_curves(curves: Mapping[str, Sequence[Records]], algorithms: Sequence[str]) -> Figure:
-    """Plot test accuracy and training loss over epochs; each label has the records of its seeds and an algorithm."""
+def draw_curves(
+    curves: Mapping[str, Sequence[Records]], algorithms: Sequence[str], score: Ranking = Ranking()  # noqa: B008
+) -> Figure:
+    """Plot the score and the training loss over epochs; each label has the records of its seeds and an algorithm."""
     with style():
         figure, (left, right) = panels(1, 2, 4.6, 3.2)
         for (label, seeds), colour in zip(curves.items(), colours_of(algorithms), strict=True):
-            draw_curve(left, seeds, SCORE, colour=colour, label=label, factor=100)
+            draw_curve(left, seeds, score.name, colour=colour, label=label, factor=score.factor)
             draw_curve(right, seeds, "loss", colour=colour, label=label)
         several = any(len(seeds) > 1 for seeds in curves.values())
-        left.set(xlabel="epoch", ylabel="test accuracy, %, mean of the nodes")
+        left.set(xlabel="epoch", ylabel=f"{score.title.replace('accuracy', 'test accuracy')}, mean of the nodes")
         right.set(xlabel="epoch", ylabel="training loss")
         log_scale(right)
-        left.legend(loc="lower right", title="band: range over the seeds" if several else None)
+        title = "band: range over the seeds" if several else None
+        left.legend(loc="upper right" if score.lower else "lower right", title=title)
     return figure
 
 
@@ -174,20 +177,24 @@ Grid = Mapping[str, Sequence[float]]
 """Values of each tuned hyperparameter."""
 
 
-def draw_tuning(grid: Grid, scores: Mapping[tuple[float, ...], float], best: tuple[float, ...]) -> Figure:
+def draw_tuning(
+    grid: Grid, scores: Mapping[tuple[float, ...], float], best: tuple[float, ...], score: Ranking = Ranking()  # noqa: B008
+) -> Figure:
     """Plot the score of each grid point and mark the best: a curve over one hyperparameter, a heat map over two.
 
-    Scores are fractions of 1; minus infinity, the score of a diverged run, is drawn as a cross.
+    Scores are higher if better (`Ranking.worth`); minus infinity, the score of a diverged run, is drawn as a cross.
     """
+    sign, title = -1 if score.lower else 1, score.title.replace("accuracy", "test accuracy")
     with style():
         figure, (panel,) = panels(1, 1, 4.8, 3.4)
         if len(grid) == 1:
-            _draw_scores(panel, grid, scores, best)
+            shown = {point: sign * score.factor * value for point, value in scores.items()}
+            _draw_scores(panel, grid, shown, best, title)
         else:
             (row, rows), (column, columns) = grid.items()
-            values = np.array([[100 * scores[low, high] for high in columns] for low in rows])
+            values = np.array([[sign * score.factor * scores[low, high] for high in columns] for low in rows])
             image = draw_heat_map(panel, values, rows, columns, "viridis")
-            figure.colorbar(image, ax=panel, label="test accuracy, %")
+            figure.colorbar(image, ax=panel, label=title)
             frame_cell(panel, list(rows).index(best[0]), list(columns).index(best[1]))
             panel.set(xlabel=column, ylabel=row)
     return figure
@@ -200,22 +207,24 @@ def check_drawable(path: Path, names: Collection[str]) -> None:
     check_format(path)
 
 
-def _draw_scores(panel: Axes, grid: Grid, scores: Mapping[tuple[float, ...], float], best: tuple[float, ...]) -> None:
+def _draw_scores(
+    panel: Axes, grid: Grid, scores: Mapping[tuple[float, ...], float], best: tuple[float, ...], title: str
+) -> None:
     ((name, values),) = grid.items()
     reached = [value for value in values if np.isfinite(scores[(value,)])]
-    panel.plot(reached, [100 * scores[(value,)] for value in reached], "o-", color=BLUE, linewidth=1.4, markersize=4)
+    panel.plot(reached, [scores[(value,)] for value in reached], "o-", color=BLUE, linewidth=1.4, markersize=4)
     lost = [value for value in values if value not in reached]
     floor = panel.get_ylim()[0] if reached else 0.0
     if lost:
         panel.plot(lost, [floor] * len(lost), "x", color=RED, label="diverged")
     if best[0] in reached:
         mark = f"best: {best[0]:g}"
-        panel.plot(best, [100 * scores[best]], "o", color=BLUE, markersize=9, fillstyle="none", label=mark)
+        panel.plot(best, [scores[best]], "o", color=BLUE, markersize=9, fillstyle="none", label=mark)
     if min(values) > 0:
         panel.set_xscale("log")
     panel.set_xticks(values, [f"{value:g}" for value in values])
     panel.minorticks_off()
-    panel.set(xlabel=name, ylabel="test accuracy, %")
+    panel.set(xlabel=name, ylabel=title)
     panel.legend()
 
 

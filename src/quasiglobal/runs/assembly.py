@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 from quasiglobal.common.files import alone
 from quasiglobal.engines.distributed.gloo import until
@@ -14,12 +15,38 @@ from quasiglobal.runs.callbacks import facts
 from quasiglobal.runs.parts import Part, common_rows, parts_of, records_of, stacked
 from quasiglobal.runs.saving import plan_path
 from quasiglobal.runs.store import RunFolder
-from quasiglobal.runs.tensorboard import TensorBoard
+from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.loop import Callback, Loop
+from quasiglobal.training.metrics import Record
 from quasiglobal.training.program import Program
 
 STOPPING = 10.0
 """Maximum number of seconds that process 0 waits for the others to reach the epoch at which all stop."""
+
+
+class WholeRun:
+    """The `run` that a callback receives in process 0: the records of all nodes, and the models hosted there."""
+
+    def __init__(self, loop: Loop, runs: Sequence[Sequence[Record]]) -> None:
+        self.loop, self.runs = loop, [list(records) for records in runs]
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of the first experiment so far."""
+        return self.runs[0]
+
+    @property
+    def latest(self) -> dict[int, Record]:
+        """The last record of each experiment."""
+        return {k: records[-1] for k, records in enumerate(self.runs) if records}
+
+    @property
+    def epoch(self) -> int:
+        """Number of epochs that all processes have completed."""
+        return self.records[-1]["epoch"] if self.records else 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loop, name)
 
 
 class Assembly(Callback):
@@ -29,10 +56,19 @@ class Assembly(Callback):
     """
 
     def __init__(
-        self, runs: Sequence[RunFolder], parts: Sequence[Sequence[Part]], board: TensorBoard | None, patience: float
+        self,
+        runs: Sequence[RunFolder],
+        parts: Sequence[Sequence[Part]],
+        board: EventFiles | None,
+        patience: float,
+        callbacks: Sequence[Any] = (),
     ) -> None:
-        """`parts` has the parts of all processes for each run; `wait` takes at most `patience` seconds."""
+        """`parts` has the parts of all processes for each run; `wait` takes at most `patience` seconds.
+
+        The user's `callbacks` are called with the records of all nodes, once all processes have completed an epoch.
+        """
         self.runs, self.parts, self.board, self.patience = runs, parts, board, patience
+        self.callbacks, self._steps = callbacks, [one for one in callbacks if hasattr(one, "on_step")]
         self._pending: list[int] = []
         self._shown = [0] * len(runs)
 
@@ -42,6 +78,13 @@ class Assembly(Callback):
         self._pending = sorted(epoch for epoch in left if epoch <= loop.epoch)
         last_test = loop.epoch - loop.epoch % loop.program.experiment.eval_every
         self._shown = [max(0, last_test - 1)] * len(self.runs)
+        self._view = WholeRun(loop, [[record for record in records_of(of) if record["epoch"] <= loop.epoch]
+                                     for of in self.parts])
+        self._call("on_start")
+
+    def on_step(self, loop: Loop) -> None:
+        for callback in self._steps:
+            callback.on_step(self._view)
 
     def on_epoch(self, loop: Loop) -> None:
         if loop.tested:
@@ -49,6 +92,7 @@ class Assembly(Callback):
         self._test_averages(loop.program)
         if self.board and loop.tested:
             self._show()
+        self._tell()
 
     def on_end(self, loop: Loop) -> None:
         if not loop.program.finished:                       # stopped, as all others are, after the same epoch
@@ -58,6 +102,8 @@ class Assembly(Callback):
             self._test_averages(loop.program)
             if self.board:
                 self._show()
+            self._tell()
+            self._call("on_end")
 
     def wait(self) -> None:
         """Wait until all processes have ended, at most `patience` seconds."""
@@ -83,6 +129,8 @@ class Assembly(Callback):
             run.finish("diverged" if diverged else "finished", facts(program, k))
         if self.board:
             self._show()
+        self._tell()
+        self._call("on_end")
 
     def _test_averages(self, program: Program) -> None:
         """Test the pending epochs for which all processes have written their models."""
@@ -109,6 +157,21 @@ class Assembly(Callback):
                 if self._shown[k] < record["epoch"] < end:
                     self.board.write(run.folder, record)
                     self._shown[k] = record["epoch"]
+
+    def _tell(self) -> None:
+        """Call the user's callbacks for the epochs that all processes have completed since the last time."""
+        if not self.callbacks:
+            return
+        end, told = min(self._pending, default=math.inf), len(self._view.records)
+        whole = [[record for record in records_of(parts) if record["epoch"] < end] for parts in self.parts]
+        for count in range(told + 1, min(map(len, whole)) + 1):
+            self._view.runs = [records[:count] for records in whole]
+            self._call("on_epoch")
+
+    def _call(self, event: str) -> None:
+        for callback in self.callbacks:
+            if hasattr(callback, event):
+                getattr(callback, event)(self._view)
 
     def _missing(self) -> list[Part]:
         """The parts that have not ended."""

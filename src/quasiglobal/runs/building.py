@@ -3,27 +3,83 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from quasiglobal.common.imports import imported, is_path
+from quasiglobal.common.objects import restore
 from quasiglobal.data.corpus import LENGTH, Corpus, cache_folder, check_vocabulary, tokenised
-from quasiglobal.data.dataset import Dataset, agreed
-from quasiglobal.data.sources import corpus, is_text, load
-from quasiglobal.errors import InputError
+from quasiglobal.data.sources import Dataset, Examples, agreed, corpus, is_text, load, load_table
+from quasiglobal.errors import InputError, unknown
+from quasiglobal.metrics import BUILT_IN, is_lower, percent
 from quasiglobal.models import build
 from quasiglobal.models.language.loading import language_model, tokenizer_of, vocabulary_of
 from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.metrics import ranking_of
 from quasiglobal.training.task import Task
+from quasiglobal.training.trial import made
+
+LOSSES: dict[str, Callable[..., Any]] = {
+    "cross-entropy": nn.functional.cross_entropy,
+    "mse": nn.functional.mse_loss,
+    "mae": nn.functional.l1_loss,
+    "huber": nn.functional.huber_loss,
+    "bce": nn.functional.binary_cross_entropy_with_logits,
+}
+"""Losses by name."""
 
 
 def make_task(experiment: Experiment, data: Dataset) -> Task:
-    """The experiment's model, with cross-entropy, on the data."""
-    model = partial(model_of, experiment, len(data.classes), data.shape, data.pad)
-    return Task(model, nn.functional.cross_entropy, data)
+    """The experiment's model, loss and metrics, on the data."""
+    if data.numbers:
+        data = replace(data, train=_as_columns(data.train), test=_as_columns(data.test))
+    outputs = len(data.classes) or math.prod(tree_leaves(data.train.y)[0].shape[1:])
+    model = partial(model_of, experiment, outputs, data.shape, data.pad)
+    known = experiment.loss in ("", "cross-entropy") and bool(data.classes) and not is_path(experiment.model)
+    task = Task(
+        model, loss_of(experiment, data), data, metrics=metrics_of(experiment), name=experiment.model,
+        classifies=True if known else None,
+    )
+    if not known or experiment.metric:
+        task.trial                                          # noqa: B018  (raises if the parts do not fit)
+    return task
+
+
+def loss_of(experiment: Experiment, data: Dataset) -> Callable[..., Any]:
+    """The experiment's loss; by default cross-entropy for class numbers, else the mean squared error."""
+    name = experiment.loss or ("cross-entropy" if data.classes else "mse")
+    if name in LOSSES:
+        return LOSSES[name]
+    if not is_path(name):
+        raise unknown("loss", name, [*LOSSES, "package.module:name"])
+    found = imported(name, "loss")
+    return made(found, name) if isinstance(found, type) else found
+
+
+def metrics_of(experiment: Experiment) -> dict[str, Any] | None:
+    """The experiment's metrics by name; None for the default ones."""
+    found = {}
+    for text in experiment.metric:
+        if text not in BUILT_IN and not is_path(text):
+            raise unknown("metric", text, [*BUILT_IN, "package.module:name"])
+        metric = BUILT_IN[text] if text in BUILT_IN else imported(text, "metric")
+        metric = metric() if isinstance(metric, type) else metric
+        if text not in BUILT_IN:
+            restore(text, {"name": text.rpartition(":")[2], "lower": is_lower(metric), "percent": percent(metric)})
+        found[ranking_of(text).name] = metric
+    return found or None
+
+
+def _as_columns(examples: Examples) -> Examples:
+    """Targets [m] as [m, 1], the shape of a model's outputs."""
+    return replace(examples, y=examples.y[:, None])
 
 
 def data_of(
@@ -35,7 +91,9 @@ def data_of(
     test examples, in file order.
     """
     name = name or experiment.data
-    if is_text(name):
+    if experiment.label:
+        data = load_table(name, experiment.label)
+    elif is_text(name):
         data = as_tokens(experiment, corpus(name, data_dir, testing), cache_folder())
     else:
         data = load(name, data_dir)
@@ -65,8 +123,5 @@ def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: in
         )
     if is_path(experiment.model):
         own = imported(experiment.model, "model")
-        model = copy.deepcopy(own) if isinstance(own, nn.Module) else own() if callable(own) else None
-        if not isinstance(model, nn.Module):
-            raise InputError(f"{experiment.model} is neither an nn.Module nor a function that returns one")
-        return model
+        return copy.deepcopy(own) if isinstance(own, nn.Module) else made(own, experiment.model)
     return build(experiment.model, norm=experiment.norm, width=experiment.width, classes=classes, shape=tuple(shape))

@@ -10,7 +10,7 @@ import torch
 from quasiglobal.data.partition import fingerprint
 from quasiglobal.runs.saving import Saving
 from quasiglobal.runs.store import RunFolder, Watcher
-from quasiglobal.runs.tensorboard import TensorBoard
+from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.program import Program
 
@@ -22,13 +22,13 @@ class WriteRecords(Callback):
         self.runs = runs
 
     def on_epoch(self, loop: Loop) -> None:
-        for k, record in loop.records.items():
+        for k, record in loop.latest.items():
             self.runs[k].write(record)
         for k in loop.diverged:
             self.runs[k].finish("diverged", facts(loop.program, k))
 
     def on_end(self, loop: Loop) -> None:
-        if loop.program.finished:
+        if loop.ended:
             for k in loop.going:
                 self.runs[k].finish("finished", facts(loop.program, k))
 
@@ -53,17 +53,17 @@ class Watch(Callback):
         self.runs, self.watch = runs, watch
 
     def on_epoch(self, loop: Loop) -> None:
-        self.watch([self.runs[k] for k in loop.records], list(loop.records.values()))
+        self.watch([self.runs[k] for k in loop.latest], list(loop.latest.values()))
 
 
 class WriteTensorBoard(Callback):
     """Writes the record of every epoch to TensorBoard."""
 
-    def __init__(self, runs: Sequence[RunFolder], board: TensorBoard) -> None:
+    def __init__(self, runs: Sequence[RunFolder], board: EventFiles) -> None:
         self.runs, self.board = runs, board
 
     def on_epoch(self, loop: Loop) -> None:
-        for k, record in loop.records.items():
+        for k, record in loop.latest.items():
             self.board.write(self.runs[k].folder, record)
 
 

@@ -7,6 +7,8 @@ combines the parts into the same files as the simulator's. Either engine resumes
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 from quasiglobal.engines.distributed import Meeting, all_gather, join, meet, spread
 from quasiglobal.errors import InputError
@@ -18,13 +20,24 @@ from quasiglobal.runs.participant import Participant, Seat
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched
 from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.task import Task
 
 GRACE = 60.0
 """Minimum timeout in seconds for processes to wait for each other at the start and at the end."""
 
 
-def train(experiment: Experiment, options: Options, watch: Watcher = unwatched) -> list[Run]:
-    """Train this process's nodes in the unfinished runs of an experiment; return the runs of all seeds."""
+def train(
+    experiment: Experiment,
+    options: Options,
+    watch: Watcher = unwatched,
+    task: Task | None = None,
+    callbacks: Sequence[Any] = (),
+) -> list[Run]:
+    """Train this process's nodes in the unfinished runs of an experiment; return the runs of all seeds.
+
+    `task` replaces the task that the experiment names. The user's `callbacks` run in process 0, on the records of all
+    nodes; those with the attribute `everywhere` run in every process, on the records of its nodes.
+    """
     refuse_faults(experiment)
     patience = max(options.peer_timeout, GRACE)
     meeting, rank, size = join(patience)
@@ -39,14 +52,14 @@ def train(experiment: Experiment, options: Options, watch: Watcher = unwatched) 
         trouble = tidied(runs, hosted) if rank == 0 and first else ""
         if refused := all_gather(store, "tidied", trouble, rank, size, patience)[0]:
             raise InputError(refused) if rank == 0 else SystemExit(2)      # one sentence for all processes
-        task = make_task(experiment, data_of(experiment, options.data_dir))
+        task = task or make_task(experiment, data_of(experiment, options.data_dir))
         mine = Participant(task, runs, seat, options)
         with mine.locked():
-            _train_share(mine, patience, watch)
+            _train_share(mine, patience, watch, callbacks)
     return [folder.read() for folder in folders]
 
 
-def _train_share(mine: Participant, patience: float, watch: Watcher) -> None:
+def _train_share(mine: Participant, patience: float, watch: Watcher, callbacks: Sequence[Any]) -> None:
     """Join the other processes, train to the end, and combine the parts in process 0."""
     seat, runs = mine.seat, mine.runs
     mine.engine.connect(patience=patience)
@@ -57,8 +70,10 @@ def _train_share(mine: Participant, patience: float, watch: Watcher) -> None:
         mine.resume(_agreed_epoch(seat, mine.saved, patience))
     board = mine.board() if seat.rank == 0 else None
     everybody = [seat.parts(run) for run in runs]
-    assembly = Assembly(runs, everybody, board[0] if board else None, patience)
-    ended = mine.train(watch, *([assembly] if seat.rank == 0 else []), shared=True)
+    here = [one for one in callbacks if getattr(one, "everywhere", False)]
+    of_all = [one for one in callbacks if one not in here]
+    assembly = Assembly(runs, everybody, board[0] if board else None, patience, of_all)
+    ended = mine.train(watch, *here, *([assembly] if seat.rank == 0 else []), shared=True)
     if not ended:
         mine.engine.close()
         raise KeyboardInterrupt

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.runs.building import model_of
@@ -48,9 +49,9 @@ def estimate(program: Program, folder: Path, steps: int = 3) -> Estimate:
     kept = [state.x, *program.bands.tensors(), *state.buffers.values()]
     saved = 2 * sum(tensor.nbytes for tensor in kept)
     tests, rows = program.evaluation, program.bands.rows
-    stored = (program.feed.inputs.x, tests.inputs.x, program.feed.targets, tests.targets)
+    stored = tree_leaves((program.feed.inputs.x, tests.inputs.x, program.feed.targets, tests.targets))
     times = -(-experiment.epochs // experiment.eval_every)
-    shown = times * len(tests.targets) * (rows + len(program.experiments))
+    shown = times * len(tests.data.test) * (rows + len(program.experiments))
     a_second = rows * experiment.batch / step_seconds
     result = Estimate(
         parameters=program.layout.size,

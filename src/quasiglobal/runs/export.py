@@ -19,9 +19,7 @@ from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.sources import Dataset, Examples
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
-from quasiglobal.runs import checkpoints
 from quasiglobal.runs.building import as_tokens, data_of, model_of
-from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import Run
 from quasiglobal.training.experiment import Experiment, from_mapping
 from quasiglobal.training.rows import state_dict_of
@@ -68,13 +66,7 @@ class Exported:
 
 def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
     """Export a node's model, or the average of the nodes in the run folder, from the newest checkpoint."""
-    found = checkpoints.newest(run.folder / "checkpoint")
-    if found is not None:
-        rows, nodes = found[0], list(range(len(found[0]["x"])))
-    else:
-        rows, epoch, nodes = newest_of_parts(run.folder)
-        if not epoch:
-            raise InputError(f"{run.folder} has no checkpoint yet; train it first")
+    rows, nodes = run.rows()
     if node != "average" and not (node.isdigit() and int(node) in nodes):
         raise InputError(f"node must be average or one of {nodes[0]} to {nodes[-1]}, got {node!r}")
     experiment = _in_its_terms(run, data_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from quasiglobal.common.files import alone
 from quasiglobal.runs.building import data_of, make_task
@@ -11,7 +12,7 @@ from quasiglobal.runs.callbacks import SaveCheckpoints, Watch, WriteRecords, Wri
 from quasiglobal.runs.grouping import programs
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.store import Run, RunFolder, Saved, Watcher, folders_of, unwatched
-from quasiglobal.runs.tensorboard import TensorBoard
+from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.callbacks import patient_interrupts
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import Callback, Loop
@@ -19,13 +20,20 @@ from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C stopped the training after an epoch, and everything is saved."""
+
+
 def train(
     experiment: Experiment | Sequence[Experiment],
     options: Options,
     watch: Watcher = unwatched,
     task: Task | None = None,
+    callbacks: Sequence[Any] = (),
 ) -> list[Run]:
     """Train the unfinished runs of all experiments and seeds; return all runs.
+
+    `task` replaces the task that the experiments name. `callbacks` are the user's.
 
     Compatible runs train together as rows of one program, if they fit the memory. They may differ in the seed, the
     partition, the learning rate and its schedule, the algorithm and the topology (with the same number of nodes).
@@ -41,7 +49,7 @@ def train(
             unfinished.append(folder)
         elif not run.begun:
             folder.describe()                               # `find_runs` needs experiment.json
-    board = TensorBoard() if options.tensorboard else None
+    board = EventFiles() if options.tensorboard else None
     device = choose_device(options.device)
     saved = {folder: folder.newest_locked() for folder in unfinished}
 
@@ -54,7 +62,7 @@ def train(
         program = Program(
             chosen, [run.experiment for run in group], device, recomputing=options.recompute, model=model
         )
-        _train_together(program, {run: saved.pop(run) for run in group}, options, watch, board)
+        _train_together(program, {run: saved.pop(run) for run in group}, options, watch, board, callbacks)
         before, model = chosen, program.model
         del program                                         # so that its memory can be released
     if board:
@@ -70,7 +78,12 @@ def prepare(experiment: Experiment, options: Options) -> Program:
 
 
 def _train_together(
-    program: Program, saved: dict[RunFolder, Saved], options: Options, watch: Watcher, board: TensorBoard | None
+    program: Program,
+    saved: dict[RunFolder, Saved],
+    options: Options,
+    watch: Watcher,
+    board: EventFiles | None,
+    callbacks: Sequence[Any],
 ) -> None:
     """Train runs with the same number of completed epochs as rows of one program."""
     runs = list(saved)
@@ -82,9 +95,14 @@ def _train_together(
         for run, checkpoint in saved.items():
             run.begin(checkpoint and checkpoint[1])
         boards: list[Callback] = [WriteTensorBoard(runs, board)] if board else []
-        Loop(program, [
-            WriteRecords(runs), *boards, Watch(runs, watch),
-            SaveCheckpoints(runs, options.checkpoint_seconds, noted),
-        ]).run()
+        Loop(
+            program,
+            [
+                WriteRecords(runs), *boards, Watch(runs, watch), *callbacks,
+                SaveCheckpoints(runs, options.checkpoint_seconds, noted),
+            ],
+            folders=[run.folder for run in runs],
+            history=[run.read_records() for run in runs],
+        ).run()
     if noted:                                               # also in the last epoch: start nothing else
-        raise KeyboardInterrupt
+        raise Stopped

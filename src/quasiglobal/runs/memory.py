@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from quasiglobal.algorithms import algorithm
+from quasiglobal.gradients.one_model import arguments
 from quasiglobal.gradients.precision import PRECISIONS
 from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment
@@ -50,7 +51,8 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
 
     tried = 2
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-        module(task.data.blank(tried, dtype))
+        given, named = arguments(module, task.examples(tried, dtype)[0])
+        module(*given, **named)
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     activations = sum(size for place, size in kept.items() if place not in own) * experiment.batch // tried
     tensors = 1 + _state(experiment.algorithm) + COPIES

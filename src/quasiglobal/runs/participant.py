@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from quasiglobal.common.files import alone
 from quasiglobal.engines.distributed import Distributed, Meeting
@@ -16,7 +17,7 @@ from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.parts import Part, records_of
 from quasiglobal.runs.saving import AgreedSaving, Saving
 from quasiglobal.runs.store import RunFolder, Watcher, external_fingerprint
-from quasiglobal.runs.tensorboard import TensorBoard
+from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.callbacks import patient_interrupts
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.program import Program
@@ -89,7 +90,7 @@ class Participant:
                 locks.enter_context(alone(part.folder))
             yield
 
-    def train(self, watch: Watcher, *further: Callback, shared: bool) -> bool:
+    def train(self, watch: Watcher, *further: Any, shared: bool) -> bool:
         """Train to the end with the other processes; return False if Ctrl-C, here or elsewhere, stopped it before.
 
         `shared`: whether all processes share the run folder, so that they save and stop after the same epoch.
@@ -104,8 +105,14 @@ class Participant:
                 apart, steps = len(self.seat.hosted) * self.engine.topology.period, self.program.feed.steps_per_epoch
                 saving = AgreedSaving(seconds, noted, self.runs[0].folder, apart, steps)
             share = WriteParts(self.parts, self.engine, leave_tested=shared)
-            Loop(self.program, [share, Watch(self.runs, watch), SaveParts(self.parts, saving), *further]).run()
-        return self.program.finished or bool(share.diverged)
+            loop = Loop(
+                self.program, [share, Watch(self.runs, watch), SaveParts(self.parts, saving), *further],
+                folders=[run.folder for run in self.runs],
+                history=[records_of([part]) for part in self.parts],
+            )
+            loop.end_together = saving.end if shared else None
+            loop.run()
+        return loop.ended or bool(share.diverged)
 
     def finish_alone(self) -> None:
         """Write the runs from this process's parts alone: a node with its own data has no access to other parts."""
@@ -113,11 +120,11 @@ class Participant:
             run.take_over(records_of([part]))
             run.finish(part.read_status() or "finished", facts(self.program, k))
 
-    def board(self) -> tuple[TensorBoard, WriteTensorBoard] | None:
+    def board(self) -> tuple[EventFiles, WriteTensorBoard] | None:
         """TensorBoard and its callback for the nodes here; None unless requested."""
         if not self.options.tensorboard:
             return None
-        board = TensorBoard()
+        board = EventFiles()
         return board, WriteTensorBoard(self.runs, board)
 
 
@@ -141,7 +148,7 @@ class WriteParts(Callback):
 
     def on_end(self, loop: Loop) -> None:
         for k, part in enumerate(self.parts):
-            if k in self.diverged or loop.program.finished:
+            if k in self.diverged or loop.ended:
                 part.finish("diverged" if k in self.diverged else "finished", self.engine.accounts())
 
 

@@ -28,6 +28,8 @@ class SavePlan:
     epochs: tuple[int, ...] = ()
     stop: int = 0
     """0: no stop."""
+    ends: bool = False
+    """Whether the run ends at the stop; otherwise it can be resumed."""
 
 
 def plan_path(run: Path) -> Path:
@@ -42,11 +44,18 @@ class Saving:
         """Save when the last checkpoint is `seconds` old; `noted` is the list that `patient_interrupts` yields."""
         self.seconds, self.noted = seconds, noted
         self._saved = time.monotonic()
+        self._ending = False
+
+    def end(self) -> None:
+        """End the run after this epoch, or after the next one that all processes agree on."""
+        self._ending = True
 
     def now(self, loop: Loop) -> bool:
         """Whether to save after this epoch; also stops the loop after Ctrl-C."""
-        if self.noted:
-            loop.stop()
+        if self._ending:
+            loop.end()
+        elif self.noted:
+            loop.interrupt()
         if loop.over or self._due():
             self._saved = time.monotonic()
             return True
@@ -80,11 +89,11 @@ class AgreedSaving(Saving):
         coming = [epoch for epoch in plan.epochs if epoch > loop.epoch]
         ahead = max(coming) if coming else self._ahead(loop.epoch)
         if plan.stop == loop.epoch:
-            loop.stop()
-        elif self.noted and plan.stop < loop.epoch:
-            self._write(plan, ahead, stop=ahead)
+            (loop.end if plan.ends else loop.interrupt)()
+        elif (self.noted or self._ending) and plan.stop < loop.epoch:
+            self._write(plan, ahead, stop=ahead, ends=self._ending)
         elif not coming and self._due():
-            self._write(plan, ahead, plan.stop)
+            self._write(plan, ahead, plan.stop, plan.ends)
         if loop.epoch in plan.epochs or loop.over or self.seconds == 0:
             self._saved = time.monotonic()
             return True
@@ -101,11 +110,11 @@ class AgreedSaving(Saving):
     def _read(self) -> SavePlan:
         try:
             values = read_json(self.path)
-            return SavePlan(tuple(values["epochs"]), int(values["stop"]))
+            return SavePlan(tuple(values["epochs"]), int(values["stop"]), bool(values.get("ends", False)))
         except (OSError, ValueError, KeyError, TypeError):
             return SavePlan()
 
-    def _write(self, plan: SavePlan, epoch: int, stop: int) -> None:
+    def _write(self, plan: SavePlan, epoch: int, stop: int, ends: bool) -> None:
         """Add an epoch, and remove epochs that all processes have passed."""
         recent = sorted(plan.epochs)[-KEPT:]
-        write_json(self.path, {"epochs": sorted({*recent, epoch}), "stop": stop})
+        write_json(self.path, {"epochs": sorted({*recent, epoch}), "stop": stop, "ends": ends})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +22,8 @@ from quasiglobal.runs import checkpoints
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts, parts_of, records_of
 from quasiglobal.topology import count_nodes, is_external, parse
-from quasiglobal.training.experiment import Experiment, from_mapping, setting
-from quasiglobal.training.metrics import Record, last_and_best
+from quasiglobal.training.experiment import Experiment, from_mapping, setting, stored
+from quasiglobal.training.metrics import Ranking, Record, last_and_best, ranking
 
 Saved = tuple[dict[str, Tensor], checkpoints.Progress] | None
 """The last saved rows of a run and its progress; None if nothing was saved."""
@@ -71,6 +71,22 @@ class Run:
     def status(self) -> str:
         """finished, diverged or unfinished."""
         return self.summary.status if self.summary else "unfinished"
+
+    def rows(self) -> tuple[dict[str, Tensor], list[int]]:
+        """The rows of the newest checkpoint and their nodes; raise InputError if there is none."""
+        found = checkpoints.newest(self.folder / "checkpoint")
+        if found is not None:
+            return found[0], list(range(len(found[0]["x"])))
+        rows, epoch, nodes = newest_of_parts(self.folder)
+        if not epoch:
+            raise InputError(f"{self.folder} has no checkpoint yet; train it first")
+        return rows, nodes
+
+    @property
+    def score(self) -> Ranking:
+        """The metric that ranks the run's tests."""
+        ends = self.summary and [test for test in (self.summary.last, self.summary.best) if test]
+        return ranking(self.experiment.metric, ends or self.records())
 
     def records(self) -> list[Record]:
         """One record per epoch, read from disk at the first call."""
@@ -150,7 +166,7 @@ class RunFolder:
 
     def describe(self) -> None:
         """Create the folder and write experiment.json."""
-        write_json(self.folder / "experiment.json", asdict(self.experiment))
+        write_json(self.folder / "experiment.json", stored(self.experiment))
 
     def begin(self, progress: checkpoints.Progress | None) -> None:
         """Create the folder, or truncate the records to the checkpoint that the run resumes from."""
@@ -188,7 +204,7 @@ class RunFolder:
 
     def finish(self, status: str, facts: dict[str, Any]) -> None:
         """Write the summary: the status, the last and the best test, and further facts."""
-        last, best = last_and_best(self.read_records())
+        last, best = last_and_best(self.read_records(), self.experiment.metric)
         topology = external_fingerprint(self.experiment)
         facts = facts | ({"topology": topology} if topology else {})
         write_json(self.folder / "summary.json", {"status": status, "last": last, "best": best} | facts)

@@ -9,7 +9,7 @@ from typing import Any
 from quasiglobal.errors import InputError
 
 
-class TensorBoard:
+class EventFiles:
     """Writes each run's records into its subfolder `tensorboard`, one scalar per metric and epoch."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched
 from quasiglobal.runs.sweep import sweep
 from quasiglobal.training.experiment import Experiment, spellings
-from quasiglobal.training.metrics import SCORE, number
+from quasiglobal.training.metrics import number
 
 Point = tuple[float, ...]
 """One value per tuned name, in order."""
@@ -102,9 +102,10 @@ def as_stored(experiment: Experiment, root: Path) -> Experiment:
 
 
 def score(run: Run) -> float:
-    """The score in the last test, mean over the nodes; minus infinity if the run diverged."""
-    reached = number(run.summary.last, SCORE) if run.summary and run.status == "finished" else None
-    return -math.inf if reached is None else reached
+    """The score in the last test, mean over the nodes, negative if lower is better; minus infinity if it diverged."""
+    if run.summary is None or run.status != "finished":
+        return -math.inf
+    return run.score.worth(number(run.summary.last, run.score.name))
 
 
 def best_point(scores: Mapping[Point, float]) -> Point:

@@ -29,7 +29,7 @@ class Interrupts(Callback):
 
     def on_epoch(self, loop: Loop) -> None:
         if self.noted:
-            loop.stop()
+            loop.interrupt()
 
 
 @contextmanager

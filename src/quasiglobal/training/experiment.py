@@ -19,12 +19,13 @@ from typing import Any, Literal, TypeVar
 from quasiglobal.algorithms import algorithm
 from quasiglobal.algorithms.base import checked
 from quasiglobal.algorithms.centralized import Centralized
+from quasiglobal.common.objects import facts_of, readable, restore
 from quasiglobal.engines.faults import check_probability
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.models.language.adapters import rank_of
 from quasiglobal.models.language.loading import PREFIX
 from quasiglobal.topology import count_nodes, parse
-from quasiglobal.training.schedule import scaled_lr
+from quasiglobal.training.schedule import check_schedule, scaled_lr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,10 @@ class Experiment:
     """Fractions of the run at which the learning rate is multiplied by `decay`; empty: constant."""
     decay: float = 0.1
     """Learning rate factor at each milestone."""
+    schedule: str = "steps"
+    """steps (warm-up, then milestones), cosine or linear (warm-up, then to 0), or constant (`lr` alone)."""
+    clip: float | None = None
+    """Largest norm of a node's gradient; larger gradients are scaled down. By default no limit."""
     weight_decay: float = 1e-4
     """L2 weight decay of all parameters, added to the gradient."""
     augment: bool = True
@@ -95,6 +100,12 @@ class Experiment:
     """Standard deviation of each channel; default as for mean."""
     pretrained: bool = True
     """Start an hf: model from pretrained weights; otherwise from random weights."""
+    loss: str = ""
+    """cross-entropy (default for classes), mse (for numbers), mae, huber, bce (on logits), or package.module:name."""
+    metric: tuple[str, ...] = ()
+    """Test metrics: accuracy, top5, f1, auc, mse, mae, or your own package.module:name. The first one is the score."""
+    label: str = ""
+    """Label column of a CSV table of numbers; the other columns are the input."""
     train: str = "all"
     """Parameters of an hf: model to train, gossip and save: all, head, or lora:RANK (low-rank adapters and head)."""
 
@@ -117,6 +128,9 @@ class Experiment:
                 raise InputError(f"{name} must be > 0 and finite, got {getattr(self, name):g}")
         if self.steps < 0:
             raise InputError(f"steps must be a whole number >= 0, got {self.steps}; it counts the steps per epoch")
+        if self.clip is not None and not 0 < self.clip < float("inf"):
+            raise InputError(f"clip must be > 0 and finite, got {self.clip:g}")
+        check_schedule(self.schedule)
         for name in ("drop", "churn"):
             check_probability(name, getattr(self, name))
         rank_of(self.train)
@@ -139,9 +153,10 @@ class Experiment:
         >>> Experiment(topology="ring:8", alpha=1.0).name.rpartition("-")[0]
         'digits-cnn-qg-dsgdm-n-ring8-a1-s0'
         """
-        parts = [self.data, self.model, self.algorithm, self.topology, f"a{self.alpha:g}", f"s{self.seed}"]
-        readable = "-".join(parts).replace(":", "").replace("/", "-").replace(",", "-").replace("=", "")
-        return f"{readable}-{self.hash}"
+        what = map(readable, (self.data, self.model, self.algorithm, self.topology))
+        parts = [*what, f"a{self.alpha:g}", f"s{self.seed}"]
+        text = "-".join(parts).replace(":", "").replace("/", "-").replace(",", "-").replace("=", "")
+        return f"{text}-{self.hash}"
 
     @property
     def reads_texts(self) -> bool:
@@ -171,7 +186,8 @@ their names."""
 # --------------------------------------------------------------------------------------------- comparing experiments
 
 OWN = (
-    "seed", "partition", "alpha", "lr", "warmup", "warmup_from", "milestones", "decay", "algorithm", "topology",
+    "seed", "partition", "alpha", "lr", "warmup", "warmup_from", "milestones", "decay", "schedule", "algorithm",
+    "topology",
 )
 """Fields in which the rows of one program may differ; their topologies need the same number of nodes."""
 
@@ -268,6 +284,8 @@ def from_mapping(values: dict[str, Any], source: str) -> Experiment:
     hints = _hints()
     known = [field.name for field in fields(Experiment)]
     values = dict(values)
+    for text, facts in dict(values.pop("objects", {})).items():
+        restore(text, facts)
     recipe = values.pop("recipe", None)
     if recipe is not None and recipe not in RECIPES:
         raise unknown(f"recipe in {source}", str(recipe), RECIPES)
@@ -276,6 +294,14 @@ def from_mapping(values: dict[str, Any], source: str) -> Experiment:
             raise unknown(f"key in {source}", name, [*known, "recipe"])
         values[name] = _typed(hints[name], value, f"{name} in {source}")
     return Experiment(**(RECIPES.get(recipe or "", {}) | values))
+
+
+def stored(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as JSON values, with the facts of objects that were given from Python."""
+    values = asdict(experiment)
+    texts = [one for value in values.values() for one in (value if isinstance(value, tuple) else [value])]
+    objects = {text: facts_of(text) for text in texts if isinstance(text, str) and facts_of(text)}
+    return values | ({"objects": objects} if objects else {})
 
 
 def from_toml(path: Path) -> Experiment:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from quasiglobal.data.arrays import on_device
 from quasiglobal.data.batches import Owner, Plan, step_sizes
-from quasiglobal.data.dataset import Dataset
+from quasiglobal.data.dataset import Dataset, Indices
 from quasiglobal.data.inputs import inputs_of
-from quasiglobal.data.partition import Indices
 from quasiglobal.errors import InputError
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.schedule import Schedule
+from quasiglobal.training.schedule import schedule_of
 
 FULL_GRADIENT_BATCH = 256
 """Batch size per node of a full gradient."""
@@ -36,35 +37,25 @@ class Feed:
         nodes: Sequence[int],
         device: torch.device,
         dtype: torch.dtype,
-        schedule: Callable[[int], float] | None = None,
     ) -> None:
-        """`parts` has the examples of each node of each experiment; `nodes` are the nodes hosted here.
-
-        `schedule` replaces the experiments' learning rates by a function of the step t = 1, 2, ….
-        """
+        """`parts` has the examples of each node of each experiment; `nodes` are the nodes hosted here."""
         first = experiments[0]
         self.device, self.dtype, self.nodes = device, dtype, len(nodes)
         self.inputs = inputs_of(data, data.train, device=device, dtype=dtype, moving=first.augment)
-        self.targets = data.train.y.to(device)
+        self.targets = on_device(data.train.y, device, dtype)
+        self.fresh = data.fresh
+        self._read: dict[int, Any] = {}
+        """Inputs and targets of the current step, by batch size, if they are read anew each epoch."""
         lengths = [[len(part) for part in of] for of in parts]
         if len({tuple(step_sizes(of, first.batch, first.steps)) for of in lengths}) > 1:
             raise InputError("runs that train together need the same steps per epoch; use partitions of equal sizes")
         owners = [Owner(one.seed, i, of[i]) for one, of in zip(experiments, parts, strict=True) for i in nodes]
         self.plan = Plan(owners, first.batch, self.inputs.draw, lengths[0], first.steps, self.inputs.need)
-        self.schedules: list[Callable[[int], float]] = [
-            _checked(schedule) if schedule else Schedule(
-                peak=one.peak_lr,
-                steps=self.steps_per_epoch * one.epochs,
-                warmup_steps=round(one.warmup * self.steps_per_epoch),
-                warmup_from=one.warmup_from,
-                milestones=one.milestones,
-                decay=one.decay,
-            )
-            for one in experiments
-        ]
+        self.schedules = [schedule_of(one, self.steps_per_epoch) for one in experiments]
         self.shapes: Sequence[tuple[int, ...]] = ()
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
         self.time = torch.zeros((), dtype=dtype, device=device)
+        self._epoch = 0
         self._index: Tensor | None = None
         self._moves: tuple[Tensor, ...] = ()
         self._rates = torch.zeros(self.steps_per_epoch, len(experiments), dtype=dtype, device=device)
@@ -83,7 +74,7 @@ class Feed:
     def load(self, epoch: int) -> None:
         """Draw the batches of epoch 0, 1, … and move to its first step."""
         drawn = self.plan.epoch(epoch, self.device)
-        self.shapes = drawn.shapes
+        self.shapes, self._epoch = drawn.shapes, epoch
         first = epoch * self.steps_per_epoch
         steps = range(first + 1, first + 1 + self.steps_per_epoch)
         rates = [[schedule(step) for schedule in self.schedules] for step in steps]
@@ -97,11 +88,28 @@ class Feed:
             for old, new in zip(self._moves, drawn.moves, strict=True):
                 old.copy_(new)
 
-    def batch(self, size: int, *need: int) -> tuple[Tensor, Tensor]:
+    def read(self, step: int) -> None:
+        """Read the examples of step 0, 1, … of the epoch, if they are read anew, into the same tensors."""
+        if self.fresh is None:
+            return
+        assert self._index is not None
+        size = self.plan.sizes[step]
+        rows = self._index[step, :, :size].tolist()
+        owners = [(owner.seed, owner.node) for owner in self.plan.owners]
+        found = on_device(self.fresh.batch(rows, owners, self._epoch), self.device, self.dtype)
+        if size not in self._read:
+            self._read[size] = found
+        else:
+            tree_map(lambda old, new: old.copy_(new), self._read[size], found)
+
+    def batch(self, size: int, *need: int) -> tuple[Any, Any]:
         """The inputs and targets of every row at the current step."""
         assert self._index is not None
+        if self.fresh is not None:
+            inputs, targets = self._read[size]
+            return inputs, targets
         index, *moves = (self._at_counter(values)[:, :size] for values in (self._index, *self._moves))
-        return self.inputs.show(index, *moves, *need), self.targets[index]
+        return self.inputs.show(index, *moves, *need), tree_map(lambda values: values[index], self.targets)
 
     def rate(self) -> Tensor:
         """The learning rate of the current step: a scalar if all runs share one schedule, else [rows, 1]."""
@@ -116,6 +124,8 @@ class Feed:
     @cached_property
     def everything(self) -> list[tuple[Tensor, tuple[int, ...]]]:
         """All examples of every row in batches: indices [k, size], each with the `Inputs.need` of its examples."""
+        if self.fresh is not None:
+            raise InputError("algorithms with full gradients need examples that are kept; use cache=True")
         if len({len(owner.examples) for owner in self.plan.owners}) > 1:
             raise InputError("algorithms with full gradients need nodes of equal size; use another partition")
         positions = np.stack([owner.examples for owner in self.plan.owners])
@@ -125,14 +135,3 @@ class Feed:
 
     def _at_counter(self, values: Tensor) -> Tensor:
         return values.index_select(0, self.counter)[0]
-
-
-def _checked(schedule: Callable[[int], float]) -> Callable[[int], float]:
-    """The user's schedule, with an error for rates that cannot be used."""
-    def rate(t: int) -> float:
-        value = float(schedule(t))
-        if not 0 < value < math.inf:
-            raise InputError(f"lr({t}) must be > 0 and finite, got {value}")
-        return value
-
-    return rate

@@ -1,28 +1,41 @@
-"""Metrics: every metric is named here, and nowhere else.
+"""Records of training: the names of their entries, and how the values of all nodes become one record per epoch.
 
 A process measures its own nodes (`Measures`, lists with one entry per node). `combined` merges them into one `Record`
-per epoch for all nodes of a run; records are the lines of metrics.jsonl.
+per epoch for all nodes of a run; records are the lines of metrics.jsonl. For a metric NAME of the test, a record has
+the mean over the nodes' models (NAME), NAME_std, NAME_worst, NAME_best, every node's value (NAME_nodes) and the value
+of the average of all models (NAME_averaged). If every node has its own test data, these are values on the union of the
+data; NAME_own and NAME_own_nodes are each node's on its own.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-import torch
 from torch import Tensor
 
+from quasiglobal.common.objects import facts_of
+from quasiglobal.errors import InputError
+from quasiglobal.metrics import BUILT_IN, is_lower, percent
+
 SCORE = "accuracy"
-"""Metric that ranks runs in tuning, tables and plots."""
+"""The metric of the paper's tables and figures."""
 
 WORST, BEST, AVERAGED = (f"{SCORE}_{which}" for which in ("worst", "best", "averaged"))
-"""Names of the score of the worst node, of the best node, and of the average of all nodes' models."""
+"""Names of the accuracy of the worst node, of the best node, and of the average of all nodes' models."""
+
+LOSS = "test_loss"
+"""Name of the mean loss on the test data; the score of a task without other metrics."""
 
 
 class Record(TypedDict, total=False):
-    """One epoch of a run; only tested epochs have the keys after `images_per_second`."""
+    """One epoch of a run; only tested epochs have the keys after `images_per_second`.
+
+    The entries of the accuracy and of the test loss are listed; other metrics have the same.
+    """
 
     epoch: int
     step: int
@@ -31,6 +44,7 @@ class Record(TypedDict, total=False):
     loss: float
     """Training loss, mean over the nodes; None in a file if it is not finite."""
     train_accuracy: float
+    """Only for class numbers."""
     images_per_second: float
     """Examples per second, images or not, of all runs that train together, not of this run alone."""
     accuracy: float
@@ -38,6 +52,9 @@ class Record(TypedDict, total=False):
     accuracy_std: float
     accuracy_worst: float
     accuracy_best: float
+    accuracy_nodes: list[float]
+    accuracy_own: float
+    accuracy_own_nodes: list[float]
     recall_worst: list[float | None]
     """Recall per class of the worst node; None for a class without test examples."""
     accuracy_averaged: float
@@ -51,55 +68,82 @@ class Record(TypedDict, total=False):
     """Bytes sent since the start, mean over the nodes."""
 
 
-class Measures(TypedDict, total=False):
-    """One epoch of the nodes hosted by a process."""
+Measures = dict[str, Any]
+"""One epoch of the nodes hosted by a process: lists with one value per node, named as in `Record`.
 
-    epoch: int
-    step: int
-    lr: float
-    nodes: list[int]
-    loss: list[float]
-    train_accuracy: list[float]
-    images_per_second: float
-    accuracy: list[float]
-    recall: list[list[float | None]]
-    test_loss: list[float]
-    weight_norm: list[float]
-    bytes_sent: list[float]
-    accuracy_averaged: float
-    consensus_distance: float
+Besides, `nodes` are the hosted nodes, and `metrics` maps the names of the test's metrics to whether lower is better.
+"""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The metric that ranks tests and runs: in best epochs, tuning, tables and plots."""
+
+    name: str = SCORE
+    lower: bool = False
+    """Whether lower values are better."""
+    percent: bool = True
+    """Whether values are shares, shown in per cent."""
+
+    @property
+    def title(self) -> str:
+        """Heading of a column or an axis."""
+        return f"{self.name.replace('_', ' ')}{', %' if self.percent else ''}"
+
+    @property
+    def factor(self) -> float:
+        """Factor between a value and its display."""
+        return 100.0 if self.percent else 1.0
+
+    def worth(self, value: float | None) -> float:
+        """Value in which higher is better; −∞ if it was not measured."""
+        if value is None or math.isnan(value):
+            return -math.inf
+        return -value if self.lower else value
+
+    def shown(self, value: float | None) -> str:
+        """The value as text."""
+        if value is None:
+            return ""
+        return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
+
+
+def ranking(metric: Sequence[str], records: Sequence[Mapping[str, Any]] = ()) -> Ranking:
+    """The first of an experiment's metrics; by default the accuracy if it was measured, else the test loss.
+
+    >>> ranking(["mae", "accuracy"]), ranking([], [{"test_loss": 0.5}]).title
+    (Ranking(name='mae', lower=True, percent=False), 'test loss')
+    """
+    if metric:
+        return ranking_of(metric[0])
+    if any(LOSS in record for record in records) and not any(SCORE in record for record in records):
+        return Ranking(LOSS, lower=True, percent=False)
+    return Ranking()
+
+
+def ranking_of(metric: str) -> Ranking:
+    """The name and the direction of a metric given as text: a built-in name, package.module:name or own:…"""
+    if metric in BUILT_IN:
+        return Ranking(metric, is_lower(BUILT_IN[metric]), percent(BUILT_IN[metric]))
+    facts = facts_of(metric)
+    name = facts.get("name", metric.rpartition(":")[2])
+    return Ranking(str(name), bool(facts.get("lower", False)), bool(facts.get("percent", False)))
+
+
+RESERVED = {"epoch", "step", "lr", "loss", "train_accuracy", "images_per_second", "recall_worst", "consensus_distance",
+            LOSS, "weight_norm", "effective_step", "bytes_sent", "nodes", "metrics"}
+"""Names that a metric cannot have."""
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise InputError for names that records cannot hold."""
+    endings = ("_std", "_worst", "_best", "_averaged", "_nodes", "_own")
+    for name in names:
+        if not isinstance(name, str) or not name or name in RESERVED or name.endswith(endings):
+            raise InputError(f"a metric cannot be called {name!r}, which means something else in records; rename it")
 
 
 # ---------------------------------------------------------------------------------------------- measuring
-
-
-class TestSums:
-    """Sums over test batches for each of k models, and the metrics computed from them."""
-
-    __test__ = False                                        # not a test class for pytest
-
-    def __init__(self, like: Tensor, targets: Tensor, classes: int) -> None:
-        """`like` sets k, the dtype and the device; `targets` are the targets of the whole test set."""
-        self._right, self._loss = like.new_zeros(len(like), classes), like.new_zeros(len(like))
-        self._count, self._of_class = len(targets), torch.bincount(targets, minlength=classes)
-
-    def add(self, outputs: Tensor, targets: Tensor, losses: Tensor) -> None:
-        """Add a batch: outputs [k, m, classes], targets [m], and each model's mean loss [k]."""
-        self._right.index_add_(1, targets, (outputs.argmax(dim=-1) == targets).to(self._right.dtype))
-        self._loss += losses * len(targets)
-
-    def accuracy(self) -> Tensor:
-        """Accuracy of each model, [k]."""
-        return self._right.sum(dim=1) / self._count
-
-    def measures(self, rows: slice) -> Measures:
-        """The metrics of the models in `rows`."""
-        recall = (self._right / self._of_class)[rows].tolist()
-        return {
-            "accuracy": self.accuracy()[rows].tolist(),
-            "test_loss": (self._loss / self._count)[rows].tolist(),
-            "recall": [[share if share == share else None for share in node] for node in recall],
-        }
 
 
 def measures_of_models(x: Tensor, bytes_sent: float) -> Measures:
@@ -107,9 +151,10 @@ def measures_of_models(x: Tensor, bytes_sent: float) -> Measures:
     return {"weight_norm": x.norm(dim=-1).tolist(), "bytes_sent": [bytes_sent] * len(x)}
 
 
-def measures_of_all(x: Tensor, averaged: Tensor) -> Measures:
-    """Measures over all models [n, d] of a run; `averaged` is the accuracy of their average."""
-    return {"accuracy_averaged": float(averaged), "consensus_distance": float(consensus_distance(x))}
+def measures_of_all(x: Tensor, averaged: Mapping[str, float]) -> Measures:
+    """Measures over all models [n, d] of a run; `averaged` has the metrics of their average."""
+    found = {f"{name}_averaged": value for name, value in averaged.items()}
+    return found | {"consensus_distance": float(consensus_distance(x))}
 
 
 def average(values: Tensor, dim: int) -> Tensor:
@@ -137,60 +182,60 @@ def path_length(points: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------- combining
 
-Reduction = Callable[[str, list[Any], Record], dict[str, Any]]
-"""(name of the metric, its values at all nodes, the record so far) → entries of the record."""
-
-
-def _mean(name: str, values: list[float], record: Record) -> dict[str, Any]:
-    return {name: statistics.fmean(values)}
-
-
-def _spread(name: str, values: list[float], record: Record) -> dict[str, Any]:
-    return {
-        name: statistics.fmean(values),
-        f"{name}_std": statistics.pstdev(values),
-        f"{name}_worst": min(values),
-        f"{name}_best": max(values),
-    }
-
-
-def _weight_norm(name: str, values: list[float], record: Record) -> dict[str, Any]:
-    steps = [record["lr"] / norm**2 if norm else math.inf for norm in values]
-    return {name: statistics.fmean(values), "effective_step": statistics.fmean(steps)}
-
-
-TRAINED: dict[str, Reduction] = {"loss": _mean, "train_accuracy": _mean}
-"""Metrics of every epoch, one value per node."""
-
-TESTED: dict[str, Reduction] = {
-    "accuracy": _spread, "test_loss": _mean, "weight_norm": _weight_norm, "bytes_sent": _mean,
-}
-"""Metrics of a tested epoch, one value per node."""
-
-OF_ALL = ("accuracy_averaged", "consensus_distance")
-"""Metrics of a tested epoch that need the models of all nodes: `measures_of_all`."""
-
 
 def combined(parts: Sequence[Mapping[str, Any]]) -> Record:
     """Combine the measures of all processes of a run into the epoch's record."""
     first = parts[0]
+    nodes = [node for part in parts for node in part.get("nodes", ())]
 
     def every(name: str) -> list[Any]:
-        return [value for part in parts for value in part[name]]
+        """The values of all nodes, in the order of the nodes."""
+        values = [value for part in parts for value in part[name]]
+        if len(nodes) != len(values):
+            return values
+        return [value for _, value in sorted(zip(nodes, values, strict=True), key=lambda pair: pair[0])]
 
-    record = cast(Record, {name: first[name] for name in ("epoch", "step", "lr")})
-    entries = cast(dict[str, Any], record)
-    for name, reduce in TRAINED.items():
-        entries |= reduce(name, every(name), record)
-    entries["images_per_second"] = sum(part["images_per_second"] for part in parts)
-    if all(SCORE in part for part in parts):
-        for name, reduce in TESTED.items():
-            entries |= reduce(name, every(name), record)
+    record: dict[str, Any] = {name: first[name] for name in ("epoch", "step", "lr")}
+    for name in ("loss", "train_accuracy"):
+        if name in first:
+            record[name] = statistics.fmean(every(name))
+    record["images_per_second"] = sum(part["images_per_second"] for part in parts)
+    if all(LOSS in part for part in parts):
+        for name, lower in first.get("metrics", {SCORE: False, LOSS: True}).items():
+            record |= _spread(name, every(name), lower)
+            if all(f"{name}_own" in part for part in parts):
+                own = every(f"{name}_own")
+                record |= {f"{name}_own": _mean(own), f"{name}_own_nodes": own}
         if all("recall" in part for part in parts):
             scores = every(SCORE)
-            entries["recall_worst"] = every("recall")[scores.index(min(scores))]
-        entries |= {name: part[name] for part in parts for name in OF_ALL if name in part}
-    return record
+            record["recall_worst"] = every("recall")[scores.index(min(scores))]
+        norms = every("weight_norm")
+        steps = [record["lr"] / norm**2 if norm else math.inf for norm in norms]
+        record |= {"weight_norm": statistics.fmean(norms), "effective_step": statistics.fmean(steps)}
+        record["bytes_sent"] = statistics.fmean(every("bytes_sent"))
+        record |= {name: value for part in parts for name, value in part.items() if _is_of_all(name)}
+    return cast(Record, record)
+
+
+def _spread(name: str, values: list[float], lower: bool) -> dict[str, Any]:
+    """The entries of one metric of the test."""
+    worth = Ranking(name, lower).worth
+    return {
+        name: _mean(values),
+        f"{name}_std": statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan,
+        f"{name}_worst": min(values, key=worth),
+        f"{name}_best": max(values, key=worth),
+        f"{name}_nodes": values,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
+
+
+def _is_of_all(name: str) -> bool:
+    """Whether an entry needs the models of all nodes: `measures_of_all`."""
+    return name == "consensus_distance" or name.endswith("_averaged")
 
 
 # ---------------------------------------------------------------------------------------------- reading
@@ -204,13 +249,16 @@ def number(record: Mapping[str, Any] | None, name: str) -> float | None:
 
 def tests(records: Sequence[Record]) -> list[Record]:
     """The records of tested epochs."""
-    return [record for record in records if SCORE in record]
+    return [record for record in records if LOSS in record or SCORE in record]
 
 
-def last_and_best(records: Sequence[Record]) -> tuple[Record | None, Record | None]:
-    """The records of the last test and of the test with the best score."""
+def last_and_best(records: Sequence[Record], metric: Sequence[str] = ()) -> tuple[Record | None, Record | None]:
+    """The records of the last test and of the test with the best score; `metric` are the experiment's metrics."""
     tested = tests(records)
-    return (tested[-1], max(tested, key=lambda record: record["accuracy"])) if tested else (None, None)
+    if not tested:
+        return None, None
+    score = ranking(metric, tested)
+    return tested[-1], max(tested, key=lambda record: score.worth(number(record, score.name)))
 
 
 def diverged(record: Record, bound: float = 1e4) -> bool:

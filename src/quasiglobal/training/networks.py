@@ -43,4 +43,4 @@ class Networks:
         module = self.task.module(0).to(self.device, self.dtype)
         if recomputing:
             recompute(module)
-        return StackedModel(module, self.task.loss, self.layout, self.precision, long=long)
+        return StackedModel(module, self.task.loss, self.layout, self.precision, right=self.task.right, long=long)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-from quasiglobal.data.dataset import Dataset
-from quasiglobal.data.partition import Indices, split
+from torch.utils._pytree import tree_leaves
+
+from quasiglobal.common.objects import is_own, recall
+from quasiglobal.data.dataset import Dataset, Indices
+from quasiglobal.data.partition import split
+from quasiglobal.errors import InputError
 from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment
 
@@ -15,8 +19,16 @@ DEALT: WeakKeyDictionary[Dataset, dict[tuple[str, int, float, int], list[Indices
 
 def partition_of(data: Dataset, experiment: Experiment) -> list[Indices]:
     """The training examples of each node."""
-    key = (experiment.partition, count_nodes(experiment.topology), experiment.alpha, experiment.seed)
+    nodes = count_nodes(experiment.topology)
+    for what, parts in (("train", data.parts), ("test", data.test_parts)):
+        if parts is not None and len(parts) != nodes:
+            raise InputError(f"{what} has {len(parts)} parts, but {experiment.topology} has {nodes} nodes")
+    if data.parts is not None:
+        return list(data.parts)
+    key = (experiment.partition, nodes, experiment.alpha, experiment.seed)
     dealt = DEALT.setdefault(data, {})
     if key not in dealt:
-        dealt[key] = split(key[0], data.train.y.numpy(), *key[1:], data.train.columns)
+        kind = recall(experiment.partition, "partition") if is_own(experiment.partition) else experiment.partition
+        labels = tree_leaves(data.train.y)[0].numpy()
+        dealt[key] = split(labels, nodes, kind, experiment.alpha, experiment.seed, data.train.columns)
     return dealt[key]

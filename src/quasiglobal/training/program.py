@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from quasiglobal.data.randomness import seeded
 from quasiglobal.engines.capture import Captured, overwrite
@@ -58,8 +59,8 @@ class Program:
 
     The experiments may differ in the fields `experiment.OWN`, such as the seed, the partition, the learning rate and
     the algorithm. `engine` is the simulator by default. `model` reuses the compiled kernels of an earlier program of
-    the same task. `schedule` replaces the experiments' learning rates by a function of the step t = 1, 2, ….
-    `capture` returns a `StepRunner` for in-place steps; by default it uses CUDA graphs if one GPU hosts all nodes.
+    the same task. `capture` returns a `StepRunner` for in-place steps; by default it uses CUDA graphs if one GPU hosts
+    all nodes.
     """
 
     def __init__(
@@ -71,7 +72,6 @@ class Program:
         *,
         recomputing: bool = False,
         model: StackedModel | None = None,
-        schedule: Callable[[int], float] | None = None,
         capture: Callable[[Callable[[], list[Tensor]]], StepRunner] | None = None,
     ) -> None:
         self.task, self.experiments, self.device = task, together(experiments), device
@@ -80,9 +80,7 @@ class Program:
         self.bands = Bands(self.experiments, self.layout.shared, *([engine] if engine else []))
         self.engine = self.bands.engine
         self.partitions = [partition_of(task.data, one) for one in self.experiments]
-        self.feed = Feed(
-            task.data, self.experiments, self.partitions, self.engine.nodes, device, networks.dtype, schedule
-        )
+        self.feed = Feed(task.data, self.experiments, self.partitions, self.engine.nodes, device, networks.dtype)
         x, buffers = networks.start(len(self.engine.nodes))
         self.state = ProgramState(x, buffers, loss=x.new_zeros(len(x)), right=x.new_zeros(len(x)))
         self.bands.begin_at(x)
@@ -94,7 +92,7 @@ class Program:
         self._fused = changed >= WORTH_FUSING
         long = capture is not None and changed >= WORTH_COMPILING
         self.model = model or networks.stacked(recomputing=recomputing, long=long)
-        self.evaluation = Evaluation(task.data, self.model, device, networks.dtype)
+        self.evaluation = Evaluation(task.data, task.metrics, self.model, device, networks.dtype)
 
     @property
     def experiment(self) -> Experiment:
@@ -135,7 +133,7 @@ class Program:
                 "lr": self.feed.schedules[r](done),
                 "nodes": list(self.engine.nodes),
                 "loss": [value / examples for value in loss[r]],
-                "train_accuracy": [value / examples for value in right[r]],
+                **({"train_accuracy": [value / examples for value in right[r]]} if self.task.classifies else {}),
                 "images_per_second": examples * self.bands.rows / seconds,
             }
             for r in range(len(self.experiments))
@@ -150,6 +148,7 @@ class Program:
     def advance(self, step: int) -> None:
         """Run step 0, 1, … of the epoch."""
         t, shape = self.state.epochs * self.feed.steps_per_epoch + step + 1, self.feed.shapes[step]
+        self.feed.read(step)
         with self.seeded(t):
             if self._runner is None:
                 self._step(t, *shape)
@@ -172,6 +171,7 @@ class Program:
     def gradients(self) -> Gradients:
         """The gradients of all rows on the current batch; no state changes."""
         shape = self.feed.shapes[int(self.feed.counter)]
+        self.feed.read(int(self.feed.counter))
         return self.model.gradients(self.state.x, self.state.buffers, *self.feed.batch(*shape))
 
     def seeded(self, t: int) -> AbstractContextManager[None]:
@@ -188,8 +188,9 @@ class Program:
         """Run step t on the current batch, entirely on the device."""
         state, in_place = self.state, self._runner is not None
         found = self.model.gradients(state.x, state.buffers, *self.feed.batch(size, *need))
+        g = found.g if self.experiment.clip is None else clipped(found.g, self.experiment.clip)
         state.x = self.bands.step(
-            state.x, found.g, t, self.feed.time, self.feed.rate(), self._full_gradient, in_place, self._fused
+            state.x, g, t, self.feed.time, self.feed.rate(), self._full_gradient, in_place, self._fused
         )
         if in_place:
             overwrite(list(state.buffers.values()), list(found.buffers.values()))
@@ -205,7 +206,8 @@ class Program:
         buffers = {name: value[rows] for name, value in self.state.buffers.items()}
         for positions, need in self.feed.everything:
             index = positions[rows]
-            g = self.model.gradients(x, buffers, self.feed.inputs.show(index, *need), self.feed.targets[index]).g
+            targets = tree_map(lambda values, index=index: values[index], self.feed.targets)
+            g = self.model.gradients(x, buffers, self.feed.inputs.show(index, *need), targets).g
             total += g * index.shape[1]
         return total / examples
 
@@ -224,14 +226,14 @@ class Program:
         x, buffers = self.state.x, self.state.buffers
         if everybody:
             x, buffers = self._with_averages(x), {n: self._with_averages(value) for n, value in buffers.items()}
-        sums, steps = self.evaluation(x, buffers), self.state.epochs * self.feed.steps_per_epoch
-        averaged = sums.accuracy()[runs * nodes :]
+        owners = [*self.engine.nodes] * runs + [-1] * (len(x) - runs * nodes)
+        tested, steps = self.evaluation(x, buffers, owners), self.state.epochs * self.feed.steps_per_epoch
         found: list[Measures] = []
         for r, own in enumerate(self.state.x.view(runs, nodes, -1)):
-            measures = sums.measures(slice(r * nodes, (r + 1) * nodes))
+            measures = tested.measures(slice(r * nodes, (r + 1) * nodes))
             measures |= measures_of_models(own, self.bands.bytes_per_step[r] * steps)
             if everybody:
-                measures |= measures_of_all(own, averaged[r])
+                measures |= measures_of_all(own, tested.of_model(runs * nodes + r))
             found.append(measures)
         return found
 
@@ -239,7 +241,7 @@ class Program:
         """The measures that need all models of a run; `rows` are the rows of all nodes, as returned by `rows_of`."""
         x = rows["x"].to(self.device)
         buffers = {name: average(value.to(self.device), dim=0)[None] for name, value in buffers_of(rows).items()}
-        return measures_of_all(x, self.evaluation(average(x, dim=0)[None], buffers).accuracy()[0])
+        return measures_of_all(x, self.evaluation(average(x, dim=0)[None], buffers, [-1]).of_model(0))
 
     def _with_averages(self, values: Tensor) -> Tensor:
         """All rows, followed by the mean over nodes of each experiment."""
@@ -269,3 +271,14 @@ class Program:
         self.state.buffers = {name: stacked([buffers[name] for buffers in kept]) for name in self.state.buffers}
         self.bands.restore([state_of(rows) for rows in saved], self.device)
         self.state.epochs = epochs
+
+
+def clipped(g: Tensor, largest: float) -> Tensor:
+    """Scale each row whose norm exceeds `largest` down to it, as `torch.nn.utils.clip_grad_norm_` does.
+
+    >>> clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+    tensor([[0.6000, 0.8000],
+            [0.3000, 0.4000]])
+    """
+    factor: Tensor = (largest / (g.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+    return g * factor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.training.metrics import average
@@ -41,6 +41,13 @@ def state_dict_of(rows: Mapping[str, Tensor], layout: Layout, node: int | None) 
     """The state_dict of a node's model, or of the average of all models if `node` is None."""
     chosen = {name: average(value, dim=0) if node is None else value[node] for name, value in rows.items()}
     return {name: value.contiguous() for name, value in (layout.views(chosen["x"]) | buffers_of(chosen)).items()}
+
+
+def module_of(module: nn.Module, rows: Mapping[str, Tensor], layout: Layout, node: int | None) -> nn.Module:
+    """Give a module the weights of a row, or of the average of all rows if `node` is None; in evaluation mode."""
+    state = state_dict_of(rows, layout, node)
+    module.load_state_dict(module.state_dict() | state)
+    return module.eval()
 
 
 def _with_prefix(rows: Mapping[str, Tensor], prefix: str) -> NamedRows:

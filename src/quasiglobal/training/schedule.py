@@ -1,4 +1,4 @@
-"""Learning rate schedule: warm-up, then decay at fractions of the run.
+"""Learning rate schedules: the paper's warm-up and decay at fractions of the run, cosine, linear and constant.
 
 P. Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour. 2017.
 """
@@ -6,9 +6,12 @@ P. Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour. 201
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from quasiglobal.errors import InputError
+from quasiglobal.common.objects import is_own, recall
+from quasiglobal.errors import InputError, unknown
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Schedule:
     warmup_from: float = 0.1
     milestones: tuple[float, ...] = (0.5, 0.75)
     decay: float = 0.1
+    shape: str = "steps"
+    """steps (decay at the milestones), cosine or linear (both to 0), or constant."""
 
     def __post_init__(self) -> None:
         if not 0 < self.peak < float("inf"):
@@ -39,10 +44,53 @@ class Schedule:
     def __call__(self, t: int) -> float:
         """The learning rate at step t = 1, 2, …"""
         done = t - 1
+        if self.shape == "constant":
+            return self.peak
         if done < self.warmup_steps and self.peak > self.warmup_from:
             return self.warmup_from + (self.peak - self.warmup_from) * done / self.warmup_steps
+        if self.shape != "steps":
+            return self.peak * SHAPES[self.shape](done / self.steps)
         passed = sum(done >= _nearest(fraction * self.steps) for fraction in self.milestones)
         return self.peak * self.decay**passed
+
+
+SHAPES: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+    "linear": lambda done: 1 - done,
+}
+"""Factor of the peak by the fraction of the steps that are done."""
+
+
+def check_schedule(name: str) -> None:
+    """Raise InputError for the name of an unknown schedule."""
+    if name not in SHAPES and name != "steps" and not is_own(name):
+        raise unknown("schedule", name, [*SHAPES, "steps"])
+
+
+def schedule_of(experiment: Any, steps_per_epoch: int) -> Callable[[int], float]:
+    """The learning rate of an experiment as a function of the step t = 1, 2, …"""
+    steps = steps_per_epoch * experiment.epochs
+    if not is_own(experiment.schedule):
+        return Schedule(
+            peak=experiment.peak_lr,
+            steps=steps,
+            warmup_steps=round(experiment.warmup * steps_per_epoch),
+            warmup_from=experiment.warmup_from,
+            milestones=experiment.milestones,
+            decay=experiment.decay,
+            shape=experiment.schedule,
+        )
+    factor, by_step = recall(experiment.schedule, "schedule")
+
+    def rate(t: int) -> float:
+        value = float(factor(t)) if by_step else experiment.peak_lr * float(factor((t - 1) / steps))
+        if not 0 < value < math.inf:
+            what = f"lr({t})" if by_step else f"the learning rate at {(t - 1) / steps:g} of the run"
+            raise InputError(f"{what} must be > 0 and finite, got {value}")
+        return value
+
+    return rate
 
 
 def _nearest(number: float) -> int:

@@ -1,30 +1,79 @@
-"""Learning task: a model, a loss and data."""
+"""Learning task: a model, a loss, data and metrics."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
 
+from quasiglobal.data.arrays import on_device
 from quasiglobal.data.dataset import Dataset
-from quasiglobal.gradients.one_model import Loss
+from quasiglobal.data.inputs import inputs_of
+from quasiglobal.data.own import Columns, dataset_of
+from quasiglobal.errors import InputError
+from quasiglobal.gradients.one_model import Loss, Right
+from quasiglobal.metrics import accuracy, name_of
+from quasiglobal.training.metrics import SCORE, check_names
+from quasiglobal.training.trial import Trial, made, tried
 
 
-@dataclass(frozen=True)
 class Task:
-    """A model, a loss and data.
+    """A model, a loss, data and metrics: anything that PyTorch can train.
 
-    `model` is an `nn.Module`, whose weights are the initial weights of every node, or a function that returns a module
-    and is called with torch seeded by the run's seed. `loss(output, target)` is the mean over a batch, in training and
-    in tests.
+    Args:
+        model: an `nn.Module`, whose weights are the initial weights of every node, or a function without arguments
+            that returns a module and is called with torch seeded by the run's seed. Inputs that are a tuple or a dict
+            are passed as the arguments of `forward` if it takes them, otherwise as one argument.
+        loss: loss(output, target), a function or module that returns one number, the mean over a batch.
+        train: a map-style `torch.utils.data.Dataset` of (input, target); a pair (x, y) of tensors or NumPy arrays; a
+            Hugging Face `datasets.Dataset`, with `columns`; a data set of `qg.data.load`; or a list with one of these
+            for each node, of any sizes. An input is a tensor, a tuple or a dict of tensors; a target is any tensor or
+            number. Nothing is normalised.
+        test: the test data, likewise; a list has the test data of each node. Without it a fixed fifth of the training
+            examples is held out, of each node's part if `train` is a list; a data set of `qg.data.load` has its own.
+        metrics: names and metrics: functions (output, target) → one number per example; objects with `update(output,
+            target)`, `compute()` and `reset()`, as in torchmetrics; or those in `qg.metrics`. The first is the score.
+            By default the accuracy if the targets are class numbers; otherwise the test loss is the score.
+        cache: read a Dataset once and keep it. False: call `__getitem__` anew in each epoch, with the random generators
+            of torch, NumPy and Python seeded by (seed, node, epoch, index). Test examples are read once in any case.
+        columns: names of the input and the target in examples that are dicts, such as ("image", "label"). Several
+            inputs, (("image", "age"), "label"), become a dict.
+
+    >>> import torch, quasiglobal as qg
+    >>> x = torch.randn(100, 3)
+    >>> task = qg.Task(torch.nn.Linear(3, 1), torch.nn.functional.mse_loss, (x, x.sum(dim=1, keepdim=True)))
+    >>> task
+    <Task: Linear, mse_loss, 80 training examples, 20 test examples, score test_loss>
     """
 
-    model: nn.Module | Callable[[], nn.Module]
-    loss: Loss
-    data: Dataset
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        loss: Loss,
+        train: Any,
+        test: Any = None,
+        metrics: Mapping[str, Any] | None = None,
+        cache: bool = True,
+        columns: Columns = None,
+        *,
+        name: str = "",
+        classifies: bool | None = None,
+    ) -> None:
+        """`name` is the model's in messages. `classifies`: whether outputs are classes, by default found by a trial."""
+        self.model, self.loss = model, loss
+        self.name = name or (type(model).__name__ if isinstance(model, nn.Module) else name_of(model))
+        if not callable(loss):
+            raise InputError(f"the loss must be a function or module of (output, target), got {loss!r}")
+        self.data: Dataset = dataset_of(train, test, columns, cache)
+        self._metrics, self._classifies = _named(metrics), classifies
+
+    def __repr__(self) -> str:
+        examples = f"{len(self.data.train)} training examples, {len(self.data.test)} test examples"
+        return f"<Task: {self.name}, {name_of(self.loss)}, {examples}, score {self.score}>"
 
     def module(self, seed: int) -> nn.Module:
         """A new copy of the model with its initial weights."""
@@ -32,4 +81,65 @@ class Task:
             return copy.deepcopy(self.model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.model()
+            return made(self.model, self.name)
+
+    @cached_property
+    def trial(self) -> Trial:
+        """The result of a trial on two examples; raises InputError if model, loss, data and metrics do not fit."""
+        return tried(
+            self.module(0), self.loss, *self.examples(), self._metrics or {}, name=self.name, data=self.data
+        )
+
+    @property
+    def classifies(self) -> bool:
+        """Whether the targets are class numbers and the outputs one number per class."""
+        return self.trial.classifies if self._classifies is None else self._classifies
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The metrics of the test by name; the first is the score. Empty: the test loss is."""
+        if self._metrics is not None:
+            return self._metrics
+        return {SCORE: accuracy} if self.classifies else {}
+
+    @property
+    def given_metrics(self) -> dict[str, Any]:
+        """The metrics that the user named; empty if there are only the default ones."""
+        return self._metrics or {}
+
+    @property
+    def score(self) -> str:
+        """Name of the metric that ranks tests."""
+        return next(iter(self.metrics), "test_loss")
+
+    @property
+    def right(self) -> Right | None:
+        """Accuracy of a training example; None if the outputs are not classes."""
+        return accuracy if self.classifies else None
+
+    def examples(self, count: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+        """The first training examples as inputs and targets on the CPU."""
+        data = self.data
+        first = torch.arange(min(count, len(data.train)))
+        few = data.train.at(first.numpy())
+        return inputs_of(data, few, device=torch.device("cpu"), dtype=dtype).show(first), on_device(few.y, None, dtype)
+
+
+def _named(metrics: Any) -> dict[str, Any] | None:
+    """Metrics by name; one metric, or a list of them, is named after itself."""
+    if metrics is None:
+        return None
+    if not isinstance(metrics, Mapping):
+        several = metrics if isinstance(metrics, list | tuple) else [metrics]
+        metrics = {name_of(metric): metric for metric in several}
+    check_names(list(metrics))
+    for name, metric in metrics.items():
+        if isinstance(metric, type):
+            raise InputError(f"metric {name!r} is a class; give an instance, {metric.__name__}()")
+        if not callable(metric) and not all(hasattr(metric, needed) for needed in ("update", "compute", "reset")):
+            raise InputError(
+                f"metric {name!r} is a {type(metric).__name__}; it needs to be a function (output, target) → one "
+                "number per example, or an object with update, compute and reset"
+            )
+    return dict(metrics)
+

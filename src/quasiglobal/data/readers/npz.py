@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from quasiglobal.data.dataset import Examples, Splits, fits, held_out, labelled, reading
@@ -31,7 +30,7 @@ def read(path: Path, memory_limit: float) -> Splits:
         tests = {name.removesuffix("_test"): a for name, a in content.items() if _is_test(name)}
         test = _examples(path, tests, suffix="_test")
     else:
-        train, test = (_take(train, cut) for cut in held_out(len(train), path))
+        train, test = (train.at(cut) for cut in held_out(len(train), path))
     classes = 1 + max(int(train.y.max()), int(test.y.max()))
     return Splits(train, test, tuple(str(k) for k in range(classes)))
 
@@ -46,12 +45,6 @@ def arrays(path: Path, memory_limit: float) -> dict[str, NDArray[Any]]:
 
 def _is_test(name: str) -> bool:
     return name.endswith("_test")
-
-
-def _take(examples: Examples, rows: NDArray[np.int64]) -> Examples:
-    at = torch.from_numpy(rows)
-    columns = {name: column[rows] for name, column in examples.columns.items()}
-    return Examples(examples.x[at], examples.y[at], columns)
 
 
 def _examples(path: Path, content: dict[str, NDArray[Any]], suffix: str = "") -> Examples:

@@ -146,7 +146,7 @@ class LabelledTexts:
 
 def _table(path: Path, memory_limit: float) -> LabelledTexts:
     """Read a file; check that every row has a label and a text."""
-    with _lines(path) as lines:
+    with lines_of(path, "a CSV file of texts") as lines:
         first = next(lines, None)
         if first is None:
             raise InputError(f"{path} holds no rows")
@@ -186,10 +186,10 @@ def _table(path: Path, memory_limit: float) -> LabelledTexts:
 
 
 @contextmanager
-def _lines(path: Path) -> Iterator[Iterator[tuple[int, list[str]]]]:
+def lines_of(path: Path, what: str) -> Iterator[Iterator[tuple[int, list[str]]]]:
     """Iterate over (line number, cells): the line in which each row ends; empty lines are skipped."""
     tabs = any(ending == ".tsv" for ending in path.suffixes)
-    with opened(path, "a CSV file of texts") as content:
+    with opened(path, what) as content:
         text = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
         reader = csv.reader(text, csv.excel_tab, quoting=csv.QUOTE_NONE) if tabs else csv.reader(text, strict=True)
         yield ((reader.line_num, cells) for cells in reader if cells)

@@ -7,7 +7,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from quasiglobal.gradients.kernels.program import StackedProgram, stacked_program
-from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel
+from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree, in_dtype
 from quasiglobal.gradients.routes import Compiled
 
 
@@ -18,17 +18,17 @@ class Kernels(Compiled):
         super().__init__(one)
         self.programs: dict[object, StackedProgram | None] = {}
 
-    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tensor, targets: Tensor) -> Gradients:
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         program = self._stacked(x, buffers, inputs)
         if program is None:
             return super().gradients(x, buffers, inputs, targets)
         with self.one.autocast(x.device):
             outputs, after, gradient = program(x, buffers, inputs)
-        losses, right = vmap(self.one.score)(outputs.to(x.dtype), targets)
+        losses, right = vmap(self.one.score)(in_dtype(outputs, x.dtype), targets)
         return Gradients(losses.detach(), right, gradient(losses.sum()), after)
 
-    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> Tensor:
-        if inputs.ndim != IMAGES:
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+        if not _are_images(inputs):
             return super().outputs(x, buffers, inputs)
         batches = len(inputs)                               # each batch gets its own copy of the models
         models, own = tree_map(lambda values: values.repeat_interleave(batches, dim=0), (x, buffers))
@@ -38,11 +38,11 @@ class Kernels(Compiled):
             return super().outputs(x, buffers, inputs)
         with self.one.autocast(x.device):
             outputs, _, _ = program(models, own, shown)
-        return outputs.view(len(x), batches, *outputs.shape[1:])
+        return tree_map(lambda values: values.view(len(x), batches, *values.shape[1:]), outputs)
 
-    def _stacked(self, x: Tensor, buffers: Buffers, inputs: Tensor) -> StackedProgram | None:
+    def _stacked(self, x: Tensor, buffers: Buffers, inputs: Tree) -> StackedProgram | None:
         """The program for a shape, built at its first call; None if none can be built."""
-        if inputs.ndim != IMAGES:
+        if not _are_images(inputs):
             return None
         module = self.one.module
         key = (module.training, inputs.shape, inputs.dtype)
@@ -53,3 +53,7 @@ class Kernels(Compiled):
 
 IMAGES = 5
 """Dimensions of stacked images: model, example, channel, height, width."""
+
+
+def _are_images(inputs: Tree) -> bool:
+    return isinstance(inputs, Tensor) and inputs.ndim == IMAGES

@@ -32,7 +32,7 @@ def who_holds_what(data: str, nodes: int, alpha: float, data_dir: Path | None) -
     """Number of examples by node and class in the partition of seed 0."""
     found = raw(data, data_dir)
     labels = found.train.y.numpy()
-    parts = split("dirichlet", labels, nodes, alpha, 0, found.train.columns)
+    parts = split(labels, nodes, "dirichlet", alpha, 0, found.train.columns)
     return class_counts(parts, labels, len(found.classes))
 
 

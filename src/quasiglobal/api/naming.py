@@ -1,0 +1,120 @@
+"""The experiment of a task: every object that a user gives is named by a text with a digest of its content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from quasiglobal import algorithms, topology
+from quasiglobal.common.fingerprint import fingerprint
+from quasiglobal.common.mixing import entries
+from quasiglobal.common.objects import remember
+from quasiglobal.errors import InputError
+from quasiglobal.metrics import BUILT_IN, is_lower, name_of, percent
+from quasiglobal.runs.building import LOSSES
+from quasiglobal.training.experiment import Experiment, from_mapping
+from quasiglobal.training.task import Task
+
+LIST = "list"
+"""Text of the partition of data that came as one data set per node."""
+
+
+def experiment_of(task: Task, algorithm: Any, graph: Any, values: dict[str, Any]) -> Experiment:
+    """The experiment that trains a task; `values` are further fields, with objects or functions for some."""
+    values = dict(values)
+    schedule = _schedule(values)
+    named = {
+        "data": _data(task),
+        "model": remember(task.name, fingerprint(task.module(0), task.model), None),
+        "loss": _loss(task),
+        "metric": tuple(_metric(name, metric) for name, metric in task.given_metrics.items()),
+        "algorithm": algorithms.text_of(algorithm),
+        "topology": _topology(graph),
+        "partition": _partition(task, values.pop("partition", None), "alpha" in values),
+    }
+    return from_mapping(values | named | schedule, "qg.train")
+
+
+def _data(task: Task) -> str:
+    data = task.data
+    if not data.own:
+        return data.name
+    content = (data.train.x, data.train.y, data.test.x, data.test.y, data.parts, data.test_parts, data.mean, data.std)
+    sources = data.fresh.sources if data.fresh else ()
+    return remember(data.name, fingerprint(content, sources), None, train=len(data.train), test=len(data.test))
+
+
+def _loss(task: Task) -> str:
+    default = "cross-entropy" if task.data.classes else "mse"
+    known = next((name for name, loss in LOSSES.items() if loss is task.loss), None)
+    if known is not None:
+        return "" if known == default else known
+    return remember(name_of(task.loss), fingerprint(task.loss), None)
+
+
+def _metric(name: str, metric: Any) -> str:
+    if BUILT_IN.get(name) is metric:
+        return name
+    return remember(name, fingerprint(metric), None, name=name, lower=is_lower(metric), percent=percent(metric))
+
+
+def _topology(given: Any) -> str:
+    """The text from which `topology.parse` returns an equal topology, elsewhere from its stored weights."""
+    if isinstance(given, str):
+        return given
+    if isinstance(given, os.PathLike):
+        return f"file:{os.fspath(given)}"
+    graph = topology.parse(given)
+    try:
+        if topology.parse(graph.name) == graph:
+            return graph.name
+    except InputError:                                      # its name is not one of ours
+        pass
+    return remember(graph.name, graph.fingerprint, graph, n=graph.n, weights=[entries(W) for W in graph.matrices])
+
+
+def _partition(task: Task, partition: Any, has_alpha: bool) -> str:
+    if task.data.parts is not None:
+        if partition is not None or has_alpha:
+            raise InputError("train is a list, so nothing is split; leave out partition and alpha")
+        return LIST
+    if partition is None:
+        return "dirichlet" if has_alpha else "iid"
+    if isinstance(partition, str):
+        return partition
+    if not callable(partition):
+        raise InputError(f"partition must be a text or a function (targets, n, rng), got {partition!r}")
+    return remember(name_of(partition), fingerprint(partition), partition)
+
+
+def _schedule(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the learning rate schedule; removes the functions among `values`."""
+    lr, schedule = values.get("lr"), values.pop("schedule", "constant")
+    for name, needed in (("decay", "milestones"), ("warmup_from", "warmup")):
+        if name in values and needed not in values and "recipe" not in values:
+            raise InputError(f"{name} has no effect without {needed}; give both, or leave out {name}")
+    asked = {"warmup", "milestones", "recipe"} & values.keys()
+    if callable(lr):
+        if asked or schedule != "constant":
+            raise InputError("lr is a function of the step; leave out schedule, warmup, milestones and recipe")
+        values.pop("lr")
+        return {"schedule": _function(lr, by_step=True)}
+    if callable(schedule):
+        if asked:
+            raise InputError("schedule is a function; leave out warmup, milestones and recipe")
+        return {"schedule": _function(schedule, by_step=False)}
+    if "recipe" in values:
+        return {} if schedule == "constant" else {"schedule": schedule}
+    if schedule == "constant" and not asked:
+        return {"schedule": "constant", "warmup": 0.0, "milestones": ()}
+    rest = {"warmup": values.get("warmup", 0.0), "milestones": values.get("milestones", ())}
+    if schedule == "steps" and not asked:
+        rest = {}                                           # the paper's
+    elif schedule not in ("constant", "steps") and "milestones" in values:
+        raise InputError(f"milestones belong to schedule='steps'; leave them out with {schedule!r}")
+    return rest | {"schedule": "steps" if schedule == "constant" else schedule}
+
+
+def _function(function: Callable[[float], float], by_step: bool) -> str:
+    return remember(name_of(function), fingerprint(function, by_step), (function, by_step))

@@ -1,0 +1,43 @@
+"""Train a task's experiment in memory, in run folders or over processes, and return the result of `qg.train`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from quasiglobal.api.progress import progress
+from quasiglobal.api.trained import Trained, TrainedRun
+from quasiglobal.errors import InputError
+from quasiglobal.runs import distributed, in_memory, local
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import folders_of
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.task import Task
+
+
+def trained(task: Task, experiment: Experiment, options: Options, callbacks: Sequence[Any], keep: bool) -> Trained:
+    """Train all seeds; `keep` writes run folders."""
+    if options.engine == "distributed":
+        if not keep:
+            raise InputError("engine='distributed' needs runs=…, a folder that all processes share")
+        distributed.train(experiment, options, task=task, callbacks=callbacks)
+        return _from_folders(task, experiment, options)
+    with progress(experiment) as bar:
+        if not keep:
+            found = in_memory.train(task, experiment, options, [*callbacks, bar])
+            return Trained([TrainedRun(records, one, task, partial(dict, rows)) for one, records, rows in found])
+        try:
+            local.train(experiment, options, task=task, callbacks=[*callbacks, bar])
+        except local.Stopped:
+            warnings.warn("stopped by Ctrl-C; the same call resumes", stacklevel=3)
+    return _from_folders(task, experiment, options)
+
+
+def _from_folders(task: Task, experiment: Experiment, options: Options) -> Trained:
+    runs = [folder.read() for folder in folders_of(experiment, options)]
+    return Trained([
+        TrainedRun(run.records(), run.experiment, task, lambda run=run: run.rows()[0], run.folder)      # type: ignore[misc]
+        for run in runs
+    ])

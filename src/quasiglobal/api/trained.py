@@ -1,0 +1,86 @@
+"""Result of `qg.train`: the records and the models of every seed."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+
+from torch import nn
+
+from quasiglobal.gradients.layout import Layout
+from quasiglobal.report import plots
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.metrics import Ranking, Record, number, ranking, tests
+from quasiglobal.training.rows import NamedRows, module_of
+from quasiglobal.training.task import Task
+
+
+class TrainedRun(list[Record]):
+    """The records of one seed, a list with one entry per epoch, and its models."""
+
+    def __init__(
+        self, records: Sequence[Record], experiment: Experiment, task: Task, rows: Callable[[], NamedRows],
+        folder: Path | None = None,
+    ) -> None:
+        """`rows` returns the models of all nodes; `folder` is the run folder, if there is one."""
+        super().__init__(records)
+        self.experiment, self.folder = experiment, folder
+        self._task, self._rows = task, rows
+
+    @property
+    def records(self) -> list[Record]:
+        """The records as in metrics.jsonl."""
+        return self
+
+    def model(self, node: int | None = None) -> nn.Module:
+        """A copy of the module with the parameters and buffers of a node, or with the average over all nodes."""
+        module = self._task.module(0)
+        return module_of(module, self._rows(), Layout.of_experiment(module, self.experiment.bn), node)
+
+    def average(self) -> nn.Module:
+        """A copy of the module with the average of all nodes' parameters and buffers."""
+        return self.model(None)
+
+
+class Trained:
+    """Result of `qg.train`. `records`, `model` and `average` are of the first seed, `runs[k]` has those of seed k."""
+
+    def __init__(self, runs: Sequence[TrainedRun]) -> None:
+        self.runs = list(runs)
+
+    @property
+    def records(self) -> list[Record]:
+        """The record of every epoch of the first seed."""
+        return self.runs[0]
+
+    @property
+    def score(self) -> Ranking:
+        """The metric that ranks tests."""
+        return ranking(self.runs[0].experiment.metric, self.records)
+
+    def model(self, node: int | None = None) -> nn.Module:
+        """The model of a node, or the average over all nodes."""
+        return self.runs[0].model(node)
+
+    def average(self) -> nn.Module:
+        """The average of all nodes' models."""
+        return self.runs[0].average()
+
+    def __repr__(self) -> str:
+        one, score = self.runs[0].experiment, self.score
+        ends = [number(test, score.name) for run in self.runs for test in tests(run)[-1:]]
+        last = [value for value in ends if value is not None]
+        seeds = f"{len(self.runs)} seed{'s' if len(self.runs) > 1 else ''}"
+        reached = f", {score.title} {score.shown(statistics.fmean(last))}" if last else ""
+        return f"<Trained: {one.algorithm} on {one.topology}, {len(self.records)} epochs, {seeds}{reached}>"
+
+    def _repr_html_(self) -> str:
+        """The curves of the score and of the training loss, for notebooks."""
+        drawn = io.StringIO()
+        algorithm = self.runs[0].experiment.algorithm
+        figure = plots.draw_curves({algorithm: self.runs}, [algorithm], self.score)
+        figure.savefig(drawn, format="svg")
+        return f"<p>{escape(repr(self))}</p>{drawn.getvalue()[drawn.getvalue().index('<svg'):]}"

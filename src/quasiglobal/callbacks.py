@@ -1,0 +1,251 @@
+"""Callbacks for `qg.train(…, callbacks=[…])`: trackers, files, the best models, and an early end.
+
+A callback is an object with any of the methods on_start, on_step, on_epoch and on_end. Each is called with one
+argument, `run`: `run.records` (the records of the first seed so far), `run.runs[k]` (of seed k), `run.epoch`,
+`run.step`, `run.model(i)` (a copy of node i's model), `run.average()` and `run.stop()`.
+
+>>> class Print:
+...     def on_epoch(self, run):
+...         print(run.epoch, round(run.records[-1]["loss"], 3))
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from quasiglobal.common.files import read_json, write_csv, write_json, write_tensors
+from quasiglobal.errors import InputError
+from quasiglobal.runs.tensorboard import EventFiles
+from quasiglobal.training.metrics import Ranking, Record, number, tests
+from quasiglobal.training.rows import state_dict_of
+
+__all__ = ["CSV", "EarlyStopping", "KeepBest", "MLflow", "TensorBoard", "WandB"]
+
+
+class TensorBoard:
+    """Writes every number of the records for TensorBoard: into each run folder, or into `folder`."""
+
+    def __init__(self, folder: str | os.PathLike[str] = "tensorboard") -> None:
+        """`folder` is used if the training has no run folders."""
+        self.folder = Path(folder)
+        self._files = EventFiles()
+
+    def on_epoch(self, run: Any) -> None:
+        """Write the epoch's records."""
+        for k, record in run.latest.items():
+            self._files.write(run.folders[k] if run.folders else self.folder / _name(run, k), record)
+
+    def on_end(self, run: Any) -> None:
+        """Close the files."""
+        self._files.close()
+
+
+class CSV:
+    """Writes the records as a CSV file: records.csv in each run folder, or `path`. Lists are JSON."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = None if path is None else Path(path)
+
+    def on_epoch(self, run: Any) -> None:
+        """Write all records so far, atomically."""
+        for k, records in enumerate(run.runs):
+            if records:
+                columns = list(dict.fromkeys(name for record in records for name in record))
+                rows = [{name: _cell(record.get(name)) for name in columns} for record in records]
+                write_csv(self._path(run, k), rows)
+
+    def _path(self, run: Any, k: int) -> Path:
+        if self.path is None:
+            return run.folders[k] / "records.csv" if run.folders else Path(f"{_name(run, k)}.csv")
+        several = len(run.runs) > 1
+        return self.path.with_stem(f"{self.path.stem}-s{_experiment(run, k).seed}") if several else self.path
+
+
+class WandB:
+    """Logs the records to Weights & Biases, one of its runs per seed; a resumed training continues its run.
+
+    `settings` are further arguments of `wandb.init`, such as mode="offline".
+    """
+
+    def __init__(self, project: str = "quasiglobal", **settings: Any) -> None:
+        self.project, self.settings = project, settings
+        self._wandb = _package("wandb", "wandb")
+        self._runs: list[Any] = []
+
+    def on_start(self, run: Any) -> None:
+        """Start a run for each seed."""
+        self._runs = [
+            self._wandb.init(**({
+                "project": self.project, "name": _name(run, k), "id": _name(run, k)[-64:], "resume": "allow",
+                "config": asdict(_experiment(run, k)), "reinit": "create_new",
+            } | self.settings))
+            for k in range(len(run.runs))
+        ]
+
+    def on_epoch(self, run: Any) -> None:
+        """Log the epoch's records."""
+        for k, record in run.latest.items():
+            self._runs[k].log(_numbers(record), step=record["epoch"])
+
+    def on_end(self, run: Any) -> None:
+        """Finish the runs."""
+        for one in self._runs:
+            one.finish()
+
+
+class MLflow:
+    """Logs the records to MLflow, one of its runs per seed; a resumed training continues its run.
+
+    `uri` is the tracking server or folder, by default MLflow's own setting.
+    """
+
+    def __init__(self, experiment: str = "quasiglobal", uri: str | None = None) -> None:
+        self.experiment = experiment
+        mlflow = _package("mlflow", "mlflow")
+        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        self._metric = import_module("mlflow.entities").Metric
+        self._ids: list[str] = []
+
+    def on_start(self, run: Any) -> None:
+        """Start or find a run for each seed."""
+        client = self._client
+        found = client.get_experiment_by_name(self.experiment)
+        where = found.experiment_id if found else client.create_experiment(self.experiment)
+        self._ids = []
+        for k in range(len(run.runs)):
+            name = _name(run, k)
+            earlier = client.search_runs([where], f"attributes.run_name = '{name}'") if run.runs[k] else []
+            one = earlier[0] if earlier else client.create_run(where, run_name=name)
+            self._ids.append(one.info.run_id)
+            if not earlier:
+                for field, value in asdict(_experiment(run, k)).items():
+                    client.log_param(one.info.run_id, field, value)
+
+    def on_epoch(self, run: Any) -> None:
+        """Log the epoch's records."""
+        for k, record in run.latest.items():
+            values = [self._metric(name, value, 0, record["epoch"]) for name, value in _numbers(record).items()]
+            self._client.log_batch(self._ids[k], metrics=values)
+
+    def on_end(self, run: Any) -> None:
+        """End the runs."""
+        for one in self._ids:
+            self._client.set_terminated(one)
+
+
+class KeepBest:
+    """Keeps each node's best model, by its score on its own test data, or on all test data if it has none of its own.
+
+    With run folders, the models are in `best/`: a safetensors state_dict per node, with its epoch and value in a JSON
+    file beside it. Otherwise they are in `models[k][node]`, as state_dicts.
+    """
+
+    everywhere = True
+    """Over processes, every process keeps the models of its nodes."""
+
+    def __init__(self, metric: str | None = None, lower: bool = False) -> None:
+        """`metric` is a name in the records, by default the score; `lower` says whether its lower values are better."""
+        self.metric, self.lower = metric, lower
+        self.best: list[dict[int, tuple[int, float]]] = []
+        """For each seed: the epoch and the value of each node's best model."""
+        self.models: list[dict[int, dict[str, Tensor]]] = []
+        """For each seed without a run folder: the state_dict of each node's best model."""
+
+    def on_start(self, run: Any) -> None:
+        """Continue from the models that a stopped run has kept."""
+        self.models = [{} for _ in run.runs]
+        self.best = [{} for _ in run.runs]
+        for k, folder in enumerate(run.folders):
+            for node in run.program.engine.nodes if run.runs[k] else ():
+                path = _note(folder, node)
+                if path.exists():
+                    note = read_json(path)
+                    if note["epoch"] <= run.epoch:
+                        self.best[k][node] = note["epoch"], note["value"]
+
+    def on_epoch(self, run: Any) -> None:
+        """Keep the models that are better than before."""
+        score = run.score if self.metric is None else Ranking(self.metric, self.lower)
+        for k, record in run.latest.items():
+            values = record.get(f"{score.name}_own_nodes") or record.get(f"{score.name}_nodes") or ()
+            nodes = run.program.engine.nodes
+            better = [
+                (node, value) for node, value in zip(nodes, values, strict=False)
+                if node not in self.best[k] or score.worth(value) > score.worth(self.best[k][node][1])
+            ]
+            rows = run.program.rows_of(k) if better else {}
+            for node, value in better:
+                self.best[k][node] = run.epoch, value
+                state = state_dict_of(rows, run.program.layout, nodes.index(node))
+                if run.folders:
+                    path = _note(run.folders[k], node)
+                    write_tensors(path.with_suffix(".safetensors"), state)
+                    write_json(path, {"node": node, "epoch": run.epoch, "metric": score.name, "value": value})
+                else:
+                    self.models[k][node] = state
+
+
+class EarlyStopping:
+    """Ends the training if the score has not improved in the last `patience` tests, with any seed."""
+
+    def __init__(
+        self, patience: int = 5, min_delta: float = 0.0, metric: str | None = None, lower: bool = False
+    ) -> None:
+        """`min_delta` is the smallest improvement that counts; `metric` and `lower` as in `KeepBest`."""
+        if patience < 1:
+            raise InputError(f"patience must be >= 1 tests, got {patience}")
+        self.patience, self.min_delta, self.metric, self.lower = patience, min_delta, metric, lower
+
+    def on_epoch(self, run: Any) -> None:
+        """End the run if no seed improved."""
+        score = run.score if self.metric is None else Ranking(self.metric, self.lower)
+        if all(self._is_stuck(records, score) for records in run.runs):
+            run.stop()
+
+    def _is_stuck(self, records: Sequence[Record], score: Ranking) -> bool:
+        worth = [score.worth(number(test, score.name)) for test in tests(records)]
+        if len(worth) <= self.patience:
+            return False
+        before, since = worth[: -self.patience], worth[-self.patience :]
+        return max(since) <= max(before) + self.min_delta
+
+
+def _experiment(run: Any, k: int) -> Any:
+    return run.program.experiments[k]
+
+
+def _name(run: Any, k: int) -> str:
+    name: str = _experiment(run, k).name
+    return name
+
+
+def _note(folder: Path, node: int) -> Path:
+    return folder / "best" / f"node-{node}.json"
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a record; lists are left out."""
+    return {
+        name: float(value) for name, value in record.items()
+        if isinstance(value, int | float) and name != "epoch" and math.isfinite(value)
+    }
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list) else "" if value is None else value
+
+
+def _package(name: str, extra: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise InputError(f"{name} is not installed: pip install 'quasiglobal[{extra}]'") from None

@@ -1,0 +1,320 @@
+"""Data that a user gives in Python: torch Datasets, arrays, Hugging Face data sets, or a list with one per node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, IterableDataset
+
+from quasiglobal.data.dataset import Dataset, Examples, Indices, described, held_out, moments
+from quasiglobal.data.fresh import Fresh, restored_generators
+from quasiglobal.errors import InputError
+
+Columns = tuple[Any, Any] | None
+"""Names of the input and the target in examples that are dicts; the input may be several names."""
+
+NEEDED = (
+    "a torch Dataset of (input, target), a pair (x, y) of tensors or arrays, a data set of qg.data.load, or a list "
+    "with one of these for each node"
+)
+
+
+def dataset_of(train: Any, test: Any = None, columns: Columns = None, cache: bool = True) -> Dataset:
+    """The data set of a task; see `quasiglobal.Task` for what `train` and `test` may be.
+
+    >>> data = dataset_of([(torch.zeros(5, 2), [0, 1, 0, 1, 2]), (torch.zeros(10, 2), np.arange(10))])
+    >>> len(data.train), len(data.test), [len(part) for part in data.parts], data.classes[-1]
+    (12, 3, [4, 8], '9')
+    """
+    whole = test is not None
+    data = _joined(train, columns, cache, whole) if isinstance(train, list) else _one(train, columns, cache, whole)
+    if whole:
+        tests = test if isinstance(test, list) else [test]
+        found = [one.test if isinstance(one, Dataset) else _read_all(one, columns, "test") for one in tests]
+        joined, parts = _concatenated(found, "test")
+        data = replace(data, test=joined, test_parts=parts if isinstance(test, list) else None, own=True)
+    if data.parts is not None and data.test_parts is not None and len(data.parts) != len(data.test_parts):
+        raise InputError(
+            f"train has {len(data.parts)} parts, but test has {len(data.test_parts)}; give each node one of both"
+        )
+    _check_finite(data)
+    return replace(data, classes=_classes(data)) if data.own else data
+
+
+def from_arrays(
+    x: Any, y: Any, x_test: Any = None, y_test: Any = None, *, name: str = "arrays", normalise: bool = False
+) -> Dataset:
+    """A data set from tensors or NumPy arrays with one example per row.
+
+    x and y may be tuples or dicts of arrays. Without x_test and y_test a fixed fifth of the examples is held out.
+    `normalise` subtracts each channel's mean over the training examples and divides by its standard deviation (x is
+    one array [m, channels, …]; uint8 pixels are first divided by 255). Otherwise the model gets x unchanged.
+
+    >>> data = from_arrays(np.random.rand(100, 3), np.arange(100) % 2)
+    >>> len(data.train), len(data.test), data.shape, data.classes
+    (80, 20, (3,), ('0', '1'))
+    """
+    if (x_test is None) != (y_test is None):
+        raise InputError("x_test and y_test belong together; give both or neither")
+    data = replace(dataset_of((x, y), None if x_test is None else (x_test, y_test)), name=name)
+    if not normalise:
+        return data
+    stored = data.train.x
+    if not isinstance(stored, Tensor) or stored.ndim < 2 or not (stored.is_floating_point() or _is_bytes(stored)):
+        raise InputError(f"normalise needs one array [m, channels, …] of floats or uint8 pixels, got {described(x)}")
+    scale = 255.0 if _is_bytes(stored) else 1.0
+    mean, std = moments(stored, scale)
+    return replace(data, scale=scale, mean=mean, std=std)
+
+
+def _is_bytes(x: Tensor) -> bool:
+    return x.dtype == torch.uint8
+
+
+# ------------------------------------------------------------------------------------------------ one data set
+
+
+def _one(source: Any, columns: Columns, cache: bool, whole: bool, what: str = "train") -> Dataset:
+    """The data set of one source; if `whole`, all examples are for training, and the test set is still empty."""
+    if isinstance(source, Dataset):
+        return source
+    name = "arrays" if _is_pair(source) else type(source).__name__
+    if cache or _is_pair(source):
+        examples = _read_all(source, columns, what)
+        rows, tests = _cut(len(examples), whole, what)
+        return Dataset(name, examples.at(rows), examples.at(tests), (), own=True)
+    rows, tests = _cut(_length(source, what), whole, what)
+    first = _read(source, columns, what, rows[:2])
+    train = Examples(first.x, _targets(source, columns, what, rows))
+    test = _read(source, columns, what, tests) if len(tests) else first.at(tests)
+    fresh = Fresh(lambda row: _item(source, columns, what, int(rows[row])), rows.tolist(), (source,))
+    return Dataset(name, train, test, (), own=True, fresh=fresh)
+
+
+def _cut(m: int, whole: bool, what: str) -> tuple[Indices, Indices]:
+    """The rows for training and for the test."""
+    return (np.arange(m), np.arange(0)) if whole else held_out(m, what)
+
+
+def _read_all(source: Any, columns: Columns, what: str) -> Examples:
+    """All examples of a source."""
+    if not _is_pair(source):
+        return _read(source, columns, what, np.arange(_length(source, what)))
+    x, y = (tree_map(lambda values: _tensor(values, what), part, is_leaf=_is_leaf) for part in source)
+    sizes = {tuple(values.shape[:1]) for values in tree_leaves((x, y))}
+    if len(sizes) != 1 or () in sizes:
+        counts = ", ".join(str(list(values.shape)) for values in tree_leaves((x, y)))
+        raise InputError(f"x and y of {what} need one row per example, got the shapes {counts}")
+    if (0,) in sizes:
+        raise InputError(f"{what} holds no examples")
+    return Examples(x, _as_targets(y))
+
+
+def _is_pair(source: Any) -> bool:
+    """Whether the source is (x, y): tensors or arrays with one example per row."""
+    return isinstance(source, tuple) and len(source) == 2 and not isinstance(source[1], str)
+
+
+def _is_leaf(value: Any) -> bool:
+    """Whether a value is an array, or a list of numbers: not a tuple or dict of arrays."""
+    return isinstance(value, list) or not isinstance(value, tuple | dict)
+
+
+def _length(source: Any, what: str) -> int:
+    """Number of examples of a map-style data set; raise InputError for anything else."""
+    if isinstance(source, DataLoader):
+        raise InputError(f"{what} is a DataLoader; give its Dataset, loader.dataset: the nodes draw their own batches")
+    if isinstance(source, IterableDataset):
+        raise InputError(f"{what} is an IterableDataset; give a Dataset with __len__ and __getitem__")
+    if isinstance(source, Tensor | np.ndarray | str | Mapping) or not hasattr(source, "__getitem__"):
+        raise InputError(f"{what} is a {type(source).__name__}; it needs to be {NEEDED}")
+    try:
+        length = len(source)
+    except TypeError:
+        raise InputError(f"{what}, a {type(source).__name__}, has no __len__; give a Dataset with a length") from None
+    if length == 0:
+        raise InputError(f"{what} holds no examples")
+    return length
+
+
+def _read(source: Any, columns: Columns, what: str, rows: Indices) -> Examples:
+    """The examples in these rows, read once; random transforms are drawn from the row's number."""
+    reader = Fresh(lambda row: _item(source, columns, what, row), ())
+    with restored_generators():
+        items = [reader.example(int(row), (0, 0, 0, int(row))) for row in rows]
+    shapes = [str(tree_map(lambda values: list(values.shape), item)) for item in items]
+    for row, shape in zip(rows, shapes, strict=True):
+        if shape != shapes[0]:
+            raise InputError(
+                f"example {row} of {what} has the shapes {shape}, but example {rows[0]} has {shapes[0]}; "
+                "resize or pad them in the Dataset"
+            )
+    x, y = tree_map(lambda *values: torch.stack(values), *items)
+    return Examples(x, y)
+
+
+def _targets(source: Any, columns: Columns, what: str, rows: Indices) -> Any:
+    """The targets of these rows: from the attribute `targets` that many Datasets have, else by reading all examples."""
+    known = getattr(source, "targets", None)
+    if columns is None and isinstance(known, Tensor | np.ndarray | list) and len(known) == len(source):
+        targets = _as_targets(_tensor(known, what))
+        with restored_generators():
+            first = _item(source, columns, what, 0)[1]
+        if isinstance(first, Tensor) and first.equal(targets[0]):
+            return targets[torch.from_numpy(rows)]
+    return _read(source, columns, what, rows).y
+
+
+def _item(source: Any, columns: Columns, what: str, row: int) -> tuple[Any, Any]:
+    """Example `row` as (input, target), as tensors."""
+    where = f"example {row} of {what}"
+    try:
+        item = source[row]
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise InputError(f"{where} cannot be read: {type(source).__name__} raises {said}") from error
+    if isinstance(item, Mapping):
+        if columns is None or len(columns) != 2:
+            names = list(item)
+            raise InputError(f"{where} is a dict; name its input and target, columns=({names[0]!r}, {names[-1]!r})")
+        item = tuple(_of_columns(item, wanted, where) for wanted in columns)
+    elif not isinstance(item, tuple | list) or len(item) != 2:
+        count = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+        raise InputError(f"{where} is a {type(item).__name__}{count}; it needs to be a pair (input, target)")
+    x, y = (_tree(part, where) for part in item)
+    return x, _as_targets(y)
+
+
+def _of_columns(item: Mapping[str, Any], wanted: Any, where: str) -> Any:
+    """The value of a column, or a dict of the values of several."""
+    if isinstance(wanted, list | tuple):
+        return {name: _of_columns(item, name, where) for name in wanted}
+    if wanted not in item:
+        raise InputError(f"{where} has no {wanted!r}; its columns are {', '.join(map(str, item))}")
+    return item[wanted]
+
+
+def _tree(value: Any, where: str) -> Any:
+    """Convert an input or target to tensors: tuples and dicts keep their structure."""
+    if isinstance(value, Mapping):
+        return {name: _tree(one, where) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_tree(one, where) for one in value)
+    return _tensor(value, where)
+
+
+def _tensor(value: Any, where: str) -> Tensor:
+    """Convert numbers, lists, arrays and images to a tensor; an image to float32 [channels, height, width] / 255."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if hasattr(value, "getbands"):                          # a PIL image
+        pixels = np.atleast_3d(np.asarray(value))
+        return torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255)
+    try:
+        array = np.asarray(value)
+        if array.dtype == object or array.dtype.kind not in "biuf":
+            raise TypeError
+        if isinstance(value, float | list) and array.dtype == np.float64:
+            array = array.astype(np.float32)
+        return torch.from_numpy(np.array(array))
+    except (TypeError, ValueError):
+        kind = "text; turn it into token ids" if isinstance(value, str) else "not a tensor, an array or a number"
+        raise InputError(f"{where} has a {type(value).__name__}, which is {kind}") from None
+
+
+def _as_targets(y: Any) -> Any:
+    """Whole numbers as int64, yes and no as 1.0 and 0.0: the types that torch's losses take."""
+    def one(value: Tensor) -> Tensor:
+        if value.dtype == torch.bool:
+            return value.float()
+        return value if value.is_floating_point() or value.is_complex() else value.long()
+
+    return tree_map(one, y)
+
+
+# ------------------------------------------------------------------------------------------------ one per node
+
+
+def _joined(sources: Sequence[Any], columns: Columns, cache: bool, whole: bool) -> Dataset:
+    """One data set from a list with one source per node."""
+    if not sources:
+        raise InputError(f"train is an empty list; it needs to be {NEEDED}")
+    for k, source in enumerate(sources):
+        if isinstance(source, Tensor | np.ndarray):
+            raise InputError(f"part {k} of train is an array; write a pair as (x, y), in parentheses")
+    found = [_one(source, columns, cache, whole, f"part {k} of train") for k, source in enumerate(sources)]
+    first = found[0]
+    for k, data in enumerate(found):
+        if data.own != first.own or (not data.own and _terms(data) != _terms(first)):
+            raise InputError(
+                f"part {k} of train has other classes, shapes or normalisation than part 0; load all with the same "
+                "classes, mean and std"
+            )
+    train, parts = _concatenated([data.train for data in found], "train")
+    test, test_parts = _concatenated([data.test for data in found], "test")
+    readers = [data.fresh for data in found if data.fresh is not None]
+    fresh = None
+    if readers:
+        owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        start = [int(part[0]) for part in parts]
+        fresh = Fresh(
+            lambda row: readers[owner[row]].read(row - start[owner[row]]),
+            [index for reader in readers for index in reader.index],
+            tuple(source for reader in readers for source in reader.sources),
+        )
+        train = replace(train, x=first.train.x)
+    name = first.name if not first.own else f"{len(found)}-parts"
+    return replace(
+        first, name=name, own=True, train=train, test=test, parts=parts, test_parts=None if whole else test_parts,
+        fresh=fresh,
+    )
+
+
+def _terms(data: Dataset) -> tuple[Any, ...]:
+    return data.classes, data.shape, data.scale, data.mean, data.std, data.augmentation, data.pad
+
+
+def _concatenated(splits: Sequence[Examples], what: str) -> tuple[Examples, tuple[Indices, ...]]:
+    """Concatenate the examples of all parts; also return the rows of each part."""
+    for k, split in enumerate(splits):
+        if described((split.x, split.y)) != described((splits[0].x, splits[0].y)):
+            raise InputError(
+                f"part {k} of {what} has examples {described((split.x, split.y))}, but part 0 has "
+                f"{described((splits[0].x, splits[0].y))}; all nodes need the same shapes and types"
+            )
+    ends = np.cumsum([len(split) for split in splits])
+    rows = tuple(np.arange(end - len(split), end) for end, split in zip(ends, splits, strict=True))
+    x, y = (tree_map(lambda *values: torch.cat(values), *of) for of in zip(*((s.x, s.y) for s in splits), strict=True))
+    return Examples(x, y), rows
+
+
+# ------------------------------------------------------------------------------------------------ checks
+
+
+def _classes(data: Dataset) -> tuple[str, ...]:
+    """Names of the classes 0, 1, … up to the largest label; empty if the targets are not class numbers."""
+    labels = [split.labels for split in (data.train, data.test) if len(split)]
+    if any(found is None for found in labels):
+        return ()
+    return tuple(str(k) for k in range(1 + max(int(found.max()) for found in labels if found is not None)))
+
+
+def _check_finite(data: Dataset) -> None:
+    """Raise InputError for a value that is not a finite number."""
+    for what, split in (("train", data.train), ("test", data.test)):
+        for part, values in (("input", split.x), ("target", split.y)):
+            for value in tree_leaves(values):
+                if value.is_floating_point() and not value.isfinite().all():
+                    row = int((~value.isfinite()).flatten(1).any(dim=1).nonzero()[0]) if value.ndim > 1 else int(
+                        (~value.isfinite()).nonzero()[0]
+                    )
+                    raise InputError(
+                        f"the {part} of example {row} of {what} has a value that is not a finite number; remove or "
+                        "replace it"
+                    )

@@ -1,0 +1,536 @@
+"""Your own models, data, losses and metrics: every kind of task trains, is recorded and resumed."""
+
+import csv
+import json
+import random
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import networkx as nx
+import numpy as np
+import own_tasks
+import pytest
+import torch
+from own_tasks import KINDS, Pairs, drawn
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import quasiglobal as qg
+from quasiglobal.gradients.routes import OneByOne, Traced
+from quasiglobal.training import program
+
+SHORT = {"algorithm": "qg-dsgdm-n", "topology": "ring:4", "epochs": 3, "lr": 0.1, "device": "cpu", "batch": 8}
+TIMING = "images_per_second"
+
+
+def untimed(records):
+    return [{name: value for name, value in record.items() if name != TIMING} for record in records]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_task_trains_and_is_recorded(kind):
+    task = KINDS[kind]()
+    run = qg.train(task, **SHORT | {"epochs": 6})
+    first, last = run.records[0], run.records[-1]
+    assert last["loss"] < first["loss"]
+    for name in [*task.metrics, "test_loss"]:
+        for ending in ("", "_std", "_worst", "_best", "_averaged"):
+            assert isinstance(last[f"{name}{ending}"], float), name
+        assert len(last[f"{name}_nodes"]) == 4
+        assert last[name] == pytest.approx(np.mean(last[f"{name}_nodes"]))
+    assert ("train_accuracy" in last) == task.classifies
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stacked_and_one_by_one_agree(kind, monkeypatch):
+    def trained(route):
+        monkeypatch.setattr("quasiglobal.gradients.stack.choose_route", lambda *how: route)
+        return qg.train(KINDS[kind](), **SHORT | {"epochs": 2, "precision": "fp64"})
+
+    torch.manual_seed(0)
+    stacked = trained(Traced)
+    torch.manual_seed(0)
+    alone = trained(OneByOne)
+    for ours, theirs in zip(stacked.records, alone.records, strict=True):
+        for name in ours.keys() - {TIMING}:
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-9, abs=1e-9), name
+
+
+def test_the_values_of_each_node_are_those_of_its_model():
+    task = own_tasks.regression()
+    run = qg.train(task, **SHORT)
+    x, y = task.data.test.x, task.data.test.y
+    for node in range(4):
+        with torch.no_grad():
+            error = (run.model(node)(x) - y).abs().mean()
+        assert run.records[-1]["mae_nodes"][node] == pytest.approx(float(error), abs=1e-6)
+    with torch.no_grad():
+        assert run.records[-1]["mae_averaged"] == pytest.approx(float((run.average()(x) - y).abs().mean()), abs=1e-6)
+    assert run.records[-1]["mae_best"] == min(run.records[-1]["mae_nodes"]), "lower is better"
+    assert run.records[-1]["near_best"] == max(run.records[-1]["near_nodes"])
+
+
+# ------------------------------------------------------------------------------------------------ data
+
+
+def parts_of_people(*sizes):
+    parts = []
+    for person, size in enumerate(sizes):
+        x = torch.randn(size, 3, generator=torch.Generator().manual_seed(person)) + person
+        parts.append(Pairs(x, (x.sum(dim=1) > 3 * person).long()))
+    return parts
+
+
+def test_a_list_has_one_data_set_per_node_and_nobody_splits_it():
+    task = qg.Task(nn.Linear(3, 2), functional.cross_entropy, parts_of_people(10, 25, 40))
+    assert [len(part) for part in task.data.parts] == [8, 20, 32]
+    assert [len(part) for part in task.data.test_parts] == [2, 5, 8]
+    run = qg.train(task, **SHORT | {"topology": "complete:3"})
+    last = run.records[-1]
+    for name in ("accuracy", "test_loss"):
+        assert last[f"{name}_own"] == pytest.approx(np.mean(last[f"{name}_own_nodes"]))
+        assert len(last[f"{name}_own_nodes"]) == len(last[f"{name}_nodes"]) == 3
+    for node, part in enumerate(task.data.test_parts):
+        x, y = task.data.test.x, task.data.test.y
+        with torch.no_grad():
+            right = (run.model(node)(x).argmax(dim=1) == y).double()
+        assert last["accuracy_own_nodes"][node] == pytest.approx(float(right[part].mean()))
+        assert last["accuracy_nodes"][node] == pytest.approx(float(right.mean()))
+
+
+def test_an_object_metric_is_computed_on_each_nodes_own_part_too():
+    task = qg.Task(
+        nn.Linear(3, 2), functional.cross_entropy, parts_of_people(20, 25, 40), metrics={"f1": qg.metrics.f1}
+    )
+    run = qg.train(task, **SHORT | {"topology": "complete:3"})
+    for node, part in enumerate(task.data.test_parts):
+        with torch.no_grad():
+            output = run.model(node)(task.data.test.x)
+        assert run.records[-1]["f1_nodes"][node] == pytest.approx(qg.metrics.f1(output, task.data.test.y))
+        own = qg.metrics.f1(output[part], task.data.test.y[part])
+        assert run.records[-1]["f1_own_nodes"][node] == pytest.approx(own)
+
+
+def test_the_held_out_fifth_is_the_same_for_all_seeds_and_forms():
+    x, y = drawn(50, 3), torch.arange(50) % 2
+    tasks = [
+        qg.Task(nn.Linear(3, 2), functional.cross_entropy, given)
+        for given in ((x, y), (x.numpy(), y.numpy()), Pairs(x, y), TensorDataset(x, y))
+    ]
+    for task in tasks:
+        assert (len(task.data.train), len(task.data.test)) == (40, 10)
+        assert task.data.test.x.equal(tasks[0].data.test.x)
+    runs = qg.train(tasks[0], **SHORT, seeds=2).runs
+    assert [run.experiment.seed for run in runs] == [0, 1]
+    assert runs[0].records != runs[1].records
+
+
+def test_a_data_set_of_ours_keeps_its_own_test_set():
+    data = qg.data.load("digits")
+    task = qg.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), functional.cross_entropy, data)
+    assert task.data is data
+    fewer = qg.Task(task.model, task.loss, data, test=qg.data.from_arrays(data.train.x, data.train.y))
+    assert len(fewer.data.test) == len(data.train) - len(data.train) * 4 // 5
+
+
+def test_columns_name_the_input_and_the_target_of_dicts():
+    items = [{"image": drawn(4), "age": float(i), "label": i % 2, "id": "x"} for i in range(20)]
+    task = qg.Task(nn.Linear(4, 2), functional.cross_entropy, own_tasks.items_of(items), columns=("image", "label"))
+    assert qg.train(task, **SHORT).records[-1]["accuracy"] >= 0
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 2)
+
+        def forward(self, batch):
+            return self.layer(torch.cat([batch["image"], batch["age"][:, None]], dim=1))
+
+    both = (("image", "age"), "label")
+    qg.train(qg.Task(Both(), functional.cross_entropy, own_tasks.items_of(items), columns=both), **SHORT)
+    with pytest.raises(qg.InputError, match=r"example 0 of train is a dict; name its .* columns=\('image', 'id'\)"):
+        qg.Task(nn.Linear(4, 2), functional.cross_entropy, own_tasks.items_of(items))
+    with pytest.raises(qg.InputError, match="has no 'picture'; its columns are image, age, label, id"):
+        qg.Task(nn.Linear(4, 2), functional.cross_entropy, own_tasks.items_of(items), columns=("picture", "label"))
+
+
+class Noisy(Dataset):
+    """Random transforms by all three generators."""
+
+    def __init__(self):
+        self.x, self.y, self.read = drawn(40, 3), torch.arange(40) % 2, []
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        noise = float(torch.rand(())) + np.random.rand() + random.random()
+        self.read.append((index, noise))
+        return self.x[index] + noise, self.y[index]
+
+
+def test_examples_read_anew_are_a_function_of_seed_node_epoch_and_index(tmp_path):
+    model = nn.Linear(3, 2)
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    qg.Task(model, functional.cross_entropy, Noisy(), cache=False)
+    assert torch.rand(3).equal(expected), "the generators are restored"
+
+    def run(stop_after=None, runs=None):
+        data = Noisy()
+        task = qg.Task(model, functional.cross_entropy, data, cache=False)
+        stop = [StopAfter(stop_after)] if stop_after else []
+        return qg.train(task, **SHORT | {"epochs": 4}, runs=runs, checkpoint_seconds=0, callbacks=stop), data.read
+
+    whole, read = run()
+    assert len({noise for _, noise in read}) > 100, "every epoch draws anew"
+    again, same = run()
+    assert read == same
+    assert untimed(whole.records) == untimed(again.records)
+    with pytest.warns(UserWarning, match="the same call resumes"):
+        run(2, tmp_path)
+    resumed, _ = run(runs=tmp_path)
+    assert untimed(resumed.records) == untimed(whole.records)
+    assert resumed.model(1).weight.equal(whole.model(1).weight)
+
+
+class StopAfter:
+    """Presses Ctrl-C in an epoch."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def on_epoch(self, run):
+        if run.epoch == self.epoch:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_the_public_data_module():
+    assert dir(qg.data) == ["Dataset", "from_arrays", "load", "split"]
+    parts = qg.data.split(np.arange(100) % 10, 5, kind="dirichlet", alpha=0.1, seed=3)
+    assert sum(map(len, parts)) == 100
+    data = qg.data.from_arrays(np.random.rand(50, 3, 4, 4), np.arange(50) % 2, normalise=True)
+    assert len(data.mean) == 3
+    assert isinstance(data, qg.data.Dataset)
+
+
+# ------------------------------------------------------------------------------------------------ objects
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slower(qg.Algorithm):
+    """DSGD with a factor."""
+
+    factor: float = 0.5
+
+    def step(self, x, g, state, node):
+        return node.mix(x - self.factor * node.lr * g), state
+
+
+def test_texts_and_objects_mean_the_same(tmp_path):
+    torch.manual_seed(0)
+    task = own_tasks.classification()
+    usual = qg.train(task, **SHORT)
+    qgm = qg.algorithm("qg-dsgdm-n")
+    (tmp_path / "ring.csv").write_text("source,target\n0,1\n1,2\n2,3\n3,0\n")
+    ring = {i: [(i - 1) % 4, (i + 1) % 4] for i in range(4)}
+    for algorithm, topology in (
+        (qgm, qg.topology.ring(4)), (qgm, nx.cycle_graph(4)), (qgm, ring), ("qg-dsgdm-n", tmp_path / "ring.csv"),
+        ("qg-dsgdm-n", str(tmp_path / "ring.csv")),
+    ):
+        run = qg.train(task, **SHORT | {"algorithm": algorithm, "topology": topology})
+        assert run.records[-1]["loss"] == pytest.approx(usual.records[-1]["loss"], rel=1e-6)
+    half = qg.train(task, **SHORT | {"algorithm": Slower()})
+    assert half.records[-1]["loss"] == pytest.approx(
+        qg.train(task, **SHORT | {"algorithm": "dsgd", "lr": 0.05}).records[-1]["loss"], rel=1e-5
+    )
+
+
+def test_partitions():
+    task = own_tasks.classification()
+    assert qg.train(task, **SHORT).runs[0].experiment.partition == "iid"
+    assert qg.train(task, **SHORT, alpha=1.0).runs[0].experiment.partition == "dirichlet"
+
+    def sorted_by_label(labels, n, rng):
+        return np.array_split(np.argsort(labels, kind="stable"), n)
+
+    run = qg.train(task, **SHORT, partition=sorted_by_label)
+    assert run.records[-1]["loss"] != qg.train(task, **SHORT).records[-1]["loss"]
+    with pytest.raises(qg.InputError, match="the partition returned 2 parts for 4 nodes"):
+        qg.train(task, **SHORT, partition=lambda labels, n, rng: [[0], [1]])
+    with pytest.raises(qg.InputError, match="dirichlet needs one class number per example"):
+        qg.train(own_tasks.regression(), **SHORT, alpha=0.1)
+    parts = qg.Task(nn.Linear(3, 2), functional.cross_entropy, parts_of_people(10, 25, 40))
+    with pytest.raises(qg.InputError, match="train is a list, so nothing is split"):
+        qg.train(parts, **SHORT | {"topology": "complete:3"}, partition="iid")
+    with pytest.raises(qg.InputError, match="train has 3 parts, but ring:4 has 4 nodes"):
+        qg.train(parts, **SHORT)
+
+
+def test_schedules_and_clipping():
+    task = own_tasks.classification()
+
+    def rates(**how):
+        run = qg.train(task, **SHORT | {"epochs": 4, "lr": 0.8, "batch": 40} | how)
+        return [record["lr"] for record in run.records]
+
+    assert rates() == [0.8] * 4
+    assert rates(schedule="linear") == pytest.approx([0.8, 0.6, 0.4, 0.2])
+    assert rates(schedule="cosine") == pytest.approx([0.4 * (1 + np.cos(np.pi * f)) for f in (0, 0.25, 0.5, 0.75)])
+    assert rates(schedule=lambda done: 1 - done / 2) == pytest.approx([0.8, 0.7, 0.6, 0.5])
+    assert rates(schedule="steps") == pytest.approx([0.1, 0.24, 0.38, 0.52]), "the paper's warm-up over five epochs"
+    with pytest.raises(qg.InputError, match="unknown schedule 'cosinus'; did you mean 'cosine'"):
+        rates(schedule="cosinus")
+    g = torch.randn(3, 50)
+    ours = program.clipped(g, 2.0)
+    for row, clipped in zip(g, ours, strict=True):
+        parameter = nn.Parameter(torch.zeros(50))
+        parameter.grad = row.clone()
+        nn.utils.clip_grad_norm_([parameter], 2.0)
+        torch.testing.assert_close(clipped, parameter.grad)
+    assert qg.train(task, **SHORT, clip=1e-6).records[-1]["loss"] > qg.train(task, **SHORT).records[-1]["loss"]
+
+
+# ------------------------------------------------------------------------------------------------ run folders
+
+
+def test_runs_are_written_resumed_and_not_repeated(tmp_path):
+    torch.manual_seed(0)
+    task = own_tasks.regression()
+    run = qg.train(task, **SHORT, runs=tmp_path, seeds=2)
+    folders = sorted(path.name for path in tmp_path.iterdir())
+    assert [name.startswith("arrays-Linear-qg-dsgdm-n-ring4") for name in folders] == [True, True]
+    lines = (run.runs[0].folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == run.records
+    summary = json.loads((run.runs[0].folder / "summary.json").read_text())
+    assert summary["best"]["mae"] == min(record["mae"] for record in run.records)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    again = qg.train(task, **SHORT, runs=tmp_path, seeds=2)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert again.records == run.records
+    assert again.model(0).weight.equal(run.model(0).weight)
+    in_memory = qg.train(task, **SHORT, seeds=2)
+    assert untimed(in_memory.runs[1]) == untimed(run.runs[1])
+
+
+def test_a_changed_task_is_another_run(tmp_path):
+    def names(task, **how):
+        before = {path.name for path in tmp_path.iterdir()}
+        qg.train(task, **SHORT | {"epochs": 1} | how, runs=tmp_path)
+        return {path.name for path in tmp_path.iterdir()} - before
+
+    x, y = drawn(40, 3), torch.arange(40) % 2
+    model, factor = nn.Linear(3, 2), 2.0
+    loss = functional.cross_entropy
+    assert len(names(qg.Task(model, loss, (x, y)))) == 1
+    assert names(qg.Task(model, loss, (x, y))) == set()
+    assert names(qg.Task(model, loss, (x.clone(), y.clone()))) == set()
+    assert len(names(qg.Task(nn.Linear(3, 2), loss, (x, y)))) == 1
+    assert len(names(qg.Task(nn.Sequential(model), loss, (x, y)))) == 1
+    assert len(names(qg.Task(model, loss, (x + 1, y)))) == 1
+    assert len(names(qg.Task(model, lambda output, target: loss(output, target) * factor, (x, y)))) == 1
+    factor = 3.0
+    assert len(names(qg.Task(model, lambda output, target: loss(output, target) * factor, (x, y)))) == 1
+    metrics = {"right": lambda output, target: (output.argmax(dim=1) == target).float()}
+    assert len(names(qg.Task(model, loss, (x, y), metrics=metrics))) == 1
+    for how in ({"algorithm": Slower()}, {"algorithm": Slower(factor=0.25)}, {"topology": {0: [1], 1: [0]}},
+                {"partition": lambda labels, n, rng: np.array_split(np.arange(len(labels)), n)},
+                {"schedule": lambda done: 1 - done / 2}, {"lr": lambda t: 0.1}, {"clip": 1.0}):
+        assert len(names(qg.Task(model, loss, (x, y)), **how)) == 1, how
+        assert names(qg.Task(model, loss, (x, y)), **how) == set(), how
+
+
+def test_commands_read_the_folders_without_the_objects(tmp_path):
+    task = own_tasks.regression()
+    def random_parts(targets, n, rng):
+        return np.array_split(rng.permutation(len(targets)), n)
+
+    how = SHORT | {"algorithm": Slower(), "topology": nx.path_graph(4), "partition": random_parts}
+    qg.train(task, **how, runs=tmp_path / "runs")
+
+    def command(*words):
+        line = [sys.executable, "-m", "quasiglobal", *words]
+        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "mae" in command("runs")
+    assert "mae" in command("compare")
+    assert "curves.png" in command("plot")
+    command("report", "--runs", "runs", "--out", "out")
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+class Needs(nn.Linear):
+    def __init__(self, size):
+        super().__init__(size, 2)
+
+
+class Raises(nn.Linear):
+    def forward(self, x):
+        raise ValueError("no such thing")
+
+
+X, Y = drawn(20, 3), torch.arange(20) % 2
+LOSS = functional.cross_entropy
+WRONG = {
+    "Needs cannot be made: TypeError: .* missing 1 required .*; give an instance": lambda: qg.Task(Needs, LOSS, (X, Y)),
+    r"Raises fails on inputs \[2, 3\]: ValueError: no such thing": lambda: qg.Task(Raises(3, 2), LOSS, (X, Y)),
+    r"Linear fails on inputs \[2, 3\]: .*mat1 and mat2": lambda: qg.Task(nn.Linear(4, 2), LOSS, (X, Y)),
+    "is neither an nn.Module nor a function": lambda: qg.Task(lambda: 3, LOSS, (X, Y)),
+    "Identity has no parameters to train": lambda: qg.Task(nn.Identity(), LOSS, (X, Y)),
+    r"the loss mse_loss fails on outputs \[2, 3\] and targets \[2, 1\] of Linear": lambda: qg.Task(
+        nn.Linear(3, 3), functional.mse_loss, (X, X[:, :1])
+    ),
+    "Linear gives 2 outputs, but the highest label is 4; it needs 5 outputs": lambda: qg.Task(
+        nn.Linear(3, 2), LOSS, (X, torch.arange(20) % 5)
+    ),
+    "Sequential gives 7 outputs, digits has 10 classes": lambda: qg.Task(
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), LOSS, qg.data.load("digits")
+    ),
+    r"the loss .* returns a tensor of shape \[2\], not one number; take its mean": lambda: qg.Task(
+        nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), (X, Y)
+    ),
+    "the input of example 3 of train has a value that is not a finite number": lambda: qg.Task(
+        nn.Linear(3, 2), LOSS, (torch.where(X[3, 1] == X, torch.nan, X), Y), test=(X, Y)
+    ),
+    "the loss cross_entropy fails on outputs": lambda: qg.Task(nn.Linear(3, 2), LOSS, (X, Y.float())),
+    "train is a DataLoader; give its Dataset": lambda: qg.Task(
+        nn.Linear(3, 2), LOSS, DataLoader(TensorDataset(X, Y))
+    ),
+    "train is an IterableDataset; give a Dataset": lambda: qg.Task(nn.Linear(3, 2), LOSS, Endless()),
+    "train is a Tensor; it needs to be a torch Dataset": lambda: qg.Task(nn.Linear(3, 2), LOSS, X),
+    "part 0 of train is an array; write a pair as": lambda: qg.Task(nn.Linear(3, 2), LOSS, [X, Y]),
+    "example 1 of train has the shapes": lambda: qg.Task(
+        nn.Linear(3, 2), LOSS, own_tasks.items_of([(X[0], 0), (X[0, :2], 1)]), test=(X, Y)
+    ),
+    "train has 2 parts, but test has 1": lambda: qg.Task(nn.Linear(3, 2), LOSS, [(X, Y), (X, Y)], test=[(X, Y)]),
+    "x and y of train need one row per example": lambda: qg.Task(nn.Linear(3, 2), LOSS, (X, Y[:5])),
+    r"metric 'mean' returns \[\] for 2 examples": lambda: qg.Task(
+        nn.Linear(3, 2), LOSS, (X, Y), metrics={"mean": lambda output, target: output.mean()}
+    ),
+    "a metric cannot be called 'loss'": lambda: qg.Task(
+        nn.Linear(3, 2), LOSS, (X, Y), metrics={"loss": qg.metrics.accuracy}
+    ),
+    "task must be a qg.Task": lambda: nn.Linear(3, 2),
+}
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield X[0], 0
+
+
+@pytest.mark.parametrize("sentence", WRONG)
+def test_a_misfit_is_one_sentence_and_leaves_nothing_behind(tmp_path, sentence):
+    with pytest.raises(qg.InputError, match=sentence) as error:
+        qg.train(WRONG[sentence](), **SHORT, runs=tmp_path / "runs")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_more_outputs_than_labels_are_allowed_for_own_data():
+    qg.train(qg.Task(nn.Linear(3, 5), LOSS, (X, Y)), **SHORT)
+
+
+def test_a_module_that_cannot_be_stacked_trains_one_by_one(caplog):
+    class Branches(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum().item() > 0 else super().forward(-x)
+
+    run = qg.train(qg.Task(Branches(3, 2), LOSS, (X, Y)), **SHORT)
+    assert len(run.records) == 3
+    assert sum("Branches cannot be stacked" in record.message for record in caplog.records) == 1
+
+
+# ------------------------------------------------------------------------------------------------ callbacks
+
+
+class Notes:
+    def __init__(self):
+        self.events, self.models = [], []
+
+    def on_start(self, run):
+        self.events.append("start")
+
+    def on_step(self, run):
+        self.events.append(run.step)
+
+    def on_epoch(self, run):
+        self.events.append(f"epoch {run.epoch}: {len(run.records)}")
+        self.models.append(run.model(1))
+
+    def on_end(self, run):
+        self.events.append("end")
+
+
+def test_callbacks_are_called_with_the_run():
+    notes = Notes()
+    run = qg.train(own_tasks.classification(), **SHORT | {"epochs": 2, "batch": 20}, callbacks=[notes])
+    assert notes.events == ["start", 1, 2, "epoch 1: 1", 3, 4, "epoch 2: 2", "end"]
+    assert notes.models[-1][0].weight.equal(run.model(1)[0].weight)
+    with pytest.raises(qg.InputError, match="has none of the methods on_start"):
+        qg.train(own_tasks.classification(), **SHORT, callbacks=[object()])
+
+
+def test_a_callback_ends_the_training_for_good(tmp_path):
+    class Enough:
+        def on_epoch(self, run):
+            if run.epoch == 2:
+                run.stop()
+
+    task = own_tasks.classification()
+    for _ in range(2):
+        run = qg.train(task, **SHORT, runs=tmp_path, callbacks=[Enough()])
+        assert len(run.records) == 2
+        assert json.loads((run.runs[0].folder / "summary.json").read_text())["status"] == "finished"
+
+
+def test_early_stopping_keeps_to_its_patience():
+    stop = qg.callbacks.EarlyStopping(3, min_delta=1e-3)
+    run = qg.train(own_tasks.regression(), **SHORT | {"epochs": 40, "lr": 1e-9}, callbacks=[stop])
+    assert len(run.records) == 4
+
+
+@pytest.mark.parametrize("folders", [True, False])
+def test_keep_best_keeps_each_nodes_best_model(tmp_path, folders):
+    torch.manual_seed(0)
+    task = qg.Task(nn.Linear(3, 2), functional.cross_entropy, parts_of_people(15, 25, 40))
+    keep = qg.callbacks.KeepBest()
+    how = SHORT | {"topology": "complete:3", "epochs": 12, "lr": 0.5}
+    run = qg.train(task, **how, runs=tmp_path if folders else None, callbacks=[keep])
+    for node in range(3):
+        values = [record["accuracy_own_nodes"][node] for record in run.records]
+        epoch, value = keep.best[0][node]
+        assert value == max(values) == values[epoch - 1]
+        state = load_file(run.runs[0].folder / "best" / f"node-{node}.safetensors") if folders else keep.models[0][node]
+        model = task.module(0)
+        model.load_state_dict(state)
+        part = task.data.test_parts[node]
+        right = (model(task.data.test.x[part]).argmax(dim=1) == task.data.test.y[part]).double().mean()
+        assert float(right) == pytest.approx(value)
+
+
+def test_csv_and_tensorboard_write_every_epoch(tmp_path):
+    callbacks = [qg.callbacks.CSV(), qg.callbacks.TensorBoard()]
+    run = qg.train(own_tasks.regression(), **SHORT, runs=tmp_path, callbacks=callbacks)
+    rows = list(csv.DictReader((run.runs[0].folder / "records.csv").read_text().splitlines()))
+    assert [float(row["mae"]) for row in rows] == [record["mae"] for record in run.records]
+    assert json.loads(rows[-1]["mae_nodes"]) == run.records[-1]["mae_nodes"]
+    assert list((run.runs[0].folder / "tensorboard").iterdir())
+
+
+def test_a_notebook_draws_the_curves():
+    run = qg.train(own_tasks.regression(), **SHORT, seeds=2)
+    shown = run._repr_html_()
+    assert shown.startswith("<p>&lt;Trained: qg-dsgdm-n on ring:4, 3 epochs, 2 seeds, mae")
+    assert "<svg" in shown
+
+
