@@ -225,7 +225,7 @@ BAD = {
         ("resnet20", {"norm": "gn", "width": 0.3}),
     "width must be a positive number, got 0; the paper's are 0.5, 1 and 2": ("resnet20", {"width": 0}),
     "width must be a positive number, got nan; the paper's are 0.5, 1 and 2": ("cnn", {"width": math.nan}),
-    "classes must be at least 2, got 1": ("resnet20", {"classes": 1}),
+    "classes must be at least 1, the number of outputs, got 0": ("resnet20", {"classes": 0}),
     "shape must be positive whole numbers, such as (3, 32, 32), got nothing": ("mlp", {"shape": ()}),
     "shape must be positive whole numbers, such as (3, 32, 32), got 1 x 8 x 0": ("cnn", {"shape": (1, 8, 0)}),
     "vgg11 needs images of shape (channels, height, width), got 64; use mlp": ("vgg11", {"shape": (64,)}),

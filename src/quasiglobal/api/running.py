@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from quasiglobal.api.progress import progress
@@ -21,8 +26,8 @@ def trained(task: Task, experiment: Experiment, options: Options, callbacks: Seq
     """Train all seeds; `keep` writes run folders."""
     if options.engine == "distributed":
         if not keep:
-            raise InputError("engine='distributed' needs runs=…, a folder that all processes share")
-        distributed.train(experiment, options, task=task, callbacks=callbacks)
+            return _over_processes_without_folder(task, experiment, options, callbacks)
+        distributed.train(experiment, options, task=task, callbacks=callbacks, wait=True)
         return _from_folders(task, experiment, options)
     with progress(experiment) as bar:
         if not keep:
@@ -33,6 +38,21 @@ def trained(task: Task, experiment: Experiment, options: Options, callbacks: Seq
         except local.Stopped:
             warnings.warn("stopped by Ctrl-C; the same call resumes", stacklevel=3)
     return _from_folders(task, experiment, options)
+
+
+def _over_processes_without_folder(
+    task: Task, experiment: Experiment, options: Options, callbacks: Sequence[Any]
+) -> Trained:
+    """Train over the processes of one machine, which share a temporary folder, and keep the result in memory."""
+    if os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE")) != os.environ.get("WORLD_SIZE"):
+        raise InputError("processes on several machines need runs=…, a folder that all of them share")
+    name = f"quasiglobal-{os.environ.get('MASTER_PORT', '')}-{experiment.hash}"
+    there = replace(options, runs=Path(tempfile.gettempdir()) / name)
+    distributed.train(experiment, there, task=task, callbacks=callbacks, wait=True)
+    found = Trained([run.in_memory() for run in _from_folders(task, experiment, there).runs])
+    distributed.wait_for_all(experiment, options)           # all have read the folder
+    shutil.rmtree(there.runs, ignore_errors=True)
+    return found
 
 
 def _from_folders(task: Task, experiment: Experiment, options: Options) -> Trained:

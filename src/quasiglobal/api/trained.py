@@ -14,7 +14,7 @@ from quasiglobal.gradients.layout import Layout
 from quasiglobal.report import plots
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.metrics import Ranking, Record, number, ranking, tests
-from quasiglobal.training.rows import NamedRows, module_of
+from quasiglobal.training.rows import NamedRows, models_of, module_of
 from quasiglobal.training.task import Task
 
 
@@ -43,6 +43,11 @@ class TrainedRun(list[Record]):
     def average(self) -> nn.Module:
         """A copy of the module with the average of all nodes' parameters and buffers."""
         return self.model(None)
+
+    def in_memory(self) -> TrainedRun:
+        """The same run, independent of its folder."""
+        rows = models_of(self._rows())
+        return TrainedRun(self, self.experiment, self._task, lambda: rows)
 
 
 class Trained:

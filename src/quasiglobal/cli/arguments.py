@@ -50,6 +50,8 @@ Parsed = TypeVar("Parsed", bound=ExperimentCommand)
 
 def parsed(kind: type[Parsed], name: str, words: Sequence[str]) -> Parsed:
     """Parse a command twice: once to find the TOML file, then with the file's values as defaults."""
+    words = gathered(words, "--metric")
+
     def parse(experiment: Experiment) -> Parsed:
         result: Parsed = tyro.cli(
             kind, prog=f"qg {name}", args=list(words), default=replace(kind(), experiment=experiment)
@@ -60,6 +62,26 @@ def parsed(kind: type[Parsed], name: str, words: Sequence[str]) -> Parsed:
     if file is not None and file.suffix != ".toml":     # a stray word, as in `--pretrained false`
         raise InputError(f"{file} is not a .toml file; switches accept no value: write --no-pretrained")
     return parse(from_toml(file) if file else Experiment())
+
+
+def gathered(words: Sequence[str], option: str) -> list[str]:
+    """Join the values of an option that is given several times.
+
+    >>> gathered(["--metric", "f1", "--lr", "0.1", "--metric=auc"], "--metric")
+    ['--lr', '0.1', '--metric', 'f1', 'auc']
+    """
+    rest, values = [], []
+    taking = False
+    for word in words:
+        if word == option or word.startswith(f"{option}="):
+            taking = word == option
+            values += [] if taking else [word.partition("=")[2]]
+        elif taking and not word.startswith("-"):
+            values.append(word)
+        else:
+            taking = False
+            rest.append(word)
+    return [*rest, option, *values] if values else rest
 
 
 def only_simulated(name: str, options: Options) -> None:

@@ -54,10 +54,14 @@ def train(command: Train, words: Sequence[str]) -> None:
 def _schedule_in_words(experiment: Experiment) -> str:
     """The learning-rate schedule as text."""
     peak, start = experiment.peak_lr, experiment.warmup_from
+    if experiment.schedule == "constant":
+        return f"learning rate {peak:g}, constant"
     warm = ""
     if peak > start and experiment.warmup:
         short = " (longer than the run)" if experiment.warmup > experiment.epochs else ""
         warm = f", warm-up from {start:g} over {experiment.warmup:g} epochs{short}"
+    if experiment.schedule != "steps":
+        return f"learning rate {peak:g}{warm}, {experiment.schedule} to 0"
     decays = ", ".join(f"{fraction:g}" for fraction in experiment.milestones)
     decay = f", × {experiment.decay:g} at {decays} of the run" if decays else ""
     return f"learning rate {peak:g}{warm}{decay}" if warm or decay else f"learning rate {peak:g}, constant"

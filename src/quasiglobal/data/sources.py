@@ -20,7 +20,7 @@ from quasiglobal.common.imports import imported, is_path
 from quasiglobal.data.corpus import Corpus
 from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, locate, moments
 from quasiglobal.data.own import dataset_of
-from quasiglobal.data.readers import cifar, digits, folders, hub, idx, numbers, tables
+from quasiglobal.data.readers import cifar, digits, folders, hub, idx, number_tables, tables
 from quasiglobal.data.readers.hub import Hub, TextHub
 from quasiglobal.errors import InputError, unknown
 
@@ -245,12 +245,15 @@ def _read(
     raise InputError(f"{lost}; get it: {_steps(place, data)}")
 
 
-def load_table(name: str, label: str, *, memory_limit: float = MEMORY_LIMIT) -> Dataset:
-    """Load a CSV table of numbers, csv:PATH: the column `label` is the target, the other columns are the input."""
+def load_table(name: str, label: str, *, numbers: bool = False, memory_limit: float = MEMORY_LIMIT) -> Dataset:
+    """Load a CSV table of numbers, csv:PATH: the column `label` is the target, the other columns are the input.
+
+    With `numbers`, whole numbers in that column are numbers too, not classes.
+    """
     asked = DataName.parse(name)
     if asked.kind != "csv":
         raise InputError(f"label is for CSV tables, csv:PATH; leave it out with {name}")
-    return _own(name, numbers.read(Path(asked.path), label, memory_limit))
+    return _own(name, number_tables.read(Path(asked.path), label, memory_limit, numbers))
 
 
 def _from_python(path: str) -> Dataset:

@@ -81,8 +81,8 @@ def build(
         raise InputError(f"{name} has no norm {norm!r}; use {', '.join(model.norms)}")
     if not 0 < width < math.inf:
         raise InputError(f"width must be a positive number, got {width}; the paper's are 0.5, 1 and 2")
-    if classes < 2:
-        raise InputError(f"classes must be at least 2, got {classes}")
+    if classes < 1:
+        raise InputError(f"classes must be at least 1, the number of outputs, got {classes}")
     _check_shape(name, model.side, shape)
     return model.make(norm, width, classes, tuple(shape))
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from quasiglobal.common.imports import imported, is_path
-from quasiglobal.common.objects import restore
+from quasiglobal.common.objects import is_own, recall, restore
 from quasiglobal.data.corpus import LENGTH, Corpus, cache_folder, check_vocabulary, tokenised
 from quasiglobal.data.sources import Dataset, Examples, agreed, corpus, is_text, load, load_table
 from quasiglobal.errors import InputError, unknown
@@ -34,6 +34,9 @@ LOSSES: dict[str, Callable[..., Any]] = {
     "bce": nn.functional.binary_cross_entropy_with_logits,
 }
 """Losses by name."""
+
+NUMERIC = ("mse", "mae", "huber")
+"""Losses of numbers: the labels of a table are then numbers, even if all are whole."""
 
 
 def make_task(experiment: Experiment, data: Dataset) -> Task:
@@ -92,7 +95,7 @@ def data_of(
     """
     name = name or experiment.data
     if experiment.label:
-        data = load_table(name, experiment.label)
+        data = load_table(name, experiment.label, numbers=experiment.loss in NUMERIC)
     elif is_text(name):
         data = as_tokens(experiment, corpus(name, data_dir, testing), cache_folder())
     else:
@@ -121,6 +124,8 @@ def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: in
             experiment.model, classes=classes, pretrained=experiment.pretrained, train=experiment.train, pad=pad,
             length=shape[0],
         )
+    if is_own(experiment.model):
+        recall(experiment.model, "model")
     if is_path(experiment.model):
         own = imported(experiment.model, "model")
         return copy.deepcopy(own) if isinstance(own, nn.Module) else made(own, experiment.model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from quasiglobal.engines.distributed import Meeting, all_gather, join, meet, spread
@@ -32,11 +33,13 @@ def train(
     watch: Watcher = unwatched,
     task: Task | None = None,
     callbacks: Sequence[Any] = (),
+    wait: bool = False,
 ) -> list[Run]:
     """Train this process's nodes in the unfinished runs of an experiment; return the runs of all seeds.
 
     `task` replaces the task that the experiment names. The user's `callbacks` run in process 0, on the records of all
-    nodes; those with the attribute `everywhere` run in every process, on the records of its nodes.
+    nodes; those with the attribute `everywhere` run in every process, on the records of its nodes. With `wait`, every
+    process returns after process 0 has combined the parts.
     """
     refuse_faults(experiment)
     patience = max(options.peer_timeout, GRACE)
@@ -56,7 +59,17 @@ def train(
         mine = Participant(task, runs, seat, options)
         with mine.locked():
             _train_share(mine, patience, watch, callbacks)
+    if wait:
+        with suppress(InputError):                          # a process that is gone for good
+            all_gather(store, "combined", "", rank, size, patience)
     return [folder.read() for folder in folders]
+
+
+def wait_for_all(experiment: Experiment, options: Options) -> None:
+    """Wait until all processes have called this; ignore processes that are gone."""
+    meeting, rank, size = join(options.peer_timeout)
+    with suppress(InputError):
+        all_gather(Meeting(meeting, experiment.hash), "read", "", rank, size, options.peer_timeout)
 
 
 def _train_share(mine: Participant, patience: float, watch: Watcher, callbacks: Sequence[Any]) -> None:

@@ -244,7 +244,10 @@ def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> di
     values = {key: asdict(of(group[0]).with_seed(0)) for key, group in groups.items()}
     names = next(iter(values.values()), {})
     varying = [name for name in names if len({str(of[name]) for of in values.values()}) > 1] or ["algorithm"]
-    return {", ".join(_label(name, values[key][name]) for name in varying): group for key, group in groups.items()}
+    return {
+        ", ".join(_label(name, values[key][name]) for name in varying if _is_told(name, values[key][name])): group
+        for key, group in groups.items()
+    }
 
 
 def _in_common(experiment: Experiment) -> dict[str, Any]:
@@ -253,9 +256,17 @@ def _in_common(experiment: Experiment) -> dict[str, Any]:
     return values | {"number of nodes": count_nodes(experiment.topology)}
 
 
-def _label(name: str, value: object) -> str:
+def _label(name: str, value: Any) -> str:
     """Legend label of a setting."""
+    if isinstance(value, tuple):
+        value = " ".join(readable(str(one)) for one in value)
+    value = readable(value) if isinstance(value, str) else value
     return str(value) if name in ("algorithm", "data", "model", "topology") else f"{name}={value}"
+
+
+def _is_told(name: str, value: object) -> bool:
+    """Whether a label names a setting: fields that came later are left out where they are not set."""
+    return name in FIRST_FIELDS or value not in ("", (), None)
 
 
 # ---------------------------------------------------------------------------------------------------- from files

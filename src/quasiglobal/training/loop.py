@@ -145,7 +145,7 @@ class Loop:
             self.latest = {k: combined([self.measures[k]]) for k in self.going}
             for k, record in self.latest.items():
                 self.runs[k].append(record)
-            self.diverged = [k for k, record in self.latest.items() if diverged(record)]
+            self.diverged = [k for k, record in self.latest.items() if diverged(record, self.program.task.large_loss)]
             self.going = [k for k in self.going if k not in self.diverged]
             self._call("on_epoch")
         self._call("on_end")

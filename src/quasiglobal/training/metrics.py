@@ -165,6 +165,7 @@ def average(values: Tensor, dim: int) -> Tensor:
 def consensus_distance(x: Tensor) -> Tensor:
     """Ξ² = mean over nodes of ‖x_i − x̄‖², for x [..., n, d].
 
+    >>> import torch
     >>> consensus_distance(torch.tensor([[0.0, 0.0], [2.0, 0.0]])).item()
     1.0
     """
@@ -174,6 +175,7 @@ def consensus_distance(x: Tensor) -> Tensor:
 def path_length(points: Tensor) -> Tensor:
     """Length of the path through the points [steps, d].
 
+    >>> import torch
     >>> path_length(torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])).item()
     6.0
     """
@@ -261,6 +263,6 @@ def last_and_best(records: Sequence[Record], metric: Sequence[str] = ()) -> tupl
     return tested[-1], max(tested, key=lambda record: score.worth(number(record, score.name)))
 
 
-def diverged(record: Record, bound: float = 1e4) -> bool:
+def diverged(record: Record, bound: float) -> bool:
     """Whether a run has diverged: its loss is not finite, or above `bound`."""
     return not math.isfinite(record["loss"]) or record["loss"] > bound

@@ -21,6 +21,10 @@ from quasiglobal.training.metrics import SCORE, check_names
 from quasiglobal.training.trial import Trial, made, tried
 
 
+LARGE_LOSS = 1e4
+"""Loss above which a run of class numbers counts as diverged."""
+
+
 class Task:
     """A model, a loss, data and metrics: anything that PyTorch can train.
 
@@ -111,6 +115,11 @@ class Task:
     def score(self) -> str:
         """Name of the metric that ranks tests."""
         return next(iter(self.metrics), "test_loss")
+
+    @property
+    def large_loss(self) -> float:
+        """Loss above which a run counts as diverged; numbers may be of any size, so it grows with the initial loss."""
+        return LARGE_LOSS if self.classifies else LARGE_LOSS * max(1.0, self.trial.loss)
 
     @property
     def right(self) -> Right | None:

@@ -28,6 +28,7 @@ class Trial:
 
     output: Any
     """The model's output on two examples."""
+    loss: float
     classifies: bool
     """Whether the targets are class numbers and the output has one number per class, [examples, classes]."""
 
@@ -68,7 +69,7 @@ def tried(
         raise InputError(f"{what} does not depend on the parameters of {name}; compute it from the output itself")
     for metric, function in metrics.items():
         _check_metric(metric, function, tree_map(lambda values: values.detach(), output), targets, said)
-    return Trial(output, classifies)
+    return Trial(output, float(found.detach()), classifies)
 
 
 def _check_classes(output: Any, name: str, data: Dataset) -> bool:

@@ -27,13 +27,13 @@ CHUNK = 4096
 _Targets = NDArray[np.float32] | NDArray[np.int64]
 
 
-def read(path: Path, label: str, memory_limit: float) -> Splits:
+def read(path: Path, label: str, memory_limit: float, numbers: bool = False) -> Splits:
     """Read a user's file, of which a fixed fifth is held out, or a folder with train.csv and test.csv (dev, val).
 
     The first row names the columns. The column `label` is y. Every other column of numbers is a feature, x float32
     [m, features]; a column with any other text is kept in `columns`. Labels that are text or whole numbers from 0 are
-    classes; if any label is a fraction, y is float32 and there are no classes. A folder without a test file is split
-    like a file. Files may be gzipped. Their separator is a tab if the name ends with .tsv or .tsv.gz.
+    classes; if any label is a fraction, or with `numbers`, y is float32 and there are no classes. A folder without a
+    test file is split like a file. Files may be gzipped. Their separator is a tab if the name ends with .tsv or .tsv.gz.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -45,13 +45,13 @@ def read(path: Path, label: str, memory_limit: float) -> Splits:
     file, tests = _files(path)
     train = _table(file, label, memory_limit)
     if tests is None:
-        y, classes = _targets([train])
+        y, classes = _targets([train], numbers)
         everything = train.examples(y[0])
         kept, tested = held_out(len(everything), path)
         return Splits(everything.at(kept), everything.at(tested), classes)
     test = _table(tests, label, memory_limit)
     _check_alike(train, test)
-    y, classes = _targets([train, test])
+    y, classes = _targets([train, test], numbers)
     return Splits(train.examples(y[0]), test.examples(y[1]), classes)
 
 
@@ -241,9 +241,11 @@ def _check_alike(train: NumberTable, test: NumberTable) -> None:
             )
 
 
-def _targets(tables: Sequence[NumberTable]) -> tuple[list[_Targets], tuple[str, ...]]:
+def _targets(tables: Sequence[NumberTable], as_numbers: bool) -> tuple[list[_Targets], tuple[str, ...]]:
     """The targets of each file, and the class names; every class must occur in the first file."""
     numbers = [found for table in tables if (found := _label_numbers(table)) is not None]
+    if as_numbers and len(numbers) < len(tables):
+        raise InputError(f"column {tables[0].label} of {tables[0].path} has text; a loss of numbers needs numbers")
     if len(numbers) < len(tables):
         labels = [table.labels for table in tables]
         classes = tuple(sorted(set(labels[0])))
@@ -252,7 +254,7 @@ def _targets(tables: Sequence[NumberTable]) -> tuple[list[_Targets], tuple[str, 
                 f"{tables[0].path} has {len(classes):,} classes in column {tables[0].label}, more than "
                 f"{MOST_CLASSES:,}; name another column as label"
             )
-    elif any((found % 1 != 0).any() for found in numbers):
+    elif as_numbers or any((found % 1 != 0).any() for found in numbers):
         return [found.astype(np.float32) for found in numbers], ()
     else:
         for table, found in zip(tables, numbers, strict=True):
@@ -274,8 +276,7 @@ def _check_class_numbers(table: NumberTable, numbers: NDArray[np.float64]) -> No
         if not 0 <= numbers[row] < MOST_CLASSES:
             raise table.wrong_label(
                 row,
-                f"classes are 0 to {MOST_CLASSES - 1}; renumber them, or, for a regression, divide all labels so that "
-                "some are not whole",
+                f"classes are 0 to {MOST_CLASSES - 1}; renumber them, or use --loss mse for a regression",
             )
 
 
