@@ -41,7 +41,7 @@ $(MINILM)/whole: | .venv/installed
 test: lint  ## run ruff, mypy --strict and the tests, a few minutes on two cores
 	$(BIN)/pytest -n 2 --dist worksteal
 
-test-slow: .venv/installed  ## run the slow tests
+test-slow: .venv/further  ## run the slow tests; installs the packages that only they need
 	$(BIN)/pytest -n 2 --dist worksteal -m slow
 
 lint: .venv/installed
@@ -52,6 +52,10 @@ lint: .venv/installed
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quasiglobal needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+.venv/further: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[slow]'
 	touch $@
 
 clean:  ## remove the virtual environment, outputs and caches

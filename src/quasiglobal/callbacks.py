@@ -111,7 +111,10 @@ class MLflow:
     def __init__(self, experiment: str = "quasiglobal", uri: str | None = None) -> None:
         self.experiment = experiment
         mlflow = _package("mlflow", "mlflow")
-        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        try:
+            self._client = mlflow.MlflowClient(tracking_uri=uri)
+        except Exception as error:                          # such as a server or a kind of store that it lacks
+            raise InputError(f"MLflow cannot open {uri or 'its store'}: {' '.join(str(error).split())[:300]}") from None
         self._metric = import_module("mlflow.entities").Metric
         self._ids: list[str] = []
 

@@ -27,6 +27,9 @@ SCORE = "accuracy"
 WORST, BEST, AVERAGED = (f"{SCORE}_{which}" for which in ("worst", "best", "averaged"))
 """Names of the accuracy of the worst node, of the best node, and of the average of all nodes' models."""
 
+RECALL = "recall_by_class"
+"""Name of each node's recall per class in `Measures`."""
+
 LOSS = "test_loss"
 """Name of the mean loss on the test data; the score of a task without other metrics."""
 
@@ -130,8 +133,10 @@ def ranking_of(metric: str) -> Ranking:
     return Ranking(str(name), bool(facts.get("lower", False)), bool(facts.get("percent", False)))
 
 
-RESERVED = {"epoch", "step", "lr", "loss", "train_accuracy", "images_per_second", "recall_worst", "consensus_distance",
-            LOSS, "weight_norm", "effective_step", "bytes_sent", "nodes", "metrics"}
+RESERVED = {
+    "epoch", "step", "lr", "loss", "train_accuracy", "images_per_second", "recall_worst", "consensus_distance", LOSS,
+    "weight_norm", "effective_step", "bytes_sent", "nodes", "metrics", RECALL,
+}
 """Names that a metric cannot have."""
 
 
@@ -208,9 +213,10 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> Record:
             if all(f"{name}_own" in part for part in parts):
                 own = every(f"{name}_own")
                 record |= {f"{name}_own": _mean(own), f"{name}_own_nodes": own}
-        if all("recall" in part for part in parts):
+        recall = RECALL if "metrics" in first else "recall"         # "recall" in files of version 1
+        if all(recall in part for part in parts):
             scores = every(SCORE)
-            record["recall_worst"] = every("recall")[scores.index(min(scores))]
+            record["recall_worst"] = every(recall)[scores.index(min(scores))]
         norms = every("weight_norm")
         steps = [record["lr"] / norm**2 if norm else math.inf for norm in norms]
         record |= {"weight_norm": statistics.fmean(norms), "effective_step": statistics.fmean(steps)}

@@ -13,7 +13,7 @@ from torch.func import vmap
 
 from quasiglobal.gradients.stack import rows_of
 from quasiglobal.metrics import accuracy, is_lower
-from quasiglobal.training.metrics import LOSS, SCORE, Measures
+from quasiglobal.training.metrics import LOSS, RECALL, SCORE, Measures
 
 
 class Tally(Protocol):
@@ -66,7 +66,7 @@ class TestTally:
                 found[f"{name}_own"] = own[rows]
         if self._recall is not None:
             recall = (self._recall[0] / self._recall[1])[rows].tolist()
-            found["recall"] = [[share if share == share else None for share in node] for node in recall]
+            found[RECALL] = [[share if share == share else None for share in node] for node in recall]
         return found
 
     def of_model(self, row: int) -> dict[str, float]:

@@ -20,7 +20,6 @@ from quasiglobal.metrics import accuracy, name_of
 from quasiglobal.training.metrics import SCORE, check_names
 from quasiglobal.training.trial import Trial, made, tried
 
-
 LARGE_LOSS = 1e4
 """Loss above which a run of class numbers counts as diverged."""
 

@@ -33,7 +33,7 @@ def read(path: Path, label: str, memory_limit: float, numbers: bool = False) -> 
     The first row names the columns. The column `label` is y. Every other column of numbers is a feature, x float32
     [m, features]; a column with any other text is kept in `columns`. Labels that are text or whole numbers from 0 are
     classes; if any label is a fraction, or with `numbers`, y is float32 and there are no classes. A folder without a
-    test file is split like a file. Files may be gzipped. Their separator is a tab if the name ends with .tsv or .tsv.gz.
+    test file is split like a file. Files may be gzipped. The separator is a tab if the name ends with .tsv or .tsv.gz.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
