@@ -18,11 +18,39 @@ def python_blocks(text):
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
-def test_the_readmes_example_is_the_file_and_prints_what_it_says():
-    example = ROOT / "examples" / "quickstart.py"
-    assert python_blocks(README) == [example.read_text()]
-    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True)
-    assert f"```\n{done.stdout}```" in README
+def test_the_readmes_examples_are_the_files_and_print_what_it_says(tmp_path):
+    examples = [ROOT / "examples" / name for name in ("own_model.py", "quickstart.py")]
+    assert python_blocks(README) == [example.read_text() for example in examples]
+    for example in examples:
+        done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert f"```\n{done.stdout}```" in README
+    assert len(examples[0].read_text().splitlines()) < 15
+
+
+def run_blocks(document, folder, monkeypatch, *, needs):
+    """Run the Python of a document, without the blocks that need a package, or up to and with those."""
+    blocks = re.findall(r"(<!-- needs \w+ -->\n)?```python\n(.*?)```", (ROOT / "docs" / document).read_text(), re.DOTALL)
+    monkeypatch.chdir(folder)
+    names = {"__name__": "__main__"}
+    for mark, block in blocks:
+        if needs or not mark:
+            exec(compile(block, document, "exec"), names)
+    return names
+
+
+def test_the_examples_of_your_own_run(tmp_path, monkeypatch, capsys):
+    run_blocks("your-own.md", tmp_path, monkeypatch, needs=False)
+    said = capsys.readouterr().out
+    assert "Linear gives 2 outputs, but the highest label is 2; it needs 3 outputs" in said
+    assert list((tmp_path / "runs").glob("*/best/node-0.safetensors"))
+
+
+@pytest.mark.slow
+def test_the_examples_of_your_own_run_with_trackers(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run_blocks("your-own.md", tmp_path, monkeypatch, needs=True)
+    assert list((tmp_path / "wandb").glob("offline-run-*"))
 
 
 def test_the_table_of_algorithms_is_the_programs(capsys):

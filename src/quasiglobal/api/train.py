@@ -93,7 +93,7 @@ def train(
     if "recipe" in experiment:                              # its values replace the defaults of this function
         usual = {"epochs": 30, "batch": 32, "weight_decay": 0.0}
         values = {name: value for name, value in values.items() if name not in usual or value != usual[name]}
-    task.trial                                              # noqa: B018  (raises if model, loss, data and metrics do not fit)
+    task.trial                                              # noqa: B018  (raises if the parts do not fit)
     one = experiment_of(task, algorithm, topology, values | experiment)
     called = checked_callbacks(callbacks)
     if watch is not None:

@@ -50,7 +50,7 @@ class Images:
             x = _middle(x)
         if self.augmentation == "flip-crop" and self.moving:
             x = torch.nn.functional.pad(x, (PAD, PAD, PAD, PAD))
-        self.x = x.to(device)
+        self.x = x.to(device, dtype if x.is_floating_point() else None)
         channels = (-1,) + (1,) * (len(self.stored) - 1)
         self.mean = torch.tensor(mean, dtype=dtype, device=device).view(channels) * scale
         self.std = torch.tensor(std, dtype=dtype, device=device).view(channels) * scale

@@ -178,7 +178,7 @@ def _item(source: Any, columns: Columns, what: str, row: int) -> tuple[Any, Any]
         item = source[row]
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise InputError(f"{where} cannot be read: {type(source).__name__} raises {said}") from error
+        raise InputError(f"{where} cannot be read: {type(source).__name__} raises {said}") from None
     if isinstance(item, Mapping):
         if columns is None or len(columns) != 2:
             names = list(item)

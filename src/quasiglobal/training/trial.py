@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,8 +126,17 @@ def misfit(what: str, remedy: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
-        raise InputError(f"{what}: {type(error).__name__}: {said.rstrip('.')}; {remedy}") from error
+        said = " ".join(str(error).split())[:200].rstrip(".")
+        raise InputError(f"{what}: {type(error).__name__}: {said}{_place(error)}; {remedy}") from None
+
+
+def _place(error: Exception) -> str:
+    """The innermost line of the user's own code in which the error occurred."""
+    ours = Path(__file__).parents[1]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    files = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames]
+    own = [(name, line) for name, line in files if "site-packages" not in name and ours not in Path(name).parents]
+    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
 
 
 def _shapes(values: Any) -> str:
