@@ -26,7 +26,7 @@ from quasiglobal.common.files import read_json, write_csv, write_json, write_ten
 from quasiglobal.errors import InputError
 from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.metrics import Ranking, Record, number, tests
-from quasiglobal.training.rows import state_dict_of
+from quasiglobal.training.rows import complete_state
 
 __all__ = ["CSV", "EarlyStopping", "KeepBest", "MLflow", "TensorBoard", "WandB"]
 
@@ -156,7 +156,7 @@ class KeepBest:
     """Over processes, every process keeps the models of its nodes."""
 
     def __init__(self, metric: str | None = None, lower: bool = False) -> None:
-        """`metric` is a name in the records, by default the score; `lower` says whether its lower values are better."""
+        """`metric` is a metric's name, by default the score; `lower` if lower values are better and it is unmarked."""
         self.metric, self.lower = metric, lower
         self.best: list[dict[int, tuple[int, float]]] = []
         """For each seed: the epoch and the value of each node's best model."""
@@ -165,6 +165,7 @@ class KeepBest:
 
     def on_start(self, run: Any) -> None:
         """Continue from the models that a stopped run has kept."""
+        run.ranking(self.metric)                            # raises for an unknown name
         self.models = [{} for _ in run.runs]
         self.best = [{} for _ in run.runs]
         for k, folder in enumerate(run.folders):
@@ -177,7 +178,7 @@ class KeepBest:
 
     def on_epoch(self, run: Any) -> None:
         """Keep the models that are better than before."""
-        score = run.score if self.metric is None else Ranking(self.metric, self.lower)
+        score = run.ranking(self.metric, self.lower)
         for k, record in run.latest.items():
             values = record.get(f"{score.name}_own_nodes") or record.get(f"{score.name}_nodes") or ()
             nodes = run.program.engine.nodes
@@ -188,11 +189,11 @@ class KeepBest:
             rows = run.program.rows_of(k) if better else {}
             for node, value in better:
                 self.best[k][node] = run.epoch, value
-                state = state_dict_of(rows, run.program.layout, nodes.index(node))
+                state = complete_state(run.program.task.module(0), rows, run.program.layout, nodes.index(node))
                 if run.folders:
                     path = _note(run.folders[k], node)
                     write_tensors(path.with_suffix(".safetensors"), state)
-                    write_json(path, {"node": node, "epoch": run.epoch, "metric": score.name, "value": value})
+                    write_json(path, {"node": node, "epoch": run.epoch, "metric": score.name, "value": _cell(value)})
                 else:
                     self.models[k][node] = state
 
@@ -208,9 +209,13 @@ class EarlyStopping:
             raise InputError(f"patience must be >= 1 tests, got {patience}")
         self.patience, self.min_delta, self.metric, self.lower = patience, min_delta, metric, lower
 
+    def on_start(self, run: Any) -> None:
+        """Check the name of the metric."""
+        run.ranking(self.metric)
+
     def on_epoch(self, run: Any) -> None:
         """End the run if no seed improved."""
-        score = run.score if self.metric is None else Ranking(self.metric, self.lower)
+        score = run.ranking(self.metric, self.lower)
         if all(self._is_stuck(records, score) for records in run.runs):
             run.stop()
 
@@ -244,7 +249,10 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _cell(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list) else "" if value is None else value
+    """A value for a CSV or JSON file."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return json.dumps(value) if isinstance(value, list) else value
 
 
 def _package(name: str, extra: str) -> Any:

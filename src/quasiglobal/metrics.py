@@ -23,6 +23,9 @@ __all__ = ["accuracy", "auc", "f1", "is_lower", "lower", "mae", "mse", "name_of"
 
 M = TypeVar("M")
 
+IGNORED = -100
+"""The target that torch's cross-entropy ignores, as in padded texts."""
+
 
 # ------------------------------------------------------------------------------- one number per example
 
@@ -31,7 +34,8 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     """Share of correct predictions in each example, [m].
 
     Class outputs [m, C] with target [m], label images [m, C, H, W] with [m, H, W], or tokens [m, T, C] with [m, T];
-    if both fit, the class axis is 1. Logits in the target's own shape, or with one class, predict yes where > 0.
+    if both fit, the class axis is 1. Pixels and tokens with the target -100 do not count. Logits in the target's own
+    shape, or with one class, predict yes where > 0.
 
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor([1., 0.])
@@ -40,7 +44,10 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     """
     output, axis = _classes("accuracy", output, target)
     right = (output > 0) == (target > 0.5) if axis is None else output.argmax(dim=axis) == target
-    return _mean(right.float())
+    if axis is None or target.dim() < 2:
+        return _mean(right.float())
+    counted = (target != IGNORED).float().flatten(1)
+    return (right.float().flatten(1) * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
 
 
 def top5(output: Tensor, target: Tensor) -> Tensor:

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import own_tasks
 import pytest
 import tiny_models
 import torch
 
+import quasiglobal as qg
 import quasiglobal.training.program
 from quasiglobal.data.sources import load
 from quasiglobal.runs.building import make_task
@@ -131,3 +133,32 @@ def test_a_captured_transformer_with_dropout_goes_on_with_the_same_numbers(tmp_p
     second.restore([first.rows_of(0)], 1)
     Loop(second).run()
     torch.testing.assert_close(second.state.x, whole.state.x, rtol=0, atol=1e-9)
+
+
+OWN = {"algorithm": "qg-dsgdm-n", "topology": "ring:4", "epochs": 3, "lr": 0.1, "batch": 8, "seeds": 2}
+
+
+@pytest.mark.parametrize("kind", own_tasks.KINDS)
+def test_tasks_of_a_users_own_equal_the_cpu(kind):
+    torch.manual_seed(0)
+    task = own_tasks.KINDS[kind]()
+    there, here = (qg.train(task, **OWN, precision="fp64", device=device) for device in ("cuda", "cpu"))
+    for ours, theirs in zip(there.runs[1], here.runs[1], strict=True):
+        for name in theirs.keys() - {"images_per_second"}:
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-6, abs=1e-7), name
+    assert qg.train(task, **OWN, precision="bf16", device="cuda").records[-1]["loss"] < here.records[0]["loss"]
+
+
+def test_examples_read_anew_equal_the_cpu():
+    """Captured steps read each step's examples from the same place."""
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 90
+
+        def __getitem__(self, index):
+            return torch.full((3,), float(index % 7)) + torch.rand(3), index % 2
+
+    torch.manual_seed(0)
+    task = qg.Task(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, Noisy(), cache=False)
+    there, here = (qg.train(task, **OWN, precision="fp64", device=device) for device in ("cuda", "cpu"))
+    assert there.records[-1]["loss"] == pytest.approx(here.records[-1]["loss"], rel=1e-9)

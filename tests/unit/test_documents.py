@@ -29,7 +29,8 @@ def test_the_readmes_examples_are_the_files_and_print_what_it_says(tmp_path):
 
 def run_blocks(document, folder, monkeypatch, *, needs):
     """Run the Python of a document, without the blocks that need a package, or up to and with those."""
-    blocks = re.findall(r"(<!-- needs \w+ -->\n)?```python\n(.*?)```", (ROOT / "docs" / document).read_text(), re.DOTALL)
+    text = (ROOT / "docs" / document).read_text()
+    blocks = re.findall(r"(<!-- needs \w+ -->\n)?```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(folder)
     names = {"__name__": "__main__"}
     for mark, block in blocks:

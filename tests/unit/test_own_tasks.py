@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import quasiglobal as qg
+from quasiglobal.cli import look
 from quasiglobal.gradients.routes import OneByOne, Traced
 from quasiglobal.training import program
 
@@ -381,6 +382,41 @@ class Raises(nn.Linear):
 X, Y = drawn(20, 3), torch.arange(20) % 2
 LOSS = functional.cross_entropy
 WRONG = {
+    "the loss is the class CrossEntropyLoss; give an instance": lambda: qg.Task(
+        nn.Linear(3, 2), nn.CrossEntropyLoss, (X, Y)
+    ),
+    "the labels are 1 to 2; class numbers are 0, 1, …: subtract 1": lambda: qg.Task(nn.Linear(3, 2), LOSS, (X, Y + 1)),
+    "class numbers need to be whole": lambda: qg.Task(nn.Linear(3, 2), LOSS, (X, Y.float())),
+    r"the loss mse_loss fails .* make the targets a column, y\[:, None\]": lambda: qg.Task(
+        nn.Linear(3, 1), functional.mse_loss, (X, X[:, 0])
+    ),
+    "convert whole numbers to float": lambda: qg.Task(nn.Linear(3, 2), LOSS, (X.byte(), Y)),
+    "has text; turn inputs into token ids": lambda: qg.Task(nn.Linear(3, 2), LOSS, (X, np.array(["a", "b"] * 10))),
+    "give train and test apart": lambda: qg.Task(nn.Linear(3, 2), LOSS, (TensorDataset(X, Y), TensorDataset(X, Y))),
+    "has parameters to train; make them parameters of the model": lambda: qg.Task(
+        nn.Linear(3, 2), nn.Linear(2, 1), (X, Y)
+    ),
+    r"Scalar returns .* for 2 examples; each tensor needs one row per example": lambda: qg.Task(
+        Scalar(3, 2), lambda output, target: LOSS(output[0], target), (X, Y)
+    ),
+    r"fails on outputs \[2, 1\] and targets int64 \[2\] of Linear: .*out of bounds": lambda: qg.Task(
+        nn.Linear(3, 1), LOSS, (X, torch.arange(20) // 18 * 2)
+    ),
+    "Embedding fails on inputs int64": lambda: qg.Task(
+        nn.Embedding(5, 2), lambda output, target: output.mean(), (torch.arange(20), X)
+    ),
+    "computes a dict; it has to compute one number": lambda: qg.Task(
+        nn.Linear(3, 2), LOSS, (X, Y), metrics={"d": Dicts()}
+    ),
+    "a training example is .* but a test example is": lambda: qg.Task(
+        nn.Linear(3, 1), functional.mse_loss, (X, X[:, :1]), test=(X, X[:, 0])
+    ),
+    "two metrics are called '<lambda>'": lambda: qg.Task(
+        nn.Linear(3, 2), LOSS, (X, Y), metrics=[lambda output, target: target, lambda output, target: target]
+    ),
+    "a step has a batch of one example, which BatchNorm cannot normalise": lambda: qg.Task(
+        nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)), LOSS, [(X[:9], Y[:9])] * 4, test=(X, Y)
+    ),
     "Needs cannot be made: TypeError: .* missing 1 required .*; give an instance": lambda: qg.Task(Needs, LOSS, (X, Y)),
     r"Raises fails on inputs \[2, 3\]: ValueError: no such thing": lambda: qg.Task(Raises(3, 2), LOSS, (X, Y)),
     r"Linear fails on inputs \[2, 3\]: .*mat1 and mat2": lambda: qg.Task(nn.Linear(4, 2), LOSS, (X, Y)),
@@ -421,6 +457,23 @@ WRONG = {
     ),
     "task must be a qg.Task": lambda: nn.Linear(3, 2),
 }
+
+
+class Scalar(nn.Linear):
+    def forward(self, x):
+        output = super().forward(x)
+        return output, output.square().mean()
+
+
+class Dicts:
+    def update(self, output, target):
+        pass
+
+    def reset(self):
+        pass
+
+    def compute(self):
+        return {"a": 1}
 
 
 class Endless(IterableDataset):
@@ -487,10 +540,11 @@ def test_a_callback_ends_the_training_for_good(tmp_path):
                 run.stop()
 
     task = own_tasks.classification()
-    for _ in range(2):
-        run = qg.train(task, **SHORT, runs=tmp_path, callbacks=[Enough()])
-        assert len(run.records) == 2
-        assert json.loads((run.runs[0].folder / "summary.json").read_text())["status"] == "finished"
+    run = qg.train(task, **SHORT, runs=tmp_path, callbacks=[Enough()])
+    with pytest.warns(UserWarning, match=r"a callback ended .* after epoch 2 of 3; delete the folder"):
+        again = qg.train(task, **SHORT, runs=tmp_path)
+    assert len(run.records) == len(again.records) == 2
+    assert run.status == again.status == "finished"
 
 
 def test_early_stopping_keeps_to_its_patience():
@@ -534,3 +588,157 @@ def test_a_notebook_draws_the_curves():
     assert "<svg" in shown
 
 
+
+
+# ------------------------------------------------------------------------------------------------ what was once wrong
+
+
+def test_runs_of_one_name_stay_apart_in_tables(tmp_path, capsys):
+    for hidden in (4, 8, 16):
+        net = nn.Sequential(nn.Linear(3, hidden), nn.Linear(hidden, 2))
+        qg.train(qg.Task(net, LOSS, (X, Y)), **SHORT, runs=tmp_path)
+    look.compare(tuple(sorted(tmp_path.iterdir())), markdown=True)
+    assert capsys.readouterr().out.count("| Sequential (") == 3
+
+
+def test_random_numbers_of_any_kind_are_seeded_and_never_frozen():
+    class Random(nn.Linear):
+        def forward(self, x):
+            x = functional.dropout(x, 0.5, self.training) + torch.randn_like(x)
+            return super().forward(x) * (random.random() + np.random.rand())
+
+    torch.manual_seed(0)
+    task, how = qg.Task(Random(3, 2), LOSS, (X, Y)), SHORT | {"epochs": 30}
+    one, other = (qg.train(task, **how, checkpoint_seconds=0) for _ in range(2))
+    assert untimed(one.records) == untimed(other.records)
+    assert len({record["loss"] for record in one.records}) == 30
+
+
+def test_buffers_that_forward_assigns_are_kept():
+    class Average(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 2)
+            self.register_buffer("mean", torch.zeros(3))
+
+        def forward(self, x):
+            if self.training:
+                self.mean = 0.9 * self.mean + 0.1 * (x.detach().mean(dim=0) + 5)
+            return super().forward(x)
+
+    run = qg.train(qg.Task(Average(), LOSS, (X, Y)), **SHORT)
+    assert all((run.model(node).mean > 1).all() for node in range(4))
+
+
+def test_large_numbers_are_not_a_divergence_and_a_divergence_is_told():
+    x = drawn(400, 6)
+    y = torch.where(torch.arange(400)[:, None] < 200, torch.zeros(400, 1), x[:, :1] * 300 + 500)
+    run = qg.train(qg.Task(nn.Linear(6, 1), functional.mse_loss, (x, y), test=(x, y)), **SHORT)
+    assert (len(run.records), run.status) == (3, "finished")
+    with pytest.warns(UserWarning, match="diverged in epoch . of 3; try a smaller lr"):
+        run = qg.train(own_tasks.regression(), **SHORT | {"lr": 1e6})
+    assert run.status == "diverged"
+
+
+def test_the_test_loss_is_the_loss_on_the_test_data_whatever_trains_beside_it():
+    x, y = drawn(900, 3), torch.arange(900) * 3 // 900
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 10.0, 100.0]))
+    task = qg.Task(nn.Linear(3, 3), loss, (x, y), test=(x, y))
+    run = qg.train(task, **SHORT | {"precision": "fp64"}, seeds=9)
+    with torch.no_grad():
+        expected = [float(loss.double()(run.model(node)(x.double()), y)) for node in range(4)]
+    assert run.records[-1]["test_loss_nodes"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_yes_no_logits_of_whole_targets_have_no_recall():
+    for net in (nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 1), nn.Flatten(0))):
+        def loss(output, target):
+            return functional.binary_cross_entropy_with_logits(output.flatten(), target.float())
+
+        run = qg.train(qg.Task(net, loss, (X, Y), metrics={"accuracy": qg.metrics.accuracy}), **SHORT)
+        assert "recall_worst" not in run.records[-1]
+
+
+def test_a_list_may_mix_arrays_and_data_sets_that_are_read_anew():
+    parts = [(X + k, torch.full((20,), k % 2)) for k in range(3)]
+    mixed = [parts[0], Pairs(*parts[1]), Pairs(*parts[2])]
+    how = SHORT | {"topology": "complete:3", "precision": "fp64"}
+    torch.manual_seed(0)
+    kept = qg.train(qg.Task(nn.Linear(3, 2), LOSS, mixed), **how)
+    torch.manual_seed(0)
+    anew = qg.train(qg.Task(nn.Linear(3, 2), LOSS, mixed, cache=False), **how)
+    assert anew.records[-1]["loss"] == pytest.approx(kept.records[-1]["loss"], rel=1e-12)
+
+
+def test_a_function_that_returns_one_module_gives_each_node_its_own():
+    net = nn.Linear(3, 2)
+    before = net.weight.clone()
+    run = qg.train(qg.Task(lambda: net, LOSS, (X, Y)), **SHORT | {"alpha": 0.1})
+    assert not run.model(0).weight.equal(run.model(1).weight)
+    assert net.weight.equal(before)
+
+
+def test_frozen_and_tied_weights_are_in_every_state_dict(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.frozen = nn.Linear(3, 3).requires_grad_(False)
+            self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.other.weight = self.one.weight
+            self.out = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.out(self.other(self.one(self.frozen(x)).relu()))
+
+    keep = qg.callbacks.KeepBest()
+    run = qg.train(qg.Task(Tied(), LOSS, (X, Y)), **SHORT, runs=tmp_path, callbacks=[keep])
+    state = load_file(run.folder / "best" / "node-2.safetensors")
+    Tied().load_state_dict(state)
+    assert state["frozen.weight"].equal(run.model(2).frozen.weight)
+
+
+def test_a_warm_up_ends_at_the_peak_also_below_the_usual_start():
+    def rates(**how):
+        run = qg.train(own_tasks.classification(), **SHORT | {"epochs": 4, "batch": 40} | how)
+        return [record["lr"] for record in run.records]
+
+    assert rates(lr=0.5, warmup=2, schedule="linear") == pytest.approx([0.1, 0.3, 0.5, 0.25])
+    assert rates(lr=0.05, warmup=2, schedule="cosine") == pytest.approx([0.005, 0.0275, 0.05, 0.025])
+
+
+SCHEDULES = [lambda done: done, lambda done: 1 / 0, lambda done: None, lambda done: 1 - 2 * done]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_that_fails_leaves_nothing_behind(tmp_path, schedule):
+    with pytest.raises(qg.InputError, match="the schedule at"):
+        qg.train(own_tasks.classification(), **SHORT, schedule=schedule, runs=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_metrics_of_callbacks_follow_their_mark_and_have_to_exist(tmp_path):
+    stop = qg.callbacks.EarlyStopping(3, metric="test_loss")
+    run = qg.train(own_tasks.regression(), **SHORT | {"algorithm": "dsgd", "epochs": 12, "lr": 0.01}, callbacks=stop)
+    assert len(run.records) == 12, "the test loss falls, which is better"
+    for callback in (qg.callbacks.EarlyStopping(metric="nonsense"), qg.callbacks.KeepBest(metric="nonsense")):
+        with pytest.raises(qg.InputError, match="unknown metric 'nonsense'"):
+            qg.train(own_tasks.regression(), **SHORT, callbacks=[callback])
+
+
+def test_lazy_layers_numpy_numbers_and_long_names_are_fine(tmp_path):
+    kind = type("Long" * 70, (nn.Sequential,), {})
+    task = qg.Task(kind(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(2)), LOSS, (X, Y))
+    run = qg.train(task, **SHORT | {"epochs": np.int64(2), "batch": np.int64(8)}, runs=tmp_path)
+    assert len(run.records) == 2
+
+
+def test_embeddings_need_no_output_per_class():
+    def pull_together(output, target):
+        same = target[:, None] == target
+        return torch.cdist(output, output).square()[same].mean()
+
+    assert len(qg.train(qg.Task(nn.Linear(3, 2), pull_together, (X, torch.arange(20) % 5)), **SHORT).records) == 3
+
+
+def test_padding_does_not_count_as_wrong():
+    output = functional.one_hot(torch.tensor([[1, 2, 0, 0]]), 3).float()
+    assert qg.metrics.accuracy(output, torch.tensor([[1, 0, -100, -100]])).tolist() == [0.5]

@@ -14,7 +14,14 @@ from quasiglobal.errors import InputError
 from quasiglobal.metrics import BUILT_IN, is_lower, name_of, percent
 from quasiglobal.runs.building import LOSSES
 from quasiglobal.training.experiment import Experiment, from_mapping
+from quasiglobal.training.metrics import LOSS
 from quasiglobal.training.task import Task
+
+OF_TASK = {
+    "data", "model", "loss", "metric", "classes", "shape", "mean", "std", "norm", "width", "pretrained", "train",
+    "label",
+}
+"""Fields of `Experiment` that the task sets."""
 
 LIST = "list"
 """Text of the partition of data that came as one data set per node."""
@@ -23,12 +30,14 @@ LIST = "list"
 def experiment_of(task: Task, algorithm: Any, graph: Any, values: dict[str, Any]) -> Experiment:
     """The experiment that trains a task; `values` are further fields, with objects or functions for some."""
     values = dict(values)
+    for name in OF_TASK & values.keys():
+        raise InputError(f"{name} belongs to the task; give it to qg.Task, or leave it out")
     schedule = _schedule(values)
     named = {
-        "data": _data(task),
+        "data": _once(task, "data", _data),
         "model": remember(task.name, fingerprint(task.module(0), task.model), None),
         "loss": _loss(task),
-        "metric": tuple(_metric(name, metric) for name, metric in task.given_metrics.items()),
+        "metric": _once(task, "metric", _metrics),
         "algorithm": algorithms.text_of(algorithm),
         "topology": _topology(graph),
         "partition": _partition(task, values.pop("partition", None), "alpha" in values),
@@ -36,9 +45,16 @@ def experiment_of(task: Task, algorithm: Any, graph: Any, values: dict[str, Any]
     return from_mapping(values | named | schedule, "qg.train")
 
 
+def _once(task: Task, what: str, name: Callable[[Task], Any]) -> Any:
+    """Name a part of the task when it is first trained: training may change counters in a user's objects."""
+    if what not in task.names:
+        task.names[what] = name(task)
+    return task.names[what]
+
+
 def _data(task: Task) -> str:
     data = task.data
-    if not data.own:
+    if not data.own and ":" not in data.name:               # a published data set
         return data.name
     content = (data.train.x, data.train.y, data.test.x, data.test.y, data.parts, data.test_parts, data.mean, data.std)
     sources = data.fresh.sources if data.fresh else ()
@@ -51,6 +67,12 @@ def _loss(task: Task) -> str:
     if known is not None:
         return "" if known == default else known
     return remember(name_of(task.loss), fingerprint(task.loss), None)
+
+
+def _metrics(task: Task) -> tuple[str, ...]:
+    if task.given_metrics == {}:                            # none, on purpose
+        return (LOSS,)
+    return tuple(_metric(name, metric) for name, metric in (task.given_metrics or {}).items())
 
 
 def _metric(name: str, metric: Any) -> str:
@@ -106,6 +128,8 @@ def _schedule(values: dict[str, Any]) -> dict[str, Any]:
         return {"schedule": _function(schedule, by_step=False)}
     if "recipe" in values:
         return {} if schedule == "constant" else {"schedule": schedule}
+    if "warmup" in values and "warmup_from" not in values and isinstance(lr, int | float) and lr <= WARMUP_FROM:
+        values["warmup_from"] = lr / 10                     # the usual start would be above the peak
     if schedule == "constant" and not asked:
         return {"schedule": "constant", "warmup": 0.0, "milestones": ()}
     rest = {"warmup": values.get("warmup", 0.0), "milestones": values.get("milestones", ())}
@@ -114,6 +138,10 @@ def _schedule(values: dict[str, Any]) -> dict[str, Any]:
     elif schedule not in ("constant", "steps") and "milestones" in values:
         raise InputError(f"milestones belong to schedule='steps'; leave them out with {schedule!r}")
     return rest | {"schedule": "steps" if schedule == "constant" else schedule}
+
+
+WARMUP_FROM = 0.1
+"""The usual learning rate at the start of a warm-up."""
 
 
 def _function(function: Callable[[float], float], by_step: bool) -> str:

@@ -32,12 +32,15 @@ def trained(task: Task, experiment: Experiment, options: Options, callbacks: Seq
     with progress(experiment) as bar:
         if not keep:
             found = in_memory.train(task, experiment, options, [*callbacks, bar])
-            return Trained([TrainedRun(records, one, task, partial(dict, rows)) for one, records, rows in found])
+            return _told(Trained([
+                TrainedRun(records, one, task, partial(dict, rows), status) for one, records, rows, status in found
+            ]))
+        _tell_of_early_ends(experiment, options)
         try:
             local.train(experiment, options, task=task, callbacks=[*callbacks, bar])
         except local.Stopped:
             warnings.warn("stopped by Ctrl-C; the same call resumes", stacklevel=3)
-    return _from_folders(task, experiment, options)
+    return _told(_from_folders(task, experiment, options))
 
 
 def _over_processes_without_folder(
@@ -58,6 +61,29 @@ def _over_processes_without_folder(
 def _from_folders(task: Task, experiment: Experiment, options: Options) -> Trained:
     runs = [folder.read() for folder in folders_of(experiment, options)]
     return Trained([
-        TrainedRun(run.records(), run.experiment, task, lambda run=run: run.rows()[0], run.folder)      # type: ignore[misc]
+        TrainedRun(
+            run.records(), run.experiment, task, lambda run=run: run.rows()[0], run.status, run.folder  # type: ignore[misc]
+        )
         for run in runs
     ])
+
+
+def _told(result: Trained) -> Trained:
+    """Warn of runs that diverged."""
+    for run in result.runs:
+        if run.status == "diverged":
+            what = f"{run.experiment.algorithm} with seed {run.experiment.seed}"
+            epochs = f"{len(run)} of {run.experiment.epochs}"
+            warnings.warn(f"{what} diverged in epoch {epochs}; try a smaller lr", stacklevel=5)
+    return result
+
+
+def _tell_of_early_ends(experiment: Experiment, options: Options) -> None:
+    """Warn of finished runs that a callback ended before their last epoch: they are not continued."""
+    for folder in folders_of(experiment, options):
+        run = folder.read()
+        if run.status == "finished" and len(run.records()) < experiment.epochs:
+            warnings.warn(
+                f"a callback ended {run.folder} after epoch {len(run.records())} of {experiment.epochs}; delete the "
+                "folder to train it again", stacklevel=5,
+            )

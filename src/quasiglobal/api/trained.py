@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
+from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.report import plots
 from quasiglobal.training.experiment import Experiment
@@ -23,11 +24,11 @@ class TrainedRun(list[Record]):
 
     def __init__(
         self, records: Sequence[Record], experiment: Experiment, task: Task, rows: Callable[[], NamedRows],
-        folder: Path | None = None,
+        status: str, folder: Path | None = None,
     ) -> None:
         """`rows` returns the models of all nodes; `folder` is the run folder, if there is one."""
         super().__init__(records)
-        self.experiment, self.folder = experiment, folder
+        self.experiment, self.status, self.folder = experiment, status, folder
         self._task, self._rows = task, rows
 
     @property
@@ -37,8 +38,10 @@ class TrainedRun(list[Record]):
 
     def model(self, node: int | None = None) -> nn.Module:
         """A copy of the module with the parameters and buffers of a node, or with the average over all nodes."""
-        module = self._task.module(0)
-        return module_of(module, self._rows(), Layout.of_experiment(module, self.experiment.bn), node)
+        module, rows = self._task.module(0), self._rows()
+        if node is not None and not 0 <= node < len(rows["x"]):
+            raise InputError(f"node must be from 0 to {len(rows['x']) - 1}, got {node}")
+        return module_of(module, rows, Layout.of_experiment(module, self.experiment.bn), node)
 
     def average(self) -> nn.Module:
         """A copy of the module with the average of all nodes' parameters and buffers."""
@@ -47,7 +50,7 @@ class TrainedRun(list[Record]):
     def in_memory(self) -> TrainedRun:
         """The same run, independent of its folder."""
         rows = models_of(self._rows())
-        return TrainedRun(self, self.experiment, self._task, lambda: rows)
+        return TrainedRun(self, self.experiment, self._task, lambda: rows, self.status)
 
 
 class Trained:
@@ -60,6 +63,16 @@ class Trained:
     def records(self) -> list[Record]:
         """The record of every epoch of the first seed."""
         return self.runs[0]
+
+    @property
+    def status(self) -> str:
+        """finished, diverged, or unfinished (stopped by Ctrl-C), of the first seed."""
+        return self.runs[0].status
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder of the first seed; None if there is none."""
+        return self.runs[0].folder
 
     @property
     def score(self) -> Ranking:

@@ -13,7 +13,7 @@ SUFFIXES = (".csv", ".edgelist", ".edges", ".txt")
 """File names that are edge lists without the prefix `file:`."""
 
 HEADERS = (["source", "target"], ["from", "to"], ["node1", "node2"])
-"""First words of a header line, which is skipped."""
+"""First words of a header line, which is skipped; any words are, if all nodes are numbers."""
 
 
 def read_edge_list(path: str) -> tuple[nx.Graph[Any], bool]:
@@ -22,9 +22,12 @@ def read_edge_list(path: str) -> tuple[nx.Graph[Any], bool]:
     A line is `u v` or `u v weight`, separated by spaces or commas; `#` begins a comment. Nodes are sorted by name.
     """
     links: dict[frozenset[str], float | None] = {}
-    for number, line in enumerate(_lines(path), start=1):
-        words = line.partition("#")[0].replace(",", " ").split()
-        if not words or (not links and [word.lower() for word in words[:2]] in HEADERS):
+    table = [line.partition("#")[0].replace(",", " ").split() for line in _lines(path)]
+    numbered = all(word.isdigit() for words in [words for words in table if words][1:] for word in words[:2])
+    for number, words in enumerate(table, start=1):
+        titles = [word.lower() for word in words[:2]]
+        named = titles in HEADERS or (numbered and len(table) > 1 and not any(map(str.isdigit, titles)))
+        if not words or (not links and named):
             continue
         try:
             weight = float(words[2]) if len(words) == 3 else None

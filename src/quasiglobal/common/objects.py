@@ -38,6 +38,12 @@ def remember(readable: str, digest: str, thing: Any, **facts: Any) -> str:
     return text
 
 
+def note(text: str, **facts: Any) -> None:
+    """Add facts about an object that a text names by its path."""
+    known = _KNOWN.get(text, Known(None, {}))
+    _KNOWN[text] = Known(known.thing, known.facts | facts)
+
+
 def restore(text: str, facts: dict[str, Any]) -> None:
     """Restore the facts of an object from a stored experiment."""
     _KNOWN.setdefault(text, Known(None, facts))

@@ -91,9 +91,11 @@ class Dataset:
     """Reads the training examples anew each epoch; `train.x` then holds the first two inputs only."""
 
     def __post_init__(self) -> None:
-        train, test = (described(split.x) for split in (self.train, self.test))
-        if train != test:
-            raise InputError(f"{self.name}: a training example is {train}, but a test example is {test}")
+        train, test = ((split.x, split.y) if self.own else split.x for split in (self.train, self.test))
+        if kind_of(train) != kind_of(test):
+            raise InputError(
+                f"{self.name}: a training example is {described(train)}, but a test example is {described(test)}"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -160,6 +162,13 @@ def described(x: Any) -> str:
     "{'a': 'torch.float32 [2]', 'b': 'torch.int64 []'}"
     """
     return str(tree_map(lambda values: f"{values.dtype} {list(values.shape[1:])}", x))
+
+
+def kind_of(x: Any) -> str:
+    """Kind of numbers and shape of one example; float32 and float64 are one kind, since training converts them."""
+    return str(tree_map(
+        lambda values: f"{'float' if values.is_floating_point() else values.dtype} {list(values.shape[1:])}", x
+    ))
 
 
 def side_shown(side: int) -> int:

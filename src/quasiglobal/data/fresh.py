@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.data.randomness import generator
+from quasiglobal.data.randomness import generator, restored_generators, seed_all
+from quasiglobal.errors import InputError
 
 Key = tuple[int, int, int, int]
 """(seed, node, epoch, index)"""
@@ -37,26 +35,15 @@ class Fresh:
                 for of, owner in zip(rows, owners, strict=True)
                 for row in of
             ]
+        flat = [row for of in rows for row in of]
+        for row, example in zip(flat, read, strict=True):
+            if not all(leaf.isfinite().all() for leaf in tree_leaves(example) if leaf.is_floating_point()):
+                raise InputError(f"example {self.index[row]} of train has a value that is not a finite number")
         k = len(owners)
         x, y = tree_map(lambda *values: torch.stack(values).view(k, -1, *values[0].shape), *read)
         return x, y
 
     def example(self, row: int, key: Key) -> tuple[Any, Any]:
         """One example; overwrites the state of the global generators."""
-        seed = int(generator(*key).integers(2**63))
-        torch.default_generator.manual_seed(seed)
-        np.random.seed(seed % 2**32)
-        random.seed(seed)
+        seed_all(int(generator(*key).integers(2**63)))
         return self.read(row)
-
-
-@contextmanager
-def restored_generators() -> Iterator[None]:
-    """Restore the global generators of torch (CPU), NumPy and Python afterwards."""
-    numbers, states = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        np.random.set_state(numbers)
-        random.setstate(states)

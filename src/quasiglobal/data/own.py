@@ -12,12 +12,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
-from quasiglobal.data.dataset import Dataset, Examples, Indices, described, held_out, moments
-from quasiglobal.data.fresh import Fresh, restored_generators
+from quasiglobal.data.dataset import Dataset, Examples, Indices, described, held_out, kind_of, moments
+from quasiglobal.data.fresh import Fresh
+from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
 
 Columns = tuple[Any, Any] | None
 """Names of the input and the target in examples that are dicts; the input may be several names."""
+
+MOST_CLASSES = 100_000
+"""Whole numbers above this are numbers, not classes."""
 
 NEEDED = (
     "a torch Dataset of (input, target), a pair (x, y) of tensors or arrays, a data set of qg.data.load, or a list "
@@ -43,7 +47,6 @@ def dataset_of(train: Any, test: Any = None, columns: Columns = None, cache: boo
         raise InputError(
             f"train has {len(data.parts)} parts, but test has {len(data.test_parts)}; give each node one of both"
         )
-    _check_finite(data)
     return replace(data, classes=_classes(data)) if data.own else data
 
 
@@ -88,13 +91,19 @@ def _one(source: Any, columns: Columns, cache: bool, whole: bool, what: str = "t
     if cache or _is_pair(source):
         examples = _read_all(source, columns, what)
         rows, tests = _cut(len(examples), whole, what)
-        return Dataset(name, examples.at(rows), examples.at(tests), (), own=True)
+        data = Dataset(name, examples.at(rows), examples.at(tests), (), own=True)
+        return data if cache else replace(data, fresh=_kept(data.train))
     rows, tests = _cut(_length(source, what), whole, what)
     first = _read(source, columns, what, rows[:2])
     train = Examples(first.x, _targets(source, columns, what, rows))
     test = _read(source, columns, what, tests) if len(tests) else first.at(tests)
     fresh = Fresh(lambda row: _item(source, columns, what, int(rows[row])), rows.tolist(), (source,))
     return Dataset(name, train, test, (), own=True, fresh=fresh)
+
+
+def _kept(examples: Examples) -> Fresh:
+    """A reader of examples that are in memory, for a list in which others are read anew."""
+    return Fresh(lambda row: tree_map(lambda values: values[row], (examples.x, examples.y)), range(len(examples)))
 
 
 def _cut(m: int, whole: bool, what: str) -> tuple[Indices, Indices]:
@@ -113,6 +122,7 @@ def _read_all(source: Any, columns: Columns, what: str) -> Examples:
         raise InputError(f"x and y of {what} need one row per example, got the shapes {counts}")
     if (0,) in sizes:
         raise InputError(f"{what} holds no examples")
+    _check_finite(x, y, np.arange(len(tree_leaves(y)[0])), what)
     return Examples(x, _as_targets(y))
 
 
@@ -156,6 +166,7 @@ def _read(source: Any, columns: Columns, what: str, rows: Indices) -> Examples:
                 "resize or pad them in the Dataset"
             )
     x, y = tree_map(lambda *values: torch.stack(values), *items)
+    _check_finite(x, y, rows, what)
     return Examples(x, y)
 
 
@@ -164,9 +175,10 @@ def _targets(source: Any, columns: Columns, what: str, rows: Indices) -> Any:
     known = getattr(source, "targets", None)
     if columns is None and isinstance(known, Tensor | np.ndarray | list) and len(known) == len(source):
         targets = _as_targets(_tensor(known, what))
+        some = np.linspace(0, len(known) - 1, num=min(8, len(known))).astype(np.int64)
         with restored_generators():
-            first = _item(source, columns, what, 0)[1]
-        if isinstance(first, Tensor) and first.equal(targets[0]):
+            read = [_item(source, columns, what, int(row))[1] for row in some]
+        if all(isinstance(y, Tensor) and y.equal(targets[row]) for row, y in zip(some, read, strict=True)):
             return targets[torch.from_numpy(rows)]
     return _read(source, columns, what, rows).y
 
@@ -220,12 +232,22 @@ def _tensor(value: Any, where: str) -> Tensor:
         array = np.asarray(value)
         if array.dtype == object or array.dtype.kind not in "biuf":
             raise TypeError
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if isinstance(value, float | list) and array.dtype == np.float64:
             array = array.astype(np.float32)
         return torch.from_numpy(np.array(array))
     except (TypeError, ValueError):
-        kind = "text; turn it into token ids" if isinstance(value, str) else "not a tensor, an array or a number"
-        raise InputError(f"{where} has a {type(value).__name__}, which is {kind}") from None
+        if isinstance(value, str) or _is_texts(value):
+            raise InputError(f"{where} has text; turn inputs into token ids and labels into class numbers") from None
+        hint = "; give train and test apart, test=…" if hasattr(value, "__getitem__") else ""
+        raise InputError(f"{where} has a {type(value).__name__}, not a tensor, an array or a number{hint}") from None
+
+
+def _is_texts(value: Any) -> bool:
+    """Whether a value is a list or an array of strings."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "US"
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], str)
 
 
 def _as_targets(y: Any) -> Any:
@@ -260,7 +282,7 @@ def _joined(sources: Sequence[Any], columns: Columns, cache: bool, whole: bool) 
     test, test_parts = _concatenated([data.test for data in found], "test")
     readers = [data.fresh for data in found if data.fresh is not None]
     fresh = None
-    if readers:
+    if any(reader.sources for reader in readers):
         owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         start = [int(part[0]) for part in parts]
         fresh = Fresh(
@@ -268,7 +290,7 @@ def _joined(sources: Sequence[Any], columns: Columns, cache: bool, whole: bool) 
             [index for reader in readers for index in reader.index],
             tuple(source for reader in readers for source in reader.sources),
         )
-        train = replace(train, x=first.train.x)
+        train = replace(train, x=tree_map(lambda values: values[:2], train.x))
     name = first.name if not first.own else f"{len(found)}-parts"
     return replace(
         first, name=name, own=True, train=train, test=test, parts=parts, test_parts=None if whole else test_parts,
@@ -283,7 +305,7 @@ def _terms(data: Dataset) -> tuple[Any, ...]:
 def _concatenated(splits: Sequence[Examples], what: str) -> tuple[Examples, tuple[Indices, ...]]:
     """Concatenate the examples of all parts; also return the rows of each part."""
     for k, split in enumerate(splits):
-        if described((split.x, split.y)) != described((splits[0].x, splits[0].y)):
+        if kind_of((split.x, split.y)) != kind_of((splits[0].x, splits[0].y)):
             raise InputError(
                 f"part {k} of {what} has examples {described((split.x, split.y))}, but part 0 has "
                 f"{described((splits[0].x, splits[0].y))}; all nodes need the same shapes and types"
@@ -302,19 +324,16 @@ def _classes(data: Dataset) -> tuple[str, ...]:
     labels = [split.labels for split in (data.train, data.test) if len(split)]
     if any(found is None for found in labels):
         return ()
-    return tuple(str(k) for k in range(1 + max(int(found.max()) for found in labels if found is not None)))
+    highest = max(int(found.max()) for found in labels if found is not None)
+    return tuple(map(str, range(1 + highest))) if highest < MOST_CLASSES else ()
 
 
-def _check_finite(data: Dataset) -> None:
-    """Raise InputError for a value that is not a finite number."""
-    for what, split in (("train", data.train), ("test", data.test)):
-        for part, values in (("input", split.x), ("target", split.y)):
-            for value in tree_leaves(values):
-                if value.is_floating_point() and not value.isfinite().all():
-                    row = int((~value.isfinite()).flatten(1).any(dim=1).nonzero()[0]) if value.ndim > 1 else int(
-                        (~value.isfinite()).nonzero()[0]
-                    )
-                    raise InputError(
-                        f"the {part} of example {row} of {what} has a value that is not a finite number; remove or "
-                        "replace it"
-                    )
+def _check_finite(x: Any, y: Any, rows: Indices, what: str) -> None:
+    """Raise InputError for a value that is not a finite number; `rows` are the user's numbers of the examples."""
+    for part, values in (("input", x), ("target", y)):
+        for value in tree_leaves(values):
+            if value.is_floating_point() and not value.isfinite().all():
+                row = rows[int((~value.isfinite()).reshape(len(value), -1).any(dim=1).nonzero()[0])]
+                raise InputError(
+                    f"the {part} of example {row} of {what} has a value that is not a finite number; remove it"
+                )

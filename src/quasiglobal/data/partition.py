@@ -54,7 +54,13 @@ def split(
     """
     labels = np.asarray(labels)
     if not isinstance(kind, str):
-        return _checked(kind(labels, n, generator(seed, n)), n, len(labels))
+        try:
+            parts = kind(labels, n, generator(seed, n))
+        except Exception as error:
+            raise InputError(
+                f"the partition fails: {type(error).__name__}: {error}; it has to be a function (targets, n, rng)"
+            ) from None
+        return _checked(parts, n, len(labels))
     if kind == "whole":
         return [np.arange(len(labels))] * n
     if not 1 <= n <= len(labels):
@@ -179,7 +185,7 @@ def _check_labels(labels: NDArray[Any], kind: str) -> None:
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise InputError(
             f"{kind} needs one class number per example, but a target is {labels.dtype} {list(labels.shape[1:])}; use "
-            "partition='iid', a function (targets, n, rng), or a list with one data set per node"
+            "the partition iid, by:COLUMN, a function (targets, n, rng), or a list with one data set per node"
         )
 
 
@@ -194,7 +200,9 @@ def _checked(parts: Any, n: int, examples: int) -> list[Indices]:
     for i, part in enumerate(arrays):
         if len(part) == 0:
             raise InputError(f"the partition gives node {i} no examples; give each node at least one")
-        if part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= examples:
+        if part.dtype.kind not in "iu":
+            raise InputError(f"the partition of node {i} has indices of type {part.dtype}; return whole numbers")
+        if part.min() < 0 or part.max() >= examples:
             raise InputError(f"the partition of node {i} has an index outside 0 to {examples - 1}")
     return [part.astype(np.int64) for part in arrays]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,10 +21,11 @@ def generator(*key: int) -> np.random.Generator:
 
 
 @contextmanager
-def seeded(device: torch.device, *key: int) -> Iterator[None]:
+def seeded(device: torch.device, *key: int, elsewhere: bool = False) -> Iterator[None]:
     """Seed torch's random numbers, as for dropout, by the key; restore its generators afterwards.
 
-    A captured graph reads the generator's seed at each replay, so this also works around a replay.
+    `elsewhere` also seeds the global generators of NumPy and Python. A captured graph reads the generator's seed at
+    each replay, so this also works around a replay.
 
     >>> with seeded(torch.device("cpu"), 0, 7):
     ...     first = torch.rand(3)
@@ -31,6 +33,31 @@ def seeded(device: torch.device, *key: int) -> Iterator[None]:
     ...     print(first.equal(torch.rand(3)))
     True
     """
+    seed = int(generator(*key).integers(2**63))
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
-        torch.manual_seed(int(generator(*key).integers(2**63)))
-        yield
+        torch.manual_seed(seed)
+        if not elsewhere:
+            yield
+            return
+        with restored_generators():
+            seed_all(seed)
+            yield
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global generators of torch (CPU), NumPy and Python."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
+@contextmanager
+def restored_generators() -> Iterator[None]:
+    """Restore the global generators of torch (CPU), NumPy and Python afterwards."""
+    numbers, states = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        np.random.set_state(numbers)
+        random.setstate(states)

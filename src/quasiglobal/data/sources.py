@@ -18,7 +18,7 @@ import torch
 
 from quasiglobal.common.imports import imported, is_path
 from quasiglobal.data.corpus import Corpus
-from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, locate, moments
+from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, locate, moments, reading
 from quasiglobal.data.own import dataset_of
 from quasiglobal.data.readers import cifar, digits, folders, hub, idx, number_tables, tables
 from quasiglobal.data.readers.hub import Hub, TextHub
@@ -252,15 +252,17 @@ def load_table(name: str, label: str, *, numbers: bool = False, memory_limit: fl
     """
     asked = DataName.parse(name)
     if asked.kind != "csv":
-        raise InputError(f"label is for CSV tables, csv:PATH; leave it out with {name}")
+        hint = f"write csv:{name}" if name.endswith(tables.SUFFIXES) else f"leave it out with {name}"
+        raise InputError(f"label is for CSV tables, csv:PATH; {hint}")
     return _own(name, number_tables.read(Path(asked.path), label, memory_limit, numbers))
 
 
 def _from_python(path: str) -> Dataset:
     """A user's data at package.module:name: what `quasiglobal.Task` takes, a dict of train and test, or a function."""
     found = imported(path, "data set")
-    if callable(found) and not hasattr(found, "__getitem__"):
-        found = found()
+    if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
+        with reading(path, "data"):
+            found = found()
     both = found if isinstance(found, Mapping) and "train" in found else {"train": found}
     return replace(dataset_of(both["train"], both.get("test")), name=path)
 

@@ -55,10 +55,13 @@ class OneModel:
     """Accuracy of each training example; None if the task has none."""
 
     def output(self, row: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        """The output on one batch; in training, BatchNorm overwrites its buffers."""
+        """The output on one batch; in training, `buffers` gets the new values, as BatchNorm writes them."""
         given, named = arguments(self.module, inputs)
+        values = self.layout.views(row) | buffers
         with self.autocast(row.device), self.around():
-            return functional_call(self.module, self.layout.views(row) | buffers, given, named)
+            output = functional_call(self.module, values, given, named)
+        buffers.update({name: values[name] for name in buffers})            # those that `forward` assigned anew
+        return output
 
     def outputs(self, row: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         """The outputs on several batches [batches, batch, …], kept separate: some models normalise by the batch."""

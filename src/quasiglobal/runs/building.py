@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from quasiglobal.common.imports import imported, is_path
-from quasiglobal.common.objects import is_own, recall, restore
+from quasiglobal.common.objects import is_own, note, recall
 from quasiglobal.data.corpus import LENGTH, Corpus, cache_folder, check_vocabulary, tokenised
 from quasiglobal.data.sources import Dataset, Examples, agreed, corpus, is_text, load, load_table
 from quasiglobal.errors import InputError, unknown
@@ -22,7 +22,7 @@ from quasiglobal.metrics import BUILT_IN, is_lower, percent
 from quasiglobal.models import build
 from quasiglobal.models.language.loading import language_model, tokenizer_of, vocabulary_of
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.metrics import ranking_of
+from quasiglobal.training.metrics import LOSS, ranking_of
 from quasiglobal.training.task import Task
 from quasiglobal.training.trial import made
 
@@ -70,14 +70,16 @@ def metrics_of(experiment: Experiment) -> dict[str, Any] | None:
     """The experiment's metrics by name; None for the default ones."""
     found = {}
     for text in experiment.metric:
+        if text == LOSS:
+            continue
         if text not in BUILT_IN and not is_path(text):
             raise unknown("metric", text, [*BUILT_IN, "package.module:name"])
         metric = BUILT_IN[text] if text in BUILT_IN else imported(text, "metric")
         metric = metric() if isinstance(metric, type) else metric
         if text not in BUILT_IN:
-            restore(text, {"name": text.rpartition(":")[2], "lower": is_lower(metric), "percent": percent(metric)})
+            note(text, name=text.rpartition(":")[2], lower=is_lower(metric), percent=percent(metric))
         found[ranking_of(text).name] = metric
-    return found or None
+    return found or (None if not experiment.metric else {})
 
 
 def _as_columns(examples: Examples) -> Examples:

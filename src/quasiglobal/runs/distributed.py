@@ -6,9 +6,11 @@ combines the parts into the same files as the simulator's. Either engine resumes
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from quasiglobal.engines.distributed import Meeting, all_gather, join, meet, spread
@@ -17,6 +19,7 @@ from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_f
 from quasiglobal.runs.assembly import Assembly, tidied
 from quasiglobal.runs.building import data_of, make_task
 from quasiglobal.runs.options import Options
+from quasiglobal.runs.own_objects import check_objects
 from quasiglobal.runs.participant import Participant, Seat
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched
 from quasiglobal.topology import count_nodes
@@ -44,11 +47,13 @@ def train(
     refuse_faults(experiment)
     patience = max(options.peer_timeout, GRACE)
     meeting, rank, size = join(patience)
+    _check_alike(meeting, experiment, rank, size, patience)
     store, hosted = Meeting(meeting, experiment.hash), spread(count_nodes(experiment.topology), size)
     seat = Seat(store, rank, hosted, experiment.hash)
     folders = folders_of(experiment, options)
     for folder in folders:
         folder.check_topology()
+        check_objects(folder)
     runs = [folder for folder in folders if folder.read_summary() is None]
     if runs:
         first = not store.check([f"tidied/{rank}"])         # else an earlier start of this process got this far
@@ -63,6 +68,24 @@ def train(
         with suppress(InputError):                          # a process that is gone for good
             all_gather(store, "combined", "", rank, size, patience)
     return [folder.read() for folder in folders]
+
+
+CALLS = itertools.count()
+"""Numbers the trainings of this process, in the same order in every process."""
+
+
+def _check_alike(meeting: Any, experiment: Experiment, rank: int, size: int, patience: float) -> None:
+    """Raise InputError if this process trains another experiment than process 0, as with unseeded models or data."""
+    about = f"experiment/{next(CALLS)}"
+    if meeting.check([f"{about}/{rank}"]):                  # by an earlier start of this process
+        return
+    theirs = all_gather(meeting, about, json.dumps(asdict(experiment)), rank, size, patience)
+    other = [name for name, value in json.loads(theirs[0]).items() if value != json.loads(theirs[rank])[name]]
+    if other:
+        raise InputError(
+            f"process {rank} has another {' and '.join(other)} than process 0; call torch.manual_seed, and seed NumPy, "
+            "before making the model and the data"
+        )
 
 
 def wait_for_all(experiment: Experiment, options: Options) -> None:

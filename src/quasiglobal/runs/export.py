@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from quasiglobal.common.files import write_tensors
+from quasiglobal.common.imports import is_path
 from quasiglobal.data.corpus import Rows, to_test
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.sources import Dataset, Examples
@@ -22,7 +23,7 @@ from quasiglobal.gradients.layout import Layout
 from quasiglobal.runs.building import as_tokens, data_of, model_of
 from quasiglobal.runs.store import Run
 from quasiglobal.training.experiment import Experiment, from_mapping
-from quasiglobal.training.rows import state_dict_of
+from quasiglobal.training.rows import complete_state, state_dict_of
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Exported:
 
     def module(self, data: Dataset) -> nn.Module:
         """The model in evaluation mode, for inputs like the data's."""
+        if not data.classes:
+            raise InputError(f"{data.name} has no classes; load the file's state_dict in Python to predict numbers")
         module = model_of(self.experiment, len(data.classes), data.shape, data.pad)
         frozen = _frozen(module)
         if self.frozen and self.frozen != fingerprint(frozen):
@@ -70,14 +73,19 @@ def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
     if node != "average" and not (node.isdigit() and int(node) in nodes):
         raise InputError(f"node must be average or one of {nodes[0]} to {nodes[-1]}, got {node!r}")
     experiment = _in_its_terms(run, data_dir)
-    module = model_of(experiment, len(experiment.classes), experiment.shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)                                # frozen weights are those of seed 0, as in training
+        module = model_of(experiment, len(experiment.classes) or 1, experiment.shape)
     layout = Layout.of_experiment(module, experiment.bn)
     if layout.size != rows["x"].shape[1]:
         raise InputError(
             f"{run.folder} was trained on other classes or shapes than {experiment.data} has now; restore the old data"
         )
+    at = None if node == "average" else nodes.index(int(node))
+    if is_path(experiment.model):                           # its frozen weights are nowhere else
+        return Exported(experiment, complete_state(module, rows, layout, at))
     frozen = _frozen(module)
-    state = state_dict_of(rows, layout, None if node == "average" else nodes.index(int(node)))
+    state = state_dict_of(rows, layout, at)
     return Exported(experiment, state, fingerprint(frozen) if frozen else "")
 
 

@@ -20,10 +20,10 @@ from quasiglobal.training.task import Task
 
 def train(
     task: Task, experiment: Experiment, options: Options, callbacks: Sequence[Any] = ()
-) -> list[tuple[Experiment, list[Record], NamedRows]]:
-    """Train all seeds of an experiment without files; return the records and the models of each."""
+) -> list[tuple[Experiment, list[Record], NamedRows, str]]:
+    """Train all seeds of an experiment without files; return the records, the models and the status of each."""
     device = choose_device(options.device)
-    found: dict[Experiment, tuple[list[Record], NamedRows]] = {}
+    found: dict[Experiment, tuple[list[Record], NamedRows, str]] = {}
     folders = folders_of(experiment, options)
     with patient_interrupts() as noted:
         for chosen, group in programs(dict.fromkeys(folders), lambda one: task, device):
@@ -33,7 +33,8 @@ def train(
             loop = Loop(program, [*callbacks, Interrupts(noted)])
             loop.run()
             for k, run in enumerate(group):
-                found[run.experiment] = loop.runs[k], models_of(program.rows_of(k))
+                status = "diverged" if k not in loop.going else "finished" if loop.ended else "unfinished"
+                found[run.experiment] = loop.runs[k], models_of(program.rows_of(k)), status
             if loop.interrupted and not program.finished:
                 warnings.warn(f"stopped by Ctrl-C after epoch {loop.epoch} of {experiment.epochs}", stacklevel=4)
     return [(run.experiment, *found[run.experiment]) for run in folders if run.experiment in found]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from quasiglobal.common.files import alone
 from quasiglobal.runs.building import data_of, make_task
 from quasiglobal.runs.callbacks import SaveCheckpoints, Watch, WriteRecords, WriteTensorBoard
 from quasiglobal.runs.grouping import programs
 from quasiglobal.runs.options import Options, choose_device
+from quasiglobal.runs.own_objects import check_objects
 from quasiglobal.runs.store import Run, RunFolder, Saved, Watcher, folders_of, unwatched
 from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.callbacks import patient_interrupts
@@ -42,6 +42,7 @@ def train(
     folders = [folder for one in experiments for folder in folders_of(one, options)]
     for folder in dict.fromkeys(folders):
         folder.check_topology()
+        check_objects(folder)
     unfinished = []
     for folder in dict.fromkeys(folders):
         run = folder.read()
@@ -89,7 +90,7 @@ def _train_together(
     runs = list(saved)
     with ExitStack() as locks, patient_interrupts() as noted:
         for run in runs:
-            locks.enter_context(alone(run.folder))
+            locks.enter_context(run.locked())
         if found := [checkpoint for checkpoint in saved.values() if checkpoint]:
             program.restore([rows for rows, _ in found], found[0][1].epochs)
         for run, checkpoint in saved.items():

@@ -62,7 +62,7 @@ def choose_device(name: str) -> torch.device:
         raise InputError(f"device must be auto, cpu or cuda, got {name!r}")
     there = torch.cuda.is_available()
     if name == "cuda" and not there:
-        raise InputError("no CUDA device found; use --device cpu")
+        raise InputError("no CUDA device found; use the device cpu")
     if name == "cpu" or not there:
         return torch.device("cpu")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())

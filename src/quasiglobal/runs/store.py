@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -78,6 +79,8 @@ class Run:
         if found is not None:
             return found[0], list(range(len(found[0]["x"])))
         rows, epoch, nodes = newest_of_parts(self.folder)
+        if not epoch and self.status == "diverged":
+            raise InputError(f"{self.folder} diverged and has no model; try a smaller learning rate")
         if not epoch:
             raise InputError(f"{self.folder} has no checkpoint yet; train it first")
         return rows, nodes
@@ -145,8 +148,12 @@ class RunFolder:
         """The newest checkpoint; raise InputError if processes still train in the folder."""
         if not (self.folder / "parts").exists():
             return self.newest()
-        with alone(self.folder):
+        with self.locked():
             return self.newest()
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Lock the folder; raise InputError if another command trains in it."""
+        return alone(self.folder)
 
     def check_topology(self) -> None:
         """Raise InputError if the file or code that defines the graph has changed since the run was saved."""

@@ -156,7 +156,7 @@ class Experiment:
         what = map(readable, (self.data, self.model, self.algorithm, self.topology))
         parts = [*what, f"a{self.alpha:g}", f"s{self.seed}"]
         text = "-".join(parts).replace(":", "").replace("/", "-").replace(",", "-").replace("=", "")
-        return f"{text}-{self.hash}"
+        return f"{text[:LONGEST_NAME]}-{self.hash}"
 
     @property
     def reads_texts(self) -> bool:
@@ -172,6 +172,9 @@ class Experiment:
         """The same experiment with another seed."""
         return replace(self, seed=seed)
 
+
+LONGEST_NAME = 200
+"""Longest readable part of a run's name; file systems allow 255 bytes."""
 
 MOST_EPOCHS, MOST_SEED = 10**9, 2**63 - 1
 """Largest accepted values; larger seeds do not fit the random generators."""
@@ -244,9 +247,13 @@ def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> di
     values = {key: asdict(of(group[0]).with_seed(0)) for key, group in groups.items()}
     names = next(iter(values.values()), {})
     varying = [name for name in names if len({str(of[name]) for of in values.values()}) > 1] or ["algorithm"]
+    labels = {
+        key: ", ".join(_label(name, values[key][name]) for name in varying if _is_told(name, values[key][name]))
+        for key in groups
+    }
     return {
-        ", ".join(_label(name, values[key][name]) for name in varying if _is_told(name, values[key][name])): group
-        for key, group in groups.items()
+        label if list(labels.values()).count(label) == 1 else f"{label} ({key})": groups[key]
+        for key, label in labels.items()
     }
 
 
@@ -337,4 +344,4 @@ def _typed(hint: Any, value: Any, what: str) -> Any:
     if NoneType in typing.get_args(hint):
         return None if value is None else _typed(typing.get_args(hint)[0], value, what)
     value = checked(hint, value, what)
-    return float(value) if hint is float else value
+    return hint(value) if hint in (int, float) else value       # NumPy's numbers become Python's

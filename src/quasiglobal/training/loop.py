@@ -11,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from quasiglobal.errors import InputError
-from quasiglobal.training.metrics import Measures, Ranking, Record, combined, diverged, ranking
+from quasiglobal.errors import InputError, unknown
+from quasiglobal.metrics import is_lower
+from quasiglobal.training.metrics import LOSS, Measures, Ranking, Record, combined, diverged, ranking
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import module_of
 
@@ -39,9 +40,10 @@ class Callback:
 EVENTS = ("on_start", "on_step", "on_epoch", "on_end")
 
 
-def checked_callbacks(callbacks: Sequence[Any]) -> list[Any]:
+def checked_callbacks(callbacks: Any) -> list[Any]:
     """A user's callbacks; a class is instantiated. Raise InputError for an object without any of the methods."""
-    made = [one() if isinstance(one, type) else one for one in callbacks]
+    several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    made = [one() if isinstance(one, type) else one for one in several]
     for one in made:
         if not any(hasattr(one, event) for event in EVENTS):
             raise InputError(f"callback {one!r} has none of the methods {', '.join(EVENTS)}")
@@ -101,6 +103,15 @@ class Loop:
         """The metric that ranks tests."""
         return ranking(self.program.experiment.metric, self.records)
 
+    def ranking(self, metric: str | None = None, lower: bool = False) -> Ranking:
+        """The score, or a metric of the test by its name; raise InputError if there is none of that name."""
+        if metric is None:
+            return self.score
+        known = {name: is_lower(one) for name, one in self.program.evaluation.metrics.items()} | {LOSS: True}
+        if metric not in known:
+            raise unknown("metric", metric, known)
+        return Ranking(metric, lower or known[metric])
+
     def model(self, node: int, run: int = 0) -> nn.Module:
         """A copy of the model of a node that is hosted here, of one experiment."""
         nodes = self.program.engine.nodes
@@ -122,7 +133,7 @@ class Loop:
         if self.end_together is not None:
             self.end_together()
         else:
-            self.stopping = True
+            self.end()
 
     def end(self) -> None:
         """End the run after the current epoch, here."""

@@ -120,12 +120,14 @@ def ranking(metric: Sequence[str], records: Sequence[Mapping[str, Any]] = ()) ->
     if metric:
         return ranking_of(metric[0])
     if any(LOSS in record for record in records) and not any(SCORE in record for record in records):
-        return Ranking(LOSS, lower=True, percent=False)
+        return ranking_of(LOSS)
     return Ranking()
 
 
 def ranking_of(metric: str) -> Ranking:
     """The name and the direction of a metric given as text: a built-in name, package.module:name or own:…"""
+    if metric == LOSS:
+        return Ranking(LOSS, lower=True, percent=False)
     if metric in BUILT_IN:
         return Ranking(metric, is_lower(BUILT_IN[metric]), percent(BUILT_IN[metric]))
     facts = facts_of(metric)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quasiglobal.engines.allocator import keep_freed_memory
+from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.one_model import Buffers
+from quasiglobal.gradients.one_model import Buffers, arguments
 from quasiglobal.gradients.precision import PRECISIONS
+from quasiglobal.gradients.routes import OneByOne
 from quasiglobal.gradients.stack import StackedModel
 from quasiglobal.models.language.checkpointing import recompute
 from quasiglobal.training.experiment import Experiment
@@ -28,6 +31,21 @@ class Networks:
         if device.type == "cpu":
             keep_freed_memory()
 
+    def check_batches(self, sizes: Sequence[int]) -> None:
+        """Raise InputError if a batch has one example, from which BatchNorm cannot compute a variance."""
+        norms = nn.modules.batchnorm._BatchNorm
+        if 1 not in sizes or not any(isinstance(part, norms) for part in self._modules[0].modules()):
+            return
+        module = copy.deepcopy(self._modules[0]).train()
+        given, named = arguments(module, self.task.examples(1, self.dtype)[0])
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                module(*given, **named)
+        except ValueError as error:
+            raise InputError(
+                f"a step has a batch of one example, which BatchNorm cannot normalise ({error}); use another batch size"
+            ) from None
+
     def start(self, nodes: int) -> tuple[Tensor, Buffers]:
         """Initial x [rows, d] and buffers of all rows; all nodes of an experiment start from the same weights."""
         rows = [self.layout.row(dict(module.named_parameters())) for module in self._modules]
@@ -43,4 +61,12 @@ class Networks:
         module = self.task.module(0).to(self.device, self.dtype)
         if recomputing:
             recompute(module)
-        return StackedModel(module, self.task.loss, self.layout, self.precision, right=self.task.right, long=long)
+        loss = self.task.loss
+        if isinstance(loss, nn.Module):
+            loss = copy.deepcopy(loss).to(self.device, self.dtype)
+        model = StackedModel(
+            module, loss, self.layout, self.precision, right=self.task.right, long=long,
+            route=OneByOne if self.task.draws_elsewhere else None,
+        )
+        model.random = model.random or self.task.draws or self.task.draws_elsewhere
+        return model

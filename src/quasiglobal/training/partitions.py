@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils._pytree import tree_leaves
 
-from quasiglobal.common.objects import is_own, recall
+from quasiglobal.common.objects import is_own, readable, recall
 from quasiglobal.data.dataset import Dataset, Indices
 from quasiglobal.data.partition import split
 from quasiglobal.errors import InputError
@@ -22,7 +22,10 @@ def partition_of(data: Dataset, experiment: Experiment) -> list[Indices]:
     nodes = count_nodes(experiment.topology)
     for what, parts in (("train", data.parts), ("test", data.test_parts)):
         if parts is not None and len(parts) != nodes:
-            raise InputError(f"{what} has {len(parts)} parts, but {experiment.topology} has {nodes} nodes")
+            raise InputError(
+                f"{what} has {len(parts)} parts, but {readable(experiment.topology)} has {nodes} nodes; use a topology "
+                f"of {len(parts)} nodes, such as ring:{len(parts)}"
+            )
     if data.parts is not None:
         return list(data.parts)
     key = (experiment.partition, nodes, experiment.alpha, experiment.seed)

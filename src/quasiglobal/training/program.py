@@ -35,6 +35,9 @@ WORTH_FUSING = 2.5e11
 WORTH_COMPILING = 2e12
 """The same for gradients of transformers, which take 45 s to compile for each text length (docs/transformers.md)."""
 
+TESTS = 2**40
+"""Beyond the number of any step: keys of the random numbers of tests."""
+
 StepRunner = Callable[[Hashable, Callable[[], None]], None]
 """Runs a step; steps with equal keys run the same operations on the same tensors."""
 
@@ -81,10 +84,11 @@ class Program:
         self.engine = self.bands.engine
         self.partitions = [partition_of(task.data, one) for one in self.experiments]
         self.feed = Feed(task.data, self.experiments, self.partitions, self.engine.nodes, device, networks.dtype)
+        networks.check_batches(self.feed.plan.sizes)
         x, buffers = networks.start(len(self.engine.nodes))
         self.state = ProgramState(x, buffers, loss=x.new_zeros(len(x)), right=x.new_zeros(len(x)))
         self.bands.begin_at(x)
-        can_capture = device.type == "cuda" and self.engine.waits_for_nobody
+        can_capture = device.type == "cuda" and self.engine.waits_for_nobody and not task.draws_elsewhere
         if capture is None and can_capture and not recomputing:     # recomputing reads RNG states: not capturable
             capture = Captured
         self._runner = capture(self._tensors) if capture else None
@@ -92,7 +96,7 @@ class Program:
         self._fused = changed >= WORTH_FUSING
         long = capture is not None and changed >= WORTH_COMPILING
         self.model = model or networks.stacked(recomputing=recomputing, long=long)
-        self.evaluation = Evaluation(task.data, task.metrics, self.model, device, networks.dtype)
+        self.evaluation = Evaluation(task, self.model, device, networks.dtype)
 
     @property
     def experiment(self) -> Experiment:
@@ -182,7 +186,8 @@ class Program:
         """
         if not self.model.random:
             return nullcontext()
-        return seeded(self.device, *(one.seed for one in self.experiments), self.engine.nodes[0], t)
+        seeds = (one.seed for one in self.experiments)
+        return seeded(self.device, *seeds, self.engine.nodes[0], t, elsewhere=self.task.draws_elsewhere)
 
     def _step(self, t: int, size: int, *need: int) -> None:
         """Run step t on the current batch, entirely on the device."""
@@ -227,7 +232,9 @@ class Program:
         if everybody:
             x, buffers = self._with_averages(x), {n: self._with_averages(value) for n, value in buffers.items()}
         owners = [*self.engine.nodes] * runs + [-1] * (len(x) - runs * nodes)
-        tested, steps = self.evaluation(x, buffers, owners), self.state.epochs * self.feed.steps_per_epoch
+        steps = self.state.epochs * self.feed.steps_per_epoch
+        with self.seeded(TESTS + steps):                    # for models that draw random numbers in tests too
+            tested = self.evaluation(x, buffers, owners)
         found: list[Measures] = []
         for r, own in enumerate(self.state.x.view(runs, nodes, -1)):
             measures = tested.measures(slice(r * nodes, (r + 1) * nodes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from quasiglobal.gradients.layout import Layout
@@ -45,9 +46,15 @@ def state_dict_of(rows: Mapping[str, Tensor], layout: Layout, node: int | None) 
 
 def module_of(module: nn.Module, rows: Mapping[str, Tensor], layout: Layout, node: int | None) -> nn.Module:
     """Give a module the weights of a row, or of the average of all rows if `node` is None; in evaluation mode."""
-    state = state_dict_of(rows, layout, node)
-    module.load_state_dict(module.state_dict() | state)
+    if rows["x"].dtype == torch.float64:
+        module = module.double()
+    module.load_state_dict(module.state_dict() | state_dict_of(rows, layout, node))
     return module.eval()
+
+
+def complete_state(module: nn.Module, rows: Mapping[str, Tensor], layout: Layout, node: int | None) -> NamedRows:
+    """The whole state_dict of a module with the weights of a row: also frozen and tied parameters, each a copy."""
+    return {name: value.clone() for name, value in module_of(module, rows, layout, node).state_dict().items()}
 
 
 def _with_prefix(rows: Mapping[str, Tensor], prefix: str) -> NamedRows:

@@ -48,8 +48,9 @@ class Schedule:
             return self.peak
         if done < self.warmup_steps and self.peak > self.warmup_from:
             return self.warmup_from + (self.peak - self.warmup_from) * done / self.warmup_steps
-        if self.shape != "steps":
-            return self.peak * SHAPES[self.shape](done / self.steps)
+        if self.shape != "steps":                           # from the peak at the end of the warm-up
+            warm = self.warmup_steps if self.peak > self.warmup_from and self.warmup_steps < self.steps else 0
+            return self.peak * SHAPES[self.shape]((done - warm) / (self.steps - warm))
         passed = sum(done >= _nearest(fraction * self.steps) for fraction in self.milestones)
         return self.peak * self.decay**passed
 
@@ -84,12 +85,18 @@ def schedule_of(experiment: Any, steps_per_epoch: int) -> Callable[[int], float]
     factor, by_step = recall(experiment.schedule, "schedule")
 
     def rate(t: int) -> float:
-        value = float(factor(t)) if by_step else experiment.peak_lr * float(factor((t - 1) / steps))
+        what = f"lr({t})" if by_step else f"the schedule at {(t - 1) / steps:g} of the run"
+        try:
+            found = float(factor(t if by_step else (t - 1) / steps))
+        except Exception as error:
+            raise InputError(f"{what} fails: {type(error).__name__}: {error}; it has to return a number") from None
+        value = found if by_step else experiment.peak_lr * found
         if not 0 < value < math.inf:
-            what = f"lr({t})" if by_step else f"the learning rate at {(t - 1) / steps:g} of the run"
-            raise InputError(f"{what} must be > 0 and finite, got {value}")
+            raise InputError(f"{what} must be > 0 and finite, got {found}")
         return value
 
+    for t in range(1, steps + 1):                           # all rates, before anything is written
+        rate(t)
     return rate
 
 

@@ -1,15 +1,16 @@
-"""Sums over test batches for each of k models, and the metrics computed from them."""
+"""Metrics of k models on the test data, added up over batches."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils._pytree import tree_map
 
 from quasiglobal.gradients.stack import rows_of
 from quasiglobal.metrics import accuracy, is_lower
@@ -17,16 +18,19 @@ from quasiglobal.training.metrics import LOSS, RECALL, SCORE, Measures
 
 
 class Tally(Protocol):
-    """A metric of k models, added up over test batches."""
+    """A metric of k models: on all test examples, and on those of each model's own node."""
 
-    def add(self, part: int, outputs: Any, targets: Any, count: int) -> None:
-        """Add a batch of `count` examples: outputs [k, count, …] and targets [count, …] of one part of the data."""
+    def add(self, outputs: Any, targets: Any, count: int) -> None:
+        """Add a batch of `count` examples: outputs [k, count, …] and targets [count, …]."""
+
+    def add_own(self, row: int, output: Any, targets: Any, count: int) -> None:
+        """Add a batch of one model's own examples: its output [count, …] and the targets [count, …]."""
 
     def values(self) -> list[float]:
-        """The value of each model on all parts."""
+        """The value of each model on all examples."""
 
     def own(self) -> list[float]:
-        """The value of each model on the part of its node."""
+        """The value of each model on its own examples; nan for a model without any."""
 
 
 class TestTally:
@@ -35,34 +39,46 @@ class TestTally:
     __test__ = False                                        # not a test class for pytest
 
     def __init__(
-        self, metrics: Mapping[str, Any], like: Tensor, parts: int, classes: int, owners: Sequence[int] = ()
+        self,
+        metrics: Mapping[str, Any],
+        losses: Callable[[Any, Any], Tensor],
+        like: Tensor,
+        classes: int = 0,
+        own: bool = False,
     ) -> None:
-        """`like` sets k, the dtype and the device. `owners` are the nodes of the models if each has its own part."""
-        self.owners = owners
+        """`losses` gives each model's mean loss [k] on a batch. `like` sets k, the dtype and the device.
+
+        `classes` is the number of classes if recalls are to be measured; `own` if models have examples of their own.
+        """
+        self.own = own
         self.lower = {name: is_lower(metric) for name, metric in metrics.items()} | {LOSS: True}
-        self._loss = Sums(like, parts, owners)
         self._tallies: dict[str, Tally] = {
-            name: Objects(metric, like, owners) if hasattr(metric, "compute") else Shares(metric, like, parts, owners)
+            name: Objects(metric, like, own) if hasattr(metric, "compute") else Means(of_each_model(metric), like)
             for name, metric in metrics.items()
         }
+        self._tallies[LOSS] = Means(losses, like)
         self._recall = like.new_zeros(2, len(like), classes) if metrics.get(SCORE) is accuracy and classes else None
 
-    def add(self, part: int, outputs: Any, targets: Any, count: int, losses: Tensor) -> None:
-        """Add a batch of one part of the data; `losses` is each model's mean loss [k]."""
-        self._loss.add_sums(part, losses * count, count)
+    def add(self, outputs: Any, targets: Any, count: int) -> None:
+        """Add a batch of test examples."""
         for tally in self._tallies.values():
-            tally.add(part, outputs, targets, count)
+            tally.add(outputs, targets, count)
         if self._recall is not None:
             right = outputs.argmax(dim=-1) == targets
             self._recall[0].index_add_(1, targets, right.to(self._recall.dtype))
             self._recall[1].index_add_(1, targets, torch.ones_like(right, dtype=self._recall.dtype))
+
+    def add_own(self, row: int, output: Any, targets: Any, count: int) -> None:
+        """Add a batch of one model's own test examples."""
+        for tally in self._tallies.values():
+            tally.add_own(row, output, targets, count)
 
     def measures(self, rows: slice) -> Measures:
         """The metrics of the models in `rows`."""
         found: Measures = {"metrics": self.lower}
         for name, (values, own) in self._values.items():
             found[name] = values[rows]
-            if self.owners:
+            if self.own:
                 found[f"{name}_own"] = own[rows]
         if self._recall is not None:
             recall = (self._recall[0] / self._recall[1])[rows].tolist()
@@ -75,93 +91,94 @@ class TestTally:
 
     @cached_property
     def _values(self) -> dict[str, tuple[list[float], list[float]]]:
-        """Each metric's value of every model on all data, and on its own part; read after the last batch."""
-        tallies: dict[str, Tally] = self._tallies | {LOSS: self._loss}
-        return {name: (tally.values(), tally.own()) for name, tally in tallies.items()}
+        """Each metric of every model on all examples, and on its own; read after the last batch."""
+        return {name: (tally.values(), tally.own() if self.own else []) for name, tally in self._tallies.items()}
 
 
-class Sums:
-    """Sums of values per example, for each model and part of the data."""
+class Means:
+    """Metric that is a mean over examples, of a function (outputs [k, m, …], targets [m, …]) → [k] or [k, m, …]."""
 
-    def __init__(self, like: Tensor, parts: int, owners: Sequence[int]) -> None:
-        self._sums = like.new_zeros(len(like), parts)
-        self._counts = [0] * parts
-        self._owners = owners
+    def __init__(self, function: Callable[[Any, Any], Tensor], like: Tensor) -> None:
+        self._function = function
+        self._sums, self._own = like.new_zeros(len(like)), like.new_zeros(len(like))
+        self._count, self._own_counts = 0, [0] * len(like)
 
-    def add_sums(self, part: int, sums: Tensor, count: int) -> None:
-        """Add the sums [k] of a batch."""
-        self._sums[:, part] += sums
-        self._counts[part] += count
-
-    def add(self, part: int, outputs: Any, targets: Any, count: int) -> None:
+    def add(self, outputs: Any, targets: Any, count: int) -> None:
         """Add a batch; see `Tally`."""
-        raise NotImplementedError
+        self._sums += self._sum(outputs, targets, count)
+        self._count += count
+
+    def add_own(self, row: int, output: Any, targets: Any, count: int) -> None:
+        """Add a batch of one model's own examples; see `Tally`."""
+        self._own[row] += self._sum(as_stack(output), targets, count)[0]
+        self._own_counts[row] += count
 
     def values(self) -> list[float]:
         """The mean of each model over all examples."""
-        means: list[float] = (self._sums.sum(dim=1) / sum(self._counts)).tolist()
+        means: list[float] = (self._sums / self._count).tolist()
         return means
 
     def own(self) -> list[float]:
-        """The mean of each model over its own part; nan for a model without one."""
-        sums = self._sums.tolist()
-        return [
-            sums[row][node] / self._counts[node] if node >= 0 else float("nan")
-            for row, node in enumerate(self._owners)
-        ]
+        """The mean of each model over its own examples."""
+        sums: list[float] = self._own.tolist()
+        return [total / count if count else float("nan") for total, count in zip(sums, self._own_counts, strict=True)]
 
-
-class Shares(Sums):
-    """Metric that is the mean of a function (output, target) → one number per example."""
-
-    def __init__(
-        self, function: Callable[[Any, Any], Tensor], like: Tensor, parts: int, owners: Sequence[int]
-    ) -> None:
-        super().__init__(like, parts, owners)
-        self._function, self._vectorised = function, like.is_cuda
-
-    def add(self, part: int, outputs: Any, targets: Any, count: int) -> None:
-        values = self._of_all(outputs, targets).to(self._sums.dtype)
-        self.add_sums(part, values.reshape(len(values), count, -1).mean(dim=2).sum(dim=1), count)
-
-    def _of_all(self, outputs: Any, targets: Any) -> Tensor:
-        """The function of each model's outputs, [k, count, …]; on a GPU vectorised, if the function allows it."""
-        if self._vectorised:
-            try:
-                result: Tensor = vmap(self._function, in_dims=(0, None))(outputs, targets)
-                return result
-            except Exception:                               # vmap does not support every function
-                self._vectorised = False
-        return torch.stack([self._function(output, targets) for output in rows_of(outputs)])
+    def _sum(self, outputs: Any, targets: Any, count: int) -> Tensor:
+        """The sum over the examples, for each model."""
+        values = self._function(outputs, targets).to(self._sums.dtype)
+        return values * count if values.ndim == 1 else values.reshape(len(values), count, -1).mean(dim=2).sum(dim=1)
 
 
 class Objects:
-    """Metric of objects with `update`, `compute` and `reset`: one copy per model, and one for its own part."""
+    """Metric of objects with `update`, `compute` and `reset`: one copy per model, and one for its own examples."""
 
-    def __init__(self, metric: Any, like: Tensor, owners: Sequence[int]) -> None:
+    def __init__(self, metric: Any, like: Tensor, own: bool) -> None:
         def copies(count: int) -> list[Any]:
             made = [copy.deepcopy(metric) for _ in range(count)]
             for one in made:
                 one.reset()
             return [one.to(like.device) if hasattr(one, "to") else one for one in made]
 
-        self._models, self._own = copies(len(like)), copies(len(owners))
-        self._owners = owners
+        self._models, self._own = copies(len(like)), copies(len(like) if own else 0)
+        self._seen: set[int] = set()
 
-    def add(self, part: int, outputs: Any, targets: Any, count: int) -> None:
+    def add(self, outputs: Any, targets: Any, count: int) -> None:
         """Update the copy of each model; see `Tally`."""
-        for row, output in enumerate(rows_of(outputs)):
-            self._models[row].update(output, targets)
-            if self._owners and self._owners[row] == part:
-                self._own[row].update(output, targets)
+        for metric, output in zip(self._models, rows_of(outputs), strict=True):
+            metric.update(output, targets)
+
+    def add_own(self, row: int, output: Any, targets: Any, count: int) -> None:
+        """Update a model's copy for its own examples; see `Tally`."""
+        self._own[row].update(output, targets)
+        self._seen.add(row)
 
     def values(self) -> list[float]:
-        """The value of each model on all parts."""
+        """The value of each model on all examples."""
         return [float(metric.compute()) for metric in self._models]
 
     def own(self) -> list[float]:
-        """The value of each model on its own part; nan for a model without one."""
-        return [
-            float(metric.compute()) if node >= 0 else float("nan")
-            for metric, node in zip(self._own, self._owners, strict=True)
-        ]
+        """The value of each model on its own examples."""
+        return [float(one.compute()) if row in self._seen else float("nan") for row, one in enumerate(self._own)]
+
+
+def of_each_model(function: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """A function of one model's output, for the outputs [k, …] of all; on a GPU vectorised, if possible."""
+    vectorises = True
+
+    def of_all(outputs: Any, targets: Any) -> Tensor:
+        nonlocal vectorises
+        rows = rows_of(outputs)
+        if vectorises and len(rows) > 1 and torch.is_tensor(outputs) and outputs.is_cuda:
+            try:
+                result: Tensor = vmap(function, in_dims=(0, None))(outputs, targets)
+                return result
+            except Exception:                               # vmap does not support every function
+                vectorises = False
+        return torch.stack([function(output, targets) for output in rows])
+
+    return of_all
+
+
+def as_stack(output: Any) -> Any:
+    """The output of one model as the outputs [1, …] of a stack."""
+    return tree_map(lambda values: values[None], output)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from quasiglobal.data.arrays import on_device
-from quasiglobal.data.dataset import Dataset
+from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.own import Columns, dataset_of
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.one_model import Loss, Right
+from quasiglobal.gradients.one_model import Loss, Right, arguments
 from quasiglobal.metrics import accuracy, name_of
 from quasiglobal.training.metrics import SCORE, check_names
-from quasiglobal.training.trial import Trial, made, tried
+from quasiglobal.training.trial import Trial, made, misfit, tried
 
 LARGE_LOSS = 1e4
 """Loss above which a run of class numbers counts as diverged."""
@@ -70,9 +72,15 @@ class Task:
         self.model, self.loss = model, loss
         self.name = name or (type(model).__name__ if isinstance(model, nn.Module) else name_of(model))
         if not callable(loss):
-            raise InputError(f"the loss must be a function or module of (output, target), got {loss!r}")
+            raise InputError(f"the loss must be a function or module of (output, target), got a {type(loss).__name__}")
+        if isinstance(loss, type):
+            raise InputError(f"the loss is the class {loss.__name__}; give an instance, {loss.__name__}()")
+        if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
+            raise InputError(f"the loss {name_of(loss)} has parameters to train; make them parameters of the model")
         self.data: Dataset = dataset_of(train, test, columns, cache)
         self._metrics, self._classifies = _named(metrics), classifies
+        self.names: dict[str, Any] = {}
+        """Texts that name parts of the task in experiments (`api/naming.py`)."""
 
     def __repr__(self) -> str:
         examples = f"{len(self.data.train)} training examples, {len(self.data.test)} test examples"
@@ -80,18 +88,26 @@ class Task:
 
     def module(self, seed: int) -> nn.Module:
         """A new copy of the model with its initial weights."""
-        if isinstance(self.model, nn.Module):
-            return copy.deepcopy(self.model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return made(self.model, self.name)
+            if isinstance(self.model, partial):             # each call makes a new module
+                return made(self.model, self.name)
+            with misfit(f"{self.name} cannot be copied", "give a function that makes it"):
+                module = copy.deepcopy(self.model if isinstance(self.model, nn.Module) else made(self.model, self.name))
+            if any(map(is_lazy, module.parameters())):      # such as nn.LazyLinear
+                given, named = arguments(module, self.examples()[0])
+                with misfit(f"{self.name} fails on its first inputs", "check the sizes of its layers"):
+                    module(*given, **named)
+            return module
 
     @cached_property
     def trial(self) -> Trial:
         """The result of a trial on two examples; raises InputError if model, loss, data and metrics do not fit."""
-        return tried(
-            self.module(0), self.loss, *self.examples(), self._metrics or {}, name=self.name, data=self.data
-        )
+        rows = _telling_rows(self.data.train) if self.data.fresh is None else torch.arange(2)
+        batches = [self._shown(self.data.train, rows)]
+        if len(self.data.test):
+            batches.append(self._shown(self.data.test, _telling_rows(self.data.test)))
+        return tried(self.module(0), self.loss, batches, self._metrics or {}, name=self.name, data=self.data)
 
     @property
     def classifies(self) -> bool:
@@ -106,9 +122,19 @@ class Task:
         return {SCORE: accuracy} if self.classifies else {}
 
     @property
-    def given_metrics(self) -> dict[str, Any]:
-        """The metrics that the user named; empty if there are only the default ones."""
-        return self._metrics or {}
+    def draws(self) -> bool:
+        """Whether a trial found that the model or the loss draws random numbers of torch."""
+        return self._classifies is None and self.trial.draws
+
+    @property
+    def draws_elsewhere(self) -> bool:
+        """Whether a trial found that it draws random numbers of NumPy or Python."""
+        return self._classifies is None and self.trial.draws_elsewhere
+
+    @property
+    def given_metrics(self) -> dict[str, Any] | None:
+        """The metrics that the user named; None for the default ones."""
+        return self._metrics
 
     @property
     def score(self) -> str:
@@ -116,9 +142,22 @@ class Task:
         return next(iter(self.metrics), "test_loss")
 
     @property
+    def output_size(self) -> int:
+        """Number of outputs per example."""
+        if self.classifies:
+            return len(self.data.classes)
+        return sum(leaf[0].numel() for leaf in tree_leaves(self.trial.output))
+
+    @cached_property
     def large_loss(self) -> float:
         """Loss above which a run counts as diverged; numbers may be of any size, so it grows with the initial loss."""
-        return LARGE_LOSS if self.classifies else LARGE_LOSS * max(1.0, self.trial.loss)
+        if self.classifies:
+            return LARGE_LOSS
+        inputs, targets = self.examples(2 if self.data.fresh else 512)
+        module = self.module(0).float().eval()
+        given, named = arguments(module, inputs)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return LARGE_LOSS * max(1.0, self.trial.loss, float(self.loss(module(*given, **named), targets)))
 
     @property
     def right(self) -> Right | None:
@@ -127,10 +166,24 @@ class Task:
 
     def examples(self, count: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
         """The first training examples as inputs and targets on the CPU."""
-        data = self.data
-        first = torch.arange(min(count, len(data.train)))
-        few = data.train.at(first.numpy())
-        return inputs_of(data, few, device=torch.device("cpu"), dtype=dtype).show(first), on_device(few.y, None, dtype)
+        return self._shown(self.data.train, torch.arange(min(count, len(self.data.train))), dtype)
+
+    def _shown(self, split: Examples, rows: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+        few = split.at(rows.numpy())
+        inputs = inputs_of(self.data, few, device=torch.device("cpu"), dtype=dtype)
+        return inputs.show(torch.arange(len(rows))), on_device(few.y, None, dtype)
+
+
+def _telling_rows(split: Examples) -> Tensor:
+    """Two examples: those with the largest whole number as target and as input, if there are whole numbers."""
+    largest = [
+        int(leaf.reshape(len(leaf), -1).amax(dim=1).argmax())
+        for values in (split.y, split.x)
+        for leaf in tree_leaves(values)
+        if not leaf.is_floating_point()
+    ]
+    rows = dict.fromkeys([*largest, 0, 1])                  # without repetition, in this order
+    return torch.tensor([row for row in rows if row < len(split)][:2])
 
 
 def _named(metrics: Any) -> dict[str, Any] | None:
@@ -139,7 +192,10 @@ def _named(metrics: Any) -> dict[str, Any] | None:
         return None
     if not isinstance(metrics, Mapping):
         several = metrics if isinstance(metrics, list | tuple) else [metrics]
-        metrics = {name_of(metric): metric for metric in several}
+        names = [name_of(metric) for metric in several]
+        if len(set(names)) < len(names):
+            raise InputError(f"two metrics are called {max(names, key=names.count)!r}; give a dict with other names")
+        metrics = dict(zip(names, several, strict=True))
     check_names(list(metrics))
     for name, metric in metrics.items():
         if isinstance(metric, type):

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import copy
+import random
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.data.dataset import Dataset
+from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.one_model import Loss, arguments
 from quasiglobal.metrics import name_of
 
-IGNORED = -100
-"""The label that torch's cross-entropy ignores."""
+CROSS_ENTROPIES = (nn.functional.cross_entropy, nn.functional.nll_loss)
+"""Losses that need one output per class."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,14 @@ class Trial:
     """Result of a trial."""
 
     output: Any
-    """The model's output on two examples."""
+    """The model's output on the examples."""
     loss: float
     classifies: bool
     """Whether the targets are class numbers and the output has one number per class, [examples, classes]."""
+    draws: bool
+    """Whether the model or the loss draws random numbers of torch, as dropout does."""
+    draws_elsewhere: bool
+    """Whether it draws random numbers of NumPy or Python, which compiled and traced programs would repeat."""
 
 
 def made(model: Callable[[], nn.Module], name: str) -> nn.Module:
@@ -47,50 +54,100 @@ def made(model: Callable[[], nn.Module], name: str) -> nn.Module:
 
 
 def tried(
-    module: nn.Module, loss: Loss, inputs: Any, targets: Any, metrics: Mapping[str, Any], *, name: str, data: Dataset
+    module: nn.Module,
+    loss: Loss,
+    batches: Sequence[tuple[Any, Any]],
+    metrics: Mapping[str, Any],
+    *,
+    name: str,
+    data: Dataset,
 ) -> Trial:
-    """Run the model in training mode, the loss and the metrics on two examples."""
+    """Run the model, the loss and the metrics on batches of two examples; return the result of the first.
+
+    The model is in training mode for the first batch, of training examples, and in evaluation mode for test examples.
+    """
     module = copy.deepcopy(module).cpu().float().train()
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InputError(f"{name} has no parameters to train")
-    shown, wanted = _shapes(inputs), _shapes(targets)
+    before = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
+    with restored_generators():
+        first = _tried_on(module, loss, *batches[0], metrics, name, data)
+        drawn = not torch.get_rng_state().equal(before[0])
+        elsewhere = (str(np.random.get_state()), random.getstate()) != before[1:]
+        for inputs, targets in batches[1:]:
+            _tried_on(module.eval(), loss, inputs, targets, metrics, name, data)
+    return replace(first, draws=drawn, draws_elsewhere=elsewhere)
+
+
+def _tried_on(
+    module: nn.Module, loss: Loss, inputs: Any, targets: Any, metrics: Mapping[str, Any], name: str, data: Dataset
+) -> Trial:
     given, named = arguments(module, inputs)
-    with torch.random.fork_rng(devices=[]), misfit(f"{name} fails on inputs {shown}", "check the sizes of its layers"):
+    with misfit(f"{name} fails on inputs {_shapes(inputs)}", _remedy_for(inputs)):
         output = module(*given, **named)
-    if not all(isinstance(leaf, Tensor) for leaf in tree_leaves(output)) or not tree_leaves(output):
-        raise InputError(f"{name} returns a {type(output).__name__}; it has to return a tensor, or several")
-    classifies = _check_classes(output, name, data)
-    what, said = f"the loss {name_of(loss)}", f"outputs {_shapes(output)} and targets {wanted}"
-    with misfit(f"{what} fails on {said} of {name}", "check the sizes and types of both"):
+    leaves, examples = tree_leaves(output), len(tree_leaves(targets)[0])
+    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        raise InputError(f"{name} returns a {type(output).__name__} with a value that is no tensor; return tensors")
+    if any(leaf.ndim < 1 or len(leaf) != examples for leaf in leaves):
+        raise InputError(
+            f"{name} returns {_shapes(output)} for {examples} examples; each tensor needs one row per example"
+        )
+    classifies = _check_classes(output, loss, name, data)
+    what, said = f"the loss {name_of(loss)}", f"outputs {_shapes(output)} and targets {_shapes(targets)}"
+    with misfit(f"{what} fails on {said} of {name}", _remedy_for_loss(loss, output, targets)):
         found = loss(output, targets)
     if not isinstance(found, Tensor):
         raise InputError(f"{what} returns a {type(found).__name__}; it has to return a tensor that holds one number")
     if found.numel() != 1 or found.ndim > 0:
         raise InputError(f"{what} returns a tensor of shape {list(found.shape)}, not one number; take its mean")
-    if not found.requires_grad:
+    if module.training and not found.requires_grad:
         raise InputError(f"{what} does not depend on the parameters of {name}; compute it from the output itself")
     for metric, function in metrics.items():
         _check_metric(metric, function, tree_map(lambda values: values.detach(), output), targets, said)
-    return Trial(output, float(found.detach()), classifies)
+    return Trial(output, float(found.detach()), classifies, False, False)
 
 
-def _check_classes(output: Any, name: str, data: Dataset) -> bool:
+def _is_cross_entropy(loss: Loss) -> bool:
+    return loss in CROSS_ENTROPIES or isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+
+
+def _check_classes(output: Any, loss: Loss, name: str, data: Dataset) -> bool:
     """Whether the outputs are one number per class; raise InputError if there are too few for the labels."""
     labels = [split.y for split in (data.train, data.test) if len(split)]
     whole = all(isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point() for y in labels)
     if not whole or not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
         return False
-    for y in labels:
-        if ((y < 0) & (y != IGNORED)).any():
-            raise InputError(f"there is the label {int(y.min())}; class numbers are 0, 1, …: renumber them")
+    lowest, highest = min(int(y.min()) for y in labels), max(int(y.max()) for y in labels)
     outputs, classes = output.shape[1], len(data.classes)
     if not data.own and outputs != classes:
         raise InputError(f"{name} gives {outputs} outputs, {data.name} has {classes} classes")
-    if outputs < classes:
+    if not _is_cross_entropy(loss):
+        return 0 <= lowest <= highest < outputs
+    if lowest < 0:
+        raise InputError(f"there is the label {lowest}; class numbers are 0, 1, …: renumber them")
+    if highest == outputs and lowest == 1:
+        raise InputError(f"the labels are 1 to {highest}; class numbers are 0, 1, …: subtract 1")
+    if outputs <= highest:
         raise InputError(
-            f"{name} gives {outputs} outputs, but the highest label is {classes - 1}; it needs {classes} outputs"
+            f"{name} gives {outputs} outputs, but the highest label is {highest}; it needs {highest + 1} outputs"
         )
     return True
+
+
+def _remedy_for(inputs: Any) -> str:
+    """What to do if a model fails on its inputs."""
+    whole = any(not leaf.is_floating_point() for leaf in tree_leaves(inputs))
+    return ("convert whole numbers to float, or " if whole else "") + "check the sizes of its layers"
+
+
+def _remedy_for_loss(loss: Loss, output: Any, targets: Any) -> str:
+    """What to do if a loss fails on outputs and targets."""
+    if isinstance(output, Tensor) and isinstance(targets, Tensor):
+        if _is_cross_entropy(loss) and targets.is_floating_point() and targets.ndim == 1:
+            return "class numbers need to be whole: y.long()"
+        if output.ndim == 2 and output.shape[1] == 1 and targets.ndim == 1:
+            return "make the targets a column, y[:, None], or flatten the output"
+    return "check the sizes and types of both"
 
 
 def _check_metric(name: str, metric: Any, output: Any, targets: Any, said: str) -> None:
@@ -104,8 +161,11 @@ def _check_metric(name: str, metric: Any, output: Any, targets: Any, said: str) 
         else:
             found = metric(output, targets)
     if hasattr(metric, "compute"):
-        if getattr(found, "ndim", 0) > 0:
-            raise InputError(f"{what} computes {list(found.shape)} numbers; it has to compute one, such as their mean")
+        try:
+            float(found)
+        except (TypeError, ValueError, RuntimeError):
+            shape = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise InputError(f"{what} computes {shape}; it has to compute one number, such as a mean") from None
         return
     examples = len(tree_leaves(targets)[0])
     if not isinstance(found, Tensor) or found.ndim < 1 or len(found) != examples:
