@@ -40,3 +40,18 @@ def test_a_callback_of_process_0_ends_the_run_of_all(over_processes):
     (run,) = RunStore.read(over_processes / "early").runs
     assert run.status == "finished"
     assert 2 <= len(run.records()) < 400
+
+
+@pytest.mark.slow
+def test_processes_with_other_models_say_so_at_once(tmp_path):
+    script = tmp_path / "unseeded.py"
+    script.write_text(
+        "import torch, quasiglobal as qg\n"
+        "x = torch.ones(80, 3)\n"
+        "task = qg.Task(torch.nn.Linear(3, 1), torch.nn.functional.mse_loss, (x, x[:, :1]))\n"
+        "qg.train(task, 'dsgd', 'ring:4', 2, engine='distributed', device='cpu')\n"
+    )
+    words = ["--standalone", "--nproc-per-node", "2", script]
+    line = [sys.executable, "-m", "torch.distributed.run", *map(str, words)]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert "process 1 has another model than process 0; call torch.manual_seed" in done.stderr

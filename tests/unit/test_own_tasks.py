@@ -742,3 +742,30 @@ def test_embeddings_need_no_output_per_class():
 def test_padding_does_not_count_as_wrong():
     output = functional.one_hot(torch.tensor([[1, 2, 0, 0]]), 3).float()
     assert qg.metrics.accuracy(output, torch.tensor([[1, 0, -100, -100]])).tolist() == [0.5]
+
+
+def test_sizes_of_a_partition_may_depend_on_the_seed():
+    def some(targets, n, rng):
+        return np.array_split(rng.permutation(40 + 40 * rng.integers(3)), n)
+
+    run = qg.train(own_tasks.classification(), **SHORT, seeds=3, partition=some)
+    assert [len(one) for one in run.runs] == [3, 3, 3]
+
+
+def test_a_command_does_not_continue_after_its_code_has_changed(tmp_path):
+    module = tmp_path / "changing_nets.py"
+    text = "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    words = ["train", "--model", "changing_nets:net", "--topology", "ring:4", "--epochs", "1", "--device", "cpu"]
+
+    def command():
+        line = [sys.executable, "-m", "quasiglobal", *words]
+        return subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+
+    module.write_text(text)
+    assert command().returncode == 0
+    module.write_text(f"# a comment\n{text}")
+    assert "is already" in command().stdout
+    module.write_text(text.replace("nn.Flatten(), ", "nn.Flatten(), nn.Dropout(0.1), "))
+    done = command()
+    assert done.returncode == 2
+    assert "changing_nets:net is another model than runs/" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Column, Table
@@ -12,13 +13,13 @@ from rich.table import Column, Table
 from quasiglobal.cli.arguments import File, Folder, Folders, RunArgument, call
 from quasiglobal.cli.tables import columns, compared, comparison
 from quasiglobal.cli.terminal import console, say_written, size_in_words, time_in_words
-from quasiglobal.errors import InputError
+from quasiglobal.errors import InputError, unknown
 from quasiglobal.report import plots
 from quasiglobal.report.markdown import table as markdown_table
 from quasiglobal.runs.parts import parts_of
 from quasiglobal.runs.store import Run, RunStore, read_run
 from quasiglobal.training.experiment import group_by_seed
-from quasiglobal.training.metrics import last_and_best, number
+from quasiglobal.training.metrics import Ranking, last_and_best, number
 
 
 def runs(runs: Folder = Path("runs")) -> None:
@@ -54,21 +55,34 @@ def compare(folders: Folders = (), markdown: bool = False) -> None:
         console.print(comparison(found))
 
 
-def plot(folders: Folders = (), out: File = Path("out/curves.png")) -> None:
+def plot(folders: Folders = (), out: File = Path("out/curves.png"), metric: str | None = None) -> None:
     """Draw the learning curves of runs.
 
     Args:
         folders: Run folders; by default all in runs/.
         out: The file to draw into (.png, .svg or .pdf).
+        metric: Entry of the records to draw instead of the score, such as test_loss, accuracy_worst or accuracy_nodes.
     """
     groups = group_by_seed(_runs_at(folders), lambda run: run.experiment)
     curves = {label: [run.records() for run in group] for label, group in groups.items()}
     algorithms = [group[0].experiment.algorithm for group in groups.values()]
-    scores = {group[0].score for group in groups.values()}
+    scores = {_drawn(group[0], metric) for group in groups.values()}
     if len(scores) > 1:
-        raise InputError(f"the runs have the scores {', '.join(sorted(one.name for one in scores))}; plot them apart")
+        raise InputError(
+            f"the runs have the scores {', '.join(sorted(one.name for one in scores))}; name a --metric"
+        )
     plots.save_as(plots.draw_curves(curves, algorithms, scores.pop()), out)
     say_written([out])
+
+
+def _drawn(run: Run, metric: str | None) -> Ranking:
+    """The score of a run, or the named entry of its records."""
+    if metric is None:
+        return run.score
+    entries = {name for record in run.records() for name in record}
+    if metric not in entries:
+        raise unknown("metric", metric, sorted(entries))
+    return replace(run.score if metric.startswith(run.score.name) else Ranking(percent=False), name=metric)
 
 
 def status(folder: RunArgument) -> None:

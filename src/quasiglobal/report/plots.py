@@ -112,15 +112,23 @@ def draw_curves(
     with style():
         figure, (left, right) = panels(1, 2, 4.6, 3.2)
         for (label, seeds), colour in zip(curves.items(), colours_of(algorithms), strict=True):
-            draw_curve(left, seeds, score.name, colour=colour, label=label, factor=score.factor)
+            if any(isinstance(record.get(score.name), list) for records in seeds for record in records):
+                draw_nodes(left, seeds, score.name, colour=colour, label=label, factor=score.factor)
+            else:
+                draw_curve(left, seeds, score.name, colour=colour, label=label, factor=score.factor)
             draw_curve(right, seeds, "loss", colour=colour, label=label)
         several = any(len(seeds) > 1 for seeds in curves.values())
-        left.set(xlabel="epoch", ylabel=f"{score.title.replace('accuracy', 'test accuracy')}, mean of the nodes")
+        left.set(xlabel="epoch", ylabel=score.title.replace("accuracy", "test accuracy") + _among(score.name))
         right.set(xlabel="epoch", ylabel="training loss")
         log_scale(right)
         title = "band: range over the seeds" if several else None
         left.legend(loc="upper right" if score.lower else "lower right", title=title)
     return figure
+
+
+def _among(name: str) -> str:
+    """What a curve shows of the nodes; a metric's further entries say so themselves."""
+    return "" if name.endswith(("_std", "_worst", "_best", "_averaged", "_nodes")) else ", mean of the nodes"
 
 
 def colours_of(algorithms: Sequence[str]) -> list[str]:
@@ -135,6 +143,19 @@ def colours_of(algorithms: Sequence[str]) -> list[str]:
     unique = [colour if own.count(colour) == 1 else None for colour in own]
     left = itertools.cycle([colour for colour in CYCLE if colour not in unique] or CYCLE)
     return [colour or next(left) for colour in unique]
+
+
+def draw_nodes(
+    axes: Axes, seeds: Sequence[Records], measure: str, *, colour: str, label: str, factor: float = 1
+) -> None:
+    """Plot a metric that is a list, one thin line per node and seed."""
+    for k, records in enumerate(seeds):
+        tested = [record for record in records if record.get(measure)]
+        lines = zip(*(record[measure] for record in tested), strict=True)
+        for i, values in enumerate(lines):
+            shown = [np.nan if value is None else factor * value for value in values]
+            epochs = [record["epoch"] for record in tested]
+            axes.plot(epochs, shown, color=colour, linewidth=0.6, alpha=0.6, label=None if k or i else label)
 
 
 def draw_curve(

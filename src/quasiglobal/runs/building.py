@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from quasiglobal.common.imports import imported, is_path
-from quasiglobal.common.objects import is_own, note, recall
+from quasiglobal.common.objects import is_own, note, readable
 from quasiglobal.data.corpus import LENGTH, Corpus, cache_folder, check_vocabulary, tokenised
 from quasiglobal.data.sources import Dataset, Examples, agreed, corpus, is_text, load, load_table
 from quasiglobal.errors import InputError, unknown
@@ -127,7 +127,7 @@ def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: in
             length=shape[0],
         )
     if is_own(experiment.model):
-        recall(experiment.model, "model")
+        raise InputError(f"the model {readable(experiment.model)} is defined in Python; save run.average() there")
     if is_path(experiment.model):
         own = imported(experiment.model, "model")
         return copy.deepcopy(own) if isinstance(own, nn.Module) else made(own, experiment.model)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
+from quasiglobal.common.objects import is_own
 from quasiglobal.data.batches import step_sizes
 from quasiglobal.runs.memory import release, runs_that_fit
 from quasiglobal.runs.store import RunFolder, Saved
@@ -44,15 +45,20 @@ def _by_step(run: RunFolder) -> tuple[str, str]:
 
 
 def _of_equal_epochs(runs: Sequence[RunFolder], task: Task) -> list[list[RunFolder]]:
-    """Group runs with the same batch sizes per epoch; these depend on the kind of partition, not on α or seed."""
-    if len({run.experiment.partition for run in runs}) == 1:
+    """Group runs with the same batch sizes per epoch.
+
+    These depend on the kind of partition, not on α or the seed, unless the partition is a user's function.
+    """
+    kinds = {run.experiment.partition for run in runs}
+    if len(kinds) == 1 and not any(map(is_own, kinds)):
         return [list(runs)]
-    sizes: dict[str, tuple[int, ...]] = {}
+    sizes: dict[tuple[str, int], tuple[int, ...]] = {}
     groups: dict[tuple[int, ...], list[RunFolder]] = {}
     for run in runs:
         one = run.experiment
-        if one.partition not in sizes:
+        kind = (one.partition, one.seed if is_own(one.partition) else 0)
+        if kind not in sizes:
             lengths = [len(part) for part in partition_of(task.data, one)]
-            sizes[one.partition] = tuple(step_sizes(lengths, one.batch, one.steps))
-        groups.setdefault(sizes[one.partition], []).append(run)
+            sizes[kind] = tuple(step_sizes(lengths, one.batch, one.steps))
+        groups.setdefault(sizes[kind], []).append(run)
     return list(groups.values())

@@ -10,7 +10,7 @@ from quasiglobal.errors import InputError
 
 
 class EventFiles:
-    """Writes each run's records into its subfolder `tensorboard`, one scalar per metric and epoch."""
+    """Writes each run's records into its subfolder `tensorboard`: a scalar per metric, and NAME_nodes/i per node i."""
 
     def __init__(self) -> None:
         try:
@@ -26,7 +26,11 @@ class EventFiles:
         if folder not in self._writers:
             self._writers[folder] = self._make(str(folder / "tensorboard"), purge_step=epoch)
         for name, value in record.items():
-            if name not in ("epoch", "step") and value is not None and not isinstance(value, list):
+            if name.endswith("_nodes"):
+                for node, own in enumerate(value):
+                    if own is not None:
+                        self._writers[folder].add_scalar(f"{name}/{node}", own, epoch)
+            elif name not in ("epoch", "step") and value is not None and not isinstance(value, list):
                 self._writers[folder].add_scalar(name, value, epoch)
         self._writers[folder].flush()
 

@@ -37,7 +37,7 @@ class Experiment:
     """
 
     data: str = "digits"
-    """Images: digits, fashion-mnist, cifar10, imagenet32, imagenet, folder:PATH; texts: agnews, sst2, csv:PATH."""
+    """digits, fashion-mnist, cifar10, imagenet32, imagenet, folder:PATH; texts agnews, sst2, csv:PATH; or mine:data."""
     model: str = "cnn"
     """cnn, mlp, resnet20 (any depth 6k + 2), resnet18, vgg11, hf:NAME, hf:FOLDER, or your own package.module:Name."""
     norm: str | None = None
@@ -49,7 +49,7 @@ class Experiment:
     algorithm: str = "qg-dsgdm-n"
     """Algorithm with options, such as qg-dsgdm-n:mu=0.5; `qg algorithms` lists all."""
     topology: str = "ring:16"
-    """Communication graph; `qg topology ring:16` describes a graph."""
+    """Communication graph, by name or as a CSV file of links; `qg topology ring:16` describes a graph."""
     partition: str = "dirichlet"
     """Data split: dirichlet, dirichlet-plain, iid, shards:K, by:COLUMN, or whole (every node has all data)."""
     alpha: float = 0.1
