@@ -146,18 +146,20 @@ def close(rows, expected):
 
 
 @pytest.mark.parametrize(("make", "scheduled"), [
-    (loops.adamw, "gossip"), (loops.sgdm, "base"), (loops.lbfgs, "gossip"),
+    (loops.adamw, "gossip"), (loops.sgdm, "base"), pytest.param(loops.lbfgs, "gossip", marks=pytest.mark.slow),
 ])
 def test_a_base_steps_and_the_neighbours_average(make, scheduled):
     expected = plain_loop(make, averaged)
     assert close(together(4, loops.train_with_base, make, "ring:4", "dsgd", scheduled), expected)
 
 
+@pytest.mark.slow
 def test_a_base_makes_local_steps_between_averages():
     expected = plain_loop(loops.adamw, lambda t, x, rates: x if t % 4 else RING @ x)
     assert close(together(4, loops.train_with_base, loops.adamw, "every:4/ring:4", "dsgd", "base"), expected)
 
 
+@pytest.mark.slow
 def test_slowmo_adds_its_outer_step_to_a_base():
     first, m = loops.row(loops.model()), 0.0
 

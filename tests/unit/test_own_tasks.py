@@ -2,6 +2,7 @@
 
 import csv
 import json
+import linecache
 import random
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import quasiglobal as qg
-from quasiglobal.cli import look
+from quasiglobal.cli import look, main
 from quasiglobal.gradients.routes import OneByOne, Traced
 from quasiglobal.training import program
 
@@ -354,16 +355,15 @@ def test_commands_read_the_folders_without_the_objects(tmp_path):
     how = SHORT | {"algorithm": Slower(), "topology": nx.path_graph(4), "partition": random_parts}
     qg.train(task, **how, runs=tmp_path / "runs")
 
-    def command(*words):
-        line = [sys.executable, "-m", "quasiglobal", *words]
-        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "mae" in command("runs")
-    assert "mae" in command("compare")
-    assert "curves.png" in command("plot")
-    command("report", "--runs", "runs", "--out", "out")
+    script = (                                              # another process, which does not know the objects
+        "import sys\nfrom quasiglobal.cli import main\n"
+        "for words in (['runs'], ['compare'], ['plot'], ['report', '--runs', 'runs', '--out', 'out']):\n"
+        "    sys.argv = ['qg', *words]\n    main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("mae") == 2
+    assert all((tmp_path / "out" / name).exists() for name in ("curves.png", "index.html"))
 
 
 # ------------------------------------------------------------------------------------------------ errors
@@ -752,20 +752,24 @@ def test_sizes_of_a_partition_may_depend_on_the_seed():
     assert [len(one) for one in run.runs] == [3, 3, 3]
 
 
-def test_a_command_does_not_continue_after_its_code_has_changed(tmp_path):
+def test_a_command_does_not_continue_after_its_code_has_changed(tmp_path, monkeypatch, capsys):
     module = tmp_path / "changing_nets.py"
     text = "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
     words = ["train", "--model", "changing_nets:net", "--topology", "ring:4", "--epochs", "1", "--device", "cpu"]
 
-    def command():
-        line = [sys.executable, "-m", "quasiglobal", *words]
-        return subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    def command(source):
+        module.write_text(source)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["qg", *words])
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        sys.modules.pop("changing_nets", None)
+        linecache.clearcache()
+        main()
 
-    module.write_text(text)
-    assert command().returncode == 0
-    module.write_text(f"# a comment\n{text}")
-    assert "is already" in command().stdout
-    module.write_text(text.replace("nn.Flatten(), ", "nn.Flatten(), nn.Dropout(0.1), "))
-    done = command()
-    assert done.returncode == 2
-    assert "changing_nets:net is another model than runs/" in done.stderr
+    command(text)
+    command(f"# a comment\n{text}")
+    assert "is already" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        command(text.replace("nn.Flatten(), ", "nn.Flatten(), nn.Dropout(0.1), "))
+    assert ended.value.code == 2
+    assert "changing_nets:net is another model than runs/" in capsys.readouterr().err
