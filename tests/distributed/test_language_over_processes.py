@@ -10,7 +10,7 @@ from readers import NODES, fine_tuned, in_a_process
 from tiny_models import learned, write_model
 
 CASES = [
-    ("all", "qg-dsgdm-n"),
+    pytest.param("all", "qg-dsgdm-n", marks=pytest.mark.slow),
     pytest.param("all", "dadam", marks=pytest.mark.slow),
     pytest.param("lora:2", "qg-dadam", marks=pytest.mark.slow),
 ]

@@ -176,6 +176,7 @@ def test_slowmo_adds_its_outer_step_to_a_base():
     assert close(rows, expected)
 
 
+@pytest.mark.slow
 def test_d2_plus_corrects_the_steps_of_a_base():
     """Exact diffusion: adapt, correct by the last correction rescaled to the present rate, combine."""
     correction = 0.0
