@@ -63,6 +63,7 @@ def test_different_architectures_are_refused():
     assert all("hold another architecture" in error for error in together(2, loops.different, 2))
 
 
+@pytest.mark.slow
 def test_a_node_that_runs_out_of_batches_is_left_behind():
     answers = together(3, loops.uneven, 3)
     assert all(0 in lost for lost, _ in answers[1:])

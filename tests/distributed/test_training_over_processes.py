@@ -58,6 +58,7 @@ def test_a_run_is_the_simulators(tmp_path, simulated):
     assert {edge["sent"] for edges in sent for edge in edges.values()} == {36 * d * 8}   # one row each way, float64
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_over_other_processes_and_in_the_simulator(tmp_path, simulated):
     for processes, epoch in ((2, 2), (3, 4)):
         words = ["--checkpoint-seconds", "0", "--engine", "distributed", "--processes", str(processes)]

@@ -135,7 +135,9 @@ def test_the_panels_are_the_papers():
     ]
 
 
-@pytest.mark.parametrize("setting", NONCONVEX[1:], ids=str)
+@pytest.mark.parametrize(
+    "setting", [NONCONVEX[1], *(pytest.param(one, marks=pytest.mark.slow) for one in NONCONVEX[2:])], ids=str
+)
 def test_quasi_global_momentum_winds_less_in_the_valley(setting):
     def length(name):
         text = f"{name}:beta={setting.beta}"

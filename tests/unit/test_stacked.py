@@ -109,8 +109,8 @@ def one_by_one(module, layout, x, buffers, inputs, targets, autocast=False):
     return torch.stack(rows), after
 
 
-INTERPRETED = ("usual", "unusual", "vgg11", "evonorm-released")
-"""Networks that together use all kernels; the interpreter takes seconds for each."""
+INTERPRETED = ("usual", "unusual", "evonorm-released")
+"""Networks that the fast tests run in the interpreter, which takes seconds for each."""
 
 CASES = [("operations", name) for name in NETWORKS] + [
     pytest.param("kernels", name, marks=() if name in INTERPRETED else pytest.mark.slow) for name in NETWORKS
