@@ -106,8 +106,10 @@ def test_a_killed_process_is_missed_and_comes_back(tmp_path):
     assert torch.isfinite(rows(tmp_path)["x"]).all()
     assert run.records()[-1]["accuracy_worst"] > 0.8
     (whole,) = find_runs(tmp_path / "whole")
-    distance, usual = (found.records()[-1]["consensus_distance"] for found in (run, whole))
-    assert distance < 2 * usual
+    tested = [record for record in whole.records() if record["epoch"] > 10 and "accuracy" in record]
+    usual = [record["consensus_distance"] for record in tested]
+    assert run.records()[-1]["consensus_distance"] < max(usual), "not further apart than in a run without faults"
+    assert max(usual) < 1e-4, "26 without communication"
 
 
 @pytest.mark.slow
