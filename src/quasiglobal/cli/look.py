@@ -29,6 +29,8 @@ def runs(runs: Folder = Path("runs")) -> None:
         runs: The folder of all runs.
     """
     found = RunStore.read(runs).runs
+    if not found:
+        raise InputError(f"there are no runs in {runs}; name another folder, or create runs with `qg train`")
     (title, *others) = {run.score.title for run in found} or {"accuracy, %"}
     table = Table(Column("run", overflow="fold"), "status", "epochs", "score" if others else title, "best")
     for run in found:

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from rich.table import Column, Table
 
-from quasiglobal.paper.published import NOT_CONVERGED, Score
+from quasiglobal.paper.own_runs import by_setting
 from quasiglobal.runs.store import Run
 from quasiglobal.topology import Topology
-from quasiglobal.training.experiment import Experiment, group_by_seed
-from quasiglobal.training.metrics import Ranking, number
 
 
 def columns(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -31,36 +29,8 @@ def comparison(runs: Sequence[Run]) -> Table:
 
 
 def compared(runs: Sequence[Run]) -> list[list[str]]:
-    """Mean ± std over seeds of the last and of the best test; if a seed diverged, the cell is ⋆, as in the paper."""
-    rows = []
-    groups = group_by_seed(runs, lambda run: run.experiment)
-    for label, group in sorted(groups.items(), key=lambda item: _order(item[1][0].experiment)):
-        lasts = [run.summary.last for run in group if run.summary and run.summary.last]
-        bests = [run.summary.best for run in group if run.summary and run.summary.best]
-        score = group[0].score
-        of = score.name
-        shown = ((lasts, of), (bests, of), (lasts, f"{of}_worst"), (lasts, f"{of}_averaged"))
-        cells = [
-            _mean_std([found for record in records if (found := number(record, name)) is not None], score)
-            for records, name in shown
-        ]
-        if any(run.status == "diverged" for run in group):
-            cells = [NOT_CONVERGED] * len(cells)
-        rows.append([label, str(len(group)), *cells, ", ".join(sorted({run.status for run in group}))])
-    return rows
-
-
-def _order(one: Experiment) -> tuple[object, ...]:
-    """Sort key: similar experiments next to each other, numbers in numeric order."""
-    learner = (one.data, one.model, one.norm or "", one.algorithm)
-    return *learner, one.topology, one.partition, one.alpha, one.epochs, one.peak_lr
-
-
-def _mean_std(values: Sequence[float], score: Ranking) -> str:
-    if not values:
-        return "-"
-    found = Score.of([score.factor * value for value in values])
-    return str(found) if score.percent else " ± ".join(f"{x:.4g}" for x in (found.mean, found.std) if x is not None)
+    """The rows of a comparison of runs."""
+    return [[one.label, str(len(one.runs)), *one.scores, one.status] for one in by_setting(runs)]
 
 
 def facts_table(facts: dict[str, str]) -> Table:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from quasiglobal.paper.cells import DIFFERENCE, Scale
 from quasiglobal.paper.claim_list import CLAIMS, TUNING, momentum_tuning, tuning_claim
 from quasiglobal.paper.claims import our_scores
-from quasiglobal.paper.figures import TRAINED, Canvas, draw_outcomes, title_of
 from quasiglobal.paper.outcomes import Outcome, outcomes
+from quasiglobal.paper.own_runs import own_section
 from quasiglobal.paper.summary_claims import claims_section
+from quasiglobal.paper.summary_figures import FIGURE_TABLES, summary_figures
 from quasiglobal.paper.summary_tables import table_section
 from quasiglobal.paper.tables import TABLES
-from quasiglobal.report.document import Document, Drawing
-from quasiglobal.report.drawings import drawing
+from quasiglobal.report.document import Document
 from quasiglobal.report.noise import EXPLANATION
 from quasiglobal.runs.store import RunStore
 
@@ -21,33 +21,15 @@ from quasiglobal.runs.store import RunStore
 def summary(store: RunStore, scale: Scale = "paper") -> Document:
     """The report on a run store; cells without runs are marked as not run."""
     tuning = momentum_tuning(store, scale)
-    tables = {**TABLES, TUNING: tuning, **{name: TRAINED[name].table for name in FIGURES}}
+    tables = {**TABLES, TUNING: tuning, **FIGURE_TABLES}
     found = {name: outcomes(table, store, scale) for name, table in tables.items()}
     claims = claims_section([*CLAIMS, tuning_claim(tuning)], our_scores(found), scale)
-    sections = (claims, *(table_section(table, found[name], scale) for name, table in TABLES.items()))
+    own = own_section(store, tables.values())
+    papers = (table_section(table, found[name], scale) for name, table in TABLES.items())
+    sections = (claims, *([own] if own else []), *papers)
     says = _introduction([outcome for name in TABLES for outcome in found[name]], scale)
-    return Document("Quasi-global momentum: the paper and our runs", says, sections, LEGEND, _figures(found, scale))
-
-
-def _figures(found: Mapping[str, Sequence[Outcome]], scale: Scale) -> tuple[Drawing, ...]:
-    """The paper's training figures that show more than the tables' curves, if enough of their cells were run."""
-    made = []
-    for name in FIGURES:
-        if sum(bool(outcome.runs) for outcome in found[name]) >= ENOUGH * len(found[name]):
-            figure = draw_outcomes(name, found[name], Canvas(scale))
-            figure.figure.suptitle("")
-            made.append(drawing(name, f"Figure: {title_of(name, scale)}", figure.says, figure.figure))
-    return tuple(made)
-
-
-FIGURES = (
-    "figure-effective-step", "figure-single-worker", "figure-weight-decay", "figure-momentum-tuning",
-    "figure-ring-scales",
-)
-"""Figures that need only the store. Others repeat the tables' curves, or draw partitions and so need the data sets."""
-
-ENOUGH = 1 / 4
-"""Fraction of a figure's cells that must have been run for the figure to be included."""
+    figures = summary_figures(found, scale)
+    return Document("Quasi-global momentum: the paper and our runs", says, sections, LEGEND, figures)
 
 
 def _introduction(cells: Sequence[Outcome], scale: Scale) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from quasiglobal.paper.published import NOT_CONVERGED, CellLabel, Score
 from quasiglobal.paper.summary_claims import OTHER_SCALE, VERDICTS
 from quasiglobal.report.document import Cell, Column, Line, Plot, Row, Section
 from quasiglobal.runs import tuning
-from quasiglobal.training.metrics import SCORE, number
+from quasiglobal.runs.store import Run
+from quasiglobal.training.metrics import Ranking, number
 
 COLUMNS = (
     Column("method"), Column("setting"), Column("paper", numeric=True), Column("ours", numeric=True),
@@ -29,7 +30,7 @@ COLUMNS = (
 def table_section(table: PaperTable, found: Sequence[Outcome], scale: Scale) -> Section:
     """A table of the paper, cell by cell, with the learning curves of its runs."""
     groups = by_model_and_column(found)
-    curves = {outcome.cell.label: _curve(outcome) for outcome in found}
+    curves = {one.cell.label: curve(one.cell.row.method, one.runs, Ranking()) for one in found}
     plots: list[Plot] = []
     rows, verdicts = [], []
     anchors: dict[CellLabel, str] = {}
@@ -172,25 +173,19 @@ def _curves(table: PaperTable, k: int, title: str, lines: tuple[Line, ...]) -> P
     return Plot(f"{table.name}-{k}", title, lines, "epoch", "test accuracy, %") if lines else None
 
 
-def _tests(outcome: Outcome) -> dict[int, list[float]]:
-    """Scores of all seeds in per cent, by epoch."""
-    found: dict[int, list[float]] = {}
-    for run in outcome.runs:
+def curve(label: str, runs: Sequence[Run], score: Ranking) -> Line | None:
+    """Curve of the mean over the seeds, with a band over their range; None if nothing was tested."""
+    tests: dict[int, list[float]] = {}
+    for run in runs:
         for record in run.records():
-            if (reached := number(record, SCORE)) is not None:
-                found.setdefault(record["epoch"], []).append(100 * reached)
-    return dict(sorted(found.items()))
-
-
-def _curve(outcome: Outcome) -> Line | None:
-    """Curve of the mean over the seeds; None if nothing was tested."""
-    tests = _tests(outcome)
+            if (reached := number(record, score.name)) is not None:
+                tests.setdefault(record["epoch"], []).append(score.factor * reached)
     if not tests:
         return None
+    tests = dict(sorted(tests.items()))
     points = [(epoch, statistics.fmean(values)) for epoch, values in tests.items()]
-    band = [(min(values), max(values)) for values in tests.values()] if len(outcome.runs) > 1 else []
-    method = outcome.cell.row.method
-    return Line(method, points, band, dots=len(points) == 1, algorithm=outcome.experiment.algorithm)
+    band = [(min(values), max(values)) for values in tests.values()] if len(runs) > 1 else []
+    return Line(label, points, band, dots=len(points) == 1, algorithm=runs[0].experiment.algorithm)
 
 
 def _rates(table: PaperTable, k: int, title: str, group: Sequence[Outcome]) -> Plot | None:

@@ -164,6 +164,11 @@ class Experiment:
         return self.model.startswith(PREFIX)
 
     @property
+    def uses_alpha(self) -> bool:
+        """Whether the partition depends on α."""
+        return self.partition.startswith("dirichlet")
+
+    @property
     def peak_lr(self) -> float:
         """The given learning rate, or by default the rate scaled with the global batch."""
         return scaled_lr(self.batch, count_nodes(self.topology)) if self.lr is None else self.lr
@@ -220,9 +225,9 @@ def steps_alike(experiment: Experiment) -> Hashable:
 def setting(experiment: Experiment) -> str:
     """Key that is equal for experiments that differ only in seed and learning rate, or in fields without effect.
 
-    α has no effect on an iid partition, and the graph has none on a centralized algorithm.
+    α has an effect on Dirichlet partitions only, and the graph has none on a centralized algorithm.
     """
-    if experiment.partition == "iid":
+    if not experiment.uses_alpha:
         experiment = replace(experiment, alpha=1.0)
     if isinstance(algorithm(experiment.algorithm), Centralized):
         experiment = replace(experiment, topology=f"complete:{count_nodes(experiment.topology)}")
@@ -244,7 +249,7 @@ def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> di
     groups: dict[str, list[Item]] = {}
     for item in items:
         groups.setdefault(of(item).with_seed(0).hash, []).append(item)
-    values = {key: asdict(of(group[0]).with_seed(0)) for key, group in groups.items()}
+    values = {key: _settings(of(group[0]).with_seed(0)) for key, group in groups.items()}
     names = next(iter(values.values()), {})
     varying = [name for name in names if len({str(of[name]) for of in values.values()}) > 1] or ["algorithm"]
     labels = {
@@ -255,6 +260,11 @@ def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> di
         label if list(labels.values()).count(label) == 1 else f"{label} ({key})": groups[key]
         for key, label in labels.items()
     }
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    """The fields of an experiment; α is None where it has no effect."""
+    return asdict(experiment) | ({} if experiment.uses_alpha else {"alpha": None})
 
 
 def _in_common(experiment: Experiment) -> dict[str, Any]:
@@ -272,8 +282,8 @@ def _label(name: str, value: Any) -> str:
 
 
 def _is_told(name: str, value: object) -> bool:
-    """Whether a label names a setting: fields that came later are left out where they are not set."""
-    return name in FIRST_FIELDS or value not in ("", (), None)
+    """Whether a label names a setting: α, and fields that came later, are left out where they are not set."""
+    return (name in FIRST_FIELDS and name != "alpha") or value not in ("", (), None)
 
 
 # ---------------------------------------------------------------------------------------------------- from files

@@ -1,0 +1,124 @@
+"""Runs compared by setting, mean ± std over the seeds, and the report's section of runs outside the paper's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quasiglobal.algorithms import name_of
+from quasiglobal.common.objects import readable
+from quasiglobal.paper.cells import SCALES, PaperTable
+from quasiglobal.paper.published import NOT_CONVERGED, Score
+from quasiglobal.paper.summary_tables import curve
+from quasiglobal.report.document import Cell, Column, Plot, Row, Section
+from quasiglobal.runs.store import Run, RunStore
+from quasiglobal.training.experiment import Experiment, group_by_seed, setting
+from quasiglobal.training.metrics import Ranking, number
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ only in their seed."""
+
+    label: str
+    """The settings that vary between all compared runs."""
+    runs: Sequence[Run]
+    scores: tuple[str, str, str, str]
+    """Last test, best test, worst node and averaged model: mean ± std over the seeds, or ⋆ if a seed diverged."""
+
+    @property
+    def status(self) -> str:
+        """The status of all runs."""
+        return ", ".join(sorted({run.status for run in self.runs}))
+
+
+def by_setting(runs: Sequence[Run], named: bool = False) -> list[Setting]:
+    """The settings of the runs, similar experiments next to each other.
+
+    The score has the metric's name before it if the runs have different scores, or with `named`.
+    """
+    groups = group_by_seed(runs, lambda run: run.experiment)
+    named = named or len({run.score for run in runs}) > 1
+    return [
+        Setting(label, group, _scores(group, named))
+        for label, group in sorted(groups.items(), key=lambda item: _order(item[1][0].experiment))
+    ]
+
+
+def _scores(group: Sequence[Run], named: bool) -> tuple[str, str, str, str]:
+    """The scores of a setting, the first with the metric's name if `named`."""
+    score = group[0].score
+    if any(run.status == "diverged" for run in group):
+        return (NOT_CONVERGED,) * 4
+    lasts = [run.summary.last for run in group if run.summary and run.summary.last]
+    bests = [run.summary.best for run in group if run.summary and run.summary.best]
+    of = score.name
+    last, best, worst, averaged = (
+        _mean_std([found for record in records if (found := number(record, name)) is not None], score)
+        for records, name in ((lasts, of), (bests, of), (lasts, f"{of}_worst"), (lasts, f"{of}_averaged"))
+    )
+    return f"{score.title} {last}" if named else last, best, worst, averaged
+
+
+def _mean_std(values: Sequence[float], score: Ranking) -> str:
+    if not values:
+        return "-"
+    found = Score.of([score.factor * value for value in values])
+    return str(found) if score.percent else " ± ".join(f"{x:.4g}" for x in (found.mean, found.std) if x is not None)
+
+
+def _order(one: Experiment) -> tuple[object, ...]:
+    """Sort key: similar experiments next to each other, numbers in numeric order."""
+    learner = (one.data, one.model, one.norm or "", one.algorithm)
+    return *learner, one.topology, one.partition, one.alpha, one.epochs, one.peak_lr
+
+
+def own_section(store: RunStore, tables: Iterable[PaperTable]) -> Section | None:
+    """The ended runs that belong to no cell of the tables, at any scale; None if there are none."""
+    cells = {
+        setting(experiment)
+        for table in tables for cell in table.cells for scale in SCALES for experiment in cell.experiments(scale)
+    }
+    found = [run for key, runs in store.ended.items() if key not in cells for run in runs]
+    if not found:
+        return None
+    settings = by_setting(found, named=True)
+    anchors, plots = _plots(settings)
+    rows = tuple(_row(one, anchors[id(one)]) for one in settings)
+    says = f"{len(found)} run{'s' if len(found) > 1 else ''} outside the paper's tables, {len(settings)} settings"
+    return Section("own", "Own experiments", says, COLUMNS, rows, plots=tuple(plots))
+
+
+COLUMNS = (
+    Column("model"), Column("data"), Column("setting"), Column("seeds", numeric=True), Column("score", numeric=True),
+    Column("best", numeric=True), Column("worst node", numeric=True), Column("averaged", numeric=True),
+    Column("status"), Column("curves", brief=False),
+)
+
+
+def _row(one: Setting, anchor: str) -> Row:
+    experiment, score = one.runs[0].experiment, one.runs[0].score
+    lasts = [number(run.summary.last, score.name) if run.summary else None for run in one.runs]
+    last = next((value for value in lasts if value is not None), None)
+    return Row((
+        Cell(readable(experiment.model)), Cell(readable(experiment.data)), Cell(one.label), Cell(str(len(one.runs))),
+        Cell(one.scores[0], last), *map(Cell, one.scores[1:]), Cell(one.status),
+        Cell("curves", link=anchor) if anchor else Cell(""),
+    ), name_of(experiment.algorithm))
+
+
+def _plots(settings: Sequence[Setting]) -> tuple[dict[int, str], list[Plot]]:
+    """Learning curves, one plot for each model, data set and score, and the anchor of each setting's plot."""
+    groups: dict[tuple[str, str, Ranking], list[Setting]] = {}
+    for one in settings:
+        experiment = one.runs[0].experiment
+        groups.setdefault((experiment.model, experiment.data, one.runs[0].score), []).append(one)
+    anchors, plots = dict.fromkeys(map(id, settings), ""), []
+    for k, ((model, data, score), group) in enumerate(groups.items()):
+        drawn = [(one, curve(one.label, one.runs, score)) for one in group]
+        lines = tuple(line for _, line in drawn if line)
+        if lines:
+            title = f"{readable(model)} on {readable(data)}"
+            plots.append(Plot(f"own-{k}", title, lines, "epoch", f"test {score.title}"))
+            anchors |= {id(one): f"own-{k}" for one, line in drawn if line}
+    return anchors, plots
