@@ -314,6 +314,15 @@ def percent(f: object) -> bool:
     return isinstance(f, F1 | Auc) or f is accuracy or f is top5
 
 
+def ambiguous(output: Tensor, target: Tensor) -> bool:
+    """Whether both axis 1 and the last axis of an output could be the class axis; `accuracy` then takes axis 1.
+
+    >>> ambiguous(torch.zeros(2, 7, 7), torch.zeros(2, 7)), ambiguous(torch.zeros(2, 7, 5), torch.zeros(2, 7))
+    (True, False)
+    """
+    return output.dim() == target.dim() + 1 > 2 and output.shape[1:-1] == output.shape[2:] == target.shape[1:]
+
+
 class _LowerFunction:
     """A function that is marked as better when smaller."""
 

@@ -298,7 +298,7 @@ def parse(text: Graph) -> Topology:
 
     ring:16, torus:16, complete:4, star:5, social, one-peer-exponential:16, file:graph.edgelist, every:4/ring:16
     (local steps), lazy/ring:16 ((I + W)/2), a CSV or edge-list file by its name, or your own as package.module:name,
-    where name is a Topology or a function that returns one.
+    where name is a Topology, a graph, a dict of neighbours, or a function that returns one.
 
     >>> parse("every:4/ring:16")
     <Topology every:4/ring:16: n = 16, period 4>
@@ -334,9 +334,9 @@ def parse(text: Graph) -> Topology:
     if is_path(text):
         found = imported(text, "topology")
         found = found() if callable(found) else found
-        if not isinstance(found, Topology):
-            raise InputError(f"{text} is not a Topology, nor a function that returns one")
-        return found
+        if not isinstance(found, Topology | nx.Graph | Mapping):
+            raise InputError(f"{text} is not a Topology, a graph or a dict, nor a function that returns one")
+        return parse(found)
     if name in ("", "lazy"):
         raise InputError(f"a topology is missing in {text!r}; write one, as in ring:16, every:4/ring:16, lazy/ring:16")
     raise unknown("topology", name, [*SIZED, "social", "file", "every", "lazy"])

@@ -279,10 +279,10 @@ def test_the_order_of_definitions_does_not_count(load):
 
 
 def test_source_is_used_where_there_is_some(load):
-    source = 'def f(x):\n    """Doc."""\n    return  x  # same\n\n\ng = [(lambda x: 1), (lambda  x:  2)]\n'
+    source = 'def f(x):\n    """Doc."""\n    return  x  # same\n\n\ng = [(lambda x: x+1), (lambda  x:  x + 2)]\n'
     user = load(source)
     assert module._source(user.f.__code__, {}) == "def f(x):\n    return x"
-    assert [module._source(g.__code__, {}) for g in user.g] == ["lambda x: 1", "lambda x: 2"]
+    assert [module._source(g.__code__, {}) for g in user.g] == ["lambda x: x + 1", "lambda x: x + 2"]
     assert module._source(executed(source)["f"].__code__, {}) is None
 
 

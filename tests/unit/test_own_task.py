@@ -66,15 +66,16 @@ def test_from_python_the_learning_rate_is_constant_unless_a_schedule_is_asked_fo
         rates(lr=lambda t: 0.1 if t < 3 else 0.0)
 
 
-def test_ctrl_c_returns_the_models_trained_so_far():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_return_the_models_trained_so_far(number):
     task = qg.Task(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), nn.functional.cross_entropy, load("digits"))
 
     def interrupt(record):
         if record["epoch"] == 2:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
     with pytest.warns(UserWarning, match="stopped by Ctrl-C after epoch 2 of 50"):
-        run = qg.train(task, algorithm="dsgd", topology="ring:4", epochs=50, lr=0.1, watch=interrupt)
+        run = qg.train(task, algorithm="dsgd", topology="ring:4", epochs=50, lr=0.1, watch=interrupt, device="cpu")
     assert len(run.records) == 2
     assert run.model() is not None
 

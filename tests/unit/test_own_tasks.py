@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 
 import networkx as nx
@@ -364,6 +365,11 @@ def test_commands_read_the_folders_without_the_objects(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("mae") == 2
     assert all((tmp_path / "out" / name).exists() for name in ("curves.png", "index.html"))
+    tables = (tmp_path / "out" / "tables.md").read_text()
+    assert "## Own experiments" in tables
+    (row,) = (line for line in tables.splitlines() if line.startswith("| Linear | arrays |"))
+    assert "| mae 0." in row
+    assert "| finished |" in row
 
 
 # ------------------------------------------------------------------------------------------------ errors
@@ -399,7 +405,7 @@ WRONG = {
     r"Scalar returns .* for 2 examples; each tensor needs one row per example": lambda: qg.Task(
         Scalar(3, 2), lambda output, target: LOSS(output[0], target), (X, Y)
     ),
-    r"fails on outputs \[2, 1\] and targets int64 \[2\] of Linear: .*out of bounds": lambda: qg.Task(
+    "Linear gives one output, but cross-entropy needs one per class": lambda: qg.Task(
         nn.Linear(3, 1), LOSS, (X, torch.arange(20) // 18 * 2)
     ),
     "Embedding fails on inputs int64": lambda: qg.Task(
@@ -456,7 +462,42 @@ WRONG = {
         nn.Linear(3, 2), LOSS, (X, Y), metrics={"loss": qg.metrics.accuracy}
     ),
     "task must be a qg.Task": lambda: nn.Linear(3, 2),
+    r"metric 'm' returns \[3, 3\] for 3 examples, but \[2, 2\] for 2: it broadcasts": lambda: qg.Task(
+        nn.Linear(3, 1), flat_mse, (X, X[:, 0]), metrics={"m": lambda output, target: (output - target).abs()}
+    ),
+    r"metric 'm' returns \[2\] for 3 examples": lambda: qg.Task(
+        nn.Linear(3, 1), flat_mse, (X, X[:, 0]), metrics={"m": lambda output, target: output[:2, 0]}
+    ),
+    "metric 'accuracy' needs class numbers or yes/no targets, 1 or 0; use mse or mae": lambda: qg.Task(
+        nn.Linear(3, 1), functional.mse_loss, (X, X[:, :1]), metrics={"accuracy": qg.metrics.accuracy}
+    ),
+    r"metric 'a' cannot tell which axis of outputs \[2, 6, 6\] has the classes": lambda: qg.Task(
+        nn.Embedding(6, 6), lambda output, target: LOSS(output.mT, target), (TOKENS, TOKENS),
+        metrics={"a": qg.metrics.accuracy},
+    ),
+    r"PairsOnly fails on inputs \[3, 3\]": lambda: qg.Task(PairsOnly(3, 2), LOSS, (X, Y)),
+    "DataParallel is a DataParallel; give the module inside it": lambda: qg.Task(
+        nn.DataParallel(nn.Linear(3, 2)), LOSS, (X, Y)
+    ),
+    r"convert the targets to float: y.float\(\)": lambda: qg.Task(
+        nn.Linear(3, 1), functional.binary_cross_entropy_with_logits, (X, Y[:, None])
+    ),
+    r"flatten the targets: y\[:, 0\]": lambda: qg.Task(nn.Linear(3, 2), LOSS, (X, Y[:, None])),
+    "give class numbers, y.argmax": lambda: qg.Task(nn.Linear(3, 2), LOSS, (X, functional.one_hot(Y))),
+    "move the classes to axis 1": lambda: qg.Task(nn.Embedding(6, 5), LOSS, (TOKENS, TOKENS)),
+    "check that forward has the arguments a, b": lambda: qg.Task(nn.Bilinear(3, 3, 2), LOSS, ({"a": X, "b": X}, Y)),
 }
+
+TOKENS = torch.arange(120).reshape(20, 6) % 5
+
+
+def flat_mse(output, target):
+    return functional.mse_loss(output[:, 0], target)
+
+
+class PairsOnly(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.view(2, 3))
 
 
 class Scalar(nn.Linear):
@@ -487,6 +528,44 @@ def test_a_misfit_is_one_sentence_and_leaves_nothing_behind(tmp_path, sentence):
         qg.train(WRONG[sentence](), **SHORT, runs=tmp_path / "runs")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_loss_that_seems_to_broadcast_is_warned_of():
+    def squared_error(output, target):
+        return (output - target).square().mean()
+
+    with pytest.warns(UserWarning, match=r"squared_error has another value if outputs \[2, 1\] are given the shape"):
+        qg.train(qg.Task(nn.Linear(3, 1), squared_error, (X, X[:, 0])), **SHORT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qg.train(qg.Task(nn.Linear(3, 1), flat_mse, (X, X[:, 0])), **SHORT)
+        qg.train(qg.Task(nn.Linear(3, 1), squared_error, (X, X[:, :1])), **SHORT)
+
+
+def test_a_partition_that_repeats_examples_is_warned_of():
+    labels = np.arange(8)
+    with pytest.warns(UserWarning, match="uses 2 of 8 examples more than once"):
+        qg.data.split(labels, 2, lambda labels, n, rng: [labels[:5], labels[3:]])
+
+
+@pytest.mark.parametrize(("how", "sentence"), [
+    ({"learning_rate": 0.1}, "unknown argument of qg.train 'learning_rate'; known: algorithm, topology, epochs, lr"),
+    ({"runs": 3}, "runs must be a folder, got 3"),
+    ({"watch": 3}, "watch must be a function of a record, got 3"),
+    ({"algorithm": qg.Algorithm()}, "Algorithm has no step"),
+])
+def test_wrong_arguments_are_one_sentence(how, sentence):
+    with pytest.raises(qg.InputError, match=sentence):
+        qg.train(qg.Task(nn.Linear(3, 2), LOSS, (X, Y)), **(SHORT | how))
+
+
+def test_an_algorithm_has_to_return_x_and_state():
+    class Half(qg.Algorithm):
+        def step(self, x, g, state, node):
+            return x
+
+    with pytest.raises(qg.InputError, match=r"step of Half returns a Tensor; it has to return \(x, state\)"):
+        qg.train(qg.Task(nn.Linear(3, 2), LOSS, (X, Y)), **(SHORT | {"algorithm": Half()}))
 
 
 def test_more_outputs_than_labels_are_allowed_for_own_data():

@@ -127,7 +127,7 @@ class Algorithm:
 
         Pure: it mutates nothing. It may return its inputs, since the engine owns storage and copies.
         """
-        raise NotImplementedError
+        raise InputError(f"{type(self).__name__} has no step; define step(self, x, g, state, node)")
 
     def phase(self, t: int) -> Hashable:
         """A key of step t: steps with equal keys take the same branches, so an engine can capture one graph per key."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from quasiglobal.api.naming import experiment_of
+from quasiglobal.api.naming import OF_TASK, experiment_of
 from quasiglobal.api.running import trained
 from quasiglobal.api.trained import Trained
-from quasiglobal.errors import InputError, whole
+from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.runs.options import Options
 from quasiglobal.topology import Graph
 from quasiglobal.training.callbacks import Call
+from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import checked_callbacks
 from quasiglobal.training.task import Task
 
@@ -81,11 +83,19 @@ def train(
         raise InputError(f"engine must be simulator or distributed, got {engine!r}")
     if whole(seeds) is None:
         raise InputError(f"seeds must be the number of seeds, got {seeds!r}; the first one is seed=…")
+    if runs is not None and not isinstance(runs, str | os.PathLike):
+        raise InputError(f"runs must be a folder, got {runs!r}")
+    if watch is not None and not callable(watch):
+        raise InputError(f"watch must be a function of a record, got {watch!r}")
     around = {field.name for field in fields(Options)} & experiment.keys()
     options = Options(
         seeds=seeds, runs=Path(runs or "runs"), device=device, engine=engine,        # type: ignore[arg-type]
         **{name: experiment.pop(name) for name in around},
     )
+    known = {field.name for field in fields(Experiment)} - OF_TASK | {"recipe"}
+    for name in experiment.keys() - known - OF_TASK:
+        named = [one for one in signature(train).parameters if one not in ("task", "experiment")]
+        raise unknown("argument of qg.train", name, [*named, *sorted(known - set(named))])
     values = {
         "epochs": epochs, "lr": lr, "batch": batch, "partition": partition, "precision": precision,
         "schedule": schedule, "clip": clip, "weight_decay": weight_decay,

@@ -14,12 +14,12 @@ from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.report import plots
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.metrics import Ranking, Record, number, ranking, tests
+from quasiglobal.training.metrics import Ranking, Record, RecordList, number, ranking, tests
 from quasiglobal.training.rows import NamedRows, models_of, module_of
 from quasiglobal.training.task import Task
 
 
-class TrainedRun(list[Record]):
+class TrainedRun(RecordList):
     """The records of one seed, a list with one entry per epoch, and its models."""
 
     def __init__(
@@ -30,11 +30,6 @@ class TrainedRun(list[Record]):
         super().__init__(records)
         self.experiment, self.status, self.folder = experiment, status, folder
         self._task, self._rows = task, rows
-
-    @property
-    def records(self) -> list[Record]:
-        """The records as in metrics.jsonl."""
-        return self
 
     def model(self, node: int | None = None) -> nn.Module:
         """A copy of the module with the parameters and buffers of a node, or with the average over all nodes."""

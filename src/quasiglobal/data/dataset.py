@@ -94,7 +94,8 @@ class Dataset:
         train, test = ((split.x, split.y) if self.own else split.x for split in (self.train, self.test))
         if kind_of(train) != kind_of(test):
             raise InputError(
-                f"{self.name}: a training example is {described(train)}, but a test example is {described(test)}"
+                f"{self.name}: a training example is {described(train)}, but a test example is {described(test)}; "
+                "give both in one form"
             )
 
     @property

@@ -40,7 +40,11 @@ class Fresh:
             if not all(leaf.isfinite().all() for leaf in tree_leaves(example) if leaf.is_floating_point()):
                 raise InputError(f"example {self.index[row]} of train has a value that is not a finite number")
         k = len(owners)
-        x, y = tree_map(lambda *values: torch.stack(values).view(k, -1, *values[0].shape), *read)
+        try:
+            x, y = tree_map(lambda *values: torch.stack(values).view(k, -1, *values[0].shape), *read)
+        except (RuntimeError, ValueError):                  # of different shapes, or of different structures
+            kinds = dict.fromkeys(str(tree_map(lambda leaf: list(leaf.shape), example)) for example in read)
+            raise InputError(f"train has examples of different shapes, {' and '.join(list(kinds)[:2])}") from None
         return x, y
 
     def example(self, row: int, key: Key) -> tuple[Any, Any]:

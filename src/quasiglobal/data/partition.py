@@ -9,6 +9,7 @@ T.-M. H. Hsu, H. Qi, M. Brown: Measuring the effects of non-identical data distr
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -204,6 +205,9 @@ def _checked(parts: Any, n: int, examples: int) -> list[Indices]:
             raise InputError(f"the partition of node {i} has indices of type {part.dtype}; return whole numbers")
         if part.min() < 0 or part.max() >= examples:
             raise InputError(f"the partition of node {i} has an index outside 0 to {examples - 1}")
+    uses = np.bincount(np.concatenate(arrays), minlength=examples)
+    if more := int((uses > 1).sum()):
+        warnings.warn(f"the partition uses {more} of {examples} examples more than once", stacklevel=2)
     return [part.astype(np.int64) for part in arrays]
 
 

@@ -84,7 +84,12 @@ class Host(ABC):
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
     ) -> tuple[Tensor, State]:
         """Call the algorithm; subclasses may wrap the call."""
-        return algorithm.step(x, g, state, node)
+        stepped = algorithm.step(x, g, state, node)
+        if not isinstance(stepped, tuple) or len(stepped) != 2:
+            raise InputError(
+                f"step of {type(algorithm).__name__} returns a {type(stepped).__name__}; it has to return (x, state)"
+            )
+        return stepped
 
     @abstractmethod
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:

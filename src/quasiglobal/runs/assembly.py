@@ -17,7 +17,7 @@ from quasiglobal.runs.saving import plan_path
 from quasiglobal.runs.store import RunFolder
 from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.loop import Callback, Loop
-from quasiglobal.training.metrics import Record
+from quasiglobal.training.metrics import Record, RecordList
 from quasiglobal.training.program import Program
 
 STOPPING = 10.0
@@ -28,7 +28,7 @@ class WholeRun:
     """The `run` that a callback receives in process 0: the records of all nodes, and the models hosted there."""
 
     def __init__(self, loop: Loop, runs: Sequence[Sequence[Record]]) -> None:
-        self.loop, self.runs = loop, [list(records) for records in runs]
+        self.loop, self.runs = loop, [RecordList(records) for records in runs]
 
     @property
     def records(self) -> list[Record]:
@@ -165,7 +165,7 @@ class Assembly(Callback):
         end, told = min(self._pending, default=math.inf), len(self._view.records)
         whole = [[record for record in records_of(parts) if record["epoch"] < end] for parts in self.parts]
         for count in range(told + 1, min(map(len, whole)) + 1):
-            self._view.runs = [records[:count] for records in whole]
+            self._view.runs = [RecordList(records[:count]) for records in whole]
             self._call("on_epoch")
 
     def _call(self, event: str) -> None:

@@ -75,17 +75,18 @@ CALLS = itertools.count()
 
 
 def _check_alike(meeting: Any, experiment: Experiment, rank: int, size: int, patience: float) -> None:
-    """Raise InputError if this process trains another experiment than process 0, as with unseeded models or data."""
+    """Raise InputError in every process if one trains another experiment, as with unseeded models or data."""
     about = f"experiment/{next(CALLS)}"
     if meeting.check([f"{about}/{rank}"]):                  # by an earlier start of this process
         return
     theirs = all_gather(meeting, about, json.dumps(asdict(experiment)), rank, size, patience)
-    other = [name for name, value in json.loads(theirs[0]).items() if value != json.loads(theirs[rank])[name]]
-    if other:
-        raise InputError(
-            f"process {rank} has another {' and '.join(other)} than process 0; call torch.manual_seed, and seed NumPy, "
-            "before making the model and the data"
-        )
+    for p, text in enumerate(theirs):
+        other = [name for name, value in json.loads(theirs[0]).items() if value != json.loads(text)[name]]
+        if other:
+            raise InputError(
+                f"process {p} has another {' and '.join(other)} than process 0; call torch.manual_seed, and seed "
+                "NumPy, before making the model and the data"
+            )
 
 
 def wait_for_all(experiment: Experiment, options: Options) -> None:

@@ -21,7 +21,7 @@ class Call(Callback):
 
 
 class Interrupts(Callback):
-    """Stops the loop after the epoch in which Ctrl-C was pressed."""
+    """Stops the loop after the epoch in which Ctrl-C was pressed or SIGTERM came."""
 
     def __init__(self, noted: list[int]) -> None:
         """`noted` is the list that `patient_interrupts` yields."""
@@ -34,22 +34,25 @@ class Interrupts(Callback):
 
 @contextmanager
 def patient_interrupts() -> Iterator[list[int]]:
-    """Add the first Ctrl-C to the yielded list, so that the epoch can end and be saved; a second Ctrl-C stops at once.
+    """Add the first Ctrl-C, and the first SIGTERM, to the yielded list, so that the epoch can end and be saved.
 
-    Outside the main thread the list stays empty.
+    A second signal of the same kind stops at once. Both kinds count apart: after Ctrl-C, torchrun sends SIGTERM to its
+    processes. Outside the main thread the list stays empty.
     """
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield noted
         return
-    before = signal.getsignal(signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number: int, frame: object) -> None:
         noted.append(number)
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before[signal.Signals(number)])
 
-    signal.signal(signal.SIGINT, note)
+    for number in before:
+        signal.signal(number, note)
     try:
         yield noted
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

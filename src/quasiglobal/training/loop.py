@@ -13,7 +13,7 @@ from torch import nn
 
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.metrics import is_lower
-from quasiglobal.training.metrics import LOSS, Measures, Ranking, Record, combined, diverged, ranking
+from quasiglobal.training.metrics import LOSS, Measures, Ranking, Record, RecordList, combined, diverged, ranking
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import module_of
 
@@ -63,7 +63,7 @@ class Loop:
     ) -> None:
         """`folders` are the run folders, if any; `history` has the records of each experiment before a resume."""
         self.program, self.callbacks, self.folders = program, callbacks, list(folders)
-        self.runs: list[list[Record]] = [list(of) for of in history] or [[] for _ in program.experiments]
+        self.runs = [RecordList(of) for of in history] or [RecordList() for _ in program.experiments]
         """The records of each experiment so far."""
         self.going = list(range(len(program.experiments)))
         """Indices of the experiments that have not diverged."""

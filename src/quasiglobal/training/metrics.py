@@ -1,4 +1,4 @@
-"""Records of training: the names of their entries, and how the values of all nodes become one record per epoch.
+"""RecordList of training: the names of their entries, and how the values of all nodes become one record per epoch.
 
 A process measures its own nodes (`Measures`, lists with one entry per node). `combined` merges them into one `Record`
 per epoch for all nodes of a run; records are the lines of metrics.jsonl. For a metric NAME of the test, a record has
@@ -255,6 +255,15 @@ def number(record: Mapping[str, Any] | None, name: str) -> float | None:
     """A number from a record; None if it was not measured or was not finite."""
     found = (record or {}).get(name)
     return None if found is None else float(found)
+
+
+class RecordList(list[Record]):
+    """The records of one run, a list with one entry per epoch."""
+
+    @property
+    def records(self) -> list[Record]:
+        """The records as in metrics.jsonl."""
+        return self
 
 
 def tests(records: Sequence[Record]) -> list[Record]:

@@ -70,7 +70,8 @@ class Task:
     ) -> None:
         """`name` is the model's in messages. `classifies`: whether outputs are classes, by default found by a trial."""
         self.model, self.loss = model, loss
-        self.name = name or (type(model).__name__ if isinstance(model, nn.Module) else name_of(model))
+        is_function = callable(model) and not isinstance(model, nn.Module)
+        self.name = name or (name_of(model) if is_function else type(model).__name__)
         if not callable(loss):
             raise InputError(f"the loss must be a function or module of (output, target), got a {type(loss).__name__}")
         if isinstance(loss, type):
@@ -102,9 +103,12 @@ class Task:
 
     @cached_property
     def trial(self) -> Trial:
-        """The result of a trial on two examples; raises InputError if model, loss, data and metrics do not fit."""
-        rows = _telling_rows(self.data.train) if self.data.fresh is None else torch.arange(2)
+        """The result of a trial on two and three examples; raises InputError if the parts of the task do not fit."""
+        count = len(self.data.train)
+        rows = _telling_rows(self.data.train) if self.data.fresh is None else torch.arange(min(2, count))
         batches = [self._shown(self.data.train, rows)]
+        if count > 2 and self.data.fresh is None:
+            batches.append(self.examples(3))
         if len(self.data.test):
             batches.append(self._shown(self.data.test, _telling_rows(self.data.test)))
         return tried(self.module(0), self.loss, batches, self._metrics or {}, name=self.name, data=self.data)

@@ -1,4 +1,4 @@
-"""Trial of a user's own model, loss and metrics on two examples, which turns any misfit into one sentence."""
+"""Trial of a user's own model, loss and metrics on a few examples, which turns any misfit into one sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quasiglobal.data.dataset import Dataset
 from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.one_model import Loss, arguments
-from quasiglobal.metrics import name_of
+from quasiglobal.metrics import ambiguous, name_of, percent
 
 CROSS_ENTROPIES = (nn.functional.cross_entropy, nn.functional.nll_loss)
 """Losses that need one output per class."""
@@ -44,12 +44,13 @@ class Trial:
 
 def made(model: Callable[[], nn.Module], name: str) -> nn.Module:
     """Call a user's function, or class, that makes the model."""
+    wrong = f"{name} is neither an nn.Module nor a function that returns one: got"
     if not callable(model):
-        raise InputError(f"{name} is neither an nn.Module nor a function that returns one: got {type(model).__name__}")
+        raise InputError(f"{wrong} {type(model).__name__}")
     with misfit(f"{name} cannot be made", "give an instance, or a function without arguments"):
         module = model()
     if not isinstance(module, nn.Module):
-        raise InputError(f"{name} is neither an nn.Module nor a function that returns one: got {type(module).__name__}")
+        raise InputError(f"{wrong} {type(module).__name__}")
     return module
 
 
@@ -62,10 +63,12 @@ def tried(
     name: str,
     data: Dataset,
 ) -> Trial:
-    """Run the model, the loss and the metrics on batches of two examples; return the result of the first.
+    """Run the model, the loss and the metrics on batches of a few examples; return the result of the first.
 
-    The model is in training mode for the first batch, of training examples, and in evaluation mode for test examples.
+    The model is in training mode for the first batch and in evaluation mode for the others. Batches of different sizes
+    reveal code that works for one size only.
     """
+    _check_kind(module, name)
     module = copy.deepcopy(module).cpu().float().train()
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InputError(f"{name} has no parameters to train")
@@ -76,6 +79,7 @@ def tried(
         elsewhere = (str(np.random.get_state()), random.getstate()) != before[1:]
         for inputs, targets in batches[1:]:
             _tried_on(module.eval(), loss, inputs, targets, metrics, name, data)
+    _warn_of_broadcasting(loss, first.output, batches[0][1])
     return replace(first, draws=drawn, draws_elsewhere=elsewhere)
 
 
@@ -93,7 +97,7 @@ def _tried_on(
             f"{name} returns {_shapes(output)} for {examples} examples; each tensor needs one row per example"
         )
     classifies = _check_classes(output, loss, name, data)
-    what, said = f"the loss {name_of(loss)}", f"outputs {_shapes(output)} and targets {_shapes(targets)}"
+    what, said = _loss_in_words(loss), f"outputs {_shapes(output)} and targets {_shapes(targets)}"
     with misfit(f"{what} fails on {said} of {name}", _remedy_for_loss(loss, output, targets)):
         found = loss(output, targets)
     if not isinstance(found, Tensor):
@@ -103,8 +107,40 @@ def _tried_on(
     if module.training and not found.requires_grad:
         raise InputError(f"{what} does not depend on the parameters of {name}; compute it from the output itself")
     for metric, function in metrics.items():
+        _check_meaning(metric, function, loss, output, data)
         _check_metric(metric, function, tree_map(lambda values: values.detach(), output), targets, said)
     return Trial(output, float(found.detach()), classifies, False, False)
+
+
+def _loss_in_words(loss: Loss) -> str:
+    return f"the loss {type(loss).__name__ if isinstance(loss, nn.Module) else name_of(loss)}"
+
+
+def _check_kind(module: nn.Module, name: str) -> None:
+    """Refuse modules that wrap another one and cannot be copied for the nodes."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError(f"{name} is a scripted module, which cannot be stacked; give the module before torch.jit")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise InputError(f"{name} is a {type(module).__name__}; give the module inside it, model.module")
+
+
+def _warn_of_broadcasting(loss: Loss, output: Any, targets: Any) -> None:
+    """Warn if a loss seems to broadcast outputs [m, 1] against targets [m], a frequent mistake in losses by hand."""
+    if not isinstance(output, Tensor) or not isinstance(targets, Tensor) or output.shape == targets.shape:
+        return
+    if output.numel() != targets.numel():
+        return
+    output = output.detach()
+    try:
+        drawn, again, flat = (loss(of, targets) for of in (output, output, output.reshape(targets.shape)))
+    except Exception:                                       # it needs the output's own shape
+        return
+    if float(drawn) == float(again) and not torch.isclose(drawn, flat, equal_nan=True):
+        warnings.warn(
+            f"{_loss_in_words(loss)} has another value if outputs {_shapes(output)} are given the shape "
+            f"{_shapes(targets)} of the targets; if it broadcasts them by mistake, flatten the output, or make the "
+            "targets a column, y[:, None]", stacklevel=2,
+        )
 
 
 def _is_cross_entropy(loss: Loss) -> bool:
@@ -113,6 +149,11 @@ def _is_cross_entropy(loss: Loss) -> bool:
 
 def _check_classes(output: Any, loss: Loss, name: str, data: Dataset) -> bool:
     """Whether the outputs are one number per class; raise InputError if there are too few for the labels."""
+    if _is_cross_entropy(loss) and isinstance(output, Tensor) and output.ndim > 1 and output.shape[1] == 1:
+        raise InputError(
+            f"{name} gives one output, but cross-entropy needs one per class; use mse for numbers, or binary "
+            "cross-entropy with logits for yes/no"
+        )
     labels = [split.y for split in (data.train, data.test) if len(split)]
     whole = all(isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point() for y in labels)
     if not whole or not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
@@ -136,6 +177,8 @@ def _check_classes(output: Any, loss: Loss, name: str, data: Dataset) -> bool:
 
 def _remedy_for(inputs: Any) -> str:
     """What to do if a model fails on its inputs."""
+    if isinstance(inputs, dict):
+        return f"check that forward has the arguments {', '.join(map(str, inputs))}, or takes one dict"
     whole = any(not leaf.is_floating_point() for leaf in tree_leaves(inputs))
     return ("convert whole numbers to float, or " if whole else "") + "check the sizes of its layers"
 
@@ -143,11 +186,35 @@ def _remedy_for(inputs: Any) -> str:
 def _remedy_for_loss(loss: Loss, output: Any, targets: Any) -> str:
     """What to do if a loss fails on outputs and targets."""
     if isinstance(output, Tensor) and isinstance(targets, Tensor):
-        if _is_cross_entropy(loss) and targets.is_floating_point() and targets.ndim == 1:
-            return "class numbers need to be whole: y.long()"
+        whole = not targets.is_floating_point()
+        if _is_cross_entropy(loss):
+            if not whole and targets.ndim == 1:
+                return "class numbers need to be whole: y.long()"
+            if whole and targets.shape == output.shape:
+                return "give class numbers, y.argmax(dim=1), or probabilities, y.float()"
+            if whole and targets.shape == (len(output), 1):
+                return "flatten the targets: y[:, 0]"
+            if output.ndim > 2 and output.shape[:-1] == targets.shape:
+                return "move the classes to axis 1: output.transpose(1, -1)"
+        elif whole:
+            return "convert the targets to float: y.float()"
         if output.ndim == 2 and output.shape[1] == 1 and targets.ndim == 1:
             return "make the targets a column, y[:, None], or flatten the output"
     return "check the sizes and types of both"
+
+
+def _check_meaning(name: str, metric: Any, loss: Loss, output: Any, data: Dataset) -> None:
+    """Refuse metrics of classes for other numbers, and where the class axis of the output is unclear."""
+    targets = data.train.y
+    if not percent(metric) or not isinstance(output, Tensor) or not isinstance(targets, Tensor):
+        return
+    if targets.is_floating_point() and bool(((targets < 0) | (targets > 1)).any()):
+        raise InputError(f"metric {name!r} needs class numbers or yes/no targets, 1 or 0; use mse or mae for numbers")
+    if ambiguous(output, targets) and not _is_cross_entropy(loss):
+        raise InputError(
+            f"metric {name!r} cannot tell which axis of outputs {_shapes(output)} has the classes; use sequences of "
+            "another length, or a metric of your own"
+        )
 
 
 def _check_metric(name: str, metric: Any, output: Any, targets: Any, said: str) -> None:
@@ -168,12 +235,19 @@ def _check_metric(name: str, metric: Any, output: Any, targets: Any, said: str) 
             raise InputError(f"{what} computes {shape}; it has to compute one number, such as a mean") from None
         return
     examples = len(tree_leaves(targets)[0])
+    shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
     if not isinstance(found, Tensor) or found.ndim < 1 or len(found) != examples:
-        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise InputError(
             f"{what} returns {shape} for {examples} examples; it has to return one number per example, or be an object "
             "with update, compute and reset"
         )
+    if examples > 2:
+        few = metric(*(tree_map(lambda of: of[:2], values) for values in (output, targets)))
+        if few.shape != (2, *found.shape[1:]):
+            raise InputError(
+                f"{what} returns {shape} for {examples} examples, but {list(few.shape)} for 2: it broadcasts {said}; "
+                "give both the same shape in it"
+            )
 
 
 @contextmanager
