@@ -96,7 +96,7 @@ def test_the_results_are_what_their_records_say(capsys):
 def test_the_results_page_shows_the_rows_that_were_run():
     results = ROOT / "docs" / "results"
     tables, page = ((results / name).read_text() for name in ("tables.md", "README.md"))
-    for title in ("CIFAR-10: architectures", "Gradient tracking and D²"):
+    for title in ("CIFAR-10: architectures", "Gradient tracking and D²", "Variants of momentum"):
         (section,) = re.findall(rf"^## {title}.*?(?=^## )", tables, re.MULTILINE | re.DOTALL)
         shown = [line for line in section.splitlines() if line.startswith("|") and "| not run |" not in line]
         assert "\n".join(shown) in page
