@@ -85,7 +85,7 @@ def own_section(store: RunStore, tables: Iterable[PaperTable]) -> Section | None
     settings = by_setting(found, named=True)
     anchors, plots = _plots(settings)
     rows = tuple(_row(one, anchors[id(one)]) for one in settings)
-    says = f"{len(found)} run{'s' if len(found) > 1 else ''} outside the paper's tables, {len(settings)} settings"
+    says = f"runs outside the paper's tables: {len(found)}, settings: {len(settings)}"
     return Section("own", "Own experiments", says, COLUMNS, rows, plots=tuple(plots))
 
 
