@@ -82,11 +82,19 @@ def own_section(store: RunStore, tables: Iterable[PaperTable]) -> Section | None
     found = [run for key, runs in store.ended.items() if key not in cells for run in runs]
     if not found:
         return None
-    settings = by_setting(found, named=True)
-    anchors, plots = _plots(settings)
-    rows = tuple(_row(one, anchors[id(one)]) for one in settings)
-    says = f"runs outside the paper's tables: {len(found)}, settings: {len(settings)}"
-    return Section("own", "Own experiments", says, COLUMNS, rows, plots=tuple(plots))
+    groups: dict[tuple[str, str, Ranking], list[Run]] = {}
+    for run in found:
+        groups.setdefault((readable(run.experiment.model), readable(run.experiment.data), run.score), []).append(run)
+    rows: list[Row] = []
+    plots: list[Plot] = []
+    for k, ((model, data, score), group) in enumerate(groups.items()):
+        settings, anchor = by_setting(group, named=True), f"own-{k}"
+        drawn = [curve(one.label, one.runs, score) for one in settings]
+        rows += [_row(one, anchor if line else "") for one, line in zip(settings, drawn, strict=True)]
+        if lines := tuple(line for line in drawn if line):
+            plots.append(Plot(anchor, f"{model} on {data}", lines, "epoch", f"test {score.title}"))
+    says = f"runs outside the paper's tables: {len(found)}, settings: {len(rows)}"
+    return Section("own", "Own experiments", says, COLUMNS, tuple(rows), plots=tuple(plots))
 
 
 COLUMNS = (
@@ -105,20 +113,3 @@ def _row(one: Setting, anchor: str) -> Row:
         Cell(one.scores[0], last), *map(Cell, one.scores[1:]), Cell(one.status),
         Cell("curves", link=anchor) if anchor else Cell(""),
     ), name_of(experiment.algorithm))
-
-
-def _plots(settings: Sequence[Setting]) -> tuple[dict[int, str], list[Plot]]:
-    """Learning curves, one plot for each model, data set and score, and the anchor of each setting's plot."""
-    groups: dict[tuple[str, str, Ranking], list[Setting]] = {}
-    for one in settings:
-        experiment = one.runs[0].experiment
-        groups.setdefault((experiment.model, experiment.data, one.runs[0].score), []).append(one)
-    anchors, plots = dict.fromkeys(map(id, settings), ""), []
-    for k, ((model, data, score), group) in enumerate(groups.items()):
-        drawn = [(one, curve(one.label, one.runs, score)) for one in group]
-        lines = tuple(line for _, line in drawn if line)
-        if lines:
-            title = f"{readable(model)} on {readable(data)}"
-            plots.append(Plot(f"own-{k}", title, lines, "epoch", f"test {score.title}"))
-            anchors |= {id(one): f"own-{k}" for one, line in drawn if line}
-    return anchors, plots
