@@ -12,7 +12,7 @@ from quasiglobal.engines.distributed.rendezvous import serve
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs import export as exports
 from quasiglobal.runs.agreement import agreement
-from quasiglobal.runs.building import data_of
+from quasiglobal.runs.loading import data_of
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts

@@ -14,7 +14,8 @@ from quasiglobal.data.readers.tables import read_texts
 from quasiglobal.data.sources import Examples
 from quasiglobal.errors import InputError
 from quasiglobal.runs import export as exports
-from quasiglobal.runs.building import data_of, make_task
+from quasiglobal.runs.building import make_task
+from quasiglobal.runs.loading import data_of
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import read_run

@@ -13,7 +13,7 @@ from quasiglobal.cli.terminal import console, say_written
 from quasiglobal.data.readers.tables import read_texts
 from quasiglobal.errors import InputError
 from quasiglobal.runs import export as exports
-from quasiglobal.runs.building import data_of
+from quasiglobal.runs.loading import data_of
 from quasiglobal.runs.store import read_run
 
 ModelFile = Annotated[Positional[Path], arg(metavar="MODEL")]

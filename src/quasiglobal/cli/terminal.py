@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from quasiglobal.common.files import as_line
+from quasiglobal.common.progress import showing
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.training.metrics import Ranking, Record, number, ranking
 
@@ -65,7 +66,11 @@ def watcher(log: str) -> Iterator[Watcher]:
             elif not console.is_terminal and tested:
                 console.print(f"epoch {record['epoch']}: {text}, {record['images_per_second']:,.0f} examples/s")
 
-        yield watch
+        def prepare(what: str, done: int, total: int) -> None:
+            progress.update(bar, completed=done, total=total, description=what)
+
+        with showing(prepare):
+            yield watch
 
 
 def _in_words(records: Sequence[Record], score: Ranking) -> str:

@@ -90,8 +90,8 @@ def _object(text: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def alone(folder: Path, shared: bool = False) -> Iterator[None]:
-    """Lock a folder, creating it if necessary; raise InputError if another process holds the lock.
+def alone(folder: Path, shared: bool = False, wait: bool = False) -> Iterator[None]:
+    """Lock a folder, creating it if necessary; raise InputError if another process holds the lock, or `wait` for it.
 
     Any number of processes may hold a `shared` lock, as long as none holds an exclusive one.
     """
@@ -105,7 +105,8 @@ def alone(folder: Path, shared: bool = False) -> Iterator[None]:
     held = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(held, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(held, kind if wait else kind | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"{folder} is being trained by another process; wait for it, or stop it") from None
         except OSError:                                     # a file system without locks
@@ -147,3 +148,9 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def cache_folder(kind: str) -> Path:
+    """Folder for what is computed once, such as tokens: $QG_CACHE, or quasiglobal in the user's cache folder."""
+    own = os.environ.get("QG_CACHE")
+    return Path(os.path.expanduser(own or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/quasiglobal")) / kind

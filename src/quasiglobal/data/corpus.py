@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,12 +115,6 @@ def check_vocabulary(data: Dataset, size: int, model: str) -> None:
             f"{data.name} has the token id {largest}, but {model} has {size} ids, from 0 to {size - 1}; "
             "the tokenizer belongs to another model"
         )
-
-
-def cache_folder() -> Path:
-    """Folder for tokenised texts: $QG_CACHE, or quasiglobal in the user's cache folder."""
-    own = os.environ.get("QG_CACHE")
-    return Path(os.path.expanduser(own or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/quasiglobal")) / "tokens"
 
 
 AT_ONCE = 10_000

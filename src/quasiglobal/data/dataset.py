@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.data.fresh import Fresh
 from quasiglobal.data.randomness import generator
+from quasiglobal.data.shards import Shards
 from quasiglobal.errors import InputError
 
 Pixels = NDArray[np.uint8]
@@ -36,6 +37,8 @@ class Examples:
     """Class numbers 0, 1, …, int64 [m]; or, for a user's own data, any tensor, tuple or dict of tensors with m rows."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Additional columns of a user's file, each of length m."""
+    shards: Shards | None = None
+    """The file of x, if it is too large for the memory: batches are read from it."""
 
     def __len__(self) -> int:
         return len(tree_leaves(self.y)[0])
@@ -263,5 +266,5 @@ def fits(size: int, memory_limit: float, where: object) -> None:
     if size > memory_limit:
         raise InputError(
             f"{where} needs {size / 1e9:.3g} GB of memory, above the limit of {memory_limit / 1e9:.3g} GB; "
-            "raise memory_limit if this machine has more memory"
+            "raise it with --memory-limit if this machine has more memory"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -46,14 +47,24 @@ class Images:
         self.augmentation = augmentation if x.ndim == 4 else "none"
         self.moving = moving and self.augmentation != "none"
         self.stored = tuple(x.shape[1:])
-        if self.augmentation == "resize-crop" and not self.moving:
-            x = _middle(x)
-        if self.augmentation == "flip-crop" and self.moving:
-            x = torch.nn.functional.pad(x, (PAD, PAD, PAD, PAD))
-        self.x = x.to(device, dtype if x.is_floating_point() else None)
+        self.x = self.framed(x).to(device, dtype if x.is_floating_point() else None)
         channels = (-1,) + (1,) * (len(self.stored) - 1)
         self.mean = torch.tensor(mean, dtype=dtype, device=device).view(channels) * scale
         self.std = torch.tensor(std, dtype=dtype, device=device).view(channels) * scale
+
+    def framed(self, x: Tensor) -> Tensor:
+        """Stored images with the border from which they are cropped, or without the border that is never shown."""
+        if self.augmentation == "resize-crop" and not self.moving:
+            return _middle(x)
+        if self.augmentation == "flip-crop" and self.moving:
+            return torch.nn.functional.pad(x, (PAD, PAD, PAD, PAD))
+        return x
+
+    def view(self, x: Tensor) -> Images:
+        """The same view of other images, which are framed and on the device already."""
+        other = copy.copy(self)
+        other.x = x
+        return other
 
     @classmethod
     def of(cls, data: Dataset, examples: Examples, **how: Any) -> Images:

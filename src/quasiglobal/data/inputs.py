@@ -12,6 +12,7 @@ from torch import Tensor
 from quasiglobal.data.arrays import Arrays
 from quasiglobal.data.dataset import Dataset, Examples, Indices
 from quasiglobal.data.images import Images
+from quasiglobal.data.streams import StreamedImages
 from quasiglobal.data.texts import Texts
 
 
@@ -52,4 +53,5 @@ def inputs_of(
         return Texts.of(data, examples, device)
     if data.plain:
         return Arrays(examples.x, device, dtype)
-    return Images.of(data, examples, device=device, dtype=dtype, moving=moving)
+    kind: type[Images] | type[StreamedImages] = Images if examples.shards is None else StreamedImages
+    return kind.of(data, examples, device=device, dtype=dtype, moving=moving)

@@ -56,6 +56,11 @@ class DataName:
         return cls(text, "python" if is_path(text) else "named")
 
     @property
+    def streams(self) -> bool:
+        """Whether the data are image files, which can stay on disk."""
+        return self.text == "imagenet" or (self.kind == "folder" and not self.path.endswith(".npz"))
+
+    @property
     def is_text(self) -> bool:
         """Whether the data are texts, which need a tokenizer."""
         return self.kind == "csv" or self.text in TEXT_SOURCES
@@ -129,14 +134,21 @@ class Found:
     """The exact command, or the steps, to download it."""
 
 
-def load(name: str, data_dir: Path | str | None = None, *, memory_limit: float = MEMORY_LIMIT) -> Dataset:
+def load(
+    name: str, data_dir: Path | str | None = None, *, memory_limit: float = MEMORY_LIMIT, stream: bool = False
+) -> Dataset:
     """Load a data set by name, or a user's own: `folder:PATH`, with class folders or an .npz archive.
+
+    Image files beyond the memory limit, in bytes, or with `stream`, stay on disk.
 
     >>> data = load("digits")
     >>> len(data.train), len(data.test), data.shape, data.scale
     (1437, 360, (1, 8, 8), 16)
     """
     asked = DataName.parse(name)
+    if stream and not asked.streams:
+        raise InputError(f"{name} cannot be streamed; leave out --stream, or use a folder of images or imagenet")
+    memory_limit = 0 if stream else memory_limit
     if asked.kind == "folder":
         return _own(name, folders.read(Path(asked.path), memory_limit))
     if asked.kind == "python":

@@ -1,4 +1,4 @@
-"""Build the data, the model and the task that an experiment names."""
+"""Build the model and the task that an experiment names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -15,12 +14,11 @@ from torch.utils._pytree import tree_leaves
 
 from quasiglobal.common.imports import imported, is_path
 from quasiglobal.common.objects import is_own, note, readable
-from quasiglobal.data.corpus import LENGTH, Corpus, cache_folder, check_vocabulary, tokenised
-from quasiglobal.data.sources import Dataset, Examples, agreed, corpus, is_text, load, load_table
+from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.metrics import BUILT_IN, is_lower, percent
 from quasiglobal.models import build
-from quasiglobal.models.language.loading import language_model, tokenizer_of, vocabulary_of
+from quasiglobal.models.language.loading import language_model
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.metrics import LOSS, ranking_of
 from quasiglobal.training.task import Task
@@ -34,9 +32,6 @@ LOSSES: dict[str, Callable[..., Any]] = {
     "bce": nn.functional.binary_cross_entropy_with_logits,
 }
 """Losses by name."""
-
-NUMERIC = ("mse", "mae", "huber")
-"""Losses of numbers: the labels of a table are then numbers, even if all are whole."""
 
 
 def make_task(experiment: Experiment, data: Dataset) -> Task:
@@ -85,36 +80,6 @@ def metrics_of(experiment: Experiment) -> dict[str, Any] | None:
 def _as_columns(examples: Examples) -> Examples:
     """Targets [m] as [m, 1], the shape of a model's outputs."""
     return replace(examples, y=examples.y[:, None])
-
-
-def data_of(
-    experiment: Experiment, data_dir: Path | None, name: str | None = None, testing: bool = False
-) -> Dataset:
-    """Load the experiment's data, or the data set `name` with the experiment's classes, shape, mean and std.
-
-    Texts are tokenised for the experiment's model. `testing` is for a trained model: all rows of a text file are then
-    test examples, in file order.
-    """
-    name = name or experiment.data
-    if experiment.label:
-        data = load_table(name, experiment.label, numbers=experiment.loss in NUMERIC)
-    elif is_text(name):
-        data = as_tokens(experiment, corpus(name, data_dir, testing), cache_folder())
-    else:
-        data = load(name, data_dir)
-    return agreed(data, experiment.classes, experiment.shape, experiment.mean, experiment.std)
-
-
-def as_tokens(experiment: Experiment, texts: Corpus, cache: Path | None) -> Dataset:
-    """Tokenise texts for the experiment's model, `shape` tokens per text."""
-    if not experiment.reads_texts:
-        raise InputError(f"{texts.name} is text, which {experiment.model} does not read; use --model hf:FOLDER")
-    if len(experiment.shape) > 1:
-        raise InputError(f"for texts, shape must be one number, the length in tokens; got {list(experiment.shape)}")
-    (length,) = experiment.shape or (LENGTH,)
-    data = tokenised(texts, tokenizer_of(experiment.model), length, cache)
-    check_vocabulary(data, vocabulary_of(experiment.model), experiment.model)
-    return data
 
 
 def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: int | None = None) -> nn.Module:

@@ -17,7 +17,7 @@ from quasiglobal.engines.distributed import Meeting, all_gather, join, meet, spr
 from quasiglobal.errors import InputError
 from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_faults
 from quasiglobal.runs.assembly import Assembly, tidied
-from quasiglobal.runs.building import data_of, make_task
+from quasiglobal.runs.loading import task_of
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.own_objects import check_objects
 from quasiglobal.runs.participant import Participant, Seat
@@ -60,7 +60,7 @@ def train(
         trouble = tidied(runs, hosted) if rank == 0 and first else ""
         if refused := all_gather(store, "tidied", trouble, rank, size, patience)[0]:
             raise InputError(refused) if rank == 0 else SystemExit(2)      # one sentence for all processes
-        task = task or make_task(experiment, data_of(experiment, options.data_dir))
+        task = task or task_of(experiment, options)
         mine = Participant(task, runs, seat, options)
         with mine.locked():
             _train_share(mine, patience, watch, callbacks)

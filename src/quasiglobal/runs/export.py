@@ -20,7 +20,8 @@ from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.sources import Dataset, Examples
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
-from quasiglobal.runs.building import as_tokens, data_of, model_of
+from quasiglobal.runs.building import model_of
+from quasiglobal.runs.loading import as_tokens, data_of
 from quasiglobal.runs.store import Run
 from quasiglobal.training.experiment import Experiment, from_mapping
 from quasiglobal.training.rows import complete_state, state_dict_of

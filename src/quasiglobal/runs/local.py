@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from quasiglobal.runs.building import data_of, make_task
 from quasiglobal.runs.callbacks import SaveCheckpoints, Watch, WriteRecords, WriteTensorBoard
 from quasiglobal.runs.grouping import programs
+from quasiglobal.runs.loading import task_of
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.own_objects import check_objects
 from quasiglobal.runs.store import Run, RunFolder, Saved, Watcher, folders_of, unwatched
@@ -54,11 +54,11 @@ def train(
     device = choose_device(options.device)
     saved = {folder: folder.newest_locked() for folder in unfinished}
 
-    def task_of(one: Experiment) -> Task:
-        return task or make_task(one, data_of(one, options.data_dir))
+    def task_for(one: Experiment) -> Task:
+        return task or task_of(one, options)
 
     before, model = None, None                              # a model keeps its compiled programs
-    for chosen, group in programs(saved, task_of, device):
+    for chosen, group in programs(saved, task_for, device):
         model = model if chosen is before else None
         program = Program(
             chosen, [run.experiment for run in group], device, recomputing=options.recompute, model=model
@@ -73,7 +73,7 @@ def train(
 
 def prepare(experiment: Experiment, options: Options) -> Program:
     """The initial program of an experiment, as in `train`."""
-    task = make_task(experiment, data_of(experiment, options.data_dir))
+    task = task_of(experiment, options)
     experiments = [folder.experiment for folder in folders_of(experiment, options)]
     return Program(task, experiments, choose_device(options.device), recomputing=options.recompute)
 

@@ -22,6 +22,10 @@ class Options:
     """Folder for all runs."""
     data_dir: Path | None = None
     """Folder of the data sets; by default $QG_DATA or ./data."""
+    stream: bool = False
+    """Read images from disk during the training instead of keeping them in memory; for imagenet and folder:PATH."""
+    memory_limit: float | None = None
+    """Memory for the data in GB; larger data are streamed. By default 64, or less if less is free."""
     device: str = "auto"
     """Device: auto, cpu or cuda."""
     checkpoint_seconds: float = 60.0
@@ -50,6 +54,8 @@ class Options:
             raise InputError(f"checkpoint_seconds must be >= 0, got {self.checkpoint_seconds}")
         if not self.peer_timeout > 0:
             raise InputError(f"peer_timeout must be > 0 seconds, got {self.peer_timeout}")
+        if self.memory_limit is not None and not self.memory_limit > 0:
+            raise InputError(f"memory_limit must be > 0 GB, got {self.memory_limit}; --stream keeps nothing in memory")
         if self.processes is not None and self.processes < 1:
             raise InputError(f"processes must be >= 1, got {self.processes}")
         if self.on == "ray" and self.engine == "distributed":

@@ -15,6 +15,7 @@ from quasiglobal.data.arrays import on_device
 from quasiglobal.data.batches import Owner, Plan, step_sizes
 from quasiglobal.data.dataset import Dataset, Indices
 from quasiglobal.data.inputs import inputs_of
+from quasiglobal.data.streams import StreamedImages
 from quasiglobal.errors import InputError
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.schedule import schedule_of
@@ -44,6 +45,7 @@ class Feed:
         self.inputs = inputs_of(data, data.train, device=device, dtype=dtype, moving=first.augment)
         self.targets = on_device(data.train.y, device, dtype)
         self.fresh = data.fresh
+        self.streamed = self.inputs if isinstance(self.inputs, StreamedImages) else None
         self._read: dict[int, Any] = {}
         """Inputs and targets of the current step, by batch size, if they are read anew each epoch."""
         lengths = [[len(part) for part in of] for of in parts]
@@ -75,6 +77,8 @@ class Feed:
         """Draw the batches of epoch 0, 1, … and move to its first step."""
         drawn = self.plan.epoch(epoch, self.device)
         self.shapes, self._epoch = drawn.shapes, epoch
+        if self.streamed is not None:
+            self.streamed.begin(drawn.index.cpu(), self.plan.sizes)
         first = epoch * self.steps_per_epoch
         steps = range(first + 1, first + 1 + self.steps_per_epoch)
         rates = [[schedule(step) for schedule in self.schedules] for step in steps]
@@ -89,7 +93,9 @@ class Feed:
                 old.copy_(new)
 
     def read(self, step: int) -> None:
-        """Read the examples of step 0, 1, … of the epoch, if they are read anew, into the same tensors."""
+        """Read the examples of step 0, 1, … of the epoch, unless they are on the device, into the same tensors."""
+        if self.streamed is not None:
+            self.streamed.place(step)
         if self.fresh is None:
             return
         assert self._index is not None
@@ -109,7 +115,10 @@ class Feed:
             inputs, targets = self._read[size]
             return inputs, targets
         index, *moves = (self._at_counter(values)[:, :size] for values in (self._index, *self._moves))
-        return self.inputs.show(index, *moves, *need), tree_map(lambda values: values[index], self.targets)
+        targets = tree_map(lambda values: values[index], self.targets)
+        if self.streamed is not None:
+            return self.streamed.show_placed(size, *moves), targets
+        return self.inputs.show(index, *moves, *need), targets
 
     def rate(self) -> Tensor:
         """The learning rate of the current step: a scalar if all runs share one schedule, else [rows, 1]."""
@@ -126,6 +135,8 @@ class Feed:
         """All examples of every row in batches: indices [k, size], each with the `Inputs.need` of its examples."""
         if self.fresh is not None:
             raise InputError("algorithms with full gradients need examples that are kept; use cache=True")
+        if self.streamed is not None:
+            raise InputError("algorithms with full gradients need data in memory; leave out --stream")
         if len({len(owner.examples) for owner in self.plan.owners}) > 1:
             raise InputError("algorithms with full gradients need nodes of equal size; use another partition")
         positions = np.stack([owner.examples for owner in self.plan.owners])

@@ -5,6 +5,8 @@ O. Russakovsky et al.: ImageNet large scale visual recognition challenge. IJCV, 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -17,8 +19,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from quasiglobal.data.dataset import Examples, Pixels, Splits, fits, held_out, reading
+from quasiglobal.common.files import cache_folder
+from quasiglobal.data.dataset import Examples, Pixels, Splits, held_out, reading
 from quasiglobal.data.readers import npz
+from quasiglobal.data.shards import Shards
 from quasiglobal.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,6 +44,7 @@ def read(path: Path, memory_limit: float) -> Splits:
 
     Layouts: PATH/train/CLASS/… with PATH/test/CLASS/… or PATH/val/CLASS/…; or PATH/CLASS/…, of which a fixed fifth
     is held out. All images must have the same size. They stay grayscale if all are grayscale, and are RGB otherwise.
+    Images beyond the memory limit stay on disk, in shards.
     """
     if os.path.isfile(path):
         return npz.read(path, memory_limit)
@@ -55,21 +60,17 @@ def read(path: Path, memory_limit: float) -> Splits:
     else:
         raise InputError(f"{path} has {' and '.join(parts)} alone; it needs train and test, or only class folders")
     shape = _common_shape([file for file, _ in train + test])
-    fits(len(train + test) * math.prod(shape), memory_limit, path)
-    array = partial(pixels, channels=shape[0])
-    return Splits(_decode(train, shape, array), _decode(test, shape, array), classes)
+    return _decode_both(train, test, classes, shape, partial(pixels, channels=shape[0]), memory_limit)
 
 
 def imagenet(folder: Path, memory_limit: float) -> Splits:
     """Read train/CLASS/… and val/CLASS/…; images may have any size.
 
-    In memory each is 256 × 256: the shorter side scaled to 256, the longer side center-cropped. Training takes
-    its random crops from these squares, not from the whole images.
+    Each is stored as 256 × 256 pixels: the shorter side scaled to 256, the longer side center-cropped. Training takes
+    its random crops from these squares, not from the whole images. Beyond the memory limit they stay on disk.
     """
     train, test, classes = _split(folder / "train", folder / "val")
-    shape = (3, SIDE, SIDE)
-    fits(len(train + test) * math.prod(shape), memory_limit, folder)
-    return Splits(_decode(train, shape, middle), _decode(test, shape, middle), classes)
+    return _decode_both(train, test, classes, (3, SIDE, SIDE), middle, memory_limit)
 
 
 def pixels(image: Image, channels: int) -> Pixels:
@@ -134,6 +135,37 @@ def _common_shape(files: list[Path]) -> tuple[int, int, int]:
             )
     (width, height), *_ = sizes
     return channels, height, width
+
+
+def _decode_both(
+    train: Files,
+    test: Files,
+    classes: tuple[str, ...],
+    shape: tuple[int, int, int],
+    array: Callable[[Image], Pixels],
+    memory_limit: float,
+) -> Splits:
+    """Decode the images into memory, or into shards if they exceed the memory limit."""
+    large = len(train + test) * math.prod(shape) > memory_limit
+    decode = _decode_to_disk if large else _decode
+    return Splits(decode(train, shape, array), decode(test, shape, array), classes)
+
+
+def _decode_to_disk(files: Files, shape: tuple[int, int, int], array: Callable[[Image], Pixels]) -> Examples:
+    """Decode the images into shards in the cache folder; the folder's name depends on the files and their times."""
+    digest = hashlib.sha256(json.dumps([shape, getattr(array, "__name__", "pixels")]).encode())
+    for file, _ in files:
+        with reading(file, "an image"):
+            found = os.stat(file)
+        digest.update(os.fsencode(f"{os.path.abspath(file)} {found.st_size} {found.st_mtime_ns}\n"))
+    shards = Shards(cache_folder("shards") / digest.hexdigest()[:32], (len(files), *shape))
+
+    def read(row: int) -> Pixels:
+        with _opened(files[row][0]) as image:
+            return np.ascontiguousarray(array(image))
+
+    shards.make(read)
+    return Examples(shards.x, torch.tensor([label for _, label in files]), shards=shards)
 
 
 def _decode(files: Files, shape: tuple[int, int, int], array: Callable[[Image], Pixels]) -> Examples:

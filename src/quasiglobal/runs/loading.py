@@ -1,0 +1,65 @@
+"""Load the data that an experiment names, and make its task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quasiglobal.common.files import cache_folder
+from quasiglobal.data.corpus import LENGTH, Corpus, check_vocabulary, tokenised
+from quasiglobal.data.sources import MEMORY_LIMIT, Dataset, agreed, corpus, is_text, load, load_table
+from quasiglobal.errors import InputError
+from quasiglobal.models.language.loading import tokenizer_of, vocabulary_of
+from quasiglobal.runs.building import make_task
+from quasiglobal.runs.memory import USABLE, free_bytes
+from quasiglobal.runs.options import Options
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.task import Task
+
+NUMERIC = ("mse", "mae", "huber")
+"""Losses of numbers: the labels of a table are then numbers, even if all are whole."""
+
+
+def task_of(experiment: Experiment, options: Options) -> Task:
+    """The experiment's task, with its data."""
+    return make_task(experiment, data_for(experiment, options))
+
+
+def data_for(experiment: Experiment, options: Options) -> Dataset:
+    """Load the experiment's data for training."""
+    limit = min(MEMORY_LIMIT, free_bytes(torch.device("cpu")) * USABLE)
+    if options.memory_limit is not None:
+        limit = options.memory_limit * 1e9
+    return data_of(experiment, options.data_dir, memory_limit=limit, stream=options.stream)
+
+
+def data_of(
+    experiment: Experiment, data_dir: Path | None, name: str | None = None, testing: bool = False, **room: Any
+) -> Dataset:
+    """Load the experiment's data, or the data set `name` with the experiment's classes, shape, mean and std.
+
+    Texts are tokenised for the experiment's model. `testing` is for a trained model: all rows of a text file are then
+    test examples, in file order. `room` are the `memory_limit` and `stream` of `load`.
+    """
+    name = name or experiment.data
+    if experiment.label:
+        data = load_table(name, experiment.label, numbers=experiment.loss in NUMERIC)
+    elif is_text(name):
+        data = as_tokens(experiment, corpus(name, data_dir, testing), cache_folder("tokens"))
+    else:
+        data = load(name, data_dir, **room)
+    return agreed(data, experiment.classes, experiment.shape, experiment.mean, experiment.std)
+
+
+def as_tokens(experiment: Experiment, texts: Corpus, cache: Path | None) -> Dataset:
+    """Tokenise texts for the experiment's model, `shape` tokens per text."""
+    if not experiment.reads_texts:
+        raise InputError(f"{texts.name} is text, which {experiment.model} does not read; use --model hf:FOLDER")
+    if len(experiment.shape) > 1:
+        raise InputError(f"for texts, shape must be one number, the length in tokens; got {list(experiment.shape)}")
+    (length,) = experiment.shape or (LENGTH,)
+    data = tokenised(texts, tokenizer_of(experiment.model), length, cache)
+    check_vocabulary(data, vocabulary_of(experiment.model), experiment.model)
+    return data

@@ -1,0 +1,203 @@
+"""Images that stay on disk: equal to images in memory, made once, checked, and resumed."""
+
+import errno
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from small_runs import CPU
+
+import quasiglobal as qg
+from quasiglobal.common.progress import showing
+from quasiglobal.data import shards as module
+from quasiglobal.data.dataset import Dataset, Examples
+from quasiglobal.data.shards import Shards
+from quasiglobal.data.sources import load
+from quasiglobal.runs import checkpoints
+from quasiglobal.runs.building import make_task
+from quasiglobal.runs.local import train
+from quasiglobal.runs.options import Options
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.loop import Loop
+from quasiglobal.training.program import Program
+
+IMAGES, SIDE = 60, 12
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Class folders of small images; shards of four images in a cache of the test's own."""
+    monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "SHARD", 4 * 3 * SIDE * SIDE)
+    rng = np.random.default_rng(0)
+    for k in range(IMAGES):
+        path = tmp_path / "images" / f"class{k % 3}" / f"{k}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, size=(SIDE, SIDE, 3)) // (1 + k % 3)
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return tmp_path / "images"
+
+
+def shards_of(data):
+    assert data.train.shards is not None
+    return data.train.shards
+
+
+def experiment_on(folder):
+    return Experiment(data=f"folder:{folder}", model="cnn", topology="ring:4", batch=4, epochs=3, partition="iid")
+
+
+def test_images_beyond_the_memory_limit_stay_on_disk_and_are_the_same(folder):
+    size = IMAGES * 3 * SIDE * SIDE
+    kept, streamed = load(f"folder:{folder}", memory_limit=size), load(f"folder:{folder}", memory_limit=size - 1)
+    assert kept.train.shards is None
+    for ours, theirs in ((streamed.train, kept.train), (streamed.test, kept.test)):
+        assert ours.shards is not None
+        assert ours.x.equal(theirs.x)
+        assert ours.y.equal(theirs.y)
+    assert (streamed.mean, streamed.std) == (kept.mean, kept.std)
+
+
+@pytest.mark.parametrize("how", [{"stream": True}, {"memory_limit": 1e-6}])
+def test_a_streamed_run_equals_one_in_memory_bit_for_bit(folder, tmp_path, how):
+    one = experiment_on(folder)
+    (kept,) = train(one, Options(runs=tmp_path / "kept", device="cpu"))
+    (streamed,) = train(one, Options(runs=tmp_path / "streamed", device="cpu", **how))
+    assert streamed.folder.name == kept.folder.name
+    (ours, *_), (theirs, *_) = (checkpoints.newest(run.folder / "checkpoint") for run in (streamed, kept))
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+    for new, old in zip(streamed.records(), kept.records(), strict=True):
+        assert {**new, "images_per_second": 0} == {**old, "images_per_second": 0}
+
+
+@pytest.mark.parametrize("augmentation", ["none", "flip-crop", "resize-crop"])
+def test_augmentation_and_resume_are_exact(folder, augmentation):
+    one = replace(experiment_on(folder), partition="shards:2")
+    kept, streamed = (replace(load(f"folder:{folder}", stream=on), augmentation=augmentation) for on in (False, True))
+    whole = Program(make_task(one, kept), [one], CPU)
+    Loop(whole).run()
+    first, second = (Program(make_task(one, streamed), [one], CPU) for _ in range(2))
+    first.train_epoch()
+    second.restore([first.rows_of(0)], 1)
+    Loop(second).run()
+    assert second.state.x.equal(whole.state.x)
+
+
+def test_a_captured_step_finds_its_batch_in_a_fixed_place(folder):
+    one = experiment_on(folder)
+    places = {}
+
+    def runner(tensors):
+        def run(key, step):
+            inputs = program.feed.streamed._places
+            for size, placed in inputs.items():
+                assert places.setdefault(size, placed.x.data_ptr()) == placed.x.data_ptr()
+            step()
+
+        return run
+
+    program = Program(make_task(one, load(f"folder:{folder}", stream=True)), [one], CPU, capture=runner)
+    Loop(program).run()
+    assert places
+
+
+def test_shards_are_made_once_with_progress_and_taken_up_where_they_stopped(folder, monkeypatch):
+    told, decoded = [], []
+    real = Shards._make_shard
+
+    def counted(self, shard, read):
+        decoded.append((self.shape[0], shard))
+        if len(decoded) == 5:
+            raise KeyboardInterrupt
+        real(self, shard, read)
+
+    monkeypatch.setattr(Shards, "_make_shard", counted)
+    with pytest.raises(KeyboardInterrupt), showing(lambda *what: told.append(what)):
+        load(f"folder:{folder}", stream=True)
+    load(f"folder:{folder}", stream=True)
+    assert told[:2] == [("decoding 48 images", 0, 12), ("decoding 48 images", 1, 12)]
+    assert len(decoded) == 1 + len(set(decoded)) == 16      # the interrupted one twice; 12 of training, 3 of test
+    load(f"folder:{folder}", stream=True)
+    assert len(decoded) == 16
+
+
+def test_a_changed_image_makes_other_shards(folder):
+    before = shards_of(load(f"folder:{folder}", stream=True))
+    Image.new("RGB", (SIDE, SIDE)).save(folder / "class0" / "0.png")
+    assert shards_of(load(f"folder:{folder}", stream=True)).folder != before.folder
+
+
+def test_a_damaged_shard_is_one_sentence_and_is_made_anew(folder):
+    data = load(f"folder:{folder}", stream=True)
+    shards = shards_of(data)
+    whole = data.train.x.clone()
+    with open(shards.folder / "images", "r+b") as file:
+        file.seek(9 * 3 * SIDE * SIDE + 5)
+        (byte,) = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    again = shards_of(load(f"folder:{folder}", stream=True))
+    again.read(torch.tensor([0, 8]))
+    with pytest.raises(qg.InputError, match=r"shard 2 of .* is damaged at image 9; run the same command again"):
+        again.read(torch.tensor([3, 9]))
+    assert json.loads((shards.folder / "shards.json").read_text())["done"] == [k for k in range(12) if k != 2]
+    assert shards_of(load(f"folder:{folder}", stream=True)).read(torch.arange(48)).equal(whole)
+
+
+def test_a_truncated_file_is_made_anew(folder):
+    data = load(f"folder:{folder}", stream=True)
+    whole = data.train.x.clone()
+    with open(shards_of(data).folder / "images", "r+b") as file:
+        file.truncate(1000)
+    assert load(f"folder:{folder}", stream=True).train.x.equal(whole)
+
+
+def test_a_full_disk_is_one_sentence_and_nothing_is_lost(folder, monkeypatch):
+    real, made = Shards._make_shard, []
+
+    def full(self, shard, read):
+        if len(made) == 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        made.append(shard)
+        real(self, shard, read)
+
+    monkeypatch.setattr(Shards, "_make_shard", full)
+    with pytest.raises(qg.InputError, match=r"No space left on device; 4 of 12 shards are made, and the same command"):
+        load(f"folder:{folder}", stream=True)
+    monkeypatch.setattr(Shards, "_make_shard", real)
+    assert len(shards_of(load(f"folder:{folder}", stream=True)).done()) == 12
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 10})())
+    Image.new("RGB", (SIDE, SIDE)).save(folder / "class0" / "0.png")
+    with pytest.raises(qg.InputError, match=r"needs .* GB, but its disk has 1e-08 GB free; set QG_CACHE"):
+        load(f"folder:{folder}", stream=True)
+
+
+def test_what_cannot_be_streamed_is_one_sentence(tmp_path):
+    for name in ("digits", "cifar10", "folder:mine.npz"):
+        with pytest.raises(qg.InputError, match="cannot be streamed; leave out --stream"):
+            load(name, stream=True)
+    with pytest.raises(qg.InputError, match="memory_limit must be > 0 GB, got 0; --stream keeps nothing"):
+        Options(memory_limit=0)
+
+
+def test_full_gradients_need_data_in_memory(folder):
+    one = replace(experiment_on(folder), algorithm="mimelite")
+    program = Program(make_task(one, load(f"folder:{folder}", stream=True)), [one], CPU)
+    with pytest.raises(qg.InputError, match="need data in memory; leave out --stream"):
+        Loop(program).run()
+
+
+def test_rows_of_large_images_are_read_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("QG_CACHE", str(tmp_path))
+    shards = Shards(tmp_path / "made", (64, 3, 256, 256))
+    colours = np.arange(64, dtype=np.uint8)
+    shards.make(lambda row: np.full((3, 256, 256), colours[row], np.uint8))
+    assert shards.x.numel() == 12_582_912
+    rows = torch.tensor([5, 63, 0])
+    assert shards.read(rows)[:, 0, 0, 0].tolist() == [5, 63, 0]
+    few = Examples(shards.x, torch.arange(64) % 2, shards=shards)
+    data = Dataset("made", few, few, ("a", "b"), 255.0, (0.5,) * 3, (0.5,) * 3, "resize-crop")
+    assert data.shape == (3, 224, 224)
