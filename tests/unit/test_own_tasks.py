@@ -202,6 +202,34 @@ def test_examples_read_anew_are_a_function_of_seed_node_epoch_and_index(tmp_path
     assert resumed.model(1).weight.equal(whole.model(1).weight)
 
 
+def test_worker_processes_read_the_same_examples():
+    def run(**how):
+        data = Noisy()
+        task = qg.Task(nn.Linear(3, 2), functional.cross_entropy, data, cache=False)
+        return qg.train(task, **SHORT, **how), len(data.read)
+
+    torch.manual_seed(0)
+    whole, read_here = run()
+    torch.manual_seed(0)
+    by_workers, read_elsewhere = run(workers=2)
+    assert untimed(by_workers.records) == untimed(whole.records)
+    assert read_elsewhere < read_here, "the training examples are read in other processes"
+
+
+def test_an_error_in_a_worker_process_is_one_sentence():
+    class Broken(Noisy):
+        def __getitem__(self, index):
+            if len(self.read) > 60 and index == 7:
+                raise ValueError("no such file")
+            return super().__getitem__(index)
+
+    data = Broken()
+    task = qg.Task(nn.Linear(3, 2), functional.cross_entropy, data, cache=False)
+    data.read.extend(range(60))
+    with pytest.raises(qg.InputError, match="example 7 of train cannot be read: Broken raises ValueError"):
+        qg.train(task, **SHORT, workers=1)
+
+
 class StopAfter:
     """Presses Ctrl-C in an epoch."""
 

@@ -15,6 +15,9 @@ from quasiglobal.errors import InputError
 Key = tuple[int, int, int, int]
 """(seed, node, epoch, index)"""
 
+Keyed = tuple[int, Key]
+"""A row of the training examples, and the key of its random numbers."""
+
 
 @dataclass(frozen=True)
 class Fresh:
@@ -27,23 +30,28 @@ class Fresh:
     sources: tuple[Any, ...] = ()
     """The user's data sets."""
 
-    def batch(self, rows: Sequence[Sequence[int]], owners: Sequence[tuple[int, int]], epoch: int) -> tuple[Any, Any]:
-        """Inputs and targets [k, size, …] of the rows [k, size] of each owner (seed, node)."""
+    def keyed(self, rows: Sequence[Sequence[int]], owners: Sequence[tuple[int, int]], epoch: int) -> list[Keyed]:
+        """The rows [k, size] of each owner (seed, node), each with its key."""
+        return [
+            (row, (*owner, epoch, self.index[row]))
+            for of, owner in zip(rows, owners, strict=True)
+            for row in of
+        ]
+
+    def batch(self, keyed: Sequence[Keyed]) -> list[tuple[Any, Any]]:
+        """The examples of these rows."""
         with restored_generators():
-            read = [
-                self.example(row, (*owner, epoch, self.index[row]))
-                for of, owner in zip(rows, owners, strict=True)
-                for row in of
-            ]
-        flat = [row for of in rows for row in of]
-        for row, example in zip(flat, read, strict=True):
+            return [self.example(*one) for one in keyed]
+
+    def stacked(self, keyed: Sequence[Keyed], examples: Sequence[tuple[Any, Any]], k: int) -> tuple[Any, Any]:
+        """Inputs and targets [k, size, …] of examples that were read for these rows; raise InputError if one is bad."""
+        for (row, _), example in zip(keyed, examples, strict=True):
             if not all(leaf.isfinite().all() for leaf in tree_leaves(example) if leaf.is_floating_point()):
                 raise InputError(f"example {self.index[row]} of train has a value that is not a finite number")
-        k = len(owners)
         try:
-            x, y = tree_map(lambda *values: torch.stack(values).view(k, -1, *values[0].shape), *read)
+            x, y = tree_map(lambda *values: torch.stack(values).view(k, -1, *values[0].shape), *examples)
         except (RuntimeError, ValueError):                  # of different shapes, or of different structures
-            kinds = dict.fromkeys(str(tree_map(lambda leaf: list(leaf.shape), example)) for example in read)
+            kinds = dict.fromkeys(str(tree_map(lambda leaf: list(leaf.shape), example)) for example in examples)
             raise InputError(f"train has examples of different shapes, {' and '.join(list(kinds)[:2])}") from None
         return x, y
 

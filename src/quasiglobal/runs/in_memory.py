@@ -29,7 +29,7 @@ def train(
         for chosen, group in programs(dict.fromkeys(folders), lambda one: task, device):
             if noted:
                 break
-            program = Program(chosen, [run.experiment for run in group], device, recomputing=options.recompute)
+            program = Program(chosen, [run.experiment for run in group], device, **options.of_program)
             loop = Loop(program, [*callbacks, Interrupts(noted)])
             loop.run()
             for k, run in enumerate(group):

@@ -61,7 +61,7 @@ def train(
     for chosen, group in programs(saved, task_for, device):
         model = model if chosen is before else None
         program = Program(
-            chosen, [run.experiment for run in group], device, recomputing=options.recompute, model=model
+            chosen, [run.experiment for run in group], device, model=model, **options.of_program
         )
         _train_together(program, {run: saved.pop(run) for run in group}, options, watch, board, callbacks)
         before, model = chosen, program.model
@@ -75,7 +75,7 @@ def prepare(experiment: Experiment, options: Options) -> Program:
     """The initial program of an experiment, as in `train`."""
     task = task_of(experiment, options)
     experiments = [folder.experiment for folder in folders_of(experiment, options)]
-    return Program(task, experiments, choose_device(options.device), recomputing=options.recompute)
+    return Program(task, experiments, choose_device(options.device), **options.of_program)
 
 
 def _train_together(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -26,6 +26,8 @@ class Options:
     """Read images from disk during the training instead of keeping them in memory; for imagenet and folder:PATH."""
     memory_limit: float | None = None
     """Memory for the data in GB; larger data are streamed. By default 64, or less if less is free."""
+    workers: int = 0
+    """Processes that read data of your own with cache=False ahead of the training; 0: the training itself does."""
     device: str = "auto"
     """Device: auto, cpu or cuda."""
     checkpoint_seconds: float = 60.0
@@ -56,10 +58,18 @@ class Options:
             raise InputError(f"peer_timeout must be > 0 seconds, got {self.peer_timeout}")
         if self.memory_limit is not None and not self.memory_limit > 0:
             raise InputError(f"memory_limit must be > 0 GB, got {self.memory_limit}; --stream keeps nothing in memory")
+        if self.workers < 0:
+            raise InputError(f"workers must be >= 0, got {self.workers}")
         if self.processes is not None and self.processes < 1:
             raise InputError(f"processes must be >= 1, got {self.processes}")
         if self.on == "ray" and self.engine == "distributed":
             raise InputError("--on ray runs whole experiments; use it without --engine distributed")
+
+
+    @property
+    def of_program(self) -> dict[str, Any]:
+        """The options of `training.program.Program`."""
+        return {"recomputing": self.recompute, "workers": self.workers}
 
 
 def choose_device(name: str) -> torch.device:

@@ -59,7 +59,7 @@ class Participant:
             host=options.host, experiment=seat.experiment,
         )
         experiments = [run.experiment for run in runs]
-        self.program = Program(task, experiments, choose_device(options.device), engine, recomputing=options.recompute)
+        self.program = Program(task, experiments, choose_device(options.device), engine, **options.of_program)
         assert isinstance(self.program.engine, Distributed)
         self.engine = self.program.engine
         self.program.warm_up()

@@ -14,8 +14,10 @@ from torch.utils._pytree import tree_map
 from quasiglobal.data.arrays import on_device
 from quasiglobal.data.batches import Owner, Plan, step_sizes
 from quasiglobal.data.dataset import Dataset, Indices
+from quasiglobal.data.fresh import Keyed
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.streams import StreamedImages
+from quasiglobal.data.workers import Workers
 from quasiglobal.errors import InputError
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.schedule import schedule_of
@@ -38,14 +40,20 @@ class Feed:
         nodes: Sequence[int],
         device: torch.device,
         dtype: torch.dtype,
+        workers: int = 0,
     ) -> None:
-        """`parts` has the examples of each node of each experiment; `nodes` are the nodes hosted here."""
+        """`parts` has the examples of each node of each experiment; `nodes` are the nodes hosted here.
+
+        `workers` processes read the examples that are read anew in each epoch; 0: this process does.
+        """
         first = experiments[0]
         self.device, self.dtype, self.nodes = device, dtype, len(nodes)
         self.inputs = inputs_of(data, data.train, device=device, dtype=dtype, moving=first.augment)
         self.targets = on_device(data.train.y, device, dtype)
         self.fresh = data.fresh
         self.streamed = self.inputs if isinstance(self.inputs, StreamedImages) else None
+        self._workers = Workers(data.fresh, workers) if data.fresh is not None and workers else None
+        self._keyed: list[list[Keyed]] = []
         self._read: dict[int, Any] = {}
         """Inputs and targets of the current step, by batch size, if they are read anew each epoch."""
         lengths = [[len(part) for part in of] for of in parts]
@@ -57,7 +65,6 @@ class Feed:
         self.shapes: Sequence[tuple[int, ...]] = ()
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
         self.time = torch.zeros((), dtype=dtype, device=device)
-        self._epoch = 0
         self._index: Tensor | None = None
         self._moves: tuple[Tensor, ...] = ()
         self._rates = torch.zeros(self.steps_per_epoch, len(experiments), dtype=dtype, device=device)
@@ -76,9 +83,15 @@ class Feed:
     def load(self, epoch: int) -> None:
         """Draw the batches of epoch 0, 1, … and move to its first step."""
         drawn = self.plan.epoch(epoch, self.device)
-        self.shapes, self._epoch = drawn.shapes, epoch
+        self.shapes = drawn.shapes
         if self.streamed is not None:
             self.streamed.begin(drawn.index.cpu(), self.plan.sizes)
+        if self.fresh is not None:
+            owners = [(owner.seed, owner.node) for owner in self.plan.owners]
+            batches = zip(drawn.index.tolist(), self.plan.sizes, strict=True)
+            self._keyed = [self.fresh.keyed([of[:size] for of in rows], owners, epoch) for rows, size in batches]
+            if self._workers is not None:
+                self._workers.begin(self._keyed)
         first = epoch * self.steps_per_epoch
         steps = range(first + 1, first + 1 + self.steps_per_epoch)
         rates = [[schedule(step) for schedule in self.schedules] for step in steps]
@@ -98,11 +111,9 @@ class Feed:
             self.streamed.place(step)
         if self.fresh is None:
             return
-        assert self._index is not None
-        size = self.plan.sizes[step]
-        rows = self._index[step, :, :size].tolist()
-        owners = [(owner.seed, owner.node) for owner in self.plan.owners]
-        found = on_device(self.fresh.batch(rows, owners, self._epoch), self.device, self.dtype)
+        size, keyed = self.plan.sizes[step], self._keyed[step]
+        examples = self.fresh.batch(keyed) if self._workers is None else self._workers.batch(step)
+        found = on_device(self.fresh.stacked(keyed, examples, len(self.plan.owners)), self.device, self.dtype)
         if size not in self._read:
             self._read[size] = found
         else:

@@ -61,9 +61,9 @@ class Program:
     """Several experiments as rows of one program, for the nodes that an engine hosts.
 
     The experiments may differ in the fields `experiment.OWN`, such as the seed, the partition, the learning rate and
-    the algorithm. `engine` is the simulator by default. `model` reuses the compiled kernels of an earlier program of
-    the same task. `capture` returns a `StepRunner` for in-place steps; by default it uses CUDA graphs if one GPU hosts
-    all nodes.
+    the algorithm. `engine` is the simulator by default. `workers` processes read data that are read anew in each epoch.
+    `model` reuses the compiled kernels of an earlier program of the same task. `capture` returns a `StepRunner` for
+    in-place steps; by default it uses CUDA graphs if one GPU hosts all nodes.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Program:
         engine: EngineFactory | None = None,
         *,
         recomputing: bool = False,
+        workers: int = 0,
         model: StackedModel | None = None,
         capture: Callable[[Callable[[], list[Tensor]]], StepRunner] | None = None,
     ) -> None:
@@ -83,7 +84,9 @@ class Program:
         self.bands = Bands(self.experiments, self.layout.shared, *([engine] if engine else []))
         self.engine = self.bands.engine
         self.partitions = [partition_of(task.data, one) for one in self.experiments]
-        self.feed = Feed(task.data, self.experiments, self.partitions, self.engine.nodes, device, networks.dtype)
+        self.feed = Feed(
+            task.data, self.experiments, self.partitions, self.engine.nodes, device, networks.dtype, workers
+        )
         networks.check_batches(self.feed.plan.sizes)
         x, buffers = networks.start(len(self.engine.nodes))
         self.state = ProgramState(x, buffers, loss=x.new_zeros(len(x)), right=x.new_zeros(len(x)))
