@@ -146,7 +146,7 @@ class MLflow:
 
 
 class KeepBest:
-    """Keeps each node's best model, by its score on its own test data, or on all test data if it has none of its own.
+    """Keeps each node's best model, by its score on its own test data, or on all if that is missing or undefined.
 
     With run folders, the models are in `best/`: a safetensors state_dict per node, with its epoch and value in a JSON
     file beside it. Otherwise they are in `models[k][node]`, as state_dicts.
@@ -180,7 +180,9 @@ class KeepBest:
         """Keep the models that are better than before."""
         score = run.ranking(self.metric, self.lower)
         for k, record in run.latest.items():
-            values = record.get(f"{score.name}_own_nodes") or record.get(f"{score.name}_nodes") or ()
+            of_all: list[float] = record.get(f"{score.name}_nodes") or []
+            own = record.get(f"{score.name}_own_nodes") or of_all
+            values = [all_ if math.isnan(value) else value for value, all_ in zip(own, of_all, strict=True)]
             nodes = run.program.engine.nodes
             better = [
                 (node, value) for node, value in zip(nodes, values, strict=False)

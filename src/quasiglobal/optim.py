@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,6 +20,9 @@ from quasiglobal.engines.distributed.rendezvous import all_gather, join
 from quasiglobal.engines.simulator import warn_of_w
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology, parse
+
+COUNT = itertools.count()
+"""Numbers the optimizers of this process, in the same order in every process."""
 
 
 class GossipOptimizer(torch.optim.Optimizer):
@@ -89,7 +93,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             raise InputError(f"{self.topology} has {self.topology.n} nodes, but there are {size} processes")
         self._check_alike(store, rank, size, timeout)
         self.engine = Distributed(
-            self.topology, Meeting(store, "optimizer"), rank, [(node,) for node in range(size)],
+            self.topology, Meeting(store, f"optimizer/{next(COUNT)}"), rank, [(node,) for node in range(size)],
             timeout=timeout, host=host,
         ).connect()
         self.steps = 0

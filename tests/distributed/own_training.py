@@ -40,6 +40,18 @@ class Notes:
         self.nodes.append(len(run.records[-1]["test_loss_nodes"]))
 
 
+class Average:
+    """A callback that asks for the average of all models, which process 0 does not have."""
+
+    said = ""
+
+    def on_end(self, run):
+        try:
+            run.average()
+        except qg.InputError as error:
+            self.said = str(error)
+
+
 class Enough:
     def on_epoch(self, run):
         if run.epoch >= 2:
@@ -62,8 +74,13 @@ if __name__ == "__main__":
         if os.environ["RANK"] == "0":
             assert notes.nodes == [4, 4, 4], notes.nodes
         assert len(keep.best[0]) == 2, keep.best
-    in_memory = trained("regression", None, "distributed")
+    average, keep, board = Average(), qg.callbacks.KeepBest(), qg.callbacks.TensorBoard(folder / "board")
+    in_memory = trained("regression", None, "distributed", callbacks=[average, keep, board])
     assert len(in_memory.records) == 3
+    assert len(keep.models[0]) == 2, "without a run folder each process keeps the models of its nodes"
+    if os.environ["RANK"] == "0":
+        assert "use average() of the result" in average.said
+        assert list((folder / "board").glob("*/tensorboard/*")) or list((folder / "board").rglob("events*"))
     assert in_memory.model(3) is not None
     early = trained("regression", folder / "early", "distributed", callbacks=[Enough()], epochs=400)
     assert len(early.records) < 400

@@ -272,13 +272,19 @@ def test_images_that_are_none_are_named(tmp_path):
     refused("folder:a", "a/bee/1.png has more than 8 bits per pixel")
 
 
-def test_more_than_fits_into_memory_is_refused(tmp_path):
+def test_image_files_that_do_not_fit_into_memory_stay_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
     for split in ("train", "val"):
         write_images(tmp_path / "imagenet" / split, each=2)
-    above = "needs 0.00157 GB of memory, above the limit of 0.001 GB"
-    refused("imagenet", above, data_dir=tmp_path, memory_limit=1e6)
-    datasets.load("imagenet", tmp_path, memory_limit=8 * 3 * 256 * 256)
-    refused("folder:imagenet", "above the limit", memory_limit=100)
+    size = 8 * 3 * 256 * 256
+    kept, streamed = (datasets.load("imagenet", tmp_path, memory_limit=limit) for limit in (size, size - 1))
+    assert kept.train.shards is None
+    assert streamed.train.shards is not None
+    assert streamed.train.x.equal(kept.train.x)
+    assert streamed.shape == kept.shape == (3, 224, 224)
+
+
+def test_more_than_fits_into_memory_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=X, y=Y)
     refused("folder:a.npz", "above the limit", memory_limit=100)
     write_cifar(tmp_path)

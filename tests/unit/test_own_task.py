@@ -56,6 +56,9 @@ def test_from_python_the_learning_rate_is_constant_unless_a_schedule_is_asked_fo
     assert rates(milestones=(0.5,), decay=0.5) == pytest.approx([0.5, 0.5, 0.25, 0.25])
     assert rates(warmup=2.0) == pytest.approx([0.1, 0.3, 0.5, 0.5])
     assert rates(warmup=2.0, milestones=(0.5, 0.75)) == pytest.approx([0.1, 0.3, 0.05, 0.005])
+    assert rates(warmup=2.0, schedule="steps") == pytest.approx([0.1, 0.3, 0.05, 0.005])
+    first, second, *_ = rates(warmup=2.0, lr=None, batch=8)
+    assert first < second < 0.05, "the default rate is 0.05 here"
     assert rates(recipe="cifar10", warmup=2.0) == pytest.approx([0.1, 0.3, 0.05, 0.005])
     assert rates(lr=lambda t: 1 / t) == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
     with pytest.raises(InputError, match="decay has no effect without milestones"):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -810,6 +811,52 @@ def test_a_warm_up_ends_at_the_peak_also_below_the_usual_start():
 
     assert rates(lr=0.5, warmup=2, schedule="linear") == pytest.approx([0.1, 0.3, 0.5, 0.25])
     assert rates(lr=0.05, warmup=2, schedule="cosine") == pytest.approx([0.005, 0.0275, 0.05, 0.025])
+
+
+def test_a_graph_in_a_file_counts_by_its_content(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("g.csv").write_text("0,1\n1,2\n2,3\n3,0\n")
+    task = own_tasks.classification()
+
+    def folder(graph):
+        return qg.train(task, **SHORT | {"topology": graph, "lr": None}, runs="runs").folder
+
+    first = folder("g.csv")
+    assert "g.csv" in first.name
+    assert folder(Path("g.csv")) == first
+    Path("g.csv").write_text("0,1\n1,2\n2,3\n")
+    assert folder("g.csv") != first
+    Path("g.csv").unlink()
+    look.compare((first,))
+
+
+def test_a_changed_global_of_a_metric_is_noticed_by_the_same_task(tmp_path):
+    limit = [0.1]
+
+    def near(output, target):
+        return ((output - target).abs() < limit[0]).float()
+
+    task = qg.Task(nn.Linear(3, 1), functional.mse_loss, (X, X[:, :1]), metrics={"near": near})
+    first = qg.train(task, **SHORT, runs=tmp_path)
+    limit[0] = 10.0
+    assert qg.train(task, **SHORT, runs=tmp_path).folder != first.folder
+
+
+def test_keep_best_uses_all_test_data_where_a_node_has_no_score_of_its_own():
+    parts = [(drawn(12, 3) + k, torch.full((12,), k % 2)) for k in range(4)]
+    keep = qg.callbacks.KeepBest()
+    task = qg.Task(nn.Linear(3, 2), LOSS, parts, metrics={"auc": qg.metrics.auc})
+    run = qg.train(task, **SHORT, callbacks=[keep])
+    assert all(np.isnan(run.records[-1]["auc_own_nodes"]))
+    for node, (epoch, value) in keep.best[0].items():
+        assert value == run.records[epoch - 1]["auc_nodes"][node]
+
+
+def test_a_bar_needs_a_kernel_not_only_its_packages():
+    pytest.importorskip("IPython")
+    script = "import IPython, sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel')\n"
+    script += "from quasiglobal.api.progress import _in_notebook\nassert not _in_notebook()"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 SCHEDULES = [lambda done: done, lambda done: 1 / 0, lambda done: None, lambda done: 1 - 2 * done]

@@ -33,11 +33,10 @@ def test_wandb_gets_every_record_and_resumes(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_mlflow_gets_every_record_and_resumes(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+def test_mlflow_gets_every_record_and_resumes(tmp_path):
     mlflow = pytest.importorskip("mlflow")
     torch.manual_seed(0)
-    task, uri = own_tasks.regression(), (tmp_path / "mlruns").as_uri()
+    task, uri = own_tasks.regression(), f"sqlite:///{tmp_path}/mlflow.db"
 
     def trained(*more):
         callbacks = [qg.callbacks.MLflow("ours", uri=uri), *more]

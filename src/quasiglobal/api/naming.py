@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from quasiglobal import algorithms, topology
 from quasiglobal.common.fingerprint import fingerprint
 from quasiglobal.common.mixing import entries
 from quasiglobal.common.objects import remember
+from quasiglobal.data.dataset import Dataset
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import BUILT_IN, is_lower, name_of, percent
 from quasiglobal.runs.building import LOSSES
@@ -34,26 +35,28 @@ def experiment_of(task: Task, algorithm: Any, graph: Any, values: dict[str, Any]
         raise InputError(f"{name} belongs to the task; give it to qg.Task, or leave it out")
     schedule = _schedule(values)
     named = {
-        "data": _once(task, "data", _data),
+        "data": _data(task),
         "model": remember(task.name, fingerprint(task.module(0), task.model), None),
         "loss": _loss(task),
-        "metric": _once(task, "metric", _metrics),
+        "metric": _metrics(task),
         "algorithm": algorithms.text_of(algorithm),
         "topology": _topology(graph),
         "partition": _partition(task, values.pop("partition", None), "alpha" in values),
     }
-    return from_mapping(values | named | schedule, "qg.train")
-
-
-def _once(task: Task, what: str, name: Callable[[Task], Any]) -> Any:
-    """Name a part of the task when it is first trained: training may change counters in a user's objects."""
-    if what not in task.names:
-        task.names[what] = name(task)
-    return task.names[what]
+    one = from_mapping(values | named | schedule, "qg.train")
+    if "warmup" in values and not {"warmup_from", "recipe"} & values.keys() and one.peak_lr <= one.warmup_from:
+        one = replace(one, warmup_from=one.peak_lr / 10)    # the usual start would be above the peak
+    return one
 
 
 def _data(task: Task) -> str:
-    data = task.data
+    """The name of the data, found once: training may change counters in a user's data set."""
+    if "data" not in task.names:
+        task.names["data"] = _name_of_data(task.data)
+    return task.names["data"]
+
+
+def _name_of_data(data: Dataset) -> str:
     if not data.own and ":" not in data.name:               # a published data set
         return data.name
     content = (data.train.x, data.train.y, data.test.x, data.test.y, data.parts, data.test_parts, data.mean, data.std)
@@ -72,7 +75,11 @@ def _loss(task: Task) -> str:
 def _metrics(task: Task) -> tuple[str, ...]:
     if task.given_metrics == {}:                            # none, on purpose
         return (LOSS,)
-    return tuple(_metric(name, metric) for name, metric in (task.given_metrics or {}).items())
+    found = {name: _metric(name, metric) for name, metric in (task.given_metrics or {}).items()}
+    for name, metric in (task.given_metrics or {}).items():
+        if hasattr(metric, "compute"):                      # training changes its counters
+            found[name] = task.names.setdefault(f"metric {name}", found[name])
+    return tuple(found.values())
 
 
 def _metric(name: str, metric: Any) -> str:
@@ -83,17 +90,16 @@ def _metric(name: str, metric: Any) -> str:
 
 def _topology(given: Any) -> str:
     """The text from which `topology.parse` returns an equal topology, elsewhere from its stored weights."""
-    if isinstance(given, str):
+    if isinstance(given, str) and not topology.is_external(given):
         return given
-    if isinstance(given, os.PathLike):
-        return f"file:{os.fspath(given)}"
     graph = topology.parse(given)
     try:
-        if topology.parse(graph.name) == graph:
+        if not topology.is_external(graph.name) and topology.parse(graph.name) == graph:
             return graph.name
     except InputError:                                      # its name is not one of ours
         pass
-    return remember(graph.name, graph.fingerprint, graph, n=graph.n, weights=[entries(W) for W in graph.matrices])
+    name = graph.name.removeprefix("file:").rpartition("/")[2]
+    return remember(name, graph.fingerprint, graph, n=graph.n, weights=[entries(W) for W in graph.matrices])
 
 
 def _partition(task: Task, partition: Any, has_alpha: bool) -> str:
@@ -128,20 +134,14 @@ def _schedule(values: dict[str, Any]) -> dict[str, Any]:
         return {"schedule": _function(schedule, by_step=False)}
     if "recipe" in values:
         return {} if schedule == "constant" else {"schedule": schedule}
-    if "warmup" in values and "warmup_from" not in values and isinstance(lr, int | float) and lr <= WARMUP_FROM:
-        values["warmup_from"] = lr / 10                     # the usual start would be above the peak
     if schedule == "constant" and not asked:
         return {"schedule": "constant", "warmup": 0.0, "milestones": ()}
     rest = {"warmup": values.get("warmup", 0.0), "milestones": values.get("milestones", ())}
-    if schedule == "steps" and not asked:
-        rest = {}                                           # the paper's
+    if schedule == "steps":
+        rest = {}                                           # the paper's, except for what is given
     elif schedule not in ("constant", "steps") and "milestones" in values:
         raise InputError(f"milestones belong to schedule='steps'; leave them out with {schedule!r}")
     return rest | {"schedule": "steps" if schedule == "constant" else schedule}
-
-
-WARMUP_FROM = 0.1
-"""The usual learning rate at the start of a warm-up."""
 
 
 def _function(function: Callable[[float], float], by_step: bool) -> str:

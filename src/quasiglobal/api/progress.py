@@ -53,7 +53,8 @@ def progress(experiment: Experiment) -> Iterator[ProgressBar]:
 
 def _in_notebook() -> bool:
     """Whether a Jupyter kernel runs this process."""
-    return "ipykernel" in sys.modules and "IPython" in sys.modules
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
 
 
 def _notebook_bar(epochs: int) -> Show:

@@ -26,9 +26,9 @@ def trained(task: Task, experiment: Experiment, options: Options, callbacks: Seq
     """Train all seeds; `keep` writes run folders."""
     if options.engine == "distributed":
         if not keep:
-            return _over_processes_without_folder(task, experiment, options, callbacks)
+            return _told(_over_processes_without_folder(task, experiment, options, callbacks))
         distributed.train(experiment, options, task=task, callbacks=callbacks, wait=True)
-        return _from_folders(task, experiment, options)
+        return _told(_from_folders(task, experiment, options))
     with progress(experiment) as bar:
         if not keep:
             found = in_memory.train(task, experiment, options, [*callbacks, bar])
@@ -51,7 +51,7 @@ def _over_processes_without_folder(
         raise InputError("processes on several machines need runs=…, a folder that all of them share")
     name = f"quasiglobal-{os.environ.get('MASTER_PORT', '')}-{experiment.hash}"
     there = replace(options, runs=Path(tempfile.gettempdir()) / name)
-    distributed.train(experiment, there, task=task, callbacks=callbacks, wait=True)
+    distributed.train(experiment, there, task=task, callbacks=callbacks, wait=True, temporary=True)
     found = Trained([run.in_memory() for run in _from_folders(task, experiment, there).runs])
     distributed.wait_for_all(experiment, options)           # all have read the folder
     shutil.rmtree(there.runs, ignore_errors=True)

@@ -266,5 +266,5 @@ def fits(size: int, memory_limit: float, where: object) -> None:
     if size > memory_limit:
         raise InputError(
             f"{where} needs {size / 1e9:.3g} GB of memory, above the limit of {memory_limit / 1e9:.3g} GB; "
-            "raise it with --memory-limit if this machine has more memory"
+            "raise memory_limit, --memory-limit in GB, if this machine has more memory"
         )

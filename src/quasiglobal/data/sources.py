@@ -146,9 +146,9 @@ def load(
     (1437, 360, (1, 8, 8), 16)
     """
     asked = DataName.parse(name)
-    if stream and not asked.streams:
-        raise InputError(f"{name} cannot be streamed; leave out --stream, or use a folder of images or imagenet")
-    memory_limit = 0 if stream else memory_limit
+    if stream:
+        check_streams(name)
+        memory_limit = 0
     if asked.kind == "folder":
         return _own(name, folders.read(Path(asked.path), memory_limit))
     if asked.kind == "python":
@@ -166,6 +166,12 @@ def load(
     if mean is None or std is None:
         mean, std = moments(splits.train.x, source.scale)
     return Dataset(name, *splits, source.scale, mean, std, source.augmentation)
+
+
+def check_streams(name: str) -> None:
+    """Raise InputError for data that cannot stay on disk."""
+    if not DataName.parse(name).streams:
+        raise InputError(f"{name} cannot be streamed; leave out --stream, or use a folder of images or imagenet")
 
 
 def corpus(

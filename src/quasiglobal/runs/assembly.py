@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from torch import nn
+
 from quasiglobal.common.files import alone
 from quasiglobal.engines.distributed.gloo import until
 from quasiglobal.errors import InputError
@@ -44,6 +46,13 @@ class WholeRun:
     def epoch(self) -> int:
         """Number of epochs that all processes have completed."""
         return self.records[-1]["epoch"] if self.records else 0
+
+    def average(self) -> nn.Module:
+        """The average of all models; raise InputError if other processes have some of them."""
+        engine = self.loop.program.engine
+        if len(engine.nodes) == engine.topology.n:
+            return self.loop.average()
+        raise InputError("a callback over processes has the models of its own process; use average() of the result")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loop, name)

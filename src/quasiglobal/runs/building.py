@@ -36,7 +36,7 @@ LOSSES: dict[str, Callable[..., Any]] = {
 
 def make_task(experiment: Experiment, data: Dataset) -> Task:
     """The experiment's model, loss and metrics, on the data."""
-    if data.numbers:
+    if data.numbers and not (data.own and is_path(experiment.model)):       # a model of ours returns columns
         data = replace(data, train=_as_columns(data.train), test=_as_columns(data.test))
     outputs = len(data.classes) or math.prod(tree_leaves(data.train.y)[0].shape[1:])
     model = partial(model_of, experiment, outputs, data.shape, data.pad)

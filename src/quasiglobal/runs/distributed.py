@@ -37,12 +37,13 @@ def train(
     task: Task | None = None,
     callbacks: Sequence[Any] = (),
     wait: bool = False,
+    temporary: bool = False,
 ) -> list[Run]:
     """Train this process's nodes in the unfinished runs of an experiment; return the runs of all seeds.
 
     `task` replaces the task that the experiment names. The user's `callbacks` run in process 0, on the records of all
     nodes; those with the attribute `everywhere` run in every process, on the records of its nodes. With `wait`, every
-    process returns after process 0 has combined the parts.
+    process returns after process 0 has combined the parts. `temporary`: the caller deletes the run folders.
     """
     refuse_faults(experiment)
     patience = max(options.peer_timeout, GRACE)
@@ -61,7 +62,7 @@ def train(
         if refused := all_gather(store, "tidied", trouble, rank, size, patience)[0]:
             raise InputError(refused) if rank == 0 else SystemExit(2)      # one sentence for all processes
         task = task or task_of(experiment, options)
-        mine = Participant(task, runs, seat, options)
+        mine = Participant(task, runs, seat, options, temporary)
         with mine.locked():
             _train_share(mine, patience, watch, callbacks)
     if wait:

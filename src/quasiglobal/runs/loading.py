@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from quasiglobal.common.files import cache_folder
 from quasiglobal.data.corpus import LENGTH, Corpus, check_vocabulary, tokenised
-from quasiglobal.data.sources import MEMORY_LIMIT, Dataset, agreed, corpus, is_text, load, load_table
+from quasiglobal.data.sources import MEMORY_LIMIT, Dataset, agreed, check_streams, corpus, is_text, load, load_table
 from quasiglobal.errors import InputError
 from quasiglobal.models.language.loading import tokenizer_of, vocabulary_of
 from quasiglobal.runs.building import make_task
@@ -36,20 +35,30 @@ def data_for(experiment: Experiment, options: Options) -> Dataset:
 
 
 def data_of(
-    experiment: Experiment, data_dir: Path | None, name: str | None = None, testing: bool = False, **room: Any
+    experiment: Experiment,
+    data_dir: Path | None,
+    name: str | None = None,
+    testing: bool = False,
+    *,
+    memory_limit: float = MEMORY_LIMIT,
+    stream: bool = False,
 ) -> Dataset:
     """Load the experiment's data, or the data set `name` with the experiment's classes, shape, mean and std.
 
     Texts are tokenised for the experiment's model. `testing` is for a trained model: all rows of a text file are then
-    test examples, in file order. `room` are the `memory_limit` and `stream` of `load`.
+    test examples, in file order. Images beyond the memory limit in bytes, or with `stream`, stay on disk.
     """
     name = name or experiment.data
+    if stream:
+        check_streams(name)
     if experiment.label:
-        data = load_table(name, experiment.label, numbers=experiment.loss in NUMERIC)
+        numbers = experiment.loss in NUMERIC
+        data = load_table(name, experiment.label, numbers=numbers, memory_limit=memory_limit)
     elif is_text(name):
-        data = as_tokens(experiment, corpus(name, data_dir, testing), cache_folder("tokens"))
+        texts = corpus(name, data_dir, testing, memory_limit=memory_limit)
+        data = as_tokens(experiment, texts, cache_folder("tokens"))
     else:
-        data = load(name, data_dir, **room)
+        data = load(name, data_dir, memory_limit=memory_limit, stream=stream)
     return agreed(data, experiment.classes, experiment.shape, experiment.mean, experiment.std)
 
 

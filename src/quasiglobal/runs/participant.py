@@ -49,8 +49,11 @@ class Seat:
 class Participant:
     """Trains the nodes of one process, with several runs as rows of one program."""
 
-    def __init__(self, task: Task, runs: Sequence[RunFolder], seat: Seat, options: Options) -> None:
-        self.runs, self.seat, self.options = runs, seat, options
+    def __init__(
+        self, task: Task, runs: Sequence[RunFolder], seat: Seat, options: Options, temporary: bool = False
+    ) -> None:
+        """`temporary`: the run folders are deleted afterwards, so a user's callbacks do not write into them."""
+        self.runs, self.seat, self.options, self.temporary = runs, seat, options, temporary
         self.parts = [part for run in runs for part in seat.parts(run, mine=True)]
         self.saved = set.intersection(*(part.epochs() for part in self.parts))
         """Epochs from which this process can resume all runs."""
@@ -107,7 +110,7 @@ class Participant:
             share = WriteParts(self.parts, self.engine, leave_tested=shared)
             loop = Loop(
                 self.program, [share, Watch(self.runs, watch), SaveParts(self.parts, saving), *further],
-                folders=[run.folder for run in self.runs],
+                folders=[] if self.temporary else [run.folder for run in self.runs],
                 history=[records_of([part]) for part in self.parts],
             )
             loop.end_together = saving.end if shared else None

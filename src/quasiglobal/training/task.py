@@ -80,7 +80,7 @@ class Task:
             raise InputError(f"the loss {name_of(loss)} has parameters to train; make them parameters of the model")
         self.data: Dataset = dataset_of(train, test, columns, cache)
         self._metrics, self._classifies = _named(metrics), classifies
-        self.names: dict[str, Any] = {}
+        self.names: dict[str, str] = {}
         """Texts that name parts of the task in experiments (`api/naming.py`)."""
 
     def __repr__(self) -> str:
