@@ -9,7 +9,8 @@ import torch
 
 import quasiglobal as qg
 import quasiglobal.training.program
-from quasiglobal.data.sources import load
+from quasiglobal.data.shards import Shards
+from quasiglobal.data.sources import Dataset, Examples, load
 from quasiglobal.runs.building import make_task
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import Loop
@@ -162,3 +163,21 @@ def test_examples_read_anew_equal_the_cpu():
     task = qg.Task(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, Noisy(), cache=False)
     there, here = (qg.train(task, **OWN, precision="fp64", device=device) for device in ("cuda", "cpu"))
     assert there.records[-1]["loss"] == pytest.approx(here.records[-1]["loss"], rel=1e-9)
+
+
+@pytest.mark.parametrize("augmentation", ["none", "flip-crop", "resize-crop"])
+def test_streamed_images_equal_those_in_memory(tmp_path, augmentation):
+    """Captured steps find each batch in the same place, while a thread reads the next one."""
+    shards = Shards(tmp_path / "shards", (180, 3, 16, 16))
+    pixels = torch.randint(0, 256, shards.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    shards.make(lambda row: pixels[row].numpy())
+    labels = torch.arange(180) % 3
+    terms = {"classes": ("a", "b", "c"), "scale": 255.0, "mean": (0.5,) * 3, "std": (0.3,) * 3}
+    found = []
+    for examples in (Examples(pixels, labels), Examples(shards.x, labels, shards=shards)):
+        data = Dataset("made", examples, examples, augmentation=augmentation, **terms)
+        one = replace(SHORT, model="cnn")
+        training = Program(make_task(one, data), [one], torch.device("cuda"))
+        Loop(training).run()
+        found.append(training.state.x)
+    assert found[0].allclose(found[1], rtol=1e-9, atol=1e-12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ class StreamedImages:
     """The counterpart of `Images` for images in shards; the results are equal, bit for bit on a CPU.
 
     In training, `begin` names the batches of an epoch, `place` copies the batch of a step to a fixed place on the
-    device, and `show_placed` shows it there, also in a captured step.
+    device, and `show_placed` shows it there, also in a captured step. Batches alternate between two slots: while one is
+    copied to the device, beside the computation there, a thread reads the next one into the other. The thread calls
+    nothing of CUDA, since a step may be captured at the same time.
     """
 
     cost = Images.cost
@@ -30,8 +33,9 @@ class StreamedImages:
         self.x, self.moving = shards.x, images.moving
         self._index, self._sizes = torch.zeros(0, 0, 0, dtype=torch.int64), [0]
         self._places: dict[int, Images] = {}
+        self._slots: dict[tuple[int, int], Slot] = {}
         self._reader = ThreadPoolExecutor(1)
-        self._ahead: tuple[int, Future[Tensor]] | None = None
+        self._ahead: tuple[int, Future[None]] | None = None
         self._copies: Any = torch.cuda.Stream(device) if device.type == "cuda" else None    # type: ignore[no-untyped-call]
 
     @classmethod
@@ -63,19 +67,24 @@ class StreamedImages:
 
     def begin(self, index: Tensor, sizes: list[int]) -> None:
         """Begin an epoch with the batches index [steps, k, batch], on the host; a step has `sizes[step]` examples."""
+        if self._ahead is not None:
+            self._ahead[1].result()                         # a step of an earlier epoch that was left out
         self._index, self._sizes, self._ahead = index, sizes, None
 
     def place(self, step: int) -> None:
         """Copy the batch of a step of the epoch to its place on the device, and begin to read the next one."""
-        number, reading = self._ahead or (-1, None)
-        batch = reading.result() if reading is not None and number == step else self._read(step)
-        if step + 1 < len(self._sizes):
-            self._ahead = step + 1, self._reader.submit(self._read, step + 1)
-        x, size = self.images.framed(batch), self._sizes[step]
+        if self._ahead is not None:
+            self._ahead[1].result()
+        if self._ahead is None or self._ahead[0] != step:
+            self._read(step, self._slot(step))
+        batch, size = self._copied(self._slot(step)), self._sizes[step]
         if size in self._places:
-            self._places[size].x.copy_(x)
+            self._places[size].x.copy_(batch)
         else:
-            self._places[size] = self.images.view(x.clone())
+            self._places[size] = self.images.view(batch.clone())
+        self._ahead = None
+        if step + 1 < len(self._sizes):
+            self._ahead = step + 1, self._reader.submit(self._read, step + 1, self._slot(step + 1))
 
     def show_placed(self, size: int, *moves: Tensor) -> Tensor:
         """The batch of the current step, [k, size, C, H, W], augmented as drawn."""
@@ -83,14 +92,53 @@ class StreamedImages:
         local = torch.arange(len(placed.x), device=self.device).view(-1, size)
         return placed.show(local, *moves)
 
-    def _read(self, step: int) -> Tensor:
-        """Read the batch of a step, and copy it to the device while the previous step is computed there."""
+    def _slot(self, step: int) -> Slot:
+        """The slot of a step, after its earlier batch has left the host."""
+        key = step % 2, self._sizes[step]
+        if key not in self._slots:
+            shape = (self._index.shape[1] * self._sizes[step], *self.shards.shape[1:])
+            self._slots[key] = Slot.make(shape, self.device)
+        slot = self._slots[key]
+        if slot.copied is not None:
+            slot.copied.synchronize()
+        return slot
+
+    def _read(self, step: int, slot: Slot) -> None:
         rows = self._index[step, :, : self._sizes[step]].reshape(-1)
+        self.shards.read(rows, out=slot.host)
+
+    def _copied(self, slot: Slot) -> Tensor:
+        """The slot's batch on the device, framed; the copy runs beside the computation of earlier steps."""
         if self._copies is None:
-            return self.shards.read(rows)
-        pinned = torch.empty((len(rows), *self.shards.shape[1:]), dtype=torch.uint8, pin_memory=True)
-        self.shards.read(rows, out=pinned)
+            return self.images.framed(slot.host)
+        current = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self._copies):
-            batch = pinned.to(self.device, non_blocking=True)
-        self._copies.synchronize()                          # this thread waits, not the one that trains
-        return batch
+            self._copies.wait_event(slot.used)
+            slot.device.copy_(slot.host, non_blocking=True)
+            slot.copied.record(self._copies)
+        current.wait_event(slot.copied)
+        framed = self.images.framed(slot.device).clone()
+        slot.used.record(current)
+        return framed
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A batch on the host, in pinned memory, and on the device."""
+
+    host: Tensor
+    device: Tensor
+    copied: Any = None
+    """CUDA event: the batch is on the device; None on a CPU."""
+    used: Any = None
+    """CUDA event: the batch on the device was read."""
+
+    @classmethod
+    def make(cls, shape: tuple[int, ...], device: torch.device) -> Slot:
+        """An empty slot."""
+        if device.type != "cuda":
+            host = torch.empty(shape, dtype=torch.uint8)
+            return cls(host, host)
+        host = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        copied, used = (torch.cuda.Event() for _ in range(2))       # type: ignore[no-untyped-call]
+        return cls(host, torch.empty(shape, dtype=torch.uint8, device=device), copied, used)
