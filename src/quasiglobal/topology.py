@@ -196,7 +196,7 @@ class Topology:
 def ring(n: int) -> Topology:
     """Ring of n ≥ 3 nodes; weight 1/3 for each neighbour and the node itself."""
     if _nodes("ring", n) < 3:
-        raise InputError(f"ring needs n >= 3, got {n}; use complete({max(n, 1)})")
+        raise InputError(f"ring needs n >= 3, got {n}; use {f'complete({n})' if n > 0 else 'ring(3)'}")
     W = sum(np.roll(np.eye(n), shift, axis=1) for shift in (-1, 0, 1)) / 3
     return Topology(f"ring:{n}", (np.asarray(W),))
 

@@ -50,20 +50,21 @@ class Owners:
     data = "{number}.npz"
 
     def start(self, number, rendezvous, *words, before=()):
-        """Start `qg node`; stderr goes to a file, since a pipe would fill up."""
+        """Start `qg node`; its output goes to files, since a pipe would fill up."""
         command = [*before, sys.executable, "-m", "quasiglobal", "node", "experiment.toml", "--node", str(number)]
         command += ["--data", self.data.format(number=number), "--rendezvous", rendezvous]
         command += ["--runs", f"runs{number}", *words]
-        with open(self.log(number), "a") as said:
+        with open(self.log(number), "a") as said, open(self.printed(number), "a") as printed:
             one_core = os.environ | {"OMP_NUM_THREADS": "1"}
-            process = subprocess.Popen(
-                command, cwd=self.folder, env=one_core, stdout=subprocess.DEVNULL, stderr=said
-            )
+            process = subprocess.Popen(command, cwd=self.folder, env=one_core, stdout=printed, stderr=said)
         self.started.append(process)
         return process
 
     def log(self, number):
         return self.folder / f"{number}.log"
+
+    def printed(self, number):
+        return self.folder / f"{number}.out"
 
     def said(self, process, number, status=0):
         """Wait for a node to exit; return its stderr."""

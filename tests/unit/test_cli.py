@@ -1,5 +1,6 @@
 """The command line: output, exit status and error messages."""
 
+import json
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 from terminal import inside
 
 from quasiglobal.cli.terminal import watcher
-from quasiglobal.runs.store import RunFolder
+from quasiglobal.runs.store import RunFolder, find_runs
 from quasiglobal.training.experiment import Experiment
 
 
@@ -48,6 +49,14 @@ def test_a_directed_topology_is_drawn_too(monkeypatch, capsys, tmp_path):
 
 
 BAD = {
+    ("topology", "ring:-5"): "qg: ring needs n >= 3, got -5; use ring(3)",
+    ("partition", "digits", "--nodes", "0"): "qg: the number of nodes must be >= 1, got 0",
+    ("rendezvous", "--port", "80000000"): "qg: port must be at most 65535, got 80000000",
+    ("runs", "no-such-folder"): "qg: there is no folder no-such-folder",
+    ("train", "--runs", __file__): f"qg: {__file__} is a file; name a folder for the runs",
+    ("train", "--engine", "distributed"): "qg: this process was not started as one of several (RANK, WORLD_SIZE,",
+    ("train", "--stream"): "qg: digits cannot be streamed; leave out --stream",
+    ("trian",): "qg: unknown command 'trian'; did you mean 'train'?",
     ("train", "--pretrained", "false"):
         "qg: false is not a .toml file; switches accept no value: write --no-pretrained",
     ("topology", "ring:2"): "qg: ring needs n >= 3, got 2; use complete(2)",
@@ -73,7 +82,6 @@ BAD = {
     ("rendezvous", "--port", "99999"): "qg: port must be at most 65535, got 99999",
     ("compare", "/nowhere"): "qg: /nowhere is not a run",
     ("evaluate", "/nowhere"): "qg: cannot read a model from /nowhere",
-    ("partition", "digits", "--nodes", "0"): "qg: 1437 examples cannot be split among 0 nodes",
 }
 
 
@@ -96,6 +104,49 @@ def test_training_prints_its_schedule(monkeypatch, capsys, tmp_path, words, says
     status, out, _ = inside(monkeypatch, capsys, "train", *short, *words)
     assert status == 0
     assert says in " ".join(out.split())
+
+
+QUICK = ("--model", "mlp", "--topology", "ring:4", "--epochs", "3", "--steps", "1", "--device", "cpu")
+
+
+def test_a_file_takes_every_option_and_an_experiment_json(monkeypatch, capsys, tmp_path):
+    runs = tmp_path / "runs"
+    (tmp_path / "e.toml").write_text(f'model = "mlp"\ntopology = "ring:4"\nepochs = 1\nseeds = 2\nruns = "{runs}"\n')
+    assert inside(monkeypatch, capsys, "train", str(tmp_path / "e.toml"))[0] == 0
+    assert len(list(runs.iterdir())) == 2
+    stored = next(runs.glob("*-s1-*")) / "experiment.json"
+    status, out, _ = inside(monkeypatch, capsys, "train", str(stored), "--runs", str(runs))
+    assert status == 0
+    assert "is already finished" in " ".join(out.split())
+    (tmp_path / "e.toml").write_text("seedss = 2\n")
+    status, _, error = inside(monkeypatch, capsys, "train", str(tmp_path / "e.toml"))
+    assert (status, "did you mean 'seeds'?" in error) == (2, True)
+    (tmp_path / "e.toml").write_text('seeds = "two"\n')
+    status, _, error = inside(monkeypatch, capsys, "train", str(tmp_path / "e.toml"))
+    assert status == 2
+    assert "seeds in" in error
+
+
+def test_a_diverged_run_exits_with_3(tmp_path):
+    assert qg("train", *QUICK, "--lr", "1e30", "--runs", str(tmp_path)).returncode == 3
+
+
+def test_a_json_log_is_alone_on_standard_output(tmp_path):
+    done = qg("train", *QUICK, "--log", "json", "--runs", str(tmp_path))
+    assert [json.loads(line)["epoch"] for line in done.stdout.splitlines()] == [1, 2, 3]
+    assert "finished" in done.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--log", "json")])
+def test_a_closed_pipe_does_not_stop_a_training(tmp_path, words):
+    command = [sys.executable, "-m", "quasiglobal", "train", *QUICK, *words, "--runs", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 0, said
+    assert "Error" not in said
+    (run,) = find_runs(tmp_path)
+    assert run.status == "finished"
 
 
 def test_no_stack_trace_from_a_real_process(tmp_path):

@@ -155,7 +155,7 @@ def test_edge_list_file(tmp_path):
 
 BAD = {
     "ring:2": "ring needs n >= 3, got 2; use complete(2)",
-    "ring:-1": "ring needs n >= 3, got -1; use complete(1)",
+    "ring:-1": "ring needs n >= 3, got -1; use ring(3)",
     "torus:15": "torus needs n = side * side with side >= 3, got 15; use torus(16)",
     "torus:4": "got 4; use torus(9)",
     "complete:0": "complete needs n >= 1, got 0",

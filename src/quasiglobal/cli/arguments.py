@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -11,11 +11,12 @@ import tyro
 from tyro.conf import Positional, arg
 
 from quasiglobal.errors import InputError
-from quasiglobal.runs.options import Options
-from quasiglobal.training.experiment import Experiment, from_toml
+from quasiglobal.runs.options import Options, split_options
+from quasiglobal.training.experiment import Experiment, from_mapping, read_settings
 
 Name = Annotated[Positional[str | None], arg(metavar="NAME")]
 Folder = Annotated[Path, arg(metavar="FOLDER")]
+RunsFolder = Annotated[Positional[Path], arg(metavar="FOLDER")]
 Folders = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")]
 File = Annotated[Path, arg(metavar="FILE")]
 RunArgument = Annotated[Positional[Path], arg(metavar="RUN")]
@@ -40,7 +41,7 @@ class ExperimentCommand:
     """A command about one experiment: a TOML file, and flags that override it."""
 
     file: Annotated[Positional[Path | None], arg(metavar="FILE.toml")] = None
-    """A TOML file with any of the experiment's options; flags override it."""
+    """A TOML file with any of these options, or the experiment.json of a run; flags override it."""
     experiment: Annotated[Experiment, arg(name="")] = field(default_factory=Experiment)
     options: Around = field(default_factory=Options)
 
@@ -52,16 +53,19 @@ def parsed(kind: type[Parsed], name: str, words: Sequence[str]) -> Parsed:
     """Parse a command twice: once to find the TOML file, then with the file's values as defaults."""
     words = gathered(words, "--metric")
 
-    def parse(experiment: Experiment) -> Parsed:
+    def parse(experiment: Experiment, options: Options) -> Parsed:
         result: Parsed = tyro.cli(
-            kind, prog=f"qg {name}", args=list(words), default=replace(kind(), experiment=experiment)
+            kind, prog=f"qg {name}", args=list(words), default=replace(kind(), experiment=experiment, options=options)
         )
         return result
 
-    file = parse(Draft()).file
-    if file is not None and file.suffix != ".toml":     # a stray word, as in `--pretrained false`
+    file = parse(Draft(), Options()).file
+    if file is None:
+        return parse(Experiment(), Options())
+    if file.suffix not in (".toml", ".json"):           # a stray word, as in `--pretrained false`
         raise InputError(f"{file} is not a .toml file; switches accept no value: write --no-pretrained")
-    return parse(from_toml(file) if file else Experiment())
+    settings, options = split_options(read_settings(file), str(file))
+    return parse(from_mapping(settings, str(file), [field.name for field in fields(Options)]), options)
 
 
 def gathered(words: Sequence[str], option: str) -> list[str]:

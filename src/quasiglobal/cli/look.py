@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.table import Column, Table
 
-from quasiglobal.cli.arguments import File, Folder, Folders, RunArgument, call
+from quasiglobal.cli.arguments import File, Folders, RunArgument, RunsFolder, call
 from quasiglobal.cli.tables import columns, compared, comparison
 from quasiglobal.cli.terminal import console, say_written, size_in_words, time_in_words
 from quasiglobal.errors import InputError, unknown
@@ -22,15 +22,17 @@ from quasiglobal.training.experiment import group_by_seed
 from quasiglobal.training.metrics import Ranking, last_and_best, number
 
 
-def runs(runs: Folder = Path("runs")) -> None:
+def runs(folder: RunsFolder = Path("runs")) -> None:
     """List the runs and their status.
 
     Args:
-        runs: The folder of all runs.
+        folder: The folder of all runs.
     """
-    found = RunStore.read(runs).runs
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; name the folder of your runs, or create runs with `qg train`")
+    found = RunStore.read(folder).runs
     if not found:
-        raise InputError(f"there are no runs in {runs}; name another folder, or create runs with `qg train`")
+        raise InputError(f"there are no runs in {folder}; name another folder, or create runs with `qg train`")
     (title, *others) = {run.score.title for run in found} or {"accuracy, %"}
     table = Table(Column("run", overflow="fold"), "status", "epochs", "score" if others else title, "best")
     for run in found:
@@ -130,4 +132,6 @@ def _runs_at(folders: Sequence[Path]) -> list[Run]:
 
 def run(name: str, words: Sequence[str]) -> None:
     """Run one of these commands."""
+    if name == "runs":                                      # `qg runs --runs DIR`, as other commands have it
+        words = [word.removeprefix("--runs=") for word in words if word != "--runs"]
     call({"runs": runs, "compare": compare, "plot": plot, "status": status}, name, words)

@@ -13,7 +13,7 @@ from tyro.conf import UseAppendAction, arg
 
 from quasiglobal.cli.arguments import ExperimentCommand, only_simulated, parsed
 from quasiglobal.cli.tables import comparison, facts_table, topology_facts
-from quasiglobal.cli.terminal import console, say_written, size_in_words, time_in_words, watcher
+from quasiglobal.cli.terminal import console, log_as, say_written, size_in_words, time_in_words, watcher
 from quasiglobal.report import plots
 from quasiglobal.runs import tuning
 from quasiglobal.runs.estimate import estimate
@@ -66,6 +66,7 @@ def tune(command: Tune) -> None:
     """`qg tune`."""
     experiment, options, plot = command.experiment, command.options, command.plot
     only_simulated("tune", options)
+    log_as(options.log)
     names = tuning.parse_over(",".join(command.over or ("lr",)))
     if plot is not None:
         plots.check_drawable(plot, names)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,7 +19,17 @@ from quasiglobal.common.progress import showing
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.training.metrics import Ranking, Record, number, ranking
 
-console = Console(highlight=False, markup=False)
+
+class PatientConsole(Console):
+    """A console that falls silent if its reader closes the pipe: a training continues."""
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing more."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+console = PatientConsole(highlight=False, markup=False)
 
 WIDE = 130
 """Terminal width in columns at which further columns fit beside the numbers."""
@@ -40,15 +51,35 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=console, transient=True)
 
 
+def log_as(log: str) -> None:
+    """With log = json, write JSON objects to standard output, and everything else to standard error."""
+    if log != "json":
+        return
+    console.stderr = True
+    console.quiet = os.environ.get("RANK", "0") != "0"      # one table for all processes of a run
+    handler = PatientHandler(sys.stdout)
+    handler.setFormatter(JsonLines())
+    logger = logging.getLogger("quasiglobal")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+class PatientHandler(logging.StreamHandler[TextIO]):
+    """A log handler that falls silent if its reader closes the pipe."""
+
+    def handleError(self, record: logging.LogRecord) -> None:       # noqa: N802  (the name in `logging`)
+        """Ignore a closed pipe; show other errors."""
+        if isinstance(sys.exc_info()[1], BrokenPipeError):
+            logging.getLogger("quasiglobal").removeHandler(self)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        else:
+            super().handleError(record)
+
+
 @contextmanager
 def watcher(log: str) -> Iterator[Watcher]:
-    """Show progress: a bar on a terminal, else a line per test; with log = json, a JSON object per epoch on stderr."""
+    """Show progress: a bar on a terminal, else a line per test; after `log_as("json")`, a JSON object per epoch."""
     to = logging.getLogger("quasiglobal")
-    if log == "json":
-        handler = logging.StreamHandler()
-        handler.setFormatter(JsonLines())
-        to.addHandler(handler)
-        to.setLevel(logging.INFO)
     with progress_bar() as progress:
         bar = progress.add_task("", total=None)
 

@@ -13,13 +13,13 @@ from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import ExperimentCommand, Folder, call, parsed
 from quasiglobal.cli.tables import comparison
-from quasiglobal.cli.terminal import console, watcher
+from quasiglobal.cli.terminal import console, log_as, watcher
 from quasiglobal.engines.distributed import launched, serve, spread
 from quasiglobal.runs import distributed
 from quasiglobal.runs.agreement import refuse_faults
 from quasiglobal.runs.launch import launch
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.store import folders_of
+from quasiglobal.runs.store import Run, folders_of
 from quasiglobal.runs.sweep import sweep
 from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment, from_toml
@@ -33,10 +33,11 @@ class Train(ExperimentCommand):
 def train(command: Train, words: Sequence[str]) -> None:
     """`qg train`; the words are passed on to the processes that it starts."""
     experiment, options = command.experiment, command.options
+    log_as(options.log)
     if options.engine == "distributed" and options.processes and not launched():
         refuse_faults(experiment)
         spread(count_nodes(experiment.topology), options.processes)             # raises once if there are too many
-        sys.exit(launch(["train", *words], options.processes))
+        sys.exit(launch(["train", *words], options.processes, all_print=options.log == "json"))
     finished = [folder for folder in folders_of(experiment, options) if folder.read_summary() is not None]
     if len(finished) < options.seeds:
         console.print(_schedule_in_words(experiment))
@@ -49,6 +50,13 @@ def train(command: Train, words: Sequence[str]) -> None:
         console.print(f"{folder.folder} is already finished")
     console.print(comparison(runs))
     console.print("runs: " + ", ".join(str(run.folder) for run in runs))
+    _exit_if_diverged(runs)
+
+
+def _exit_if_diverged(runs: Sequence[Run]) -> None:
+    """Exit with status 3 if a run diverged."""
+    if any(run.status == "diverged" for run in runs):
+        sys.exit(3)
 
 
 def _schedule_in_words(experiment: Experiment) -> str:
@@ -102,6 +110,7 @@ def node(
         log: Log format: plain sentences, or one JSON object per line.
     """
     experiment = from_toml(file)
+    log_as(log)
     options = Options(
         runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log, tensorboard=tensorboard,
         checkpoint_seconds=checkpoint_seconds,
@@ -111,6 +120,7 @@ def node(
         run = distributed.train_node(experiment, node, data, rendezvous, options, patience, watch)
     console.print(comparison([run]))
     console.print(f"run: {run.folder}")
+    _exit_if_diverged([run])
 
 
 def rendezvous(port: int, host: str = "127.0.0.1") -> None:

@@ -64,7 +64,9 @@ def split(
         return _checked(parts, n, len(labels))
     if kind == "whole":
         return [np.arange(len(labels))] * n
-    if not 1 <= n <= len(labels):
+    if n < 1:
+        raise InputError(f"the number of nodes must be >= 1, got {n}")
+    if n > len(labels):
         raise InputError(f"{len(labels)} examples cannot be split among {n} nodes; use fewer nodes")
     name, _, argument = kind.partition(":")
     if name == "by":

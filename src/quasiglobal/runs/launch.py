@@ -15,8 +15,11 @@ RESTARTS = 3
 """Maximum number of restarts, over all processes."""
 
 
-def launch(words: Sequence[str], processes: int) -> int:
-    """Run `qg` with the arguments `words` in local processes; return the exit status of the first failure, or 0."""
+def launch(words: Sequence[str], processes: int, all_print: bool = False) -> int:
+    """Run `qg` with the arguments `words` in local processes; return the exit status of the first failure, or 0.
+
+    Process 0 alone writes to standard output, or all do if `all_print`.
+    """
     server = serve("127.0.0.1", 0)
     shared = {
         "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
@@ -27,7 +30,8 @@ def launch(words: Sequence[str], processes: int) -> int:
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         return subprocess.Popen(
             [sys.executable, "-m", "quasiglobal", *words], env=os.environ | shared | own,
-            stdout=None if rank == 0 else subprocess.DEVNULL, process_group=0,      # signals come from here alone
+            stdout=None if rank == 0 or all_print else subprocess.DEVNULL,
+            process_group=0,                                # signals come from here alone
         )
 
     running = {rank: start(rank) for rank in range(processes)}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import torch
 
 from quasiglobal.errors import InputError
+from quasiglobal.training.experiment import typed
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,13 @@ class Options:
     def of_program(self) -> dict[str, Any]:
         """The options of `training.program.Program`."""
         return {"recomputing": self.recompute, "workers": self.workers}
+
+
+def split_options(values: dict[str, Any], source: str) -> tuple[dict[str, Any], Options]:
+    """Take the options out of the settings in a file; return the other settings, and the options."""
+    hints = get_type_hints(Options)
+    found = {name: typed(hints[name], value, f"{name} in {source}") for name, value in values.items() if name in hints}
+    return {name: value for name, value in values.items() if name not in hints}, Options(**found)
 
 
 def choose_device(name: str) -> torch.device:

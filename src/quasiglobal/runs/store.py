@@ -248,6 +248,8 @@ def find_runs(root: Path) -> Iterator[Run]:
 
 def folders_of(experiment: Experiment, options: Options) -> list[RunFolder]:
     """The folder of each seed; it may not exist yet."""
+    if options.runs.is_file():
+        raise InputError(f"{options.runs} is a file; name a folder for the runs")
     return [RunFolder.of(experiment.with_seed(experiment.seed + k), options.runs) for k in range(options.seeds)]
 
 

@@ -307,8 +307,11 @@ def _hints() -> dict[str, Any]:
     return typing.get_type_hints(Experiment)
 
 
-def from_mapping(values: dict[str, Any], source: str) -> Experiment:
-    """Build an experiment from names and values; raise InputError for an invalid entry."""
+def from_mapping(values: dict[str, Any], source: str, others: Sequence[str] = ()) -> Experiment:
+    """Build an experiment from names and values; raise InputError for an invalid entry.
+
+    `others` are further names that the source may have, for the hint at a misspelt one.
+    """
     hints = _hints()
     known = [field.name for field in fields(Experiment)]
     values = dict(values)
@@ -319,8 +322,8 @@ def from_mapping(values: dict[str, Any], source: str) -> Experiment:
         raise unknown(f"recipe in {source}", str(recipe), RECIPES)
     for name, value in values.items():
         if name not in known:
-            raise unknown(f"key in {source}", name, [*known, "recipe"])
-        values[name] = _typed(hints[name], value, f"{name} in {source}")
+            raise unknown(f"key in {source}", name, [*known, "recipe", *others])
+        values[name] = typed(hints[name], value, f"{name} in {source}")
     return Experiment(**(RECIPES.get(recipe or "", {}) | values))
 
 
@@ -333,25 +336,37 @@ def stored(experiment: Experiment) -> dict[str, Any]:
 
 
 def from_toml(path: Path) -> Experiment:
-    """Read an experiment from a TOML file."""
+    """Read an experiment from a TOML file, or from the experiment.json of a run."""
+    return from_mapping(read_settings(path), str(path))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The entries of a TOML file, or of the experiment.json of a run."""
     try:
-        with open(path, "rb") as file:
-            return from_mapping(tomllib.load(file), str(path))
+        text = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from None
+    kind = "JSON" if path.suffix == ".json" else "TOML"
+    try:
+        values = json.loads(text) if kind == "JSON" else tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:           # also of tomllib
+        raise InputError(f"{path} is not {kind}: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} is not an experiment: it holds a {type(values).__name__}")
+    return values
 
 
-def _typed(hint: Any, value: Any, what: str) -> Any:
-    """Return `value` converted to the field's type: integers may stand for floats, lists for tuples."""
+def typed(hint: Any, value: Any, what: str) -> Any:
+    """Convert `value` to the field's type: integers may stand for floats, lists for tuples, texts for paths."""
+    if hint is Path:
+        return Path(typed(str, value, what))
     if hint is str and not isinstance(value, str):
         raise InputError(f"{what} must be a string, got {value!r}")
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
             raise InputError(f"{what} must be a list, got {value!r}")
-        return tuple(_typed(typing.get_args(hint)[0], entry, what) for entry in value)
+        return tuple(typed(typing.get_args(hint)[0], entry, what) for entry in value)
     if NoneType in typing.get_args(hint):
-        return None if value is None else _typed(typing.get_args(hint)[0], value, what)
+        return None if value is None else typed(typing.get_args(hint)[0], value, what)
     value = checked(hint, value, what)
     return hint(value) if hint in (int, float) else value       # NumPy's numbers become Python's

@@ -171,6 +171,8 @@ def _table(path: Path, memory_limit: float) -> LabelledTexts:
                 column.append(cells[i].strip())
             size += sum(map(len, cells))
             fits(size, memory_limit, path)
+    if len(table.texts) > 1 and all(map(_is_number, (*table.texts[1:], *table.labels[1:]))):
+        raise InputError(f"{path} has no column of text; for a table of numbers name its target with --label COLUMN")
     if len(table.labels) > 1 and not _is_number(table.labels[0]) and all(map(_is_number, table.labels[1:])):
         raise InputError(
             f"{path} has numbers as labels, but {table.labels[0]!r} first; "
@@ -206,7 +208,7 @@ def _usual(path: Path, columns: int) -> list[str]:
     if columns not in usual:
         raise InputError(
             f"{path} has no header and {columns} columns, separated by commas (in .tsv: tabs); it needs (label, text) "
-            "or (class, title, description), or a header with these names"
+            "or (class, title, description), or a header with these names; for a table of numbers, use --label COLUMN"
         )
     return usual[columns]
 

@@ -62,7 +62,9 @@ def join(timeout: float = 60.0) -> tuple[Store, int, int]:
     """Return the store, this process's rank and the number of processes."""
     if not launched():
         missing = ", ".join(name for name in VARIABLES if name not in os.environ)
-        raise InputError(f"this process was not started as one of several ({missing} not set); use torchrun")
+        raise InputError(
+            f"this process was not started as one of several ({missing} not set); use torchrun, or --processes N"
+        )
     rank, size, host, port = (os.environ[name] for name in VARIABLES)
     hosted_elsewhere = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if rank == "0" and not hosted_elsewhere and port.isdigit():
