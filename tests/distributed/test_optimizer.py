@@ -18,7 +18,9 @@ from quasiglobal.engines.simulator import Simulator
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("algorithm", "groups"), [("qg-dsgdm-n", False), ("dsgdm-n-gt", True), ("slowmo:tau=7", True)])
+@pytest.mark.parametrize(("algorithm", "groups"), [
+    ("qg-dsgdm-n", False), ("dsgdm-n-gt", True), pytest.param("slowmo:tau=7", True, marks=pytest.mark.slow),
+])
 def test_a_loop_is_what_the_simulator_computes(algorithm, groups):
     size, net = 3, loops.model()
     sizes = [p.numel() for p in net.parameters()]
@@ -147,7 +149,8 @@ def close(rows, expected):
 
 
 @pytest.mark.parametrize(("make", "scheduled"), [
-    (loops.adamw, "gossip"), (loops.sgdm, "base"), pytest.param(loops.lbfgs, "gossip", marks=pytest.mark.slow),
+    (loops.adamw, "gossip"), pytest.param(loops.sgdm, "base", marks=pytest.mark.slow),
+    pytest.param(loops.lbfgs, "gossip", marks=pytest.mark.slow),
 ])
 def test_a_base_steps_and_the_neighbours_average(make, scheduled):
     expected = plain_loop(make, averaged)

@@ -93,6 +93,7 @@ LONG = ["--topology", "ring:4", "--epochs", "100", "--milestones"]
 LONG += ["--engine", "distributed", "--processes", "4", "--peer-timeout", "3"]
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_missed_and_comes_back(tmp_path):
     simulate(CONSTANT, Options(runs=tmp_path / "whole", device="cpu"))
     process = train(tmp_path, *LONG)

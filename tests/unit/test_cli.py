@@ -127,17 +127,18 @@ def test_a_file_takes_every_option_and_an_experiment_json(monkeypatch, capsys, t
     assert "seeds in" in error
 
 
-def test_a_diverged_run_exits_with_3(tmp_path):
-    assert qg("train", *QUICK, "--lr", "1e30", "--runs", str(tmp_path)).returncode == 3
+def test_a_diverged_run_exits_with_3(monkeypatch, capsys, tmp_path):
+    assert inside(monkeypatch, capsys, "train", *QUICK, "--lr", "1e30", "--runs", str(tmp_path))[0] == 3
 
 
+@pytest.mark.slow
 def test_a_json_log_is_alone_on_standard_output(tmp_path):
     done = qg("train", *QUICK, "--log", "json", "--runs", str(tmp_path))
     assert [json.loads(line)["epoch"] for line in done.stdout.splitlines()] == [1, 2, 3]
     assert "finished" in done.stderr
 
 
-@pytest.mark.parametrize("words", [(), ("--log", "json")])
+@pytest.mark.parametrize("words", [(), pytest.param(("--log", "json"), marks=pytest.mark.slow)])
 def test_a_closed_pipe_does_not_stop_a_training(tmp_path, words):
     command = [sys.executable, "-m", "quasiglobal", "train", *QUICK, *words, "--runs", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

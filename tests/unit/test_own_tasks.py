@@ -751,7 +751,7 @@ def test_the_test_loss_is_the_loss_on_the_test_data_whatever_trains_beside_it():
     x, y = drawn(900, 3), torch.arange(900) * 3 // 900
     loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 10.0, 100.0]))
     task = qg.Task(nn.Linear(3, 3), loss, (x, y), test=(x, y))
-    run = qg.train(task, **SHORT | {"precision": "fp64"}, seeds=9)
+    run = qg.train(task, **SHORT | {"precision": "fp64", "epochs": 1, "batch": 60}, seeds=9)
     with torch.no_grad():
         expected = [float(loss.double()(run.model(node)(x.double()), y)) for node in range(4)]
     assert run.records[-1]["test_loss_nodes"] == pytest.approx(expected, rel=1e-9)
