@@ -22,7 +22,8 @@ def epochs_of_parts(folder):
     return [set(checkpoints.epochs(path)) for path in sorted(folder.glob("*/parts/*/checkpoint"))]
 
 
-@pytest.mark.parametrize("receiver", ["the launcher", pytest.param("process 1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("receiver", ["the launcher", "process 1"])
 def test_ctrl_c_stops_all_processes_after_one_epoch_and_the_simulator_resumes_from_it(tmp_path, receiver):
     process = train(tmp_path, *WORDS, *PROCESSES, "--checkpoint-seconds", "0.3", "--tensorboard")
     wait_for_epoch(tmp_path, 1, 15)

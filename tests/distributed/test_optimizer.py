@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("algorithm", "groups"), [
-    ("qg-dsgdm-n", False), ("dsgdm-n-gt", True), pytest.param("slowmo:tau=7", True, marks=pytest.mark.slow),
+    ("dsgdm-n-gt", True),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("qg-dsgdm-n", False), ("slowmo:tau=7", True))),
 ])
 def test_a_loop_is_what_the_simulator_computes(algorithm, groups):
     size, net = 3, loops.model()
@@ -72,6 +73,7 @@ def test_a_node_that_runs_out_of_batches_is_left_behind():
     assert all(finite for _, finite in answers)
 
 
+@pytest.mark.slow
 def test_models_are_averaged_exactly_or_by_gossip():
     for gossiped, exact, expected in together(4, loops.averaged, 4):
         torch.testing.assert_close(exact, expected, rtol=0, atol=1e-12)
@@ -164,6 +166,7 @@ def test_a_base_makes_local_steps_between_averages():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_slowmo_adds_its_outer_step_to_a_base():
     first, m = loops.row(loops.model()), 0.0
 
@@ -195,11 +198,13 @@ def test_d2_plus_corrects_the_steps_of_a_base():
     assert close(together(4, loops.train_with_base, loops.sgdm, "lazy/ring:4", "d2+", "gossip"), expected)
 
 
+@pytest.mark.slow
 def test_a_base_goes_on_from_its_state_dict():
     for whole, resumed in together(2, loops.interrupted, 2, loops.adamw):
         assert whole.equal(resumed)
 
 
+@pytest.mark.slow
 def test_after_an_overflow_the_base_does_not_step_but_the_node_mixes():
     expected = plain_loop(loops.sgdm, averaged, 6, overflows={(3, 0)}, decays=False)
     assert close(together(4, loops.scaled_with_base, 4), expected)

@@ -78,6 +78,7 @@ def test_a_node_and_the_rendezvous_come_back(tmp_path, owners):
     assert server.port == port
 
 
+@pytest.mark.slow
 def test_what_owners_do_not_agree_on_is_said_in_one_sentence(tmp_path, owners):
     with pytest.raises(qg.InputError, match="have to agree on classes, shape, steps, mean, std"):
         agreement(Experiment())

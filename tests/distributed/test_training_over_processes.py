@@ -39,6 +39,7 @@ def simulated(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_is_the_simulators(tmp_path, simulated):
     said = ended(train(tmp_path, *EXACT, "--engine", "distributed", "--processes", "3", "--tensorboard"))
     assert "finished" in said

@@ -97,6 +97,7 @@ def test_a_half_finished_run_of_the_simulator_resumes_bit_for_bit(tmp_path, qg, 
         assert_ended_alike(runs / name, HERE / "simulator" / "ended" / name)
 
 
+@pytest.mark.slow
 def test_a_half_finished_run_over_processes_resumes_bit_for_bit(tmp_path, qg):
     runs = shutil.copytree(HERE / "distributed" / "half", tmp_path / "runs")
     (before,) = runs.iterdir()

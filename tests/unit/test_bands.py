@@ -37,7 +37,9 @@ def minimised(name, how):
 
 
 @pytest.mark.filterwarnings("ignore:.*needs:UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("how", ["in place", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", [
+    "in place", *(pytest.param(compiler, marks=pytest.mark.slow) for compiler in ("aot_eager", "inductor")),
+])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_step_in_place_is_the_step(name, how, monkeypatch):
     """`aot_eager` is the compiler without its slow code generation."""

@@ -138,7 +138,8 @@ def test_a_json_log_is_alone_on_standard_output(tmp_path):
     assert "finished" in done.stderr
 
 
-@pytest.mark.parametrize("words", [(), pytest.param(("--log", "json"), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--log", "json")])
 def test_a_closed_pipe_does_not_stop_a_training(tmp_path, words):
     command = [sys.executable, "-m", "quasiglobal", "train", *QUICK, *words, "--runs", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -80,7 +80,9 @@ def crossing(name, algorithm, level, which, steps):
     return crossings(consensus_curve(algorithm, topology.parse(name), steps), level)[which]
 
 
-@pytest.mark.parametrize(("name", "steps"), [("ring:32", 600), ("ring:64", 1000)])
+@pytest.mark.parametrize(("name", "steps"), [
+    ("ring:32", 600), pytest.param("ring:64", 1000, marks=pytest.mark.slow),
+])
 def test_quasi_global_gossip_reaches_a_hundredth_in_half_the_steps_on_rings(name, steps):
     for which in (0, 1):
         quasi = crossing(name, "qg-gossip", 1e-2, which, steps)
@@ -118,7 +120,9 @@ ROSENBROCK_LENGTHS = {
 }
 
 
-@pytest.mark.parametrize(("beta", "start"), ROSENBROCK_LENGTHS)
+@pytest.mark.parametrize(("beta", "start"), [
+    pytest.param(beta, start, marks=() if (beta, start) == (0.9, (2, 0)) else pytest.mark.slow) for beta, start in ROSENBROCK_LENGTHS
+])
 def test_path_lengths_on_rosenbrock(beta, start):
     lengths = [
         float(path_length(trajectory(rosenbrock, f"{name}:beta={beta}", start, 0.001, 1000)))

@@ -92,7 +92,9 @@ def _train_output(model, row, buffers, i, inputs):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize(("name", "norm", "device"), [*SMALL, *DEEP, *ON_A_GPU])
+@pytest.mark.parametrize(("name", "norm", "device"), [
+    *SMALL, *(pytest.param(*case, marks=pytest.mark.slow) for case in DEEP), *ON_A_GPU,
+])
 def test_stacking_costs_no_precision(name, norm, device, precision):
     model, x, buffers, inputs, targets = stacked(name, norm, device, precision)
     _, _, ours, _ = model.gradients(x, buffers, inputs, targets)

@@ -162,7 +162,7 @@ def trained(chosen, experiments=None):
     return program, records
 
 
-@pytest.mark.parametrize("algorithm", ["dadam", "qg-dadam:released=true"])
+@pytest.mark.parametrize("algorithm", [pytest.param("dadam", marks=pytest.mark.slow), "qg-dadam:released=true"])
 def test_adam_makes_steps_of_rounding_where_there_is_no_gradient_and_nowhere_else(tmp_path, algorithm):
     model = write_model(tmp_path)
     chosen = experiment(model, algorithm=algorithm, epochs=4)
@@ -218,7 +218,10 @@ def test_nodes_that_see_the_same_texts_drop_different_numbers(tmp_path):
     assert len(set(losses.tolist())) == K
 
 
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if "gossip" not in name])
+@pytest.mark.parametrize("algorithm", [
+    pytest.param(name, marks=() if name in ("qg-dsgdm-n", "qg-dadam", "slowmo") else pytest.mark.slow)
+    for name in ALGORITHMS if "gossip" not in name
+])
 def test_every_algorithm_fine_tunes(tmp_path, algorithm):
     adam = "adam" in algorithm
     chosen = experiment(

@@ -261,6 +261,7 @@ def test_the_page_needs_nothing_else(tmp_path):
     assert {link[1:] for link in re.findall(r'href="(#[^"]+)"', text)} <= set(reader.ids)
 
 
+@pytest.mark.slow
 def test_figures_stand_on_the_page_as_far_as_there_are_runs(tmp_path):
     leave(tmp_path, cell("single-worker", "SGDm", "GN"), [90, 91])
     assert document(tmp_path).drawings == ()

@@ -109,7 +109,7 @@ def one_by_one(module, layout, x, buffers, inputs, targets, autocast=False):
     return torch.stack(rows), after
 
 
-INTERPRETED = ("usual", "unusual", "evonorm-released")
+INTERPRETED = ("usual", "unusual")
 """Networks that the fast tests run in the interpreter, which takes seconds for each."""
 
 CASES = [("operations", name) for name in NETWORKS] + [
