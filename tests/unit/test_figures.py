@@ -121,7 +121,7 @@ ROSENBROCK_LENGTHS = {
 
 
 @pytest.mark.parametrize(("beta", "start"), [
-    pytest.param(beta, start, marks=() if (beta, start) == (0.9, (2, 0)) else pytest.mark.slow) for beta, start in ROSENBROCK_LENGTHS
+    pytest.param(*case, marks=() if case == (0.9, (2, 0)) else pytest.mark.slow) for case in ROSENBROCK_LENGTHS
 ])
 def test_path_lengths_on_rosenbrock(beta, start):
     lengths = [
