@@ -70,9 +70,9 @@ def main() -> None:
             print("qg: stopped; run the same command again to resume", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:                     # the reader closed the pipe, as in `qg algorithms | head`
-        _discard_output()
+        discard_output()
     except OSError as error:
-        _discard_output()
+        discard_output()
         _refuse(error.strerror or error)
     except InputError as error:
         _refuse(error)
@@ -119,6 +119,6 @@ def _refuse(why: object) -> NoReturn:
     sys.exit(2)
 
 
-def _discard_output() -> None:
+def discard_output() -> None:
     """Redirect standard output, and what is still buffered for it, to the null device."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import Around, Folder, call, only_simulated
 from quasiglobal.cli.paper_tables import beside_the_paper, targets_table
-from quasiglobal.cli.terminal import console, say_written, watcher
+from quasiglobal.cli.terminal import console, log_as, say_written, watcher
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.paper.cells import PaperTable, Scale
 from quasiglobal.paper.figures import draw_from_store, make_figure, title_of, write_figure
@@ -72,6 +72,7 @@ def _from_runs(
     name: str, table: PaperTable, scale: Scale, cells: Sequence[str], tune_short: bool, out: Path, options: Options
 ) -> None:
     """Run the cells of a table or figure, and show it."""
+    log_as(options.log)
     if table.cells:
         with watcher(options.log) as watch:
             found = run_missing(table, scale, options.seeds, cells, options, watch, tune_short)

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from quasiglobal.cli import discard_output
 from quasiglobal.common.files import as_line
 from quasiglobal.common.progress import showing
 from quasiglobal.runs.store import RunFolder, Watcher
@@ -26,7 +27,7 @@ class PatientConsole(Console):
     def on_broken_pipe(self) -> None:
         """Print nothing more."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
 
 
 console = PatientConsole(highlight=False, markup=False)
@@ -71,7 +72,7 @@ class PatientHandler(logging.StreamHandler[TextIO]):
         """Ignore a closed pipe; show other errors."""
         if isinstance(sys.exc_info()[1], BrokenPipeError):
             logging.getLogger("quasiglobal").removeHandler(self)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
         else:
             super().handleError(record)
 
