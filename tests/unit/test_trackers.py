@@ -30,9 +30,11 @@ def test_wandb_gets_every_record_and_resumes(tmp_path, monkeypatch):
         written = file.read_bytes()                         # values are JSON inside protobuf records
         assert all(str(record[name])[:14].encode() in written for record in one for name in ("mae", "test_loss"))
     assert wandb.run is None
+    wandb.teardown()                                        # it would keep this folder for later tests
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")   # from mlflow's own use of SQLAlchemy
 def test_mlflow_gets_every_record_and_resumes(tmp_path):
     mlflow = pytest.importorskip("mlflow")
     torch.manual_seed(0)
