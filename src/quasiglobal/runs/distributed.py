@@ -81,8 +81,9 @@ def _check_alike(meeting: Any, experiment: Experiment, rank: int, size: int, pat
     if meeting.check([f"{about}/{rank}"]):                  # by an earlier start of this process
         return
     theirs = all_gather(meeting, about, json.dumps(asdict(experiment)), rank, size, patience)
-    for p, text in enumerate(theirs):
-        other = [name for name, value in json.loads(theirs[0]).items() if value != json.loads(text)[name]]
+    first, *rest = map(json.loads, theirs)
+    for p, one in enumerate(rest, start=1):
+        other = [name for name, value in first.items() if value != one[name]]
         if other:
             raise InputError(
                 f"process {p} has another {' and '.join(other)} than process 0; call torch.manual_seed, and seed "
