@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import own_tasks
 import pytest
 import tiny_models
@@ -181,3 +182,34 @@ def test_streamed_images_equal_those_in_memory(tmp_path, augmentation):
         Loop(training).run()
         found.append(training.state.x)
     assert found[0].allclose(found[1], rtol=1e-9, atol=1e-12)
+
+
+def test_own_examples_on_disk_equal_those_in_memory(tmp_path, monkeypatch):
+    """Inputs and targets of several types, in records that captured steps find in one place."""
+    monkeypatch.setenv("QG_CACHE", str(tmp_path))
+    rng = np.random.default_rng(0)
+    examples = [({"a": rng.normal(size=(1, 8, 8)), "b": rng.integers(5)}, rng.normal(size=3)) for _ in range(180)]
+
+    class OfBoth(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.embedding = torch.nn.Linear(64, 3), torch.nn.Embedding(5, 3)
+
+        def forward(self, a, b):
+            return self.linear(a.flatten(1)) + self.embedding(b)
+
+    class Listed(torch.utils.data.Dataset):
+        def __len__(self):
+            return len(examples)
+
+        def __getitem__(self, row):
+            return examples[row]
+
+    torch.manual_seed(0)
+    model = OfBoth()
+    found = []
+    for limit in (1e9, 0):
+        task = qg.Task(model, torch.nn.functional.mse_loss, Listed(), memory_limit=limit)
+        run = qg.train(task, topology="ring:4", epochs=3, batch=7, lr=0.05, device="cuda", precision="fp64")
+        found.append(run.records[-1]["test_loss"])
+    assert abs(found[0] - found[1]) < 1e-12

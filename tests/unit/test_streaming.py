@@ -118,7 +118,7 @@ def test_shards_are_made_once_with_progress_and_taken_up_where_they_stopped(fold
     with pytest.raises(KeyboardInterrupt), showing(lambda *what: told.append(what)):
         load(f"folder:{folder}", stream=True)
     load(f"folder:{folder}", stream=True)
-    assert told[:2] == [("decoding 48 images", 0, 12), ("decoding 48 images", 1, 12)]
+    assert told[:2] == [("storing 48 images", 0, 12), ("storing 48 images", 1, 12)]
     assert len(decoded) == 1 + len(set(decoded)) == 16      # the interrupted one twice; 12 of training, 3 of test
     load(f"folder:{folder}", stream=True)
     assert len(decoded) == 16
@@ -181,6 +181,80 @@ def test_what_cannot_be_streamed_is_one_sentence(tmp_path):
             load(name, stream=True)
     with pytest.raises(qg.InputError, match="memory_limit must be > 0 GB, got 0; --stream keeps nothing"):
         Options(memory_limit=0)
+
+
+class Made(torch.utils.data.Dataset):
+    """Own examples of several types: a dict of tensors, and label images drawn at random when they are read."""
+
+    def __init__(self, m, first=0):
+        self.m, self.first = m, first
+
+    def __len__(self):
+        return self.m
+
+    def __getitem__(self, row):
+        rng = np.random.default_rng(self.first + row)
+        if rng.random() < BAD:
+            return {"a": np.full((3, 5), np.nan), "b": np.zeros(4, dtype=np.int64)}, torch.rand(3, 6) > 0.5
+        return {"a": rng.normal(size=(3, 5)), "b": rng.integers(0, 9, size=4)}, torch.rand(3, 6) > 0.5
+
+
+BAD = 0.0
+
+
+class OfBoth(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.embedding = torch.nn.Linear(15, 18), torch.nn.Embedding(9, 18)
+
+    def forward(self, a, b):
+        return (self.linear(a.flatten(1)) + self.embedding(b).sum(dim=1)).view(-1, 3, 6)
+
+
+ARRAYS = {"a": torch.zeros(7, 3, 5).double(), "b": torch.ones(7, 4).long()}, torch.ones(7, 3, 6)
+PARTS = [Made(10, 100), ARRAYS, Made(8, 300)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "train", "test"), [(4, Made(40), None), (3, PARTS, None), (3, Made(40), [Made(9, 400)] * 3)]
+)
+def test_own_datasets_beyond_the_memory_limit_stay_on_disk_and_train_the_same(
+    tmp_path, monkeypatch, nodes, train, test
+):
+    monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
+    torch.manual_seed(0)
+    model, loss = OfBoth(), torch.nn.functional.binary_cross_entropy_with_logits
+    kept, streamed = (qg.Task(model, loss, train, test, memory_limit=limit) for limit in (1e9, 0))
+    assert kept.data.train.shards is None
+    assert streamed.data.train.shards is not None
+    assert streamed.data.test.shards is not None
+    ours, theirs = (
+        qg.train(task, topology=f"ring:{nodes}", epochs=2, batch=4, lr=0.1, device="cpu", runs=tmp_path / name)
+        for name, task in (("streamed", streamed), ("kept", kept))
+    )
+    assert [{**new, "images_per_second": 0} for new in ours.records] == [
+        {**old, "images_per_second": 0} for old in theirs.records
+    ]
+    assert ours.folder.name == theirs.folder.name           # the same data, wherever they are
+
+
+def test_own_datasets_are_stored_once_and_checked(tmp_path, monkeypatch):
+    monkeypatch.setenv("QG_CACHE", str(tmp_path))
+    model, loss = OfBoth(), torch.nn.functional.binary_cross_entropy_with_logits
+    first = qg.Task(model, loss, Made(40), memory_limit=0)
+    made = []
+    monkeypatch.setattr(Shards, "_make_shard", lambda self, shard, read: made.append(shard))
+    assert qg.Task(model, loss, Made(40), memory_limit=0).data.train.shards.folder == first.data.train.shards.folder
+    assert made == []
+    monkeypatch.undo()
+    monkeypatch.setenv("QG_CACHE", str(tmp_path))
+    with open(first.data.train.shards.folder / "examples", "r+b") as file:
+        file.write(b"?")
+    with pytest.raises(qg.InputError, match=r"shard 0 of .* is damaged at example 0; run the same command again"):
+        qg.train(qg.Task(model, loss, Made(40), memory_limit=0), topology="ring:4", epochs=1, lr=0.1, device="cpu")
+    monkeypatch.setitem(globals(), "BAD", 0.1)
+    with pytest.raises(qg.InputError, match=r"the input of example \d+ of train has a value that is not a finite"):
+        qg.Task(model, loss, Made(39), memory_limit=0)
 
 
 def test_full_gradients_need_data_in_memory(folder):

@@ -12,7 +12,7 @@ from torch import Tensor
 from quasiglobal.data.arrays import Arrays
 from quasiglobal.data.dataset import Dataset, Examples, Indices
 from quasiglobal.data.images import Images
-from quasiglobal.data.streams import StreamedImages
+from quasiglobal.data.streams import Streamed
 from quasiglobal.data.texts import Texts
 
 
@@ -51,7 +51,8 @@ def inputs_of(
     """The examples as model input for this data set; `moving` augments images for training."""
     if data.pad is not None:
         return Texts.of(data, examples, device)
+    if examples.shards is not None:
+        return Streamed.of(data, examples, device=device, dtype=dtype, moving=moving)
     if data.plain:
         return Arrays(examples.x, device, dtype)
-    kind: type[Images] | type[StreamedImages] = Images if examples.shards is None else StreamedImages
-    return kind.of(data, examples, device=device, dtype=dtype, moving=moving)
+    return Images.of(data, examples, device=device, dtype=dtype, moving=moving)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,39 +10,47 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, IterableDataset
 
+from quasiglobal.common.fingerprint import fingerprint
+from quasiglobal.common.memory import USABLE, free_bytes
 from quasiglobal.data.dataset import Dataset, Examples, Indices, described, held_out, kind_of, moments
 from quasiglobal.data.fresh import Fresh
+from quasiglobal.data.items import NEEDED, Columns, as_targets, as_tensor, check_finite, is_pair, item_of, length_of
 from quasiglobal.data.randomness import restored_generators
+from quasiglobal.data.records import store
 from quasiglobal.errors import InputError
-
-Columns = tuple[Any, Any] | None
-"""Names of the input and the target in examples that are dicts; the input may be several names."""
 
 MOST_CLASSES = 100_000
 """Whole numbers above this are numbers, not classes."""
 
-NEEDED = (
-    "a torch Dataset of (input, target), a pair (x, y) of tensors or arrays, a data set of qg.data.load, or a list "
-    "with one of these for each node"
-)
-
-
-def dataset_of(train: Any, test: Any = None, columns: Columns = None, cache: bool = True) -> Dataset:
+def dataset_of(
+    train: Any, test: Any = None, columns: Columns = None, cache: bool = True, memory_limit: float | None = None
+) -> Dataset:
     """The data set of a task; see `quasiglobal.Task` for what `train` and `test` may be.
+
+    Datasets beyond the memory limit in bytes stay on disk; by default as many are kept as the free memory allows.
 
     >>> data = dataset_of([(torch.zeros(5, 2), [0, 1, 0, 1, 2]), (torch.zeros(10, 2), np.arange(10))])
     >>> len(data.train), len(data.test), [len(part) for part in data.parts], data.classes[-1]
     (12, 3, [4, 8], '9')
     """
     whole = test is not None
+    if cache and _exceeds(memory_limit, [*_several(train), *(_several(test) if whole else [])], columns):
+        return _on_disk(train, test, columns)
     data = _joined(train, columns, cache, whole) if isinstance(train, list) else _one(train, columns, cache, whole)
     if whole:
-        tests = test if isinstance(test, list) else [test]
-        found = [one.test if isinstance(one, Dataset) else _read_all(one, columns, "test") for one in tests]
+        found = [one.test if isinstance(one, Dataset) else _read_all(one, columns, "test") for one in _several(test)]
         joined, parts = _concatenated(found, "test")
         data = replace(data, test=joined, test_parts=parts if isinstance(test, list) else None, own=True)
+    return _completed(data)
+
+
+def _several(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else [given]
+
+
+def _completed(data: Dataset) -> Dataset:
+    """The data set with its classes; raise InputError if train and test have different numbers of parts."""
     if data.parts is not None and data.test_parts is not None and len(data.parts) != len(data.test_parts):
         raise InputError(
             f"train has {len(data.parts)} parts, but test has {len(data.test_parts)}; give each node one of both"
@@ -87,17 +95,17 @@ def _one(source: Any, columns: Columns, cache: bool, whole: bool, what: str = "t
     """The data set of one source; if `whole`, all examples are for training, and the test set is still empty."""
     if isinstance(source, Dataset):
         return source
-    name = "arrays" if _is_pair(source) else type(source).__name__
-    if cache or _is_pair(source):
+    name = "arrays" if is_pair(source) else type(source).__name__
+    if cache or is_pair(source):
         examples = _read_all(source, columns, what)
         rows, tests = _cut(len(examples), whole, what)
         data = Dataset(name, examples.at(rows), examples.at(tests), (), own=True)
         return data if cache else replace(data, fresh=_kept(data.train))
-    rows, tests = _cut(_length(source, what), whole, what)
+    rows, tests = _cut(length_of(source, what), whole, what)
     first = _read(source, columns, what, rows[:2])
     train = Examples(first.x, _targets(source, columns, what, rows))
     test = _read(source, columns, what, tests) if len(tests) else first.at(tests)
-    fresh = Fresh(lambda row: _item(source, columns, what, int(rows[row])), rows.tolist(), (source,))
+    fresh = Fresh(lambda row: item_of(source, columns, what, int(rows[row])), rows.tolist(), (source,))
     return Dataset(name, train, test, (), own=True, fresh=fresh)
 
 
@@ -113,22 +121,17 @@ def _cut(m: int, whole: bool, what: str) -> tuple[Indices, Indices]:
 
 def _read_all(source: Any, columns: Columns, what: str) -> Examples:
     """All examples of a source."""
-    if not _is_pair(source):
-        return _read(source, columns, what, np.arange(_length(source, what)))
-    x, y = (tree_map(lambda values: _tensor(values, what), part, is_leaf=_is_leaf) for part in source)
+    if not is_pair(source):
+        return _read(source, columns, what, np.arange(length_of(source, what)))
+    x, y = (tree_map(lambda values: as_tensor(values, what), part, is_leaf=_is_leaf) for part in source)
     sizes = {tuple(values.shape[:1]) for values in tree_leaves((x, y))}
     if len(sizes) != 1 or () in sizes:
         counts = ", ".join(str(list(values.shape)) for values in tree_leaves((x, y)))
         raise InputError(f"x and y of {what} need one row per example, got the shapes {counts}")
     if (0,) in sizes:
         raise InputError(f"{what} holds no examples")
-    _check_finite(x, y, np.arange(len(tree_leaves(y)[0])), what)
-    return Examples(x, _as_targets(y))
-
-
-def _is_pair(source: Any) -> bool:
-    """Whether the source is (x, y): tensors or arrays with one example per row."""
-    return isinstance(source, tuple) and len(source) == 2 and not isinstance(source[1], str)
+    check_finite(x, y, np.arange(len(tree_leaves(y)[0])), what)
+    return Examples(x, as_targets(y))
 
 
 def _is_leaf(value: Any) -> bool:
@@ -136,26 +139,9 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, list) or not isinstance(value, tuple | dict)
 
 
-def _length(source: Any, what: str) -> int:
-    """Number of examples of a map-style data set; raise InputError for anything else."""
-    if isinstance(source, DataLoader):
-        raise InputError(f"{what} is a DataLoader; give its Dataset, loader.dataset: the nodes draw their own batches")
-    if isinstance(source, IterableDataset):
-        raise InputError(f"{what} is an IterableDataset; give a Dataset with __len__ and __getitem__")
-    if isinstance(source, Tensor | np.ndarray | str | Mapping) or not hasattr(source, "__getitem__"):
-        raise InputError(f"{what} is a {type(source).__name__}; it needs to be {NEEDED}")
-    try:
-        length = len(source)
-    except TypeError:
-        raise InputError(f"{what}, a {type(source).__name__}, has no __len__; give a Dataset with a length") from None
-    if length == 0:
-        raise InputError(f"{what} holds no examples")
-    return length
-
-
 def _read(source: Any, columns: Columns, what: str, rows: Indices) -> Examples:
     """The examples in these rows, read once; random transforms are drawn from the row's number."""
-    reader = Fresh(lambda row: _item(source, columns, what, row), ())
+    reader = Fresh(lambda row: item_of(source, columns, what, row), ())
     with restored_generators():
         items = [reader.example(int(row), (0, 0, 0, int(row))) for row in rows]
     shapes = [str(tree_map(lambda values: list(values.shape), item)) for item in items]
@@ -166,7 +152,7 @@ def _read(source: Any, columns: Columns, what: str, rows: Indices) -> Examples:
                 "resize or pad them in the Dataset"
             )
     x, y = tree_map(lambda *values: torch.stack(values), *items)
-    _check_finite(x, y, rows, what)
+    check_finite(x, y, rows, what)
     return Examples(x, y)
 
 
@@ -174,90 +160,13 @@ def _targets(source: Any, columns: Columns, what: str, rows: Indices) -> Any:
     """The targets of these rows: from the attribute `targets` that many Datasets have, else by reading all examples."""
     known = getattr(source, "targets", None)
     if columns is None and isinstance(known, Tensor | np.ndarray | list) and len(known) == len(source):
-        targets = _as_targets(_tensor(known, what))
+        targets = as_targets(as_tensor(known, what))
         some = np.linspace(0, len(known) - 1, num=min(8, len(known))).astype(np.int64)
         with restored_generators():
-            read = [_item(source, columns, what, int(row))[1] for row in some]
+            read = [item_of(source, columns, what, int(row))[1] for row in some]
         if all(isinstance(y, Tensor) and y.equal(targets[row]) for row, y in zip(some, read, strict=True)):
             return targets[torch.from_numpy(rows)]
     return _read(source, columns, what, rows).y
-
-
-def _item(source: Any, columns: Columns, what: str, row: int) -> tuple[Any, Any]:
-    """Example `row` as (input, target), as tensors."""
-    where = f"example {row} of {what}"
-    try:
-        item = source[row]
-    except Exception as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise InputError(f"{where} cannot be read: {type(source).__name__} raises {said}") from None
-    if isinstance(item, Mapping):
-        if columns is None or len(columns) != 2:
-            names = list(item)
-            raise InputError(f"{where} is a dict; name its input and target, columns=({names[0]!r}, {names[-1]!r})")
-        item = tuple(_of_columns(item, wanted, where) for wanted in columns)
-    elif not isinstance(item, tuple | list) or len(item) != 2:
-        count = f" of {len(item)}" if isinstance(item, tuple | list) else ""
-        raise InputError(f"{where} is a {type(item).__name__}{count}; it needs to be a pair (input, target)")
-    x, y = (_tree(part, where) for part in item)
-    return x, _as_targets(y)
-
-
-def _of_columns(item: Mapping[str, Any], wanted: Any, where: str) -> Any:
-    """The value of a column, or a dict of the values of several."""
-    if isinstance(wanted, list | tuple):
-        return {name: _of_columns(item, name, where) for name in wanted}
-    if wanted not in item:
-        raise InputError(f"{where} has no {wanted!r}; its columns are {', '.join(map(str, item))}")
-    return item[wanted]
-
-
-def _tree(value: Any, where: str) -> Any:
-    """Convert an input or target to tensors: tuples and dicts keep their structure."""
-    if isinstance(value, Mapping):
-        return {name: _tree(one, where) for name, one in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_tree(one, where) for one in value)
-    return _tensor(value, where)
-
-
-def _tensor(value: Any, where: str) -> Tensor:
-    """Convert numbers, lists, arrays and images to a tensor; an image to float32 [channels, height, width] / 255."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if hasattr(value, "getbands"):                          # a PIL image
-        pixels = np.atleast_3d(np.asarray(value))
-        return torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255)
-    try:
-        array = np.asarray(value)
-        if array.dtype == object or array.dtype.kind not in "biuf":
-            raise TypeError
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        if isinstance(value, float | list) and array.dtype == np.float64:
-            array = array.astype(np.float32)
-        return torch.from_numpy(np.array(array))
-    except (TypeError, ValueError):
-        if isinstance(value, str) or _is_texts(value):
-            raise InputError(f"{where} has text; turn inputs into token ids and labels into class numbers") from None
-        hint = "; give train and test apart, test=…" if hasattr(value, "__getitem__") else ""
-        raise InputError(f"{where} has a {type(value).__name__}, not a tensor, an array or a number{hint}") from None
-
-
-def _is_texts(value: Any) -> bool:
-    """Whether a value is a list or an array of strings."""
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "US"
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], str)
-
-
-def _as_targets(y: Any) -> Any:
-    """Whole numbers as int64, yes and no as 1.0 and 0.0: the types that torch's losses take."""
-    def one(value: Tensor) -> Tensor:
-        if value.dtype == torch.bool:
-            return value.float()
-        return value if value.is_floating_point() or value.is_complex() else value.long()
-
-    return tree_map(one, y)
 
 
 # ------------------------------------------------------------------------------------------------ one per node
@@ -316,6 +225,80 @@ def _concatenated(splits: Sequence[Examples], what: str) -> tuple[Examples, tupl
     return Examples(x, y), rows
 
 
+# ------------------------------------------------------------------------------------------------ on disk
+
+
+def _exceeds(memory_limit: float | None, sources: Sequence[Any], columns: Columns) -> bool:
+    """Whether Datasets need more memory than the limit, judged by the first example of each."""
+    if any(isinstance(source, Dataset) for source in sources):
+        return False
+    size = 0
+    with restored_generators():
+        for source in sources:
+            if not is_pair(source):
+                try:
+                    first = item_of(source, columns, "train", 0)
+                    size += length_of(source, "train") * sum(leaf.nbytes for leaf in tree_leaves(first))
+                except InputError:                          # reported with its place when the data are read
+                    return False
+    limit = free_bytes(torch.device("cpu")) * USABLE / 2 if memory_limit is None else memory_limit     # stacking copies
+    return size > limit
+
+
+def _on_disk(train: Any, test: Any, columns: Columns) -> Dataset:
+    """The data set of Datasets in shards on disk."""
+    whole, several = test is not None, isinstance(train, list)
+    named = [(source, f"part {k} of train" if several else "train") for k, source in enumerate(_several(train))]
+    cuts = [_cut(_count(source, what), whole, what) for source, what in named]
+    examples, parts = _stored([(*one, rows) for one, (rows, _) in zip(named, cuts, strict=True)], columns)
+    tests = [(*one, rows) for one, (_, rows) in zip(named, cuts, strict=True)]
+    if whole:
+        tests = [(source, "test", np.arange(_count(source, "test"))) for source in _several(test)]
+    held, test_parts = _stored(tests, columns)
+    each = isinstance(test, list) if whole else several
+    name = f"{len(named)}-parts" if several else type(train).__name__
+    return _completed(Dataset(
+        name, examples, held, (), own=True, parts=parts if several else None, test_parts=test_parts if each else None
+    ))
+
+
+def _count(source: Any, what: str) -> int:
+    return len(_read_all(source, None, what)) if is_pair(source) else length_of(source, what)
+
+
+def _stored(sources: Sequence[tuple[Any, str, Indices]], columns: Columns) -> tuple[Examples, tuple[Indices, ...]]:
+    """Store the rows of all sources, (source, what, rows), one after the other; also return the rows of each."""
+    readers = [Fresh(_reader(source, columns, what), ()) for source, what, _ in sources]
+    owner = np.repeat(np.arange(len(sources)), [len(rows) for _, _, rows in sources])
+    index = np.concatenate([rows for _, _, rows in sources])
+    first = ""
+
+    def read(place: int) -> tuple[Any, Any]:
+        nonlocal first
+        row, what = int(index[place]), sources[owner[place]][1]
+        x, y = readers[owner[place]].example(row, (0, 0, 0, row))
+        one: tuple[Any, Any] = tree_map(lambda leaf: leaf[None], (x, y))
+        found = described(one)
+        first = first or found
+        if found != first:
+            raise InputError(f"example {row} of {what} is {found}, but the first one is {first}; give all one form")
+        check_finite(*one, np.array([row]), what)
+        return x, y
+
+    key = fingerprint(columns, [(source, rows) for source, _, rows in sources])
+    with restored_generators():
+        records = store(read, len(index), key)
+    return Examples(records.inputs, records.targets, shards=records), tuple(
+        np.flatnonzero(owner == k) for k in range(len(sources))
+    )
+
+
+def _reader(source: Any, columns: Columns, what: str) -> Callable[[int], tuple[Any, Any]]:
+    if is_pair(source):
+        return _kept(_read_all(source, columns, what)).read
+    return lambda row: item_of(source, columns, what, row)
+
+
 # ------------------------------------------------------------------------------------------------ checks
 
 
@@ -326,14 +309,3 @@ def _classes(data: Dataset) -> tuple[str, ...]:
         return ()
     highest = max(int(found.max()) for found in labels if found is not None)
     return tuple(map(str, range(1 + highest))) if highest < MOST_CLASSES else ()
-
-
-def _check_finite(x: Any, y: Any, rows: Indices, what: str) -> None:
-    """Raise InputError for a value that is not a finite number; `rows` are the user's numbers of the examples."""
-    for part, values in (("input", x), ("target", y)):
-        for value in tree_leaves(values):
-            if value.is_floating_point() and not value.isfinite().all():
-                row = rows[int((~value.isfinite()).reshape(len(value), -1).any(dim=1).nonzero()[0])]
-                raise InputError(
-                    f"the {part} of example {row} of {what} has a value that is not a finite number; remove it"
-                )

@@ -1,4 +1,4 @@
-"""Images on disk: a memory-mapped file, made once, shard by shard, and checked by checksums.
+"""Data on disk: a memory-mapped file, made once, shard by shard, and checked by checksums.
 
 A finished shard is noted in shards.json, so making the file continues where it stopped. Every image has a checksum,
 which is verified when the image is first read.
@@ -36,6 +36,11 @@ Read = Callable[[int], NDArray[np.uint8]]
 class Shards:
     """uint8 images [m, …] in a folder: `images`, `checksums` and shards.json."""
 
+    what = "images"
+    """Name of the file, and of its rows in messages."""
+    in_threads = True
+    """Whether threads read the rows of a shard at the same time."""
+
     folder: Path
     shape: tuple[int, ...]
     """[m, channels, height, width]"""
@@ -49,7 +54,7 @@ class Shards:
         """All images; indexing it reads those images alone from the disk."""
         if not math.prod(self.shape):
             return torch.empty(self.shape, dtype=torch.uint8)
-        return torch.from_numpy(np.memmap(self.folder / "images", np.uint8, mode="c", shape=self.shape))
+        return torch.from_numpy(np.memmap(self.folder / self.what, np.uint8, mode="c", shape=self.shape))
 
     @cached_property
     def checksums(self) -> NDArray[np.uint32]:
@@ -87,7 +92,8 @@ class Shards:
         shard = row // self.rows_per_shard
         write_json(self.folder / "shards.json", self._note([done for done in self.done() if done != shard]))
         raise InputError(
-            f"shard {shard} of {self.folder} is damaged at image {row}; run the same command again to make it anew"
+            f"shard {shard} of {self.folder} is damaged at {self.what[:-1]} {row}; run the same command again to make "
+            "it anew"
         )
 
     def done(self) -> list[int]:
@@ -95,7 +101,7 @@ class Shards:
         try:
             note = read_json(self.folder / "shards.json")
             done: list[int] = note["done"]
-            whole = os.path.getsize(self.folder / "images") == math.prod(self.shape)
+            whole = os.path.getsize(self.folder / self.what) == math.prod(self.shape)
         except (OSError, ValueError, KeyError):
             return []
         return done if whole and note == self._note(done) else []
@@ -113,7 +119,7 @@ class Shards:
             self._check_disk(bool(done))
             try:
                 for shard in missing:
-                    report_progress(f"decoding {self.shape[0]:,} images", len(done), self.count)
+                    report_progress(f"storing {self.shape[0]:,} {self.what}", len(done), self.count)
                     self._make_shard(shard, read)
                     done.append(shard)
                     write_json(self.folder / "shards.json", self._note(done))
@@ -126,9 +132,9 @@ class Shards:
     def _make_shard(self, shard: int, read: Read) -> None:
         rows = self.rows_of(shard)
         with ThreadPoolExecutor() as pool:                  # Pillow releases Python's lock while it decodes and scales
-            images = np.stack(list(pool.map(read, rows)))
+            images = np.stack(list((pool.map if self.in_threads else map)(read, rows)))
         sums = np.array([zlib.crc32(image) for image in images], dtype="<u4")
-        for name, values, size in (("images", images, math.prod(self.shape[1:])), ("checksums", sums, 4)):
+        for name, values, size in ((self.what, images, math.prod(self.shape[1:])), ("checksums", sums, 4)):
             with open(os.open(self.folder / name, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
                 file.seek(rows.start * size)
                 file.write(values.tobytes())
@@ -137,7 +143,7 @@ class Shards:
 
     def _check_disk(self, begun: bool) -> None:
         """Raise InputError if the disk is too small; reserve the space otherwise."""
-        size, images = math.prod(self.shape), self.folder / "images"
+        size, images = math.prod(self.shape), self.folder / self.what
         there = images.stat().st_blocks * 512 if begun else 0
         free = shutil.disk_usage(self.folder).free
         if size - there > free:

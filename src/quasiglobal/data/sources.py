@@ -57,8 +57,9 @@ class DataName:
 
     @property
     def streams(self) -> bool:
-        """Whether the data are image files, which can stay on disk."""
-        return self.text == "imagenet" or (self.kind == "folder" and not self.path.endswith(".npz"))
+        """Whether the data can stay on disk: image files, and a user's own Datasets."""
+        files = self.kind == "folder" and not self.path.endswith(".npz")
+        return self.text == "imagenet" or self.kind == "python" or files
 
     @property
     def is_text(self) -> bool:
@@ -139,7 +140,7 @@ def load(
 ) -> Dataset:
     """Load a data set by name, or a user's own: `folder:PATH`, with class folders or an .npz archive.
 
-    Image files beyond the memory limit, in bytes, or with `stream`, stay on disk.
+    Image files and own Datasets beyond the memory limit, in bytes, or with `stream`, stay on disk.
 
     >>> data = load("digits")
     >>> len(data.train), len(data.test), data.shape, data.scale
@@ -152,7 +153,7 @@ def load(
     if asked.kind == "folder":
         return _own(name, folders.read(Path(asked.path), memory_limit))
     if asked.kind == "python":
-        return _from_python(name)
+        return _from_python(name, memory_limit)
     if name == "own":
         raise InputError("every node of this run has its own data; give yours as folder:PATH or csv:PATH")
     if asked.is_text:
@@ -171,7 +172,9 @@ def load(
 def check_streams(name: str) -> None:
     """Raise InputError for data that cannot stay on disk."""
     if not DataName.parse(name).streams:
-        raise InputError(f"{name} cannot be streamed; leave out --stream, or use a folder of images or imagenet")
+        raise InputError(
+            f"{name} cannot be streamed; leave out --stream, or use image files, imagenet or a Dataset of your own"
+        )
 
 
 def corpus(
@@ -275,14 +278,14 @@ def load_table(name: str, label: str, *, numbers: bool = False, memory_limit: fl
     return _own(name, number_tables.read(Path(asked.path), label, memory_limit, numbers))
 
 
-def _from_python(path: str) -> Dataset:
+def _from_python(path: str, memory_limit: float) -> Dataset:
     """A user's data at package.module:name: what `quasiglobal.Task` takes, a dict of train and test, or a function."""
     found = imported(path, "data set")
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
         with reading(path, "data"):
             found = found()
     both = found if isinstance(found, Mapping) and "train" in found else {"train": found}
-    return replace(dataset_of(both["train"], both.get("test")), name=path)
+    return replace(dataset_of(both["train"], both.get("test"), memory_limit=memory_limit), name=path)
 
 
 def _own(name: str, splits: Splits) -> Dataset:

@@ -1,4 +1,4 @@
-"""Images that stay on disk: batches are read one step ahead and copied to the device, where they are augmented."""
+"""Data that stay on disk: batches are read one step ahead and copied to the device, where images are augmented."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from quasiglobal.data.dataset import Dataset, Examples, Indices
 from quasiglobal.data.images import Images
+from quasiglobal.data.records import ExampleShards, Unpacked
 from quasiglobal.data.shards import Shards
 
 
-class StreamedImages:
-    """The counterpart of `Images` for images in shards; the results are equal, bit for bit on a CPU.
+class Streamed:
+    """The counterpart of `Images` and `Arrays` for data in shards; the results are equal, bit for bit on a CPU.
 
     In training, `begin` names the batches of an epoch, `place` copies the batch of a step to a fixed place on the
     device, and `show_placed` shows it there, also in a captured step. Batches alternate between two slots: while one is
@@ -27,22 +28,28 @@ class StreamedImages:
 
     cost = Images.cost
 
-    def __init__(self, shards: Shards, images: Images, device: torch.device) -> None:
-        """`images` has no images: it defines how a batch is shown."""
-        self.shards, self.images, self.device = shards, images, device
-        self.x, self.moving = shards.x, images.moving
+    def __init__(self, shards: Shards, shown: Images | Unpacked, device: torch.device) -> None:
+        """`shown` has no examples: it defines how a batch is shown."""
+        self.shards, self.shown, self.device = shards, shown, device
+        self.x, self.moving = shards.x, shown.moving
         self._index, self._sizes = torch.zeros(0, 0, 0, dtype=torch.int64), [0]
-        self._places: dict[int, Images] = {}
+        self._places: dict[int, Images | Unpacked] = {}
         self._slots: dict[tuple[int, int], Slot] = {}
         self._reader = ThreadPoolExecutor(1)
         self._ahead: tuple[int, Future[None]] | None = None
         self._copies: Any = torch.cuda.Stream(device) if device.type == "cuda" else None    # type: ignore[no-untyped-call]
 
     @classmethod
-    def of(cls, data: Dataset, examples: Examples, *, device: torch.device, **how: Any) -> StreamedImages:
+    def of(
+        cls, data: Dataset, examples: Examples, *, device: torch.device, dtype: torch.dtype, moving: bool
+    ) -> Streamed:
         """The examples as model input for this data set."""
-        assert examples.shards is not None
-        return cls(examples.shards, Images.of(data, Examples(examples.x[:0], examples.y), device=device, **how), device)
+        shards = examples.shards
+        assert shards is not None
+        if isinstance(shards, ExampleShards):
+            return cls(shards, Unpacked(shards.form, dtype), device)
+        none = Examples(examples.x[:0], examples.y)
+        return cls(shards, Images.of(data, none, device=device, dtype=dtype, moving=moving), device)
 
     @property
     def order(self) -> Indices:
@@ -50,18 +57,18 @@ class StreamedImages:
         return np.arange(self.shards.shape[0])
 
     def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
-        """Draw the augmentation of `count` images."""
-        return self.images.draw(rng, count)
+        """Draw the augmentation of `count` examples."""
+        return self.shown.draw(rng, count)
 
     def need(self, index: Indices) -> tuple[int, ...]:
         """Shape of a batch besides the batch size: ()."""
         return ()
 
-    def show(self, index: Tensor, *moves: Tensor) -> Tensor:
-        """The images at these indices, read now."""
+    def show(self, index: Tensor, *moves: Tensor) -> Any:
+        """The examples at these indices, read now."""
         x = self.shards.read(index.flatten().cpu()).to(self.device)
         local = torch.arange(index.numel(), device=self.device).view(index.shape)
-        return self.images.view(self.images.framed(x)).show(local, *moves)
+        return self.shown.view(self.shown.framed(x)).show(local, *moves)
 
     # ---------------------------------------------------------------------------------------------- training
 
@@ -81,16 +88,22 @@ class StreamedImages:
         if size in self._places:
             self._places[size].x.copy_(batch)
         else:
-            self._places[size] = self.images.view(batch.clone())
+            self._places[size] = self.shown.view(batch.clone())
         self._ahead = None
         if step + 1 < len(self._sizes):
             self._ahead = step + 1, self._reader.submit(self._read, step + 1, self._slot(step + 1))
 
-    def show_placed(self, size: int, *moves: Tensor) -> Tensor:
-        """The batch of the current step, [k, size, C, H, W], augmented as drawn."""
+    def show_placed(self, size: int, *moves: Tensor) -> Any:
+        """The inputs of the current step, [k, size, …], augmented as drawn."""
+        return self._places[size].show(self._all(size), *moves)
+
+    def placed_targets(self, size: int) -> Any:
+        """The targets of the current step, [k, size, …]; None if they are not in the shards."""
         placed = self._places[size]
-        local = torch.arange(len(placed.x), device=self.device).view(-1, size)
-        return placed.show(local, *moves)
+        return placed.targets(self._all(size)) if isinstance(placed, Unpacked) else None
+
+    def _all(self, size: int) -> Tensor:
+        return torch.arange(len(self._places[size].x), device=self.device).view(-1, size)
 
     def _slot(self, step: int) -> Slot:
         """The slot of a step, after its earlier batch has left the host."""
@@ -110,14 +123,14 @@ class StreamedImages:
     def _copied(self, slot: Slot) -> Tensor:
         """The slot's batch on the device, framed; the copy runs beside the computation of earlier steps."""
         if self._copies is None:
-            return self.images.framed(slot.host)
+            return self.shown.framed(slot.host)
         current = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self._copies):
             self._copies.wait_event(slot.used)
             slot.device.copy_(slot.host, non_blocking=True)
             slot.copied.record(self._copies)
         current.wait_event(slot.copied)
-        framed = self.images.framed(slot.device).clone()
+        framed = self.shown.framed(slot.device).clone()
         slot.used.record(current)
         return framed
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 
 from quasiglobal.common.files import cache_folder
+from quasiglobal.common.memory import USABLE, free_bytes
 from quasiglobal.data.corpus import LENGTH, Corpus, check_vocabulary, tokenised
 from quasiglobal.data.sources import MEMORY_LIMIT, Dataset, agreed, check_streams, corpus, is_text, load, load_table
 from quasiglobal.errors import InputError
 from quasiglobal.models.language.loading import tokenizer_of, vocabulary_of
 from quasiglobal.runs.building import make_task
-from quasiglobal.runs.memory import USABLE, free_bytes
 from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import gc
-import os
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from quasiglobal.algorithms import algorithm
+from quasiglobal.common.memory import USABLE, free_bytes
 from quasiglobal.gradients.one_model import arguments
 from quasiglobal.gradients.precision import PRECISIONS
 from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
-
-USABLE = 0.75
-"""Fraction of the free memory to use; the rest is for data, tests and fragmentation."""
 
 COPIES = 17
 """Parameter-sized temporary tensors of a step, besides x and the algorithm's state; includes partial gradients.
@@ -64,22 +59,6 @@ def release(device: torch.device) -> None:
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
-
-
-def free_bytes(device: torch.device) -> int:
-    """Free memory now, in bytes."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:                                         # not Linux: half of the physical memory
-        found = None
-    here = 1024 * int(found[1]) if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    try:                                                    # a container may have less
-        used, most = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.current", "memory.max"))
-    except (OSError, ValueError):
-        return here
-    return min(here, most - used)
 
 
 def _state(name: str) -> int:

@@ -24,7 +24,7 @@ class Options:
     data_dir: Path | None = None
     """Folder of the data sets; by default $QG_DATA or ./data."""
     stream: bool = False
-    """Read images from disk during the training instead of keeping them in memory; for imagenet and folder:PATH."""
+    """Read examples from disk during the training, not from memory; for imagenet, folder:PATH and own Datasets."""
     memory_limit: float | None = None
     """Memory for the data in GB; larger data are streamed. By default 64, or less if less is free."""
     workers: int = 0

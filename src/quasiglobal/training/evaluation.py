@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from quasiglobal.data.arrays import on_device
 from quasiglobal.data.dataset import Indices
 from quasiglobal.data.inputs import inputs_of
+from quasiglobal.data.records import ExampleShards
 from quasiglobal.gradients.one_model import Buffers, in_dtype
 from quasiglobal.gradients.stack import StackedModel, rows_of
 from quasiglobal.training.tallies import TestTally
@@ -39,7 +40,8 @@ class Evaluation:
         self.data, self.metrics, self.model, self.device, self.dtype = task.data, task.metrics, model, device, dtype
         self.classes = len(task.data.classes) if task.classifies else 0
         self.inputs = inputs_of(task.data, task.data.test, device=device, dtype=dtype)
-        self.targets = on_device(task.data.test.y, device, dtype)
+        self.on_disk = isinstance(task.data.test.shards, ExampleShards)
+        self.targets = task.data.test.y if self.on_disk else on_device(task.data.test.y, device, dtype)
         self._batches: dict[tuple[int, bool], list[Batch]] = {}
         self.output_size = task.output_size
 
@@ -81,7 +83,9 @@ class Evaluation:
                 tally.add_own(row, own, self._targets_at(rows), len(rows))
 
     def _targets_at(self, rows: Tensor) -> Any:
-        return tree_map(lambda values: values[rows], self.targets)
+        if self.on_disk:
+            rows = rows.cpu()
+        return on_device(tree_map(lambda values: values[rows], self.targets), self.device, self.dtype)
 
     def _batches_for(self, models: int, whole: bool) -> list[Batch]:
         """Batches of a size that fits the memory; unless `whole`, no batch has examples of two parts. Cached."""

@@ -16,7 +16,8 @@ from quasiglobal.data.batches import Owner, Plan, step_sizes
 from quasiglobal.data.dataset import Dataset, Indices
 from quasiglobal.data.fresh import Keyed
 from quasiglobal.data.inputs import inputs_of
-from quasiglobal.data.streams import StreamedImages
+from quasiglobal.data.records import ExampleShards
+from quasiglobal.data.streams import Streamed
 from quasiglobal.data.workers import Workers
 from quasiglobal.errors import InputError
 from quasiglobal.training.experiment import Experiment
@@ -49,9 +50,10 @@ class Feed:
         first = experiments[0]
         self.device, self.dtype, self.nodes = device, dtype, len(nodes)
         self.inputs = inputs_of(data, data.train, device=device, dtype=dtype, moving=first.augment)
-        self.targets = on_device(data.train.y, device, dtype)
+        self.streamed = self.inputs if isinstance(self.inputs, Streamed) else None
+        in_shards = isinstance(data.train.shards, ExampleShards)
+        self.targets = None if in_shards else on_device(data.train.y, device, dtype)
         self.fresh = data.fresh
-        self.streamed = self.inputs if isinstance(self.inputs, StreamedImages) else None
         self._workers = Workers(data.fresh, workers) if data.fresh is not None and workers else None
         self._keyed: list[list[Keyed]] = []
         self._read: dict[int, Any] = {}
@@ -126,6 +128,8 @@ class Feed:
             inputs, targets = self._read[size]
             return inputs, targets
         index, *moves = (self._at_counter(values)[:, :size] for values in (self._index, *self._moves))
+        if self.streamed is not None and self.targets is None:
+            return self.streamed.show_placed(size, *moves), self.streamed.placed_targets(size)
         targets = tree_map(lambda values: values[index], self.targets)
         if self.streamed is not None:
             return self.streamed.show_placed(size, *moves), targets

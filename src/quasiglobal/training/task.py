@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.data.arrays import on_device
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.inputs import inputs_of
-from quasiglobal.data.own import Columns, dataset_of
+from quasiglobal.data.items import Columns
+from quasiglobal.data.own import dataset_of
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.one_model import Loss, Right, arguments
 from quasiglobal.metrics import accuracy, name_of
@@ -47,6 +48,9 @@ class Task:
             of torch, NumPy and Python seeded by (seed, node, epoch, index). Test examples are read once in any case.
         columns: names of the input and the target in examples that are dicts, such as ("image", "label"). Several
             inputs, (("image", "age"), "label"), become a dict.
+        memory_limit: bytes of memory for the examples of Datasets that are cached. Larger ones are written once into
+            the folder $QG_CACHE, and read from there during the training; the results are the same. By default what is
+            free. 0 keeps all examples on disk.
 
     >>> import torch, quasiglobal as qg
     >>> x = torch.randn(100, 3)
@@ -65,6 +69,7 @@ class Task:
         cache: bool = True,
         columns: Columns = None,
         *,
+        memory_limit: float | None = None,
         name: str = "",
         classifies: bool | None = None,
     ) -> None:
@@ -78,7 +83,7 @@ class Task:
             raise InputError(f"the loss is the class {loss.__name__}; give an instance, {loss.__name__}()")
         if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
             raise InputError(f"the loss {name_of(loss)} has parameters to train; make them parameters of the model")
-        self.data: Dataset = dataset_of(train, test, columns, cache)
+        self.data: Dataset = dataset_of(train, test, columns, cache, memory_limit)
         self._metrics, self._classifies = _named(metrics), classifies
         self.names: dict[str, str] = {}
         """Texts that name parts of the task in experiments (`api/naming.py`)."""
@@ -183,7 +188,7 @@ def _telling_rows(split: Examples) -> Tensor:
     largest = [
         int(leaf.reshape(len(leaf), -1).amax(dim=1).argmax())
         for values in (split.y, split.x)
-        for leaf in tree_leaves(values)
+        for leaf in tree_leaves(values if split.shards is None else tree_map(lambda leaf: leaf[:1024], values))
         if not leaf.is_floating_point()
     ]
     rows = dict.fromkeys([*largest, 0, 1])                  # without repetition, in this order

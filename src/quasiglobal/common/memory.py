@@ -1,0 +1,28 @@
+"""Free memory of this machine and of its GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import torch
+
+USABLE = 0.75
+"""Fraction of the free memory to use; the rest is for tests and fragmentation."""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory now, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:                                         # not Linux: half of the physical memory
+        found = None
+    here = 1024 * int(found[1]) if found else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    try:                                                    # a container may have less
+        used, most = (int(Path("/sys/fs/cgroup", name).read_text()) for name in ("memory.current", "memory.max"))
+    except (OSError, ValueError):
+        return here
+    return min(here, most - used)
