@@ -467,7 +467,7 @@ def test_the_command_line_describes_and_splits_texts(tmp_path, monkeypatch, caps
     out = said(capsys, monkeypatch, "data", "csv:mine.csv")
     assert "# csv:mine.csv: 80 training examples and 20 to test\n" in out
     assert 'classes = ["heart", "skin"]\nshape = [128]\n' in out
-    out = said(capsys, monkeypatch, "partition", "csv:mine.csv", "--nodes", "4", "--kind", "by:hospital")
+    out = said(capsys, monkeypatch, "partition", "csv:mine.csv", "--nodes", "4", "--partition", "by:hospital")
     assert "mean label entropy 0.000 nats (of 0.693)" in out
 
 

@@ -17,43 +17,40 @@ import quasiglobal
 from quasiglobal.errors import InputError, unknown
 
 GROUPS = {
-    "demo": ("Start", {
-        "demo": "Show the paper's main result on embedded data, in two minutes.",
-    }),
-    "train": ("Train", {
-        "train": "Train one model per node, or resume a run.",
-        "node": "Run one node of an experiment on your own data.",
-        "rendezvous": "Serve the store where processes find each other.",
-    }),
-    "plan": ("Plan", {
-        "check": "Estimate the cost of a training and report likely problems.",
-        "tune": "Tune the learning rate or other hyperparameters.",
-    }),
-    "look": ("Inspect", {
-        "runs": "List the runs and their status.",
-        "compare": "Print a table of runs, mean ± std over seeds.",
-        "plot": "Draw the learning curves of runs.",
-        "status": "Show the progress of each process of a distributed run.",
-    }),
-    "share": ("Use a model", {
-        "export": "Write a run's model as a plain state_dict.",
-        "evaluate": "Test an exported model.",
-        "predict": "Print the classes that an exported model predicts.",
-    }),
-    "paper": ("Reproduce the paper", {
-        "reproduce": "Make a table or figure of the paper.",
-        "report": "Compare the paper's tables and claims with your runs.",
-    }),
-    "explain": ("Building blocks", {
-        "algorithms": "List the algorithms, or explain one.",
-        "topology": "Print a topology's spectral properties and traffic.",
-        "data": "List the data sets, or describe one.",
-        "partition": "Show how a partition splits the data among nodes.",
-    }),
+    "Train": {
+        "train": ("train", "Train one model per node, or resume a run."),
+        "tune": ("plan", "Tune the learning rate or other hyperparameters."),
+        "node": ("train", "Run one node of an experiment on your own data."),
+        "rendezvous": ("train", "Serve the store where processes find each other."),
+    },
+    "Look": {
+        "runs": ("look", "List the runs and their status."),
+        "compare": ("look", "Print a table of runs, mean ± std over seeds."),
+        "plot": ("look", "Draw the learning curves of runs."),
+        "status": ("look", "Show the progress of each process of a distributed run."),
+    },
+    "Share": {
+        "export": ("share", "Write a run's model as a plain state_dict."),
+        "evaluate": ("share", "Test an exported model."),
+        "predict": ("share", "Print the classes that an exported model predicts."),
+    },
+    "Reproduce": {
+        "demo": ("demo", "Show the paper's main result on embedded data, in two minutes."),
+        "reproduce": ("paper", "Make a table or figure of the paper."),
+        "report": ("paper", "Compare the paper's tables and claims with your runs."),
+    },
+    "Set up": {
+        "check": ("plan", "Estimate the cost of a training and report likely problems."),
+        "algorithms": ("explain", "List the algorithms, or explain one."),
+        "topology": ("explain", "Print a topology's spectral properties and traffic."),
+        "data": ("datasets", "List the data sets, or describe one."),
+        "partition": ("datasets", "Show how a partition splits the data among nodes."),
+        "completion": ("completion", "Install the completion of commands and options in a shell."),
+    },
 }
-"""The groups of commands by module: a title, and a line in `qg --help` for each command."""
+"""The commands by group: the module of each, and its line in `qg --help`."""
 
-COMMANDS = {name: module for module, (_, commands) in GROUPS.items() for name in commands}
+COMMANDS = {name: module for commands in GROUPS.values() for name, (module, _) in commands.items()}
 """The module of each command."""
 
 
@@ -94,8 +91,11 @@ def _run(words: list[str]) -> None:
         raise unknown("command", words[0], COMMANDS)
     else:
         sys.path.insert(0, os.getcwd())         # to import a user's package.module:Name
+        if os.environ.get("NO_COLOR"):          # tyro reads this when it is imported
+            os.environ["PYTHON_TYRO_ANSI_CODES"] = "0"
         terminal = import_module("quasiglobal.cli.terminal")
         warnings.showwarning = terminal.show_warning
+        terminal.console.stderr = "--json" in words     # standard output holds the document alone
         import_module(f"quasiglobal.cli.{COMMANDS[words[0]]}").run(words[0], words[1:])
 
 
@@ -103,11 +103,12 @@ def _help() -> str:
     """List all commands by group."""
     about = (quasiglobal.__doc__ or "").splitlines()[0]
     lines = [f"usage: qg COMMAND [OPTIONS]\n\n{fill(about, 79)}"]
-    for title, commands in GROUPS.values():
+    for title, commands in GROUPS.items():
         lines.append(f"\n{title}")
-        lines += [f"  {name:<11} {summary}" for name, summary in commands.items()]
+        lines += [f"  {name:<11} {summary}" for name, (_, summary) in commands.items()]
     lines.append(dedent("""
         `qg COMMAND --help` explains one command.
+          --json      On every command that prints a table: one JSON document.
           --help      Show this list.
           --version   Print the version."""))
     return "\n".join(lines)

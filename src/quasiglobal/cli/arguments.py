@@ -12,6 +12,7 @@ from tyro.conf import Positional, arg
 
 from quasiglobal.errors import InputError
 from quasiglobal.runs.options import Options, split_options
+from quasiglobal.runs.store import RunStore
 from quasiglobal.training.experiment import Experiment, from_mapping, read_settings
 
 Name = Annotated[Positional[str | None], arg(metavar="NAME")]
@@ -20,6 +21,14 @@ RunsFolder = Annotated[Positional[Path], arg(metavar="FOLDER")]
 Folders = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")]
 File = Annotated[Path, arg(metavar="FILE")]
 RunArgument = Annotated[Positional[Path], arg(metavar="RUN")]
+Json = Annotated[
+    bool,
+    arg(
+        name="json",
+        help="Print one JSON document on standard output, with raw numbers and null for unknown values. "
+        "Everything else goes to standard error.",
+    ),
+]
 Around = Annotated[Options, arg(name="")]
 
 
@@ -86,6 +95,15 @@ def gathered(words: Sequence[str], option: str) -> list[str]:
             taking = False
             rest.append(word)
     return [*rest, option, *values] if values else rest
+
+
+def store_at(folder: Path, make: str = "qg train") -> RunStore:
+    """Read the runs in a folder, which must exist; `make` is the command that creates such runs."""
+    if folder.is_file():
+        raise InputError(f"{folder} is a file; name the folder of your runs")
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; name the folder of your runs, or create runs with `{make}`")
+    return RunStore.read(folder)
 
 
 def only_simulated(name: str, options: Options) -> None:

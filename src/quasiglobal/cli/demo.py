@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
-
-from quasiglobal.cli.arguments import Folder, call
-from quasiglobal.cli.terminal import console, progress_bar, say_written
+from quasiglobal.cli.arguments import Folder, Json, call
+from quasiglobal.cli.listing import Listing
+from quasiglobal.cli.terminal import console, print_json, progress_bar, say_written
 from quasiglobal.common.files import write_csv
 from quasiglobal.paper import demo as demonstration
 from quasiglobal.report import plots
 
 
-def demo(out: Folder = Path("out")) -> None:
+def demo(out: Folder = Path("out"), json: Json = False) -> None:
     """Compare no, local and quasi-global momentum on heterogeneous data, and centralized training.
 
     Trains 16 small convolutional networks on a ring to recognise digits. Takes two minutes on two cores.
@@ -34,13 +33,17 @@ def demo(out: Folder = Path("out")) -> None:
             setting, out / "runs", advance=lambda name: progress.update(task, advance=1, description=name)
         )
     rows = demonstration.numbers(outcomes)
-    table = Table("algorithm", "data", "tuned lr", "test accuracy, %", "worst node", "averaged model")
-    for row in rows:
-        table.add_row(
-            f"{row['algorithm']}", f"{row['data']}", f"{row['lr']:g}", f"{row['accuracy']:.1f} ± {row['std']:.1f}",
-            f"{row['worst_node']:.1f}", f"{row['averaged_model']:.1f}",
-        )
-    console.print(table)
+    if json:
+        print_json([{f"{key}{PERCENT.get(key, '')}": value for key, value in row.items()} for row in rows])
+    else:
+        Listing(rows, {
+            "algorithm": "algorithm",
+            "data": "data",
+            "tuned lr": lambda row: f"{row['lr']:g}",
+            "test accuracy, %": lambda row: f"{row['accuracy']:.1f} ± {row['std']:.1f}",
+            "worst node": lambda row: f"{row['worst_node']:.1f}",
+            "averaged model": lambda row: f"{row['averaged_model']:.1f}",
+        }).show()
     by_name = {row["algorithm"]: row for row in rows}               # keeps the last row, of the smallest α
     local, quasi = by_name["dsgdm-n"], by_name["qg-dsgdm-n"]
     console.print(
@@ -51,6 +54,10 @@ def demo(out: Folder = Path("out")) -> None:
     written = plots.save(demonstration.draw(setting, outcomes), out, "demo")
     write_csv(out / "demo.csv", rows)
     say_written([*written, out / "demo.csv", out / "runs"])
+
+
+PERCENT = dict.fromkeys(("accuracy", "std", "worst_node", "averaged_model"), "_percent")
+"""Unit of the numbers in per cent, part of their names in JSON."""
 
 
 def run(name: str, words: Sequence[str]) -> None:

@@ -4,59 +4,75 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from rich.table import Column, Table
-
-from quasiglobal.cli.arguments import File, Folders, RunArgument, RunsFolder, call
-from quasiglobal.cli.tables import columns, compared, comparison
-from quasiglobal.cli.terminal import console, say_written, size_in_words, time_in_words
+from quasiglobal.cli.arguments import File, Folders, Json, RunArgument, RunsFolder, call, store_at
+from quasiglobal.cli.listing import Listing, Values
+from quasiglobal.cli.tables import comparison
+from quasiglobal.cli.terminal import say_written, size_in_words, time_in_words
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.report import plots
 from quasiglobal.report.markdown import table as markdown_table
-from quasiglobal.runs.parts import parts_of
-from quasiglobal.runs.store import Run, RunStore, read_run
+from quasiglobal.runs.parts import Part, parts_of
+from quasiglobal.runs.store import Run, read_run
 from quasiglobal.training.experiment import group_by_seed
 from quasiglobal.training.metrics import Ranking, last_and_best, number
 
 
-def runs(folder: RunsFolder = Path("runs")) -> None:
+def runs(folder: RunsFolder = Path("runs"), json: Json = False) -> None:
     """List the runs and their status.
 
     Args:
         folder: The folder of all runs.
     """
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}; name the folder of your runs, or create runs with `qg train`")
-    found = RunStore.read(folder).runs
+    found = store_at(folder).runs
     if not found:
         raise InputError(f"there are no runs in {folder}; name another folder, or create runs with `qg train`")
-    (title, *others) = {run.score.title for run in found} or {"accuracy, %"}
-    table = Table(Column("run", overflow="fold"), "status", "epochs", "score" if others else title, "best")
-    for run in found:
-        records, score = run.records(), run.score
-        tested = last_and_best(records, run.experiment.metric)
-        scores = [score.shown(number(test, score.name)) for test in tested]
-        if others and scores[0]:
-            scores[0] = f"{score.name} {scores[0]}{'%' if score.percent else ''}"
-        table.add_row(run.folder.name, run.status, f"{len(records)}/{run.experiment.epochs}", *scores)
-    console.print(table)
+    (title, *others) = {run.score.title for run in found}
+    scores = {run.folder.name: run.score for run in found}
+
+    def score(row: Values) -> str:
+        one = scores[row["run"]]
+        text = one.shown(row["score"])
+        return f"{one.name} {text}{'%' if one.percent else ''}" if others and text else text
+
+    Listing([_run_values(run) for run in found], {
+        "run": "run",
+        "status": "status",
+        "epochs": lambda row: f"{row['epoch']}/{row['epochs']}",
+        "score" if others else title: score,
+        "best": lambda row: scores[row["run"]].shown(row["best"]),
+    }).show(json)
 
 
-def compare(folders: Folders = (), markdown: bool = False) -> None:
+def _run_values(run: Run) -> dict[str, Any]:
+    """A run as raw values."""
+    records, one = run.records(), run.experiment
+    last, best = (number(test, run.score.name) for test in last_and_best(records, one.metric))
+    return {
+        "run": run.folder.name, "status": run.status, "epoch": len(records), "epochs": one.epochs,
+        "metric": run.score.name, "score": last, "best": best, "data": one.data, "model": one.model,
+        "algorithm": one.algorithm, "topology": one.topology, "partition": one.partition,
+        "alpha": one.alpha if one.uses_alpha else None, "lr": one.peak_lr, "seed": one.seed,
+    }
+
+
+def compare(folders: Folders = (), markdown: bool = False, json: Json = False) -> None:
     """Print a table of runs: mean ± std over the runs that differ only in their seed.
 
     Args:
         folders: Run folders; by default all in runs/.
         markdown: Print a Markdown table.
     """
-    found = _runs_at(folders)
-    if markdown:
-        print(markdown_table(columns(found), compared(found)))
+    table = comparison(_runs_at(folders))
+    if markdown and not json:
+        print(markdown_table(list(table.columns), table.texts()))
     else:
-        console.print(comparison(found))
+        table.show(json)
 
 
 def plot(folders: Folders = (), out: File = Path("out/curves.png"), metric: str | None = None) -> None:
@@ -89,7 +105,7 @@ def _drawn(run: Run, metric: str | None) -> Ranking:
     return replace(run.score if metric.startswith(run.score.name) else Ranking(percent=False), name=metric)
 
 
-def status(folder: RunArgument) -> None:
+def status(folder: RunArgument, json: Json = False) -> None:
     """Show the progress, the traffic per edge and the lost edges of each process of a distributed run.
 
     Args:
@@ -100,31 +116,50 @@ def status(folder: RunArgument) -> None:
         raise InputError(f"{folder} has no parts: it was not trained with --engine distributed or `qg node`")
     newest = [measured[-1] if (measured := part.read_measures()) else None for part in parts]
     furthest = max((last["step"] for last in newest if last), default=0)
-    counted = ("process", "nodes", "epoch", "step", "behind", "loss")
-    table = Table(*counted, "sent", "waited", "updated", "lost edges", "status")
-    for part, last in zip(parts, newest, strict=True):
-        nodes = f"{part.nodes[0]}-{part.nodes[-1]}" if len(part.nodes) > 1 else str(part.nodes[0])
-        cells = ["-"] * 8
-        if last:
-            lost = ", ".join(f"{there}: {why}" for there, why in last["lost"].items()) or "none"
-            cells = [
-                str(last["epoch"]), str(last["step"]), str(furthest - last["step"]),
-                f"{statistics.fmean(last['loss']):.3f}", *_carried(last["edges"]),
-                f"{time_in_words(time.time() - last['written'])} ago", lost,
-            ]
-        table.add_row(str(part.process), nodes, *cells, part.read_status() or "training")
-    console.print(table)
+    rows = [_part_values(part, last, furthest) for part, last in zip(parts, newest, strict=True)]
+    Listing(rows, {
+        "process": "process",
+        "nodes": lambda row: _range(row["nodes"]),
+        **{name: partial(_or_dash, name) for name in ("epoch", "step", "behind")},
+        "loss": lambda row: "-" if row["loss"] is None else f"{row['loss']:.3f}",
+        "sent": lambda row: _by_neighbour(row["sent_bytes"], size_in_words),
+        "waited": lambda row: _by_neighbour(row["waited_seconds"], lambda seconds: f"{seconds:.1f} s"),
+        "updated": lambda row: "-" if row["age_seconds"] is None else f"{time_in_words(row['age_seconds'])} ago",
+        "lost edges": lambda row: "-" if row["lost"] is None else _by_neighbour(row["lost"], str) or "none",
+        "status": "status",
+    }).show(json)
 
 
-def _carried(edges: Mapping[str, Mapping[str, float]]) -> tuple[str, str]:
-    """The bytes sent and the seconds waited, for each neighbouring process."""
-    sent = ", ".join(f"{there}: {size_in_words(account['sent'])}" for there, account in edges.items())
-    waited = ", ".join(f"{there}: {account['waited']:.1f} s" for there, account in edges.items())
-    return sent, waited
+def _part_values(part: Part, last: Mapping[str, Any] | None, furthest: int) -> dict[str, Any]:
+    """A process of a distributed run as raw values; null before its first epoch."""
+    values: dict[str, Any] = {"process": part.process, "nodes": list(part.nodes)}
+    names = ("epoch", "step", "behind", "loss", "sent_bytes", "waited_seconds", "age_seconds", "lost")
+    measured: dict[str, Any] = dict.fromkeys(names)
+    if last:
+        loss = None if None in last["loss"] else statistics.fmean(last["loss"])         # null: it diverged
+        sent, waited = ({there: one[of] for there, one in last["edges"].items()} for of in ("sent", "waited"))
+        measured = dict(zip(names, (
+            last["epoch"], last["step"], furthest - last["step"], loss, sent, waited, time.time() - last["written"],
+            last["lost"],
+        ), strict=True))
+    return values | measured | {"status": part.read_status() or "training"}
+
+
+def _or_dash(name: str, row: Values) -> str:
+    return "-" if row[name] is None else str(row[name])
+
+
+def _range(nodes: Sequence[int]) -> str:
+    return f"{nodes[0]}-{nodes[-1]}" if len(nodes) > 1 else str(nodes[0])
+
+
+def _by_neighbour(values: Mapping[str, Any] | None, text: Callable[[Any], str]) -> str:
+    """One value for each neighbouring process."""
+    return "-" if values is None else ", ".join(f"{there}: {text(value)}" for there, value in values.items())
 
 
 def _runs_at(folders: Sequence[Path]) -> list[Run]:
-    found = [read_run(folder) for folder in folders] or list(RunStore.read(Path("runs")).runs)
+    found = [read_run(folder) for folder in folders] or list(store_at(Path("runs")).runs)
     if not found:
         raise InputError("there are no runs in runs/; name run folders, or create runs with `qg train`")
     return found

@@ -8,15 +8,15 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from quasiglobal.cli.arguments import Around, Folder, call, only_simulated
-from quasiglobal.cli.paper_tables import beside_the_paper, targets_table
-from quasiglobal.cli.terminal import console, log_as, say_written, watcher
+from quasiglobal.cli.arguments import Around, Folder, Json, call, only_simulated, store_at
+from quasiglobal.cli.paper_tables import beside_the_paper, runs_needed, targets
+from quasiglobal.cli.terminal import console, log_as, preparing, print_json, say_written, watcher
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.paper.cells import PaperTable, Scale
-from quasiglobal.paper.figures import draw_from_store, make_figure, title_of, write_figure
+from quasiglobal.paper.cells import Scale
+from quasiglobal.paper.figures import Reproduced, draw_from_store, make_figure, title_of, write_figure
 from quasiglobal.paper.reproduce import missing_data, run_missing
 from quasiglobal.paper.summary import summary
-from quasiglobal.paper.targets import TARGETS
+from quasiglobal.paper.targets import TARGETS, Target
 from quasiglobal.report.formats import FORMATS, write_report
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunStore
@@ -32,6 +32,7 @@ def reproduce(
     tune_short: bool = False,
     out: Folder = Path("out"),
     options: Around = THREE_SEEDS,
+    json: Json = False,
 ) -> None:
     """Make a table or figure of the paper: run the missing experiments, and show our numbers beside the paper's.
 
@@ -54,39 +55,46 @@ def reproduce(
     if listing or name is None:
         if cells:
             raise InputError("--list shows whole targets; leave out --cells")
-        console.print(targets_table([name] if name else list(TARGETS), scale, options, tune_short))
+        targets([name] if name else list(TARGETS), scale, options, tune_short).show(json)
         return
+    if json and options.log == "json":
+        raise InputError("--json and --log json both write to standard output; leave one out")
     table = TARGETS[name].table
     if cells and (table is None or not table.cells):
         raise InputError(f"{name} has no cells to choose from; leave out --cells")
     if table is None:
         with console.status(f"making {name}"):
             made, written = make_figure(name, out)
-        console.print(made.says)
-        say_written(written)
-    else:
-        _from_runs(name, table, scale, cells, tune_short, out, options)
-
-
-def _from_runs(
-    name: str, table: PaperTable, scale: Scale, cells: Sequence[str], tune_short: bool, out: Path, options: Options
-) -> None:
-    """Run the cells of a table or figure, and show it."""
+        _say_made(TARGETS[name], TARGETS[name].heading, made, written, json)
+        return
     log_as(options.log)
     if table.cells:
-        with watcher(options.log) as watch:
+        with watcher(options.log, runs_needed(table, scale, cells, tune_short, options)) as watch:
             found = run_missing(table, scale, options.seeds, cells, options, watch, tune_short)
         lacking = [one.cell for one in found if len(one.runs) < options.seeds]
         for sentence in missing_data(lacking, scale, options.data_dir).values():
             console.print(f"data missing: {sentence}", soft_wrap=True)
         if not TARGETS[name].drawn:
-            console.print(beside_the_paper(table, found, scale))
+            beside_the_paper(TARGETS[name], table, found, scale).show(json)
             for note in table.notes:
                 console.print(f"note: {note}")
             return
-    made = draw_from_store(name, RunStore.read(options.runs), scale, options.data_dir)
-    console.print(f"{title_of(name, scale)}. {made.says}")
-    say_written(write_figure(made, name, out))
+    with preparing():
+        made = draw_from_store(name, RunStore.read(options.runs), scale, options.data_dir)
+    heading = TARGETS[name].numbered(title_of(name, scale))
+    _say_made(TARGETS[name], heading, made, write_figure(made, name, out), json)
+
+
+def _say_made(target: Target, heading: str, made: Reproduced, written: Sequence[Path], json: bool) -> None:
+    """Print what a figure shows, and its files."""
+    if json:
+        print_json({
+            "target": target.name, "number": target.number or None, "title": heading, "text": made.says,
+            "files": list(map(str, written)), "rows": made.rows,
+        })
+    else:
+        console.print(f"{heading}. {made.says}")
+    say_written(written)
 
 
 def report(
@@ -103,9 +111,7 @@ def report(
         scale: Compare the runs of this scale of `qg reproduce`.
         format: Write only this format.
     """
-    if not runs.is_dir():
-        raise InputError(f"there is no folder {runs}; name one with --runs, or create runs with `qg reproduce`")
-    document = summary(RunStore.read(runs), scale)
+    document = summary(store_at(runs, "qg reproduce"), scale)
     say_written(write_report(document, out, FORMATS if format == "all" else [format]))
 
 

@@ -4,35 +4,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.table import Table
 from tyro.conf import UseAppendAction, arg
 
-from quasiglobal.cli.arguments import ExperimentCommand, only_simulated, parsed
-from quasiglobal.cli.tables import comparison, facts_table, topology_facts
-from quasiglobal.cli.terminal import console, log_as, say_written, size_in_words, time_in_words, watcher
+from quasiglobal.cli.arguments import ExperimentCommand, Json, only_simulated, parsed
+from quasiglobal.cli.listing import facts_table
+from quasiglobal.cli.tables import comparison, topology_facts, topology_values
+from quasiglobal.cli.terminal import (
+    console,
+    log_as,
+    preparing,
+    print_json,
+    say_written,
+    size_in_words,
+    time_in_words,
+    watcher,
+)
 from quasiglobal.report import plots
 from quasiglobal.runs import tuning
 from quasiglobal.runs.estimate import estimate
 from quasiglobal.runs.local import prepare
 from quasiglobal.topology import parse
+from quasiglobal.training.metrics import number
 
 
 @dataclass(frozen=True)
 class Check(ExperimentCommand):
     """Estimate the cost of `qg train` with the same options and report likely problems. Writes nothing."""
 
+    json: Json = False
+
 
 def check(command: Check) -> None:
     """`qg check`."""
     experiment, options = command.experiment, command.options
-    graph = parse(experiment.topology)
+    graph = topology_values(parse(experiment.topology))
+    with preparing():
+        program = prepare(experiment, options)
     with console.status("timing a few steps"):
-        taken = estimate(prepare(experiment, options), options.runs)
-    nodes = f"{graph.n} nodes" + (f" × {options.seeds} seeds" if options.seeds > 1 else "")
+        taken = estimate(program, options.runs)
+    if command.json:
+        print_json(graph | {"model": experiment.model, "seeds": options.seeds} | {
+            UNITS.get(name, name): value for name, value in asdict(taken).items()
+        })
+        return
+    nodes = f"{graph['nodes']} nodes" + (f" × {options.seeds} seeds" if options.seeds > 1 else "")
     peak = f", {size_in_words(taken.peak)} peak on the GPU" if taken.peak else ""
     sent, rows = size_in_words(taken.sent_a_step), size_in_words(taken.rows)
     console.print(facts_table(topology_facts(graph) | {
@@ -43,6 +63,13 @@ def check(command: Check) -> None:
         "time": f"about {time_in_words(taken.seconds)}: {taken.steps:,} steps of {1000 * taken.step_seconds:.3g} ms, "
         f"and a test every {experiment.eval_every} epochs",
     }))
+
+
+UNITS = {
+    "sent_a_step": "sent_bytes_per_step", "rows": "models_bytes", "data": "data_bytes", "peak": "gpu_peak_bytes",
+    "checkpoints": "checkpoint_bytes",
+}
+"""Names in JSON of the estimate's fields in bytes."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +87,7 @@ class Tune(ExperimentCommand):
     """Maximum number of trials of a growing grid; 0: the grid does not grow."""
     plot: Annotated[Path | None, arg(metavar="FILE")] = None
     """Draw the grid into this file (.png, .svg or .pdf): a curve for one name, a heat map for two."""
+    json: Json = False
 
 
 def tune(command: Tune) -> None:
@@ -72,17 +100,44 @@ def tune(command: Tune) -> None:
         plots.check_drawable(plot, names)
     with watcher(options.log) as watch:
         (tuned,) = tuning.tune([experiment], names, options, command.cap, watch)
-    console.print(_grid(tuned))
-    best = ", ".join(f"{name} = {value:g}" for name, value in zip(tuned.grid, tuned.best, strict=True))
-    beyond = f"; it lies at an end of the grid: raise --cap above {command.cap}, or try other values"
-    said = f"best: {best}, of {len(tuned.trials)} trials with seed {experiment.seed}{'' if tuned.inside else beyond}"
-    if not any(map(math.isfinite, tuned.scores.values())):
-        said = f"all {len(tuned.trials)} trials diverged; give other values with --over"
-    console.print(said, soft_wrap=True)
-    console.print(comparison(tuned.runs))
+    if command.json:
+        print_json(_tuned_values(tuned))
+    else:
+        _show_tuned(tuned, command.cap)
     if plot is not None:
         plots.save_as(plots.draw_tuning(tuned.grid, tuned.scores, tuned.best, tuned.trials[tuned.best].score), plot)
         say_written([plot])
+
+
+def _tuned_values(tuned: tuning.Tuned) -> dict[str, Any]:
+    """The result of a tuning as raw values."""
+    def at(point: tuple[float, ...]) -> dict[str, float]:
+        return dict(zip(tuned.grid, point, strict=True))
+
+    score = tuned.trials[tuned.best].score
+    trials = [
+        {**at(point), "score": number(run.summary.last if run.summary else None, score.name), "status": run.status,
+         "run": str(run.folder)}
+        for point, run in sorted(tuned.trials.items())
+    ]
+    best = at(tuned.best) if any(map(math.isfinite, tuned.scores.values())) else None
+    return {
+        "metric": score.name, "best": best, "inside": tuned.inside, "trials": trials,
+        "settings": comparison(tuned.runs).rows,
+    }
+
+
+def _show_tuned(tuned: tuning.Tuned, cap: int) -> None:
+    """Print the grid, the best point and its runs."""
+    console.print(_grid(tuned))
+    best = ", ".join(f"{name} = {value:g}" for name, value in zip(tuned.grid, tuned.best, strict=True))
+    beyond = f"; it lies at an end of the grid: raise --cap above {cap}, or try other values"
+    said = f"best: {best}, of {len(tuned.trials)} trials with seed {tuned.experiment.seed}"
+    said += "" if tuned.inside else beyond
+    if not any(map(math.isfinite, tuned.scores.values())):
+        said = f"all {len(tuned.trials)} trials diverged; give other values with --over"
+    console.print(said, soft_wrap=True)
+    comparison(tuned.runs).show()
 
 
 def _grid(tuned: tuning.Tuned) -> Table:

@@ -3,68 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from rich.table import Column, Table
-
-from quasiglobal.paper.own_runs import by_setting
+from quasiglobal.cli.listing import Listing, Values
+from quasiglobal.paper.own_runs import Setting, by_setting
 from quasiglobal.runs.store import Run
 from quasiglobal.topology import Topology
 
+SCORES = ("score", "best", "worst_node", "averaged_model")
+"""Keys of a setting's scores."""
 
-def columns(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Headings of a comparison of runs."""
+
+def comparison(runs: Sequence[Run]) -> Listing:
+    """One row per setting, mean ± std over its seeds."""
     titles = {run.score.title for run in runs}
     title = titles.pop() if len(titles) == 1 else "score"
     best = "best, %" if title.endswith("%") else "best"
-    return "setting", "seeds", title, best, "worst node", "averaged model", "status"
+    headings = (title, best, "worst node", "averaged model")
+    settings = by_setting(runs)
+    rows = [_compared(one) for one in settings]
+    texts = {one.label: dict(zip(SCORES, one.scores, strict=True)) for one in settings}
+
+    def text(key: str) -> Any:
+        return lambda row: texts[row["setting"]][key]
+
+    scores = {heading: text(key) for heading, key in zip(headings, SCORES, strict=True)}
+    return Listing(rows, {"setting": "setting", "seeds": "seeds", **scores, "status": "status"})
 
 
-def comparison(runs: Sequence[Run]) -> Table:
-    """One row per setting, mean ± std over its seeds."""
-    first, *others = columns(runs)
-    table = Table(Column(first, overflow="fold"), *others)
-    for row in compared(runs):
-        table.add_row(*row)
-    return table
+def _compared(one: Setting) -> dict[str, Any]:
+    """A setting as raw values; the scores are null if a seed diverged."""
+    values: dict[str, Any] = {"setting": one.label, "seeds": len(one.runs), "metric": one.runs[0].score.name}
+    for key, found in zip(SCORES, one.measured, strict=True):
+        values |= {key: found and found.mean, f"{key}_std": found and found.std}
+    return values | {"status": one.status, "runs": [str(run.folder) for run in one.runs]}
 
 
-def compared(runs: Sequence[Run]) -> list[list[str]]:
-    """The rows of a comparison of runs."""
-    return [[one.label, str(len(one.runs)), *one.scores, one.status] for one in by_setting(runs)]
-
-
-def facts_table(facts: dict[str, str]) -> Table:
-    """A table of names and values."""
-    table = Table(show_header=False, box=None)
-    for name, value in facts.items():
-        table.add_row(name, value)
-    return table
-
-
-def topology_facts(graph: Topology) -> dict[str, str]:
-    """A topology's spectral properties."""
-    def number_or(value: float | None, otherwise: str) -> str:
-        return otherwise if value is None else f"{value:.6g}"
-
-    beta = number_or(graph.largest_beta, "unknown")
+def topology_values(graph: Topology) -> dict[str, Any]:
+    """A topology's spectral properties; null where they are not defined."""
     degrees = [len(graph.neighbours(i)) for i in range(graph.n)]
-    symmetric = "only for a fixed symmetric W"
     return {
         "topology": str(graph),
-        "nodes n": str(graph.n),
-        "edges": f"{len(graph.edges)}, {'undirected' if graph.is_symmetric else 'directed'}",
-        "neighbours": f"{min(degrees)} to {max(degrees)}" if len(set(degrees)) > 1 else str(degrees[0]),
-        "period": str(graph.period),
-        "symmetric": "yes" if graph.is_symmetric else "no",
-        "doubly stochastic": _stochastic(graph),
-        "λ₂": number_or(graph.lambda_2, symmetric),
-        "λ_min": number_or(graph.lambda_min, symmetric),
-        "ρ": number_or(graph.rho, "only for a doubly stochastic W"),
-        "largest β in theory": f"{beta}  (β/(1 − β) ≤ ρ/21; practice uses 0.9)",
+        "nodes": graph.n,
+        "edges": len(graph.edges),
+        "neighbours_min": min(degrees),
+        "neighbours_max": max(degrees),
+        "period": graph.period,
+        "symmetric": graph.is_symmetric,
+        "doubly_stochastic": graph.is_doubly_stochastic,
+        "keeps_mean": graph.keeps_mean,
+        "lambda_2": graph.lambda_2,
+        "lambda_min": graph.lambda_min,
+        "rho": graph.rho,
+        "largest_beta": graph.largest_beta,
     }
 
 
-def _stochastic(graph: Topology) -> str:
-    if graph.is_doubly_stochastic:
-        return "yes"
-    return "no: there are negative weights" if graph.keeps_mean else "no: the nodes' mean drifts"
+def topology_facts(values: Values) -> dict[str, str]:
+    """`topology_values` as text."""
+    def number_or(key: str, otherwise: str) -> str:
+        return otherwise if values[key] is None else f"{values[key]:.6g}"
+
+    fewest, most = values["neighbours_min"], values["neighbours_max"]
+    stochastic = "no: there are negative weights" if values["keeps_mean"] else "no: the nodes' mean drifts"
+    return {
+        "topology": values["topology"],
+        "nodes n": str(values["nodes"]),
+        "edges": f"{values['edges']}, {'undirected' if values['symmetric'] else 'directed'}",
+        "neighbours": f"{fewest} to {most}" if fewest < most else str(fewest),
+        "period": str(values["period"]),
+        "symmetric": "yes" if values["symmetric"] else "no",
+        "doubly stochastic": "yes" if values["doubly_stochastic"] else stochastic,
+        "λ₂": number_or("lambda_2", "only for a fixed symmetric W"),
+        "λ_min": number_or("lambda_min", "only for a fixed symmetric W"),
+        "ρ": number_or("rho", "only for a doubly stochastic W"),
+        "largest β in theory": f"{number_or('largest_beta', 'unknown')}  (β/(1 − β) ≤ ρ/21; practice uses 0.9)",
+    }

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from quasiglobal.cli import discard_output
-from quasiglobal.common.files import as_line
+from quasiglobal.common.files import as_line, finite
 from quasiglobal.common.progress import showing
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.training.metrics import Ranking, Record, number, ranking
@@ -30,10 +32,19 @@ class PatientConsole(Console):
         discard_output()
 
 
-console = PatientConsole(highlight=False, markup=False)
+console = PatientConsole(
+    highlight=False,
+    markup=False,
+    force_terminal=False if os.environ.get("NO_COLOR") else None,       # no escape codes: no colours, no live bars
+)
 
 WIDE = 130
 """Terminal width in columns at which further columns fit beside the numbers."""
+
+
+def print_json(value: object) -> None:
+    """Print a value as one JSON document on standard output; numbers that are not finite become null."""
+    print(json.dumps(finite(value), indent=2, ensure_ascii=False, default=str))
 
 
 def show_warning(message: Warning | str, *rest: Any) -> None:
@@ -49,7 +60,42 @@ def say_written(paths: Sequence[Path]) -> None:
 def progress_bar() -> Progress:
     """A bar with counts and the remaining time; it disappears when done."""
     columns = TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    return Progress(*columns, console=console, transient=True)
+    return Progress(*columns, console=console, transient=True, speed_estimate_period=LONGEST_EPOCH)
+
+
+LONGEST_EPOCH = 1e5
+"""Seconds; the remaining time is estimated from the epochs of this period."""
+
+
+class Whole:
+    """Progress of all runs of a command: the finished runs, with fractions of those that train, and the time left."""
+
+    def __init__(self, runs: int) -> None:
+        self.total, self.began = runs, time.monotonic()
+        self.reached: dict[Path, float] = {}
+        self.first = 0.0
+
+    def update(self, runs: Sequence[RunFolder], records: Sequence[Record]) -> None:
+        """Note an epoch of runs that train together."""
+        begun = bool(self.reached)
+        for run, record in zip(runs, records, strict=True):
+            ended = number(record, "loss") is None                      # it diverged
+            self.reached[run.folder] = 1.0 if ended else record["epoch"] / run.experiment.epochs
+        self.total = max(self.total, len(self.reached))
+        if not begun:                                                   # resumed runs are not from this session
+            self.first, self.began = self.done, time.monotonic()
+
+    @property
+    def done(self) -> float:
+        """Finished runs, and the finished fractions of others."""
+        return sum(self.reached.values())
+
+    def __str__(self) -> str:
+        text = f"{int(self.done + 1e-6)} of {self.total} runs done"
+        if self.done <= self.first:
+            return text
+        left = (time.monotonic() - self.began) / (self.done - self.first) * (self.total - self.done)
+        return f"{text}, {time_in_words(left)} left"
 
 
 def log_as(log: str) -> None:
@@ -78,10 +124,15 @@ class PatientHandler(logging.StreamHandler[TextIO]):
 
 
 @contextmanager
-def watcher(log: str) -> Iterator[Watcher]:
-    """Show progress: a bar on a terminal, else a line per test; after `log_as("json")`, a JSON object per epoch."""
+def watcher(log: str, runs: int | None = None) -> Iterator[Watcher]:
+    """Show progress: a bar on a terminal, else a line per test; after `log_as("json")`, a JSON object per epoch.
+
+    `runs` is the number of runs to train, if several programs train them; their progress is then shown too.
+    """
     to = logging.getLogger("quasiglobal")
+    whole = None if runs is None else Whole(runs)
     with progress_bar() as progress:
+        over_all = progress.add_task("all runs", total=runs, visible=whole is not None)
         bar = progress.add_task("", total=None)
 
         def watch(runs: Sequence[RunFolder], records: list[Record]) -> None:
@@ -92,17 +143,34 @@ def watcher(log: str) -> Iterator[Watcher]:
             what = names.pop() if len(names) == 1 else f"{len(runs)} runs"
             total = runs[0].experiment.epochs
             progress.update(bar, completed=record["epoch"], total=total, description=f"{what}  {text}")
+            if whole:
+                whole.update(runs, records)
+                progress.update(over_all, completed=whole.done, total=whole.total)
             if log == "json":
                 for run, measured in zip(runs, records, strict=True):
                     to.info("epoch %d", measured["epoch"], extra={"facts": {"run": run.folder.name} | dict(measured)})
             elif not console.is_terminal and tested:
-                console.print(f"epoch {record['epoch']}: {text}, {record['images_per_second']:,.0f} examples/s")
+                speed, so_far = f"{record['images_per_second']:,.0f} examples/s", f"; {whole}" if whole else ""
+                console.print(f"epoch {record['epoch']}: {text}, {speed}{so_far}")
 
-        def prepare(what: str, done: int, total: int) -> None:
-            progress.update(bar, completed=done, total=total, description=what)
-
-        with showing(prepare):
+        with _preparing(progress, bar):
             yield watch
+
+
+@contextmanager
+def preparing() -> Iterator[None]:
+    """Show the progress of decoding and sharding data."""
+    with progress_bar() as progress, _preparing(progress, progress.add_task("", total=None, visible=False)):
+        yield
+
+
+@contextmanager
+def _preparing(progress: Progress, bar: TaskID) -> Iterator[None]:
+    def show(what: str, done: int, total: int) -> None:
+        progress.update(bar, completed=done, total=total, description=what, visible=True)
+
+    with showing(show):
+        yield
 
 
 def _in_words(records: Sequence[Record], score: Ranking) -> str:

@@ -48,7 +48,7 @@ def train(command: Train, words: Sequence[str]) -> None:
             runs = sweep([experiment], options, watch)
     for folder in finished:
         console.print(f"{folder.folder} is already finished")
-    console.print(comparison(runs))
+    comparison(runs).show()
     console.print("runs: " + ", ".join(str(run.folder) for run in runs))
     _exit_if_diverged(runs)
 
@@ -118,7 +118,7 @@ def node(
     console.print(_schedule_in_words(experiment))
     with watcher(log) as watch:
         run = distributed.train_node(experiment, node, data, rendezvous, options, patience, watch)
-    console.print(comparison([run]))
+    comparison([run]).show()
     console.print(f"run: {run.folder}")
     _exit_if_diverged([run])
 

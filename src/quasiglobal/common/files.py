@@ -118,15 +118,15 @@ def alone(folder: Path, shared: bool = False, wait: bool = False) -> Iterator[No
 
 def as_line(record: Mapping[str, object]) -> str:
     """Encode a record as JSON; non-finite numbers, which JSON lacks, become null."""
-    return json.dumps(_finite(dict(record)))
+    return json.dumps(finite(dict(record)))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Replace numbers that are not finite by None."""
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
+    if isinstance(value, Mapping):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

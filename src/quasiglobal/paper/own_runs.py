@@ -13,7 +13,7 @@ from quasiglobal.paper.summary_tables import curve
 from quasiglobal.report.document import Cell, Column, Plot, Row, Section
 from quasiglobal.runs.store import Run, RunStore
 from quasiglobal.training.experiment import Experiment, group_by_seed, setting
-from quasiglobal.training.metrics import Ranking, number
+from quasiglobal.training.metrics import Ranking, Record, number
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,34 @@ class Setting:
     label: str
     """The settings that vary between all compared runs."""
     runs: Sequence[Run]
-    scores: tuple[str, str, str, str]
-    """Last test, best test, worst node and averaged model: mean ± std over the seeds, or ⋆ if a seed diverged."""
+    named: bool = False
+    """Whether the score has the metric's name before it."""
+
+    @property
+    def measured(self) -> tuple[Score | None, ...]:
+        """Last test, best test, worst node and averaged model, mean and std over the seeds, in the records' units.
+
+        None if it was not measured, or if a seed diverged.
+        """
+        lasts = [run.summary.last for run in self.runs if run.summary]
+        bests = [run.summary.best for run in self.runs if run.summary]
+        of = self.runs[0].score.name
+        found = ((lasts, of), (bests, of), (lasts, f"{of}_worst"), (lasts, f"{of}_averaged"))
+        return tuple(None if self.diverged else _mean_std(records, name) for records, name in found)
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """`measured` as text: mean ± std, or ⋆ if a seed diverged."""
+        score = self.runs[0].score
+        if self.diverged:
+            return (NOT_CONVERGED,) * len(self.measured)
+        last, *others = (_shown(found, score) for found in self.measured)
+        return f"{score.title} {last}" if self.named else last, *others
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a seed diverged."""
+        return any(run.status == "diverged" for run in self.runs)
 
     @property
     def status(self) -> str:
@@ -40,31 +66,22 @@ def by_setting(runs: Sequence[Run], named: bool = False) -> list[Setting]:
     groups = group_by_seed(runs, lambda run: run.experiment)
     named = named or len({run.score for run in runs}) > 1
     return [
-        Setting(label, group, _scores(group, named))
+        Setting(label, group, named)
         for label, group in sorted(groups.items(), key=lambda item: _order(item[1][0].experiment))
     ]
 
 
-def _scores(group: Sequence[Run], named: bool) -> tuple[str, str, str, str]:
-    """The scores of a setting, the first with the metric's name if `named`."""
-    score = group[0].score
-    if any(run.status == "diverged" for run in group):
-        return (NOT_CONVERGED,) * 4
-    lasts = [run.summary.last for run in group if run.summary and run.summary.last]
-    bests = [run.summary.best for run in group if run.summary and run.summary.best]
-    of = score.name
-    last, best, worst, averaged = (
-        _mean_std([found for record in records if (found := number(record, name)) is not None], score)
-        for records, name in ((lasts, of), (bests, of), (lasts, f"{of}_worst"), (lasts, f"{of}_averaged"))
-    )
-    return f"{score.title} {last}" if named else last, best, worst, averaged
+def _mean_std(records: Sequence[Record | None], name: str) -> Score | None:
+    values = [found for record in records if (found := number(record, name)) is not None]
+    return Score.of(values) if values else None
 
 
-def _mean_std(values: Sequence[float], score: Ranking) -> str:
-    if not values:
+def _shown(found: Score | None, score: Ranking) -> str:
+    if found is None:
         return "-"
-    found = Score.of([score.factor * value for value in values])
-    return str(found) if score.percent else " ± ".join(f"{x:.4g}" for x in (found.mean, found.std) if x is not None)
+    if score.percent:
+        return str(found.times(100))
+    return " ± ".join(f"{x:.4g}" for x in (found.mean, found.std) if x is not None)
 
 
 def _order(one: Experiment) -> tuple[object, ...]:

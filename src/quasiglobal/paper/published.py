@@ -16,7 +16,7 @@ NOT_CONVERGED = "⋆"
 
 @dataclass(frozen=True)
 class Score:
-    """Test accuracy in per cent: the mean over seeds, and their standard deviation if there are several.
+    """Test accuracy, in per cent unless said otherwise: mean over seeds, and standard deviation if there are several.
 
     >>> print(Score(82.2, 1.27))
     82.20 ± 1.27
@@ -37,6 +37,10 @@ class Score:
             return None
         mean, _, std = text.partition(" ± ")
         return cls(float(mean), float(std) if std else None)
+
+    def times(self, factor: float) -> Score:
+        """The score in another unit."""
+        return Score(factor * self.mean, None if self.std is None else factor * self.std)
 
     def __str__(self) -> str:
         return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")

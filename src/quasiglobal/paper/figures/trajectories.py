@@ -47,12 +47,12 @@ NONCONVEX = [
 
 
 def figure_rosenbrock(steps: int = 1000) -> Reproduced:
-    """Figure 4 and its appendix: SGDm against QG-SGDm on (y − x²)² + 100 (x − 1)²."""
+    """SGDm against QG-SGDm on (y − x²)² + 100 (x − 1)²."""
     return _trajectories(rosenbrock, ROSENBROCK, steps, (-0.6, 2.6), (-1.2, 3.2), (1, 1), columns=4)
 
 
 def figure_nonconvex(steps: int = 1000) -> Reproduced:
-    """The appendix's second toy function, a winding valley, from (−2, 0)."""
+    """SGDm against QG-SGDm on a second toy function, a winding valley, from (−2, 0)."""
     return _trajectories(winding_valley, NONCONVEX, steps, (-2.6, 1.0), (-1.6, 1.6), (0, 0), columns=3)
 
 
