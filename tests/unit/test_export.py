@@ -8,7 +8,8 @@ from small_runs import SHORT, settled
 
 import quasiglobal as qg
 from quasiglobal.data.sources import load
-from quasiglobal.runs import export as exports
+from quasiglobal.runs.export import export
+from quasiglobal.runs.exported import read, save
 from quasiglobal.runs.local import train
 
 
@@ -18,24 +19,24 @@ def test_an_exported_model_scores_as_its_node_did(tmp_path, bn):
     (run,) = train(replace(SHORT, model="cnn", norm="bn", bn=bn, lr=0.02), settled(tmp_path))
     scores = []
     for node in range(4):
-        exports.save(exports.export(run, str(node)), tmp_path / "model.safetensors")
-        model = exports.read(tmp_path / "model.safetensors")
-        scores.append(float((model.predict(data, data.test) == data.test.y).double().mean()))
+        save(export(run, str(node)), tmp_path / "model.safetensors")
+        model = read(tmp_path / "model.safetensors")
+        scores.append(float((model.outputs(data).argmax(dim=-1) == data.test.y).double().mean()))
     for name in ("classes", "shape", "mean", "std"):
         assert getattr(model.experiment, name) == getattr(data, name), "records its classes, shape and normalisation"
     last = run.summary.last
     assert np.mean(scores) == pytest.approx(last["accuracy"], abs=1e-3)
     assert min(scores) == pytest.approx(last["accuracy_worst"], abs=1e-3)
-    averaged = exports.export(run, "average")
-    right = (averaged.predict(data, data.test) == data.test.y).double().mean()
+    averaged = export(run, "average")
+    right = (averaged.outputs(data).argmax(dim=-1) == data.test.y).double().mean()
     assert float(right) == pytest.approx(last["accuracy_averaged"], abs=1e-3)
 
 
 def test_a_bad_export_is_one_sentence(tmp_path):
     (run,) = train(replace(SHORT, epochs=1), settled(tmp_path))
     with pytest.raises(qg.InputError, match="node must be average or one of 0 to 3, got '4'"):
-        exports.export(run, "4")
+        export(run, "4")
     (tmp_path / "junk").write_bytes(b"junk")
     for path in (tmp_path / "junk", tmp_path / "nowhere"):
         with pytest.raises(qg.InputError, match="cannot read a model from"):
-            exports.read(path)
+            read(path)

@@ -17,8 +17,9 @@ from quasiglobal.gradients.stack import StackedModel
 from quasiglobal.models.language.autocast import Lowered
 from quasiglobal.models.language.checkpointing import recompute
 from quasiglobal.models.language.loading import language_model
-from quasiglobal.runs import export as exports
 from quasiglobal.runs import local as runs
+from quasiglobal.runs.export import export
+from quasiglobal.runs.exported import read, save
 from quasiglobal.runs.options import Options
 from quasiglobal.training.callbacks import Call
 from quasiglobal.training.loop import Loop
@@ -258,13 +259,13 @@ def test_an_exported_model_has_what_was_trained_and_scores_as_its_node_did(tmp_p
     data = dataset()
     scores = []
     for node in range(4):
-        exports.save(exports.export(run, str(node)), tmp_path / "model.safetensors")
-        exported = exports.read(tmp_path / "model.safetensors")
+        save(export(run, str(node)), tmp_path / "model.safetensors")
+        exported = read(tmp_path / "model.safetensors")
         assert sum(value.numel() for value in exported.state.values()) == run.summary.parameters
-        scores.append(float((exported.predict(data, data.test) == data.test.y).double().mean()))
+        scores.append(float((exported.outputs(data).argmax(dim=-1) == data.test.y).double().mean()))
     assert min(scores) == pytest.approx(run.summary.last["accuracy_worst"], abs=1e-6)
     assert max(scores) == pytest.approx(run.summary.last["accuracy_best"], abs=1e-6)
     if train != "all":
         write_model(tmp_path / "model", num_hidden_layers=3)
         with pytest.raises(InputError, match="other weights"):
-            exported.predict(data, data.test)
+            exported.outputs(data)

@@ -3,6 +3,9 @@
 import csv
 import io
 import random
+import re
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,11 +16,13 @@ from quasiglobal.cli import share
 from quasiglobal.data.readers.tables import read_texts
 from quasiglobal.data.sources import Examples
 from quasiglobal.errors import InputError
-from quasiglobal.runs import export as exports
 from quasiglobal.runs.building import make_task
+from quasiglobal.runs.export import export
+from quasiglobal.runs.exported import save
 from quasiglobal.runs.loading import data_of
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
+from quasiglobal.runs.standalone import save_folder
 from quasiglobal.runs.store import read_run
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.program import Program
@@ -95,6 +100,11 @@ def write_reader(folder):
     return name
 
 
+def predicted(capsys):
+    """The classes that `qg predict` printed."""
+    return [row["class"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))]
+
+
 def test_from_a_csv_file_to_a_model_in_use(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
     write_texts(tmp_path / "mine" / "train.csv", 120, 0)
@@ -109,36 +119,36 @@ def test_from_a_csv_file_to_a_model_in_use(tmp_path, monkeypatch, capsys):
     assert len(run.summary.last["recall_worst"]) == 2
 
     model = tmp_path / "model.safetensors"
-    exports.save(exports.export(run, "average"), model)
+    save(export(run, "average"), model)
     kept = sorted((tmp_path / "cache").rglob("*"))
     (tmp_path / "new.txt").write_text("w1 w3 w5\nw2 w4 w6 w8\nw7 w9 w11\n")
-    share.predict(model, str(tmp_path / "new.txt"))
-    assert capsys.readouterr().out.split() == ["odd", "even", "odd"]
+    share.predict(model, (str(tmp_path / "new.txt"),))
+    assert predicted(capsys) == ["odd", "even", "odd"]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfw4 w2\x0cw2\r\nw1 w3")))
-    share.predict(model, "-")
-    assert capsys.readouterr().out.split() == ["even", "odd"], "a form feed does not end a line"
+    share.predict(model, ("-",))
+    assert predicted(capsys) == ["even", "odd"], "a form feed does not end a line"
     assert sorted((tmp_path / "cache").rglob("*")) == kept, "texts for prediction are not cached"
 
     (tmp_path / "odd.csv").write_text("label,text\n" + "odd,w1 w3 w5\n" * 20)     # classes match by name, not index
     share.evaluate(model, f"csv:{tmp_path}/odd.csv")
     assert "100.00% of 20 test examples" in " ".join(capsys.readouterr().out.split())
-    share.predict(model, f"csv:{tmp_path}/mine")              # its test.csv, with even and odd in turn
-    assert capsys.readouterr().out.split()[:6] == ["even", "odd"] * 3
+    share.predict(model, (f"csv:{tmp_path}/mine",))          # its test.csv, with even and odd in turn
+    assert predicted(capsys)[:6] == ["even", "odd"] * 3
     (tmp_path / "other.csv").write_text("label,text\n" + "prime,w1 w3 w5\neven,w2 w4\n" * 20)
     with pytest.raises(InputError, match="prime"):
         share.evaluate(model, f"csv:{tmp_path}/other.csv")
-    with pytest.raises(InputError, match="as in csv:"):
-        share.predict(model, str(tmp_path / "other.csv"))
+    share.predict(model, (str(tmp_path / "other.csv"),))     # its labels are not needed
+    assert predicted(capsys)[:4] == ["odd", "even"] * 2
 
     for split in ("train", "test"):                         # a run keeps its class names
         path = tmp_path / "mine" / f"{split}.csv"
         path.write_text(path.read_text().replace("even", "zero"))
-    assert exports.export(run, "average").experiment.classes == ("even", "odd")
+    assert export(run, "average").experiment.classes == ("even", "odd")
     (run.folder / "summary.json").unlink()
     with open(tmp_path / "mine" / "train.csv", "a") as file:
         file.write("two,w2 w4\n")
     with pytest.raises(InputError, match="trained on other classes"):
-        exports.export(read_run(run.folder), "average")
+        export(read_run(run.folder), "average")
 
 
 @pytest.mark.parametrize(
@@ -160,3 +170,26 @@ def test_a_tokenizer_with_more_words_than_the_model_is_refused(tmp_path, monkeyp
     chosen = Experiment(data=f"csv:{tmp_path}/mine.csv", model=name, pretrained=False)
     with pytest.raises(ValueError, match=r"has the token id 43, but hf:.*reader has 30 ids"):
         data_of(chosen, None)
+
+
+@pytest.mark.slow
+def test_an_exported_language_model_stands_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
+    write_texts(tmp_path / "mine" / "train.csv", 120, 0)
+    write_texts(tmp_path / "mine" / "test.csv", 40, 1)
+    chosen = Experiment(
+        data=f"csv:{tmp_path}/mine", model=write_reader(tmp_path / "reader"), pretrained=False, topology="ring:3",
+        partition="iid", algorithm="dadam", epochs=4, batch=10, lr=0.01, milestones=(), shape=(16,), eval_every=4,
+    )
+    (run,) = train(chosen, Options(runs=tmp_path / "runs", device="cpu"))
+    written = save_folder(export(run, "average"), tmp_path / "alone")
+    assert {"model.safetensors", "model.json", "README.md", "model.pt2", "language"} <= {
+        path.name for path in written.files
+    }
+    (tmp_path / "reader").rename(tmp_path / "elsewhere")
+    (tmp_path / "new.txt").write_text("w1 w3 w5\nw2 w4 w6 w8\nw7 w9 w11\n")
+    share.predict(tmp_path / "alone", (str(tmp_path / "new.txt"),))
+    assert predicted(capsys) == ["odd", "even", "odd"]
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "alone" / "README.md").read_text(), re.DOTALL)
+    assert "quasiglobal" not in code
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "alone", check=True)

@@ -30,9 +30,9 @@ GROUPS = {
         "status": ("look", "Show the progress of each process of a distributed run."),
     },
     "Share": {
-        "export": ("share", "Write a run's model as a plain state_dict."),
-        "evaluate": ("share", "Test an exported model."),
-        "predict": ("share", "Print the classes that an exported model predicts."),
+        "export": ("share", "Write a run's model into a folder that stands alone."),
+        "evaluate": ("share", "Test an exported model on labelled data."),
+        "predict": ("share", "Predict for images, tables or texts without labels."),
     },
     "Reproduce": {
         "demo": ("demo", "Show the paper's main result on embedded data, in two minutes."),

@@ -2,75 +2,133 @@
 
 from __future__ import annotations
 
+import csv
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from quasiglobal.cli.arguments import File, Folder, RunArgument, call
-from quasiglobal.cli.terminal import console, say_written
-from quasiglobal.data.readers.tables import read_texts
+from quasiglobal.cli.arguments import File, Folder, Json, RunArgument, call
+from quasiglobal.cli.terminal import console, print_json, say_written
+from quasiglobal.common.files import write_csv, write_json
 from quasiglobal.errors import InputError
-from quasiglobal.runs import export as exports
-from quasiglobal.runs.loading import data_of
+from quasiglobal.runs import exported as exports
+from quasiglobal.runs.export import export as exported_model
+from quasiglobal.runs.predict import Predictions
+from quasiglobal.runs.predict import predict as predictions
+from quasiglobal.runs.score import score
+from quasiglobal.runs.standalone import save_folder
 from quasiglobal.runs.store import read_run
+from quasiglobal.topology import count_nodes
 
-ModelFile = Annotated[Positional[Path], arg(metavar="MODEL")]
+ModelPath = Annotated[Positional[Path], arg(metavar="MODEL")]
 
 
 def export(
     folder: RunArgument,
     node: str = "average",
-    out: File = Path("out/model.safetensors"),
+    out: Annotated[Path, arg(metavar="FOLDER")] = Path("out/model"),
     data_dir: Folder | None = None,
 ) -> None:
-    """Write a run's model as a plain state_dict in safetensors.
+    """Write a run's model into a folder that stands alone.
+
+    The folder has the weights (model.safetensors), the terms of the data (model.json), a README with the lines that
+    load the model in plain PyTorch, and, where the network allows, files for torch.export and ONNX, which are tested to
+    give the same outputs.
 
     Args:
         folder: A run folder.
         node: Index of the node whose model to export, or average for the averaged model.
-        out: The file to write.
+        out: The folder to write; NAME.safetensors writes the weights alone, a plain state_dict.
         data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
-    exports.save(exports.export(read_run(folder), node, data_dir), out)
-    say_written([out])
+    run = read_run(folder)
+    exported = exported_model(run, node, data_dir)
+    held = run.rows()[1]
+    if node == "average" and len(held) == 1 < count_nodes(run.experiment.topology):
+        console.print(
+            f"{folder} holds node {held[0]} alone: this is its own model, not the average of the network",
+            soft_wrap=True,
+        )
+    if out.suffix == ".safetensors":
+        exports.save(exported, out)
+        say_written([out])
+        return
+    with console.status("writing the model"):
+        written = save_folder(exported, out)
+    say_written(written.files)
+    for name, why in written.left_out.items():
+        console.print(f"without {name}: {why}", soft_wrap=True)
 
 
-def evaluate(file: ModelFile, data: str | None = None, data_dir: Folder | None = None) -> None:
-    """Test an exported model.
+def evaluate(
+    model: ModelPath,
+    data: Annotated[Positional[str | None], arg(metavar="DATA")] = None,
+    data_dir: Folder | None = None,
+    json: Json = False,
+) -> None:
+    """Test an exported model on labelled data.
 
     Args:
-        file: A file that `qg export` wrote.
-        data: A data set to test on instead of the model's own; csv:FILE uses all rows.
+        model: What `qg export` wrote: a folder or a .safetensors file.
+        data: A data set; by default the one that the model was trained on. folder:PATH and csv:PATH are your own;
+            of a file of texts or of a table, all rows count.
         data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
-    model = exports.read(file)
-    dataset = data_of(model.experiment, data_dir, data, testing=True)
-    right = model.predict(dataset, dataset.test) == dataset.test.y
-    console.print(f"{100 * right.double().mean():.2f}% of {len(right)} test examples of {dataset.name}")
+    found = score(exports.read(model), data, data_dir)
+    if json:
+        print_json({"data": found.data, "examples": found.examples, "metric": found.metric, "value": found.value})
+    elif found.metric == "accuracy":
+        console.print(f"{100 * found.value:.2f}% of {found.examples} test examples of {found.data}", soft_wrap=True)
+    else:
+        console.print(
+            f"{found.metric} {found.value:.6g} on {found.examples} test examples of {found.data}", soft_wrap=True
+        )
 
 
 def predict(
-    file: ModelFile, data: Annotated[Positional[str], arg(metavar="DATA")], data_dir: Folder | None = None
+    model: ModelPath,
+    data: Annotated[Positional[tuple[str, ...]], arg(metavar="DATA...")],
+    out: File | None = None,
+    resize: bool = False,
+    data_dir: Folder | None = None,
+    json: Json = False,
 ) -> None:
-    """Print the class that an exported model predicts for each test example, or for each line of a file of texts.
+    """Predict for data without labels: the class and every class's probability, or the numbers of a regression.
 
     Args:
-        file: A file that `qg export` wrote.
-        data: A data set, such as folder:PATH or csv:PATH (of a file, all rows in order);
-            PATH.txt, with one text per line; or - for standard input.
+        model: What `qg export` wrote: a folder or a .safetensors file.
+        data: Image files and folders of images; or one .npz archive with x, one CSV table of numbers, one file of
+            texts (.txt with a text per line, or .csv with a column text), - for texts from the standard input; or the
+            test examples of a data set, such as digits or folder:PATH.
+        out: Write a .csv or .json file; by default CSV is printed.
+        resize: Scale the middle of each image to the model's size; otherwise another size is an error.
         data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
-    model = exports.read(file)
-    if data == "-" or data.endswith(".txt"):
-        print(*model.classify(read_texts(data)), sep="\n")
-        return
-    if Path(data).is_file():
-        raise InputError(f"{data} is neither a .txt file nor a data set; name its format, as in csv:{data}")
-    dataset = data_of(model.experiment, data_dir, data, testing=True)
-    for label in model.predict(dataset, dataset.test).tolist():
-        print(dataset.classes[label])
+    if not data:
+        raise InputError("name the data to predict for, as in `qg predict MODEL images/`")
+    if out is not None and out.suffix not in (".csv", ".json"):
+        raise InputError(f"{out} is neither a .csv nor a .json file")
+    found = predictions(exports.read(model), data, data_dir, resize)
+    if out is not None:
+        _write(found, out)
+        say_written([out])
+    elif json:
+        print_json(found.objects())
+    else:
+        rows = found.rows()
+        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _write(found: Predictions, out: Path) -> None:
+    if out.suffix == ".json":
+        write_json(out, found.objects())
+    else:
+        write_csv(out, found.rows())
 
 
 def run(name: str, words: Sequence[str]) -> None:

@@ -37,6 +37,8 @@ class Examples:
     """Class numbers 0, 1, …, int64 [m]; or, for a user's own data, any tensor, tuple or dict of tensors with m rows."""
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
     """Additional columns of a user's file, each of length m."""
+    features: tuple[str, ...] = ()
+    """Names of the columns of x, if it is a table of numbers."""
     shards: Shards | None = None
     """The file of x, if it is too large for the memory: batches are read from it."""
 
@@ -53,7 +55,7 @@ class Examples:
         """The examples in these rows."""
         at = torch.from_numpy(rows)
         x, y = (tree_map(lambda values: values[at], values) for values in (self.x, self.y))
-        return Examples(x, y, {name: column[rows] for name, column in self.columns.items()})
+        return Examples(x, y, {name: column[rows] for name, column in self.columns.items()}, self.features)
 
 
 class Splits(NamedTuple):

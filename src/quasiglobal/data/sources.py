@@ -266,16 +266,19 @@ def _read(
     raise InputError(f"{lost}; get it: {_steps(place, data)}")
 
 
-def load_table(name: str, label: str, *, numbers: bool = False, memory_limit: float = MEMORY_LIMIT) -> Dataset:
+def load_table(
+    name: str, label: str, *, numbers: bool = False, memory_limit: float = MEMORY_LIMIT, testing: bool = False
+) -> Dataset:
     """Load a CSV table of numbers, csv:PATH: the column `label` is the target, the other columns are the input.
 
-    With `numbers`, whole numbers in that column are numbers too, not classes.
+    With `numbers`, whole numbers in that column are numbers too, not classes. With `testing`, all rows of a file are
+    test examples.
     """
     asked = DataName.parse(name)
     if asked.kind != "csv":
         hint = f"write csv:{name}" if name.endswith(tables.SUFFIXES) else f"leave it out with {name}"
         raise InputError(f"label is for CSV tables, csv:PATH; {hint}")
-    return _own(name, number_tables.read(Path(asked.path), label, memory_limit, numbers))
+    return _own(name, number_tables.read(Path(asked.path), label, memory_limit, numbers, testing))
 
 
 def _from_python(path: str, memory_limit: float) -> Dataset:
@@ -290,7 +293,8 @@ def _from_python(path: str, memory_limit: float) -> Dataset:
 
 def _own(name: str, splits: Splits) -> Dataset:
     scale = 255.0 if splits.train.x.dtype == torch.uint8 else 1.0
-    return Dataset(name, *splits, scale, *moments(splits.train.x, scale), "none")
+    measured = splits.train if len(splits.train) else splits.test
+    return Dataset(name, *splits, scale, *moments(measured.x, scale), "none")
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -69,7 +69,8 @@ class WriteTensorBoard(Callback):
 
 def facts(program: Program, run: int) -> dict[str, Any]:
     """Entries of a run's summary besides its scores."""
-    return {
+    features = program.task.data.train.features
+    return ({"features": list(features)} if features else {}) | {
         "parameters": program.layout.size,
         "partition": fingerprint(program.partitions[run]),
         "terms": program.task.data.terms(),

@@ -45,7 +45,7 @@ def data_of(
 ) -> Dataset:
     """Load the experiment's data, or the data set `name` with the experiment's classes, shape, mean and std.
 
-    Texts are tokenised for the experiment's model. `testing` is for a trained model: all rows of a text file are then
+    Texts are tokenised for the experiment's model. `testing` is for a trained model: all rows of a CSV file are then
     test examples, in file order. Images beyond the memory limit in bytes, or with `stream`, stay on disk.
     """
     name = name or experiment.data
@@ -53,7 +53,7 @@ def data_of(
         check_streams(name)
     if experiment.label:
         numbers = experiment.loss in NUMERIC
-        data = load_table(name, experiment.label, numbers=numbers, memory_limit=memory_limit)
+        data = load_table(name, experiment.label, numbers=numbers, memory_limit=memory_limit, testing=testing)
     elif is_text(name):
         texts = corpus(name, data_dir, testing, memory_limit=memory_limit)
         data = as_tokens(experiment, texts, cache_folder("tokens"))

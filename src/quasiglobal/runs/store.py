@@ -45,6 +45,8 @@ class Summary:
     """Fingerprint of the partition of the examples."""
     terms: dict[str, list[Any]] | None = None
     """The classes, shape, mean and std of the data, as fields of `Experiment`."""
+    features: list[str] | None = None
+    """Names of the columns of numbers that are the input."""
     device: str | None = None
     torch: str | None = None
     topology: str | None = None

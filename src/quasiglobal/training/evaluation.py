@@ -103,11 +103,16 @@ class Evaluation:
         """Cut the rows into indices [batches, batch]."""
         by_batch = any(map(_normalises_by_batch, self.model.module.modules()))
         at_once = SHOWN_AT_ONCE // (models * self.inputs.cost)
-        size = RELEASED_BATCH if by_batch else min(500, max(32, at_once))
+        size = test_batch(self.model.module, min(500, max(32, at_once)))
         order = torch.from_numpy(rows)
         whole = len(order) // size * size
         together = torch.split(order[:whole].view(-1, size), min(16, max(1, at_once // size)) if by_batch else 1)
         return [index for index in (*together, order[None, whole:]) if index.numel()]
+
+
+def test_batch(module: nn.Module, usual: int) -> int:
+    """Test batch size: RELEASED_BATCH if the model normalises by batch statistics, else the usual one."""
+    return RELEASED_BATCH if any(map(_normalises_by_batch, module.modules())) else usual
 
 
 def _normalises_by_batch(part: nn.Module) -> bool:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -79,14 +79,17 @@ def pixels(image: Image, channels: int) -> Pixels:
     return np.atleast_3d(values).transpose(2, 0, 1)
 
 
-def middle(image: Image) -> Pixels:
-    """Center square, scaled to 256 × 256 (bilinear), [3, 256, 256]."""
+def middle(image: Image, shape: Sequence[int] = (3, SIDE, SIDE)) -> Pixels:
+    """The middle of an image, as large as possible, scaled to [channels, height, width] (bilinear)."""
     from PIL.Image import Resampling
 
-    side = min(image.size)
-    left, top = ((length - side) / 2 for length in image.size)
-    box = left, top, left + side, top + side  # crop before scaling: a 1 x 60000 image would become gigabytes
-    return pixels(image.convert("RGB").resize((SIDE, SIDE), Resampling.BILINEAR, box), 3)
+    channels, height, width = shape
+    wide = min(image.size[0], image.size[1] * width / height)
+    tall = wide * height / width
+    left, top = (image.size[0] - wide) / 2, (image.size[1] - tall) / 2
+    box = left, top, left + wide, top + tall  # crop before scaling: a 1 x 60000 image would become gigabytes
+    mode = "L" if channels == 1 else "RGB"
+    return pixels(image.convert(mode).resize((width, height), Resampling.BILINEAR, box), channels)
 
 
 def _split(train: Path, test: Path) -> tuple[Files, Files, tuple[str, ...]]:
@@ -122,7 +125,7 @@ def _common_shape(files: list[Path]) -> tuple[int, int, int]:
     sizes: dict[tuple[int, int], Path] = {}
     channels = 1
     for file in files:
-        with _opened(file) as image:
+        with opened_image(file) as image:
             if image.mode[0] in "IF":
                 raise InputError(f"{file} has more than 8 bits per pixel; convert it to 8 bits")
             channels = max(channels, 1 if image.mode in ("1", "L", "LA") else 3)
@@ -161,7 +164,7 @@ def _decode_to_disk(files: Files, shape: tuple[int, int, int], array: Callable[[
     shards = Shards(cache_folder("shards") / digest.hexdigest()[:32], (len(files), *shape))
 
     def read(row: int) -> Pixels:
-        with _opened(files[row][0]) as image:
+        with opened_image(files[row][0]) as image:
             return np.ascontiguousarray(array(image))
 
     shards.make(read)
@@ -174,7 +177,7 @@ def _decode(files: Files, shape: tuple[int, int, int], array: Callable[[Image], 
 
     def fill(start: int) -> None:
         for row in range(start, min(start + block, len(files))):
-            with _opened(files[row][0]) as image:
+            with opened_image(files[row][0]) as image:
                 x[row] = array(image)
 
     with ThreadPoolExecutor() as pool:  # Pillow releases Python's lock while it decodes and scales
@@ -184,7 +187,8 @@ def _decode(files: Files, shape: tuple[int, int, int], array: Callable[[Image], 
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Image]:
+def opened_image(file: Path) -> Iterator[Image]:
+    """Open an image file of one of the accepted formats."""
     import PIL.Image
 
     with reading(file, "an image"), PIL.Image.open(file, formats=FORMATS) as image:

@@ -51,7 +51,7 @@ def _examples(path: Path, content: dict[str, NDArray[Any]], suffix: str = "") ->
     for name in ("x", "y"):
         if name not in content:
             raise InputError(f"{path} has no array {name}{suffix}; it needs x, y, or x, y, x_test, y_test")
-    x, y = _numbers(content.pop("x"), f"x{suffix} in {path}"), content.pop("y")
+    x, y = numbers(content.pop("x"), f"x{suffix} in {path}"), content.pop("y")
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise InputError(f"y{suffix} in {path} is {y.dtype} {list(y.shape)}; it needs whole numbers [m]")
     examples = labelled(x, y, MOST_CLASSES, f"x{suffix}, y{suffix} in {path}")
@@ -64,7 +64,7 @@ def _examples(path: Path, content: dict[str, NDArray[Any]], suffix: str = "") ->
     return Examples(examples.x, examples.y, content)
 
 
-def _numbers(x: NDArray[Any], where: str) -> NDArray[Any]:
+def numbers(x: NDArray[Any], where: str) -> NDArray[Any]:
     """uint8 images with a channel dimension, or float32 features."""
     if x.dtype.kind == "f" and x.ndim >= 2:
         with np.errstate(over="ignore"):

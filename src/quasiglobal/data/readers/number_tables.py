@@ -27,13 +27,14 @@ CHUNK = 4096
 _Targets = NDArray[np.float32] | NDArray[np.int64]
 
 
-def read(path: Path, label: str, memory_limit: float, numbers: bool = False) -> Splits:
+def read(path: Path, label: str, memory_limit: float, numbers: bool = False, testing: bool = False) -> Splits:
     """Read a user's file, of which a fixed fifth is held out, or a folder with train.csv and test.csv (dev, val).
 
     The first row names the columns. The column `label` is y. Every other column of numbers is a feature, x float32
     [m, features]; a column with any other text is kept in `columns`. Labels that are text or whole numbers from 0 are
     classes; if any label is a fraction, or with `numbers`, y is float32 and there are no classes. A folder without a
-    test file is split like a file. Files may be gzipped. The separator is a tab if the name ends with .tsv or .tsv.gz.
+    test file is split like a file; with `testing`, all rows of a file are test examples. Files may be gzipped. The
+    separator is a tab if the name ends with .tsv or .tsv.gz.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -47,7 +48,8 @@ def read(path: Path, label: str, memory_limit: float, numbers: bool = False) -> 
     if tests is None:
         y, classes = _targets([train], numbers)
         everything = train.examples(y[0])
-        kept, tested = held_out(len(everything), path)
+        rows = np.arange(len(everything))
+        kept, tested = (rows[:0], rows) if testing else held_out(len(everything), path)
         return Splits(everything.at(kept), everything.at(tested), classes)
     test = _table(tests, label, memory_limit)
     _check_alike(train, test)
@@ -72,7 +74,7 @@ class NumberTable:
     def examples(self, y: _Targets) -> Examples:
         """The examples with these targets."""
         x = np.stack(list(self.features.values()), axis=1)
-        return Examples(torch.from_numpy(x), torch.from_numpy(y), dict(self.texts))
+        return Examples(torch.from_numpy(x), torch.from_numpy(y), dict(self.texts), tuple(self.features))
 
     def wrong_label(self, row: int, remedy: str) -> InputError:
         """Build the error for the label of a row."""
@@ -90,6 +92,29 @@ def _files(path: Path) -> tuple[Path, Path | None]:
         raise InputError(f"{path} has no train.csv, plain or .gz; add it or name a file")
     found = [file for part in ("test", "dev", "val") if (file := locate(path, part, SUFFIXES))]
     return train, found[0] if found else None
+
+
+def read_cells(path: Path, memory_limit: float) -> tuple[list[str], list[list[str]]]:
+    """The header of a file, and the cells of each column as text."""
+    with _rows(path) as (names, rows):
+        _check_names(path, names)
+        cells: list[list[str]] = [[] for _ in names]
+        for count, (_, row) in enumerate(rows, 1):
+            fits(64 * count * len(names), memory_limit, path)
+            for column, cell in zip(cells, row, strict=True):
+                column.append(cell)
+    if not cells[0]:
+        raise InputError(f"{path} holds no rows")
+    return names, cells
+
+
+def column_of_numbers(path: Path, name: str, cells: Sequence[str]) -> NDArray[np.float32]:
+    """Convert a column to numbers; raise InputError if it is not one of finite numbers."""
+    found = _floats(cells)
+    if found is not None and np.isfinite(found).all():
+        return found
+    bad = next(cell for cell in cells if (one := _floats([cell])) is None or not np.isfinite(one).all())
+    raise InputError(f"{path} has {bad!r} in column {name}, which the model takes as a number; correct or remove it")
 
 
 # ---------------------------------------------------------------------------------------------- one file
@@ -196,6 +221,11 @@ def _check_header(path: Path, names: Sequence[str], label: str) -> None:
         if any(_floats([name]) is not None for name in names) and not get_close_matches(label, names):
             raise InputError(f"{path} has numbers in its first row; add a header with the columns' names")
         raise unknown(f"column of {path}", label, names)
+    _check_names(path, names)
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Raise an error unless every column has a name of its own."""
     if "" in names:
         raise InputError(
             f"{path} has no name for column {1 + names.index('')} in its header; name the column or remove it"

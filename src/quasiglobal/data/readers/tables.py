@@ -92,6 +92,29 @@ def read_texts(path: str) -> list[str]:
     return texts
 
 
+def read_text_column(path: Path, memory_limit: float) -> list[str]:
+    """Read the texts of a CSV file; it needs no labels. Without a header, the last column is the text."""
+    with lines_of(path, "a CSV file of texts") as lines:
+        rows = list(lines)
+    if not rows:
+        raise InputError(f"{path} holds no rows")
+    fits(sum(len(cell) for _, cells in rows for cell in cells), memory_limit, path)
+    names = [cell.strip().casefold() for cell in rows[0][1]]
+    parts = next(([names.index(name) for name in known] for known in TEXTS if set(known) <= set(names)), None)
+    if parts is None and any(name in LABELS for name in names):
+        raise InputError(f"{path} has the columns {', '.join(names)}; it needs one called text")
+    texts = []
+    for line, cells in rows[1:] if parts is not None else rows:
+        if len(cells) != len(names):
+            raise InputError(f"{path} has {len(cells)} columns in line {line}, but {len(names)} in the first row")
+        texts.append(" ".join(cells[i].strip() for i in ([-1] if parts is None else parts)).strip())
+        if not texts[-1]:
+            raise InputError(f"{path} has no text in line {line}; remove it")
+    if not texts:
+        raise InputError(f"{path} holds no rows")
+    return texts
+
+
 def _tests_of(folder: Path) -> Path:
     """The test file of a folder."""
     found = [file for part in ("test", "dev", "val") if (file := locate(folder, part, SUFFIXES))]

@@ -1,0 +1,168 @@
+"""Predictions of an exported model for data that need no labels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quasiglobal.data.corpus import Rows, to_test
+from quasiglobal.data.readers import folders, unlabelled
+from quasiglobal.data.readers.tables import SUFFIXES
+from quasiglobal.data.sources import MEMORY_LIMIT, SOURCES, TEXT_SOURCES, DataName, Dataset, Examples
+from quasiglobal.errors import InputError
+from quasiglobal.runs.exported import Exported
+from quasiglobal.runs.loading import as_tokens, data_of
+
+AT_ONCE = 256
+"""Image files that are read together."""
+
+CSV = "csv:"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The outputs of a model, one row per example."""
+
+    kind: str
+    """What names an example: file, or row (from 1)."""
+    names: list[str]
+    outputs: Tensor
+    """Float64 [m, outputs]: the probability of each class, or the numbers of a regression."""
+    columns: tuple[str, ...]
+    """Names of the outputs: the classes, or the target."""
+    classifies: bool
+    """Whether each example belongs to one of the classes."""
+
+    def objects(self) -> list[dict[str, Any]]:
+        """One object per example: its name, and its class and the probability of each class, or its outputs."""
+        found: list[dict[str, Any]] = []
+        for name, values in zip(self.names, self.outputs.tolist(), strict=True):
+            one: dict[str, Any] = {self.kind: name if self.kind == "file" else int(name)}
+            by_name = {column: float(f"{value:.7g}") for column, value in zip(self.columns, values, strict=True)}
+            if self.classifies:
+                one["class"] = self.columns[values.index(max(values))]
+                one["probabilities"] = by_name
+            else:
+                one["outputs"] = by_name
+            found.append(one)
+        return found
+
+    def rows(self) -> list[dict[str, object]]:
+        """The same as rows of a CSV file; the columns of probabilities are called p(CLASS)."""
+        return [
+            {self.kind: one[self.kind]}
+            | ({"class": one["class"]} if self.classifies else {})
+            | {f"p({name})" if self.classifies else name: value for name, value in self._values(one).items()}
+            for one in self.objects()
+        ]
+
+    def _values(self, one: dict[str, Any]) -> dict[str, float]:
+        found: dict[str, float] = one["probabilities" if self.classifies else "outputs"]
+        return found
+
+
+def predict(
+    model: Exported, given: Sequence[str], data_dir: Path | None = None, resize: bool = False
+) -> Predictions:
+    """Predict for image files and folders of images; or for one archive, table, file of texts or data set."""
+    names: list[str] = []
+    found: list[Tensor] = []
+    kind = "file" if all(map(_holds_images, given)) else "row"
+    for chosen, data in _read(model, given, data_dir, resize, kind):
+        names += chosen or [str(len(names) + k + 1) for k in range(len(data.test))]
+        found.append(model.outputs(data))
+    outputs = torch.cat(found).double()
+    if not outputs.isfinite().all():
+        raise InputError("the model's outputs are not finite; it has diverged, or the data are unlike its own")
+    classes, loss = model.experiment.classes, model.experiment.loss
+    if classes:
+        return Predictions(kind, names, outputs.softmax(dim=1), tuple(classes), True)
+    columns = tuple(f"output {k}" for k in range(outputs.shape[1]))
+    if outputs.shape[1] == 1:
+        columns = (model.experiment.label or "output",)
+    return Predictions(kind, names, outputs.sigmoid() if loss == "bce" else outputs, columns, False)
+
+
+def _read(
+    model: Exported, given: Sequence[str], data_dir: Path | None, resize: bool, kind: str
+) -> Iterator[tuple[list[str], Dataset]]:
+    """The data in pieces, as test examples, with the names of files."""
+    if kind == "file":
+        files = [file for path in given for file in unlabelled.image_files(Path(path))]
+        for first in range(0, len(files), AT_ONCE):
+            some = files[first : first + AT_ONCE]
+            yield list(map(str, some)), _images(model, some, resize)
+        return
+    if len(given) != 1:
+        raise InputError(f"several data are for images; {_first_other(given)} is none")
+    (data,) = given
+    path = data.removeprefix(CSV)
+    if data == "-" or path.endswith((".txt", *SUFFIXES)):
+        yield [], (_texts if model.experiment.reads_texts else _table)(model, path)
+    elif path.endswith(".npz"):
+        _check_no_texts(model, data)
+        x = unlabelled.array(Path(path), MEMORY_LIMIT)
+        yield [], _to_test(model, x, data, model.scale if x.dtype == torch.uint8 else 1.0)
+    elif DataName.parse(data).kind == "named" and data not in SOURCES | TEXT_SOURCES:
+        if os.path.exists(data):
+            raise InputError(f"{data} is none of: images, a folder of images, .npz, .csv, .txt")
+        raise InputError(f"there is no file, folder or data set {data!r}")
+    else:
+        yield [], data_of(model.experiment, data_dir, data, testing=True)
+
+
+def _holds_images(path: str) -> bool:
+    return os.path.isdir(path) or Path(path).suffix.lower() in folders.ENDINGS
+
+
+def _first_other(given: Sequence[str]) -> str:
+    return next(path for path in given if not _holds_images(path))
+
+
+def _images(model: Exported, files: Sequence[Path], resize: bool) -> Dataset:
+    shape = model.experiment.shape
+    if len(shape) != 3:
+        raise InputError(f"{files[0]} is an image, but the model takes inputs of shape {list(shape)}")
+    whole = model.crops
+    stored = (3, folders.SIDE, folders.SIDE) if whole else shape
+    return _to_test(model, unlabelled.images(files, stored, resize or whole), str(files[0].parent), 255.0)
+
+
+def _table(model: Exported, path: str) -> Dataset:
+    if len(model.experiment.shape) != 1:
+        raise InputError(f"{path} is a table, but the model takes inputs of shape {list(model.experiment.shape)}")
+    (width,) = model.experiment.shape
+    x = unlabelled.table(Path(path), model.features, model.experiment.label, width, MEMORY_LIMIT)
+    return _to_test(model, x, path, 1.0)
+
+
+def _texts(model: Exported, path: str) -> Dataset:
+    texts = unlabelled.texts(path, MEMORY_LIMIT)
+    rows = Rows(texts, torch.zeros(len(texts), dtype=torch.int64))
+    return as_tokens(model.experiment, to_test(path, rows, model.experiment.classes), cache=None)
+
+
+def _check_no_texts(model: Exported, data: str) -> None:
+    if model.experiment.reads_texts:
+        raise InputError(f"{data} has no texts, which {model.experiment.model} reads; give a .txt or .csv file")
+
+
+def _to_test(model: Exported, x: Tensor, name: str, scale: float) -> Dataset:
+    """A data set of test examples with the model's normalisation."""
+    one = model.experiment
+    crops = "resize-crop" if model.crops and x.ndim == 4 and tuple(x.shape[1:]) != one.shape else "none"
+    none = torch.zeros(len(x), dtype=torch.int64)
+    data = Dataset(
+        name, Examples(x[:0], none[:0]), Examples(x, none), one.classes, scale, one.mean, one.std, crops
+    )
+    if one.shape and data.shape != one.shape:
+        raise InputError(
+            f"{name} has examples of shape {list(data.shape)}, but the model takes {list(one.shape)}"
+        )
+    return data
