@@ -8,6 +8,7 @@ import torch
 from commands import wait_for
 
 import quasiglobal as qg
+from quasiglobal.cli import share
 from quasiglobal.engines.distributed.rendezvous import serve
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.agreement import agreement
@@ -20,7 +21,7 @@ from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import Experiment, from_toml
 
 
-def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owners):
+def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owners, capsys):
     four, server = owners(epochs=3), serve("127.0.0.1", 0)
     words = ["--log", "json", "--tensorboard", "--checkpoint-seconds", "1000"]
     nodes = [four.start(k, f"127.0.0.1:{server.port}", *words) for k in range(4)]
@@ -50,6 +51,8 @@ def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owner
     tests = data_of(run.experiment, None, f"folder:{tmp_path / 'all.npz'}")
     right = model.outputs(tests).argmax(dim=-1) == tests.test.y
     assert right.double().mean() > 0.3
+    share.export(run.folder, out=tmp_path / "model.safetensors")
+    assert "holds node 3 alone: this is its own model, not the average" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow

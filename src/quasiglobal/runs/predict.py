@@ -131,7 +131,10 @@ def _images(model: Exported, files: Sequence[Path], resize: bool) -> Dataset:
         raise InputError(f"{files[0]} is an image, but the model takes inputs of shape {list(shape)}")
     whole = model.crops
     stored = (3, folders.SIDE, folders.SIDE) if whole else shape
-    return _to_test(model, unlabelled.images(files, stored, resize or whole), str(files[0].parent), 255.0)
+    x = unlabelled.images(files, stored, resize or whole)
+    if not model.experiment.mean:                           # own data: images become floats, as in a Dataset
+        x = x.float() / 255
+    return _to_test(model, x, str(files[0].parent), 255.0)
 
 
 def _table(model: Exported, path: str) -> Dataset:

@@ -98,7 +98,8 @@ def _fill(exported: Exported, folder: Path) -> dict[str, str]:
         except Exception as error:                          # the network does not allow it, for any reason of torch's
             (folder / name).unlink(missing_ok=True)
             said = str(error).strip().splitlines() or [""]
-            left_out[name] = f"{type(error).__name__}: {said[0][:150]}"
+            kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+            left_out[name] = f"{kind}{said[0][:150]}"
     (folder / "README.md").write_text(_readme(exported, PROGRAM not in left_out, ONNX not in left_out))
     return left_out
 
@@ -170,7 +171,7 @@ def _readme(exported: Exported, has_program: bool, has_onnx: bool) -> str:
         kind, then = "probability of each class", ".softmax(dim=-1)"
     elif one.loss == "bce":
         kind, then = "probability of each label", ".sigmoid()"
-    example = f"torch.rand(1, {', '.join(map(str, one.shape))})"
+    example = f"torch.rand(1, {', '.join(map(str, one.shape))})" if one.shape else "…"
     if one.reads_texts:
         inputs = (
             'transformers.AutoTokenizer.from_pretrained("language")(["a text"], padding="max_length", '
@@ -216,6 +217,8 @@ def _input_in_words(exported: Exported) -> str:
     one = exported.experiment
     if exported.features:
         return f"the columns {', '.join(exported.features)}"
+    if not one.mean:
+        return "inputs as in the training, [batch, …]"
     if len(one.shape) == 3:
         return f"pixels divided by {exported.scale:g}, [batch, channels, height, width]"
     return "numbers, one row per example"
