@@ -23,7 +23,8 @@ def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
     """Export a node's model, or the average of the nodes in the run folder, from the newest checkpoint."""
     rows, nodes = run.rows()
     if node != "average" and not (node.isdigit() and int(node) in nodes):
-        raise InputError(f"node must be average or one of {nodes[0]} to {nodes[-1]}, got {node!r}")
+        known = f"one of {nodes[0]} to {nodes[-1]}" if len(nodes) > 1 else str(nodes[0])
+        raise InputError(f"node must be average or {known}, got {node!r}")
     experiment = _in_its_terms(run, data_dir)
     features = tuple((run.summary.features if run.summary else None) or ())
     with torch.random.fork_rng(devices=[]):

@@ -95,7 +95,9 @@ def read(path: Path) -> Exported:
         experiment = from_mapping(json.loads(metadata["experiment"]), str(path))
         features = tuple(json.loads(metadata.get("features", "[]")))
     except (OSError, SafetensorError):
-        raise InputError(f"cannot read a model from {path}; write one with `qg export RUN --out {path}`") from None
+        if (path / "experiment.json").is_file():
+            raise InputError(f"{path} is a run; export its model first: qg export {path}") from None
+        raise InputError(f"cannot read a model from {path}; `qg export RUN --out FOLDER` writes one") from None
     except (KeyError, ValueError):
         raise InputError(f"{path} was not written by `qg export`: its metadata names no model") from None
     if (path / LANGUAGE).is_dir():                          # all that the model needs is in the folder

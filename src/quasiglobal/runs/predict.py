@@ -138,8 +138,9 @@ def _images(model: Exported, files: Sequence[Path], resize: bool) -> Dataset:
 
 
 def _table(model: Exported, path: str) -> Dataset:
-    if len(model.experiment.shape) != 1:
-        raise InputError(f"{path} is a table, but the model takes inputs of shape {list(model.experiment.shape)}")
+    if len(model.experiment.shape) != 1 or not path.endswith(SUFFIXES):
+        kind = "is a table" if path.endswith(SUFFIXES) else "has texts"
+        raise InputError(f"{path} {kind}, but the model takes inputs of shape {list(model.experiment.shape)}")
     (width,) = model.experiment.shape
     x = unlabelled.table(Path(path), model.features, model.experiment.label, width, MEMORY_LIMIT)
     return _to_test(model, x, path, 1.0)
@@ -164,6 +165,8 @@ def _to_test(model: Exported, x: Tensor, name: str, scale: float) -> Dataset:
     data = Dataset(
         name, Examples(x[:0], none[:0]), Examples(x, none), one.classes, scale, one.mean, one.std, crops
     )
+    if not len(x):
+        raise InputError(f"{name} holds no examples")
     if one.shape and data.shape != one.shape:
         raise InputError(
             f"{name} has examples of shape {list(data.shape)}, but the model takes {list(one.shape)}"
