@@ -15,6 +15,7 @@ from quasiglobal.cli.listing import Values
 from quasiglobal.cli.terminal import console, preparing, print_json, say_written
 from quasiglobal.data.partition import class_counts, fingerprint, heterogeneity, split
 from quasiglobal.data.sources import Corpus, available, published_examples, raw
+from quasiglobal.errors import InputError
 from quasiglobal.report import plots
 
 
@@ -80,6 +81,10 @@ def partition(
         data_dir: The folder of the data sets; by default $QG_DATA or ./data.
         plot: Draw the dot plot into this file (.png, .svg or .pdf).
     """
+    if not alpha:
+        raise InputError("--alpha needs a number, as in --alpha 0.1 1")
+    if seed < 0:
+        raise InputError(f"seed must be >= 0, got {seed}")
     with preparing():
         dataset = raw(name, data_dir)
     labels = dataset.train.y.numpy()

@@ -46,7 +46,8 @@ def algorithms(name: Name = None, markdown: bool = False, check: bool = False, j
         return lambda row: entries[row["name"]].cells[k]
 
     columns = {title: cell(k) for k, title in enumerate(COLUMNS)}
-    Listing([_entry_values(entry) for entry in entries.values()], columns, caption=UNITS).show(json)
+    rows = [_entry_values(entry) for entry in entries.values()]
+    Listing(rows, columns, caption=UNITS, folds={"needs of W": 14, "from": 14}).show(json)
 
 
 UNITS = (

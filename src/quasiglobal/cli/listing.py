@@ -65,7 +65,7 @@ class Listing:
 
     def _widths(self) -> list[int] | None:
         """Width of each column; None if the table does not fit the terminal."""
-        lines = [list(self.columns), *self.texts()]
+        lines = [[name.replace(" ", "\n") for name in self.columns], *self.texts()]
         full = [max(map(cell_len, "\n".join(cells).split("\n"))) for cells in zip(*lines, strict=True)]
         first = next(iter(self.columns))
         least = {first: SHORTEST} | dict(self.folds)
@@ -91,7 +91,7 @@ class Listing:
             first, *others = self._texts(row)
             console.print(first, style="bold")
             if self.brief:
-                console.print(Padding(self.brief(row), (0, 0, 0, 2)))
+                console.print(Padding(self.brief(row), (0, 0, 0, 2), expand=False))
             else:
                 said = {f"  {name}:": text for name, text in zip(names, others, strict=True) if text}
                 console.print(facts_table(said))

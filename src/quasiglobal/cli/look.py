@@ -76,7 +76,7 @@ def compare(folders: Folders = (), markdown: bool = False, json: Json = False) -
 
 
 def plot(folders: Folders = (), out: File = Path("out/curves.png"), metric: str | None = None) -> None:
-    """Draw the learning curves of runs.
+    """Draw the learning curves of runs: the mean over the runs that differ only in their seed, with a band.
 
     Args:
         folders: Run folders; by default all in runs/.
@@ -84,6 +84,11 @@ def plot(folders: Folders = (), out: File = Path("out/curves.png"), metric: str 
         metric: Entry of the records to draw instead of the score, such as test_loss, accuracy_worst or accuracy_nodes.
     """
     groups = group_by_seed(_runs_at(folders), lambda run: run.experiment)
+    if len(groups) > MOST_CURVES:
+        raise InputError(
+            f"{len(groups)} curves in one plot are too many; name at most {MOST_CURVES} settings, as in "
+            "runs/*-ring16-a0.1-* (runs that differ only in their seed are one curve)"
+        )
     curves = {label: [run.records() for run in group] for label, group in groups.items()}
     algorithms = [group[0].experiment.algorithm for group in groups.values()]
     scores = {_drawn(group[0], metric) for group in groups.values()}
@@ -93,6 +98,10 @@ def plot(folders: Folders = (), out: File = Path("out/curves.png"), metric: str 
         )
     plots.save_as(plots.draw_curves(curves, algorithms, scores.pop()), out)
     say_written([out])
+
+
+MOST_CURVES = 12
+"""Maximum number of settings in a plot."""
 
 
 def _drawn(run: Run, metric: str | None) -> Ranking:
@@ -118,7 +127,7 @@ def status(folder: RunArgument, json: Json = False) -> None:
     furthest = max((last["step"] for last in newest if last), default=0)
     rows = [_part_values(part, last, furthest) for part, last in zip(parts, newest, strict=True)]
     Listing(rows, {
-        "process": "process",
+        "process": lambda row: f"process {row['process']}",
         "nodes": lambda row: _range(row["nodes"]),
         **{name: partial(_or_dash, name) for name in ("epoch", "step", "behind")},
         "loss": lambda row: "-" if row["loss"] is None else f"{row['loss']:.3f}",

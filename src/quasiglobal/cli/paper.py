@@ -15,7 +15,7 @@ from quasiglobal.errors import InputError, unknown
 from quasiglobal.paper.cells import Scale
 from quasiglobal.paper.figures import Reproduced, draw_from_store, make_figure, title_of, write_figure
 from quasiglobal.paper.reproduce import missing_data, run_missing
-from quasiglobal.paper.summary import summary
+from quasiglobal.paper.summary import left_out, summary
 from quasiglobal.paper.targets import TARGETS, Target
 from quasiglobal.report.formats import FORMATS, write_report
 from quasiglobal.runs.options import Options
@@ -111,8 +111,10 @@ def report(
         scale: Compare the runs of this scale of `qg reproduce`.
         format: Write only this format.
     """
-    document = summary(store_at(runs, "qg reproduce"), scale)
-    say_written(write_report(document, out, FORMATS if format == "all" else [format]))
+    store = store_at(runs, "qg reproduce")
+    say_written(write_report(summary(store, scale), out, FORMATS if format == "all" else [format]))
+    for sentence in left_out(store, scale):
+        console.print(f"not shown: {sentence}", soft_wrap=True)
 
 
 def run(name: str, words: Sequence[str]) -> None:

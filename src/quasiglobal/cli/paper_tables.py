@@ -90,13 +90,13 @@ def beside_the_paper(target: Target, table: PaperTable, found: Sequence[Outcome]
         group=lambda row: ", ".join(filter(None, (row["model"], row["column"]))),
         folds={"method": 14, "lr": 14},
         brief=lambda row: ", ".join(
-            f"{name} {said}" for name, said in texts[row["cell"]].items() if name in BRIEF and said != "-"
+            f"{BRIEF[name]} {said}" for name, said in texts[row["cell"]].items() if name in BRIEF and said != "-"
         ),
     )
 
 
-BRIEF = ("paper", "ours (seeds)", "lr")
-"""Columns on a narrow terminal."""
+BRIEF = {"paper": "paper", "ours (seeds)": "ours", "lr": "lr"}
+"""Columns on a narrow terminal, and their names there."""
 
 
 def _outcome_texts(one: Outcome, scale: Scale) -> dict[str, str]:

@@ -26,6 +26,7 @@ from quasiglobal.cli.terminal import (
 )
 from quasiglobal.report import plots
 from quasiglobal.runs import tuning
+from quasiglobal.runs.agreement import has_own_data
 from quasiglobal.runs.estimate import estimate
 from quasiglobal.runs.local import prepare
 from quasiglobal.topology import parse
@@ -47,18 +48,22 @@ def check(command: Check) -> None:
         program = prepare(experiment, options)
     with console.status("timing a few steps"):
         taken = estimate(program, options.runs)
+    own = has_own_data(experiment)
+    if own:
+        console.print("each owner has its own data: its memory and the time of its tests are not counted")
     if command.json:
         print_json(graph | {"model": experiment.model, "seeds": options.seeds} | {
-            UNITS.get(name, name): value for name, value in asdict(taken).items()
+            UNITS.get(name, name): None if own and name == "data" else value for name, value in asdict(taken).items()
         })
         return
     nodes = f"{graph['nodes']} nodes" + (f" × {options.seeds} seeds" if options.seeds > 1 else "")
+    data = "" if own else f", {size_in_words(taken.data)} for the data"
     peak = f", {size_in_words(taken.peak)} peak on the GPU" if taken.peak else ""
     sent, rows = size_in_words(taken.sent_a_step), size_in_words(taken.rows)
     console.print(facts_table(topology_facts(graph) | {
         "model": f"{experiment.model}, {taken.parameters:,} parameters, {nodes}",
         "sent a step": f"{sent} a node, {size_in_words(taken.sent_a_step * taken.steps)} over the whole run",
-        "memory": f"{rows} for models and momentum, {size_in_words(taken.data)} for the data{peak}",
+        "memory": f"{rows} for models and momentum{data}{peak}",
         "disk": f"{size_in_words(taken.checkpoints)} for the checkpoints",
         "time": f"about {time_in_words(taken.seconds)}: {taken.steps:,} steps of {1000 * taken.step_seconds:.3g} ms, "
         f"and a test every {experiment.eval_every} epochs",

@@ -77,6 +77,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def read_epochs(path: Path) -> list[dict[str, Any]]:
+    """Read the lines that describe an epoch; any other line is damaged and skipped with a warning."""
+    found = read_lines(path)
+    epochs = [one for one in found if isinstance(one.get("epoch"), int)]
+    if len(epochs) < len(found):
+        warnings.warn(f"{path} has {len(found) - len(epochs)} lines without an epoch, which were skipped", stacklevel=2)
+    return epochs
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file; raise OSError or ValueError if there is none."""
     return _object(path.read_bytes())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quasiglobal.paper.cells import DIFFERENCE, Scale
+from quasiglobal.paper.cells import DIFFERENCE, SCALES, Scale
 from quasiglobal.paper.claim_list import CLAIMS, TUNING, momentum_tuning, tuning_claim
 from quasiglobal.paper.claims import our_scores
 from quasiglobal.paper.outcomes import Outcome, outcomes
@@ -16,6 +16,7 @@ from quasiglobal.paper.tables import TABLES
 from quasiglobal.report.document import Document
 from quasiglobal.report.noise import EXPLANATION
 from quasiglobal.runs.store import RunStore
+from quasiglobal.training.experiment import setting
 
 
 def summary(store: RunStore, scale: Scale = "paper") -> Document:
@@ -30,6 +31,22 @@ def summary(store: RunStore, scale: Scale = "paper") -> Document:
     says = _introduction([outcome for name in TABLES for outcome in found[name]], scale)
     figures = summary_figures(found, scale)
     return Document("Quasi-global momentum: the paper and our runs", says, sections, LEGEND, figures)
+
+
+def left_out(store: RunStore, scale: Scale = "paper") -> list[str]:
+    """Sentences on the runs in the store that the report at this scale does not show."""
+    tables = [*TABLES.values(), momentum_tuning(store, scale), *FIGURE_TABLES.values()]
+    at: dict[Scale, set[str]] = {
+        one: {setting(run) for table in tables for cell in table.cells for run in cell.experiments(one)}
+        for one in SCALES
+    }
+    says = []
+    for other in SCALES:
+        count = sum(len(runs) for key, runs in store.ended.items() if key in at[other] - at[scale])
+        if other != scale and count:
+            says.append(f"{count} runs of scale {other}; add --scale {other}")
+    unfinished = sum(run.summary is None for run in store.runs)
+    return [*says, *([f"{unfinished} unfinished runs; `qg runs {store.root}` lists them"] if unfinished else [])]
 
 
 def _introduction(cells: Sequence[Outcome], scale: Scale) -> tuple[str, ...]:

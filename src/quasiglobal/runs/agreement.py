@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
+from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.sources import named
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import make_task
@@ -34,6 +37,23 @@ def agreement(experiment: Experiment) -> Experiment:
         )
     refuse_faults(experiment)
     return replace(experiment, data="own", partition="whole")
+
+
+def has_own_data(experiment: Experiment) -> bool:
+    """Whether every node brings its own data: the experiment names none, but says what all owners agree on."""
+    return experiment.data in ("own", Experiment().data) and all(getattr(experiment, name) for name in AGREED)
+
+
+def stand_in(experiment: Experiment) -> Task:
+    """The task of an experiment whose data the owners have, on noise: one batch of the agreed shape and classes."""
+    if experiment.reads_texts:
+        raise InputError("the texts are at their owners; estimate with yours, as in --data csv:PATH")
+    rows = torch.arange(max(experiment.batch, len(experiment.classes)))
+    noise = torch.randint(256, (len(rows), *experiment.shape), dtype=torch.uint8)
+    examples = Examples(noise, rows % len(experiment.classes))
+    return make_task(experiment, Dataset(
+        "own", examples, examples, experiment.classes, 255.0, experiment.mean, experiment.std
+    ))
 
 
 def own_task(experiment: Experiment, data: str) -> Task:

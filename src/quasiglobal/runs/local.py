@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from quasiglobal.runs.agreement import agreement, has_own_data, stand_in
 from quasiglobal.runs.callbacks import SaveCheckpoints, Watch, WriteRecords, WriteTensorBoard
 from quasiglobal.runs.grouping import programs
 from quasiglobal.runs.loading import task_of
@@ -72,8 +73,10 @@ def train(
 
 
 def prepare(experiment: Experiment, options: Options) -> Program:
-    """The initial program of an experiment, as in `train`."""
-    task = task_of(experiment, options)
+    """The initial program of an experiment, as in `train`; noise stands for data that are at their owners."""
+    own = has_own_data(experiment)
+    experiment = agreement(experiment) if own else experiment
+    task = stand_in(experiment) if own else task_of(experiment, options)
     experiments = [folder.experiment for folder in folders_of(experiment, options)]
     return Program(task, experiments, choose_device(options.device), **options.of_program)
 

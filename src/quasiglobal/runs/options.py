@@ -12,6 +12,9 @@ import torch
 from quasiglobal.errors import InputError
 from quasiglobal.training.experiment import typed
 
+MOST_SEEDS = 10_000
+"""Maximum number of seeds of one experiment."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -53,6 +56,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise InputError(f"seeds must be >= 1, got {self.seeds}")
+        if self.seeds > MOST_SEEDS:
+            raise InputError(f"seeds must be at most {MOST_SEEDS:,}, got {self.seeds:,}")
         if not self.checkpoint_seconds >= 0:
             raise InputError(f"checkpoint_seconds must be >= 0, got {self.checkpoint_seconds}")
         if not self.peer_timeout > 0:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quasiglobal.common.files import append_line, read_lines, write_json, write_lines, write_tensors
+from quasiglobal.common.files import append_line, read_epochs, read_json, write_json, write_lines, write_tensors
 from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
 from quasiglobal.training.metrics import Measures, Record, combined
@@ -61,7 +60,7 @@ class Part:
         write_json(self.folder / "part.json", {"nodes": self.nodes})
         for path in (self._metrics, self._of_all):
             if path.exists() or path == self._metrics:
-                write_lines(path, [found for found in read_lines(path) if found["epoch"] <= epoch])
+                write_lines(path, [found for found in read_epochs(path) if found["epoch"] <= epoch])
         for later in self.tested_epochs():
             if later > epoch:
                 self._tested_at(later).unlink(missing_ok=True)
@@ -69,12 +68,12 @@ class Part:
 
     def read_measures(self) -> list[dict[str, Any]]:
         """The measures so far, one entry per epoch; the part of process 0 also has the measures over all models."""
-        of_all = {found["epoch"]: found for found in read_lines(self._of_all)}
-        return [found | of_all.get(found["epoch"], {}) for found in read_lines(self._metrics)]
+        of_all = {found["epoch"]: found for found in read_epochs(self._of_all)}
+        return [found | of_all.get(found["epoch"], {}) for found in read_epochs(self._metrics)]
 
     def last_epoch(self) -> int:
         """The last epoch that was measured; 0 if none."""
-        return max((found["epoch"] for found in read_lines(self._metrics)), default=0)
+        return max((found["epoch"] for found in read_epochs(self._metrics)), default=0)
 
     def write(self, measures: Mapping[str, Any]) -> None:
         """Add an epoch's measures."""
@@ -86,8 +85,10 @@ class Part:
 
     def read_status(self) -> str | None:
         """finished or diverged; None if it has not ended."""
-        path = self.folder / "summary.json"
-        return json.loads(path.read_text())["status"] if path.exists() else None
+        try:
+            return str(read_json(self.folder / "summary.json")["status"])
+        except (OSError, ValueError, KeyError):
+            return None
 
     def finish(self, status: str, edges: Mapping[str, Any]) -> None:
         """Write the final status and the traffic of each edge."""
@@ -130,10 +131,12 @@ class Part:
 
 def parts_of(run: Path) -> list[Part]:
     """All parts of a run, in the order of their nodes."""
-    found = [
-        Part(run, int(path.parent.name), json.loads(path.read_text())["nodes"])
-        for path in (run / "parts").glob("*/part.json")
-    ]
+    found = []
+    for path in (run / "parts").glob("*/part.json"):
+        try:
+            found.append(Part(run, int(path.parent.name), read_json(path)["nodes"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            raise InputError(f"{path} is damaged; restore it, or remove {path.parent} to train it again") from None
     return sorted(found, key=lambda part: part.nodes)
 
 

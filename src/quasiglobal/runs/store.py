@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from quasiglobal.common.files import alone, append_line, read_json, read_lines, write_json, write_lines
+from quasiglobal.common.files import alone, append_line, read_epochs, read_json, write_json, write_lines
 from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.options import Options
@@ -55,6 +55,8 @@ class Summary:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Summary:
         """From summary.json of this or an earlier version."""
+        if not all(isinstance(values.get(test), dict | None) for test in ("last", "best")):
+            raise TypeError("a test is not a JSON object")
         known = cls.__dataclass_fields__
         return cls(**{name: value for name, value in values.items() if name in known})
 
@@ -123,7 +125,7 @@ class RunFolder:
         path = self.folder / "summary.json"
         try:
             return Summary.from_json(read_json(path))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError):
             warnings.warn(f"{path} is damaged and ignored", stacklevel=2)
@@ -131,7 +133,7 @@ class RunFolder:
 
     def read_records(self) -> list[Record]:
         """One record per epoch; for a run that has not ended, including the records of its processes."""
-        own = cast(list[Record], read_lines(self.folder / "metrics.jsonl"))
+        own = cast(list[Record], read_epochs(self.folder / "metrics.jsonl"))
         if (self.folder / "summary.json").exists():
             return own
         return _followed_by(own, records_of(parts_of(self.folder)))
@@ -183,7 +185,7 @@ class RunFolder:
         path, kept = self.folder / "metrics.jsonl", progress.metrics if progress else 0
         if progress and (not path.exists() or path.stat().st_size < kept):
             warnings.warn(f"{path} has lost records; the run continues without them", stacklevel=2)
-            records = cast(list[Record], read_lines(path))
+            records = cast(list[Record], read_epochs(path))
             self.rewrite([record for record in records if record["epoch"] <= progress.epochs])
             return
         try:
@@ -198,7 +200,7 @@ class RunFolder:
 
     def take_over(self, records: Sequence[Record]) -> None:
         """Replace the records by the records of processes; keep earlier epochs."""
-        own = cast(list[Record], read_lines(self.folder / "metrics.jsonl"))
+        own = cast(list[Record], read_epochs(self.folder / "metrics.jsonl"))
         self.rewrite(_followed_by(own, records))
 
     def write(self, record: Record) -> None:

@@ -315,7 +315,10 @@ def from_mapping(values: dict[str, Any], source: str, others: Sequence[str] = ()
     hints = _hints()
     known = [field.name for field in fields(Experiment)]
     values = dict(values)
-    for text, facts in dict(values.pop("objects", {})).items():
+    objects = values.pop("objects", {})
+    if not isinstance(objects, dict) or not all(isinstance(facts, dict) for facts in objects.values()):
+        raise InputError(f"objects in {source} must be a table of tables, got {objects!r}")
+    for text, facts in objects.items():
         restore(text, facts)
     recipe = values.pop("recipe", None)
     if recipe is not None and recipe not in RECIPES:
