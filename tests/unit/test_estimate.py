@@ -7,8 +7,7 @@ from small_runs import SHORT, settled
 
 from quasiglobal.data.sources import load
 from quasiglobal.runs.building import make_task
-from quasiglobal.runs.estimate import estimate
-from quasiglobal.runs.local import prepare
+from quasiglobal.runs.estimate import estimate, prepare
 from quasiglobal.runs.memory import bytes_of_run
 
 

@@ -8,7 +8,7 @@ import torch
 
 import quasiglobal as qg
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.runs.local import prepare
+from quasiglobal.runs.estimate import prepare
 from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import Experiment
 

@@ -27,8 +27,7 @@ from quasiglobal.cli.terminal import (
 from quasiglobal.report import plots
 from quasiglobal.runs import tuning
 from quasiglobal.runs.agreement import has_own_data
-from quasiglobal.runs.estimate import estimate
-from quasiglobal.runs.local import prepare
+from quasiglobal.runs.estimate import estimate, prepare
 from quasiglobal.topology import parse
 from quasiglobal.training.metrics import number
 

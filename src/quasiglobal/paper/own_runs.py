@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quasiglobal.algorithms import name_of
 from quasiglobal.common.objects import readable
-from quasiglobal.paper.cells import SCALES, PaperTable
+from quasiglobal.paper.cells import SCALES, PaperTable, Scale
 from quasiglobal.paper.published import NOT_CONVERGED, Score
 from quasiglobal.paper.summary_tables import curve
 from quasiglobal.report.document import Cell, Column, Plot, Row, Section
@@ -92,10 +92,7 @@ def _order(one: Experiment) -> tuple[object, ...]:
 
 def own_section(store: RunStore, tables: Iterable[PaperTable]) -> Section | None:
     """The ended runs that belong to no cell of the tables, at any scale; None if there are none."""
-    cells = {
-        setting(experiment)
-        for table in tables for cell in table.cells for scale in SCALES for experiment in cell.experiments(scale)
-    }
+    cells = set[str]().union(*_settings(tables).values())
     found = [run for key, runs in store.ended.items() if key not in cells for run in runs]
     if not found:
         return None
@@ -112,6 +109,24 @@ def own_section(store: RunStore, tables: Iterable[PaperTable]) -> Section | None
             plots.append(Plot(anchor, f"{model} on {data}", lines, "epoch", f"test {score.title}"))
     says = f"runs outside the paper's tables: {len(found)}, settings: {len(rows)}"
     return Section("own", "Own experiments", says, COLUMNS, tuple(rows), plots=tuple(plots))
+
+
+def not_shown(store: RunStore, tables: Iterable[PaperTable], scale: Scale) -> list[str]:
+    """Sentences on the runs that a report at this scale leaves out: those of other scales, and unfinished ones."""
+    at = _settings(tables)
+    says = []
+    for other in SCALES:
+        count = sum(len(runs) for key, runs in store.ended.items() if key in at[other] - at[scale])
+        if count and other != scale:
+            says.append(f"{count} runs of scale {other}; add --scale {other}")
+    unfinished = sum(run.summary is None for run in store.runs)
+    return [*says, *([f"{unfinished} unfinished runs; `qg runs {store.root}` lists them"] if unfinished else [])]
+
+
+def _settings(tables: Iterable[PaperTable]) -> dict[Scale, set[str]]:
+    """The settings of the tables' cells at each scale."""
+    cells = [cell for table in tables for cell in table.cells]
+    return {scale: {setting(one) for cell in cells for one in cell.experiments(scale)} for scale in SCALES}
 
 
 COLUMNS = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quasiglobal.paper.cells import DIFFERENCE, SCALES, Scale
+from quasiglobal.paper.cells import DIFFERENCE, PaperTable, Scale
 from quasiglobal.paper.claim_list import CLAIMS, TUNING, momentum_tuning, tuning_claim
 from quasiglobal.paper.claims import our_scores
 from quasiglobal.paper.outcomes import Outcome, outcomes
-from quasiglobal.paper.own_runs import own_section
+from quasiglobal.paper.own_runs import not_shown, own_section
 from quasiglobal.paper.summary_claims import claims_section
 from quasiglobal.paper.summary_figures import FIGURE_TABLES, summary_figures
 from quasiglobal.paper.summary_tables import table_section
@@ -16,15 +16,13 @@ from quasiglobal.paper.tables import TABLES
 from quasiglobal.report.document import Document
 from quasiglobal.report.noise import EXPLANATION
 from quasiglobal.runs.store import RunStore
-from quasiglobal.training.experiment import setting
 
 
 def summary(store: RunStore, scale: Scale = "paper") -> Document:
     """The report on a run store; cells without runs are marked as not run."""
-    tuning = momentum_tuning(store, scale)
-    tables = {**TABLES, TUNING: tuning, **FIGURE_TABLES}
+    tables = _tables(store, scale)
     found = {name: outcomes(table, store, scale) for name, table in tables.items()}
-    claims = claims_section([*CLAIMS, tuning_claim(tuning)], our_scores(found), scale)
+    claims = claims_section([*CLAIMS, tuning_claim(tables[TUNING])], our_scores(found), scale)
     own = own_section(store, tables.values())
     papers = (table_section(table, found[name], scale) for name, table in TABLES.items())
     sections = (claims, *([own] if own else []), *papers)
@@ -35,18 +33,11 @@ def summary(store: RunStore, scale: Scale = "paper") -> Document:
 
 def left_out(store: RunStore, scale: Scale = "paper") -> list[str]:
     """Sentences on the runs in the store that the report at this scale does not show."""
-    tables = [*TABLES.values(), momentum_tuning(store, scale), *FIGURE_TABLES.values()]
-    at: dict[Scale, set[str]] = {
-        one: {setting(run) for table in tables for cell in table.cells for run in cell.experiments(one)}
-        for one in SCALES
-    }
-    says = []
-    for other in SCALES:
-        count = sum(len(runs) for key, runs in store.ended.items() if key in at[other] - at[scale])
-        if other != scale and count:
-            says.append(f"{count} runs of scale {other}; add --scale {other}")
-    unfinished = sum(run.summary is None for run in store.runs)
-    return [*says, *([f"{unfinished} unfinished runs; `qg runs {store.root}` lists them"] if unfinished else [])]
+    return not_shown(store, _tables(store, scale).values(), scale)
+
+
+def _tables(store: RunStore, scale: Scale) -> dict[str, PaperTable]:
+    return {**TABLES, TUNING: momentum_tuning(store, scale), **FIGURE_TABLES}
 
 
 def _introduction(cells: Sequence[Outcome], scale: Scale) -> tuple[str, ...]:

@@ -13,7 +13,11 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from quasiglobal.algorithms.centralized import Centralized
+from quasiglobal.runs.agreement import agreement, has_own_data, stand_in
 from quasiglobal.runs.building import model_of
+from quasiglobal.runs.loading import task_of
+from quasiglobal.runs.options import Options, choose_device
+from quasiglobal.runs.store import folders_of
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.program import Program
 
@@ -40,6 +44,15 @@ class Estimate:
     step_seconds: float
     seconds: float
     """Time of all steps and tests, without compilation."""
+
+
+def prepare(experiment: Experiment, options: Options) -> Program:
+    """The initial program of an experiment, as in `train`; noise stands for data that are at their owners."""
+    own = has_own_data(experiment)
+    experiment = agreement(experiment) if own else experiment
+    task = stand_in(experiment) if own else task_of(experiment, options)
+    experiments = [folder.experiment for folder in folders_of(experiment, options)]
+    return Program(task, experiments, choose_device(options.device), **options.of_program)
 
 
 def estimate(program: Program, folder: Path, steps: int = 3) -> Estimate:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from quasiglobal.runs.agreement import agreement, has_own_data, stand_in
 from quasiglobal.runs.callbacks import SaveCheckpoints, Watch, WriteRecords, WriteTensorBoard
 from quasiglobal.runs.grouping import programs
 from quasiglobal.runs.loading import task_of
@@ -70,15 +69,6 @@ def train(
     if board:
         board.close()
     return [folder.read() for folder in folders]
-
-
-def prepare(experiment: Experiment, options: Options) -> Program:
-    """The initial program of an experiment, as in `train`; noise stands for data that are at their owners."""
-    own = has_own_data(experiment)
-    experiment = agreement(experiment) if own else experiment
-    task = stand_in(experiment) if own else task_of(experiment, options)
-    experiments = [folder.experiment for folder in folders_of(experiment, options)]
-    return Program(task, experiments, choose_device(options.device), **options.of_program)
 
 
 def _train_together(

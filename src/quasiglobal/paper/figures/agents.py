@@ -64,6 +64,7 @@ def figure_2d(betas: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99)) -> Re
         agents, model = two_agents(f"{algorithm}:beta={beta}" if beta else algorithm)
         _draw_agents(panel, agents, model)
         panel.set_title(f"{names[algorithm]}, β = {beta}" if beta else names[algorithm])
+        panel.set(xlabel="x", ylabel="y")
         for t in range(len(agents)):
             for i in range(2):
                 rows.append(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from quasiglobal.algorithms import name_of
 from quasiglobal.paper.cells import Scale
 from quasiglobal.paper.outcomes import Outcome
-from quasiglobal.paper.published import CellLabel
+from quasiglobal.paper.published import CellLabel, ColumnLabel
 from quasiglobal.report.plots import BLACK, COLOURS, GREY
 from quasiglobal.training.metrics import number
 
@@ -48,9 +48,15 @@ def colour_of(one: Outcome) -> str:
 
 
 def say(panel: Axes, words: str) -> None:
-    """Write a text in place of missing curves."""
-    panel.set(xticks=[], yticks=[])
+    """Write a text in place of missing curves and axes."""
+    panel.set_axis_off()
     panel.text(0.5, 0.5, words, transform=panel.transAxes, ha="center", va="center", color=GREY)
+
+
+def run_columns(found: Sequence[Outcome]) -> list[ColumnLabel]:
+    """The columns that have runs; all columns if none has, so that a figure has panels."""
+    some = [one for one in found if one.runs] or found
+    return list(dict.fromkeys(one.cell.column for one in some))
 
 
 def first_legend(axes: Sequence[Axes]) -> None:

@@ -13,6 +13,7 @@ from quasiglobal.paper.figures.canvas import (
     colour_of,
     ends_in_words,
     first_legend,
+    run_columns,
     say,
     scores_in_words,
 )
@@ -50,6 +51,8 @@ def draw_weight_decay(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
 
 def _loss_and_accuracy(found: Sequence[Outcome], columns: Mapping[str, Lines]) -> Reproduced:
     """A row of panels for each title: the training loss and the test accuracy of its columns."""
+    run = run_columns(found)
+    columns = {title: lines for title, lines in columns.items() if any(column in run for column in lines)}
     figure, axes = panels(len(columns), 2, 4.6, 2.9)
     for k, (title, lines) in enumerate(columns.items()):
         loss, accuracy = axes[2 * k : 2 * k + 2]
@@ -72,6 +75,7 @@ def draw_effective_step(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
         ColumnLabel(setting, norm): f"{norm}, {title}"
         for setting, title in ((WEIGHT_DECAY, "weight decay"), (NO_WEIGHT_DECAY, "no weight decay"))
         for norm in ("BN", "GN")
+        if ColumnLabel(setting, norm) in run_columns(found)
     }
     figure, axes = panels(2, len(columns), 2.9, 2.7)
     for k, (column, title) in enumerate(columns.items()):
@@ -89,8 +93,8 @@ def draw_effective_step(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
 
 def draw_learning_curves(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
     """Test accuracy over the epochs, one panel per column."""
-    columns = list(dict.fromkeys(one.cell.column for one in found))
-    figure, axes = panels(math.ceil(len(columns) / 3), 3, 3.5, 2.6)
+    columns = run_columns(found)
+    figure, axes = panels(math.ceil(len(columns) / 3), min(3, len(columns)), 3.5, 2.6)
     for panel, column in zip(axes, columns, strict=False):
         _curves(panel, found, {column: ("-", "")}, SCORE, 100)
         panel.set_title(str(column))

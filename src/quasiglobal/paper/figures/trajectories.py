@@ -82,7 +82,7 @@ def _trajectories(
                     | {"t": t, "x": x, "y": y, "path_length": lengths[-1], "final_value": value}
                 )
         panel.plot(*minimum, "*", color=BLACK, markersize=8)
-        panel.set(xlim=x_range, ylim=y_range)
+        panel.set(xlim=x_range, ylim=y_range, xlabel="x", ylabel="y")
         panel.set_title(f"β = {setting.beta}, η = {setting.lr}, from {setting.start}")
         first, second = (f"{length:.2f}" if length < 1e6 else "it diverges" for length in lengths)
         words.append(f"β = {setting.beta}, η = {setting.lr}, {setting.start}: {first} and {second}")
