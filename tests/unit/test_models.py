@@ -51,7 +51,7 @@ def test_resnets_have_the_papers_number_of_parameters(norm):
 def test_vgg_and_the_small_networks_have_theirs():
     assert count(build("vgg11", width=0.5)) == 2_308_810
     assert count(build("mlp", shape=(1, 8, 8))) == 64 * 128 + 128 * 128 + 128 * 10 + 128 + 128 + 10
-    assert all(20_000 < count(build("cnn", norm=norm, shape=(1, 8, 8))) < 60_000 for norm in NORMS)
+    assert all(20_000 < count(build("cnn", norm=norm, shape=(1, 8, 8))) < 60_000 for norm in MODELS["cnn"].norms)
 
 
 @pytest.mark.parametrize("depth", [8, 14, 20, 32, 56])
@@ -125,14 +125,31 @@ def test_what_follows_a_convolution_in_each_kind_of_resnet20():
     assert released.count(nn.ReLU) == blocks                # after each sum
 
 
+def test_the_first_release_tests_five_of_its_batch_norms_by_running_statistics():
+    torch.manual_seed(0)
+    first = build("resnet20", norm="evonorm-first-release", width=0.25).double()
+    later = build("resnet20", norm="evonorm-released", width=0.25).double()
+    norms = [layer for layer in first.modules() if isinstance(layer, nn.BatchNorm2d)]
+    assert [layer.track_running_stats for layer in norms].count(True) == 5 == len(norms) - 6
+    tracked = {name for name, layer in first.named_modules() if getattr(layer, "track_running_stats", False)}
+    assert tracked == {"stages.0.residual.3", "stages.3.residual.3", "stages.3.shortcut.1", "stages.6.residual.3",
+                       "stages.6.shortcut.1"}
+    later.load_state_dict(first.state_dict(), strict=False)
+    x = torch.rand(6, 3, 32, 32).double()
+    with torch.no_grad():
+        assert torch.equal(first.train()(x), later.train()(x))         # training is the same
+        assert not torch.allclose(first.eval()(x), later.eval()(x))
+
+
 @each
-def test_train_and_eval_differ_for_bn_alone(name, norm):
+def test_train_and_eval_differ_for_running_statistics_alone(name, norm):
     """evonorm-released evaluates with the statistics of the batch, as the paper's tables did."""
     model, x = small(name, norm), images(name, 3)
     with torch.no_grad():
         trained, evaluated = model.train()(x), model.eval()(x)
-    assert torch.equal(trained, evaluated) == (norm != "bn")
-    assert any(True for _ in model.buffers()) == (norm == "bn")
+    running = norm in ("bn", "evonorm-first-release")
+    assert torch.equal(trained, evaluated) != running
+    assert any(True for _ in model.buffers()) == running
 
 
 @each
@@ -218,7 +235,9 @@ BAD = {
     "resnet34: the depth must be 6k + 2, such as resnet32": ("resnet34", {}),
     "resnet2: the depth must be 6k + 2, such as resnet8": ("resnet2", {}),
     "unknown norm 'evo'; did you mean 'evonorm'?": ("resnet20", {"norm": "evo"}),
-    "resnet20 has no norm 'none'; use bn, gn, evonorm, evonorm-released": ("resnet20", {"norm": "none"}),
+    "resnet20 has no norm 'none'; use bn, gn, evonorm, evonorm-released, evonorm-first-release": (
+        "resnet20", {"norm": "none"}
+    ),
     "vgg11 has no norm 'bn'; use none": ("vgg11", {"norm": "bn"}),
     "mlp has no norm 'gn'; use none": ("mlp", {"norm": "gn"}),
     "gn needs an even number of channels for two groups, got 5; change width":

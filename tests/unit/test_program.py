@@ -110,6 +110,19 @@ def test_a_score_is_each_models_own_in_test_order(norm):
     assert records[-1][0]["accuracy_worst"] == pytest.approx(min(accuracies), abs=1e-6)
 
 
+def test_shared_draws_are_the_same_at_every_node():
+    one = replace(SHORT, partition="iid", augment=True)
+    for draws in ("own", "shared"):
+        program, _ = run_all(replace(one, draws=draws, epochs=1))
+        epoch = program.feed.plan.epoch(0, torch.device("cpu"))
+        places = [
+            [np.flatnonzero(owner.examples == row)[0] for row in epoch.index[0, k].tolist()]
+            for k, owner in enumerate(program.feed.plan.owners)
+        ]
+        assert all(of == places[0] for of in places) == (draws == "shared")
+    assert replace(one, draws="shared").hash != one.hash == replace(one, draws="own").hash
+
+
 def test_bytes_sent_count_neighbours_and_exact_means():
     sent = {
         name: run_all(replace(SHORT, algorithm=name, epochs=1))[1][-1][0]["bytes_sent"]

@@ -12,7 +12,7 @@ from torch.func import vmap
 from quasiglobal.gradients.kernels.program import stacked_program
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.stack import StackedModel
-from quasiglobal.models import build
+from quasiglobal.models import RESIDUAL, build
 
 K, BATCH = 2, 3
 
@@ -69,7 +69,7 @@ class Unusual(nn.Module):
 
 
 NETWORKS = {"usual": Usual, "unusual": Unusual, "vgg11": partial(build, "vgg11", width=0.125)} | {
-    norm: partial(build, "resnet8", norm=norm, width=0.5) for norm in ("bn", "gn", "evonorm", "evonorm-released")
+    norm: partial(build, "resnet8", norm=norm, width=0.5) for norm in RESIDUAL
 }
 
 

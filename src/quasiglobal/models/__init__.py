@@ -38,10 +38,11 @@ class Model:
 
 
 NORMALISED = ("bn", "gn", "evonorm", "evonorm-released")
+RESIDUAL = (*NORMALISED, "evonorm-first-release")
 
 MODELS: dict[str, Model] = {
-    "resnet20": Model(partial(cifar_resnet, 20), NORMALISED),
-    "resnet18": Model(resnet18, NORMALISED),
+    "resnet20": Model(partial(cifar_resnet, 20), RESIDUAL),
+    "resnet18": Model(resnet18, RESIDUAL),
     "vgg11": Model(VGG11, ("none",), side=32),
     "mlp": Model(mlp, ("none",), side=None),
     "cnn": Model(cnn, (*NORMALISED, "none"), side=4),
@@ -60,8 +61,9 @@ def build(
     """Build a network for inputs of `shape`, initialised with torch's global random generator.
 
     `name` is resnet20 (or another CIFAR ResNet of depth 6k + 2), resnet18, vgg11, mlp or cnn; `norm` is bn,
-    gn, evonorm (the paper's text), evonorm-released (used for the paper's tables) or none. The default is bn;
-    vgg11 and mlp support only none. `width` multiplies the number of channels.
+    gn, evonorm (the paper's text), evonorm-released (used for the paper's tables), evonorm-first-release (its
+    first version, for ResNets; it differs in tests alone) or none. The default is bn; vgg11 and mlp support only none.
+    `width` multiplies the number of channels.
 
     >>> sum(weights.numel() for weights in build("resnet20", norm="evonorm").parameters())
     272474
@@ -96,7 +98,7 @@ def _model(name: str) -> Model:
     if depth < 8 or depth % 6 != 2:
         near = 6 * max(1, round((depth - 2) / 6)) + 2
         raise InputError(f"{name}: the depth must be 6k + 2, such as resnet{near}")
-    return Model(partial(cifar_resnet, depth), NORMALISED)
+    return Model(partial(cifar_resnet, depth), RESIDUAL)
 
 
 def _check_shape(name: str, side: int | None, shape: tuple[int, ...]) -> None:

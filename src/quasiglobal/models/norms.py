@@ -57,6 +57,9 @@ class Norm:
     last: Callable[[], nn.Module] = nn.ReLU
     """The activation after the sum."""
 
+    opening: Callable[[int], nn.Module] | None = None
+    """Replaces `outer` in the first block of each stage, where the shortcuts are; by default the same."""
+
 
 def group_norm(channels: int) -> nn.Module:
     """Two groups, as in K. Hsieh et al.: The non-IID data quagmire of decentralized machine learning."""
@@ -81,5 +84,7 @@ NORMS: dict[str, Norm] = {
     "evonorm": Norm(EvoNormS0, EvoNormS0, nn.Identity),
     # The code behind the paper's tables: half of the layers are batch normalisation.
     "evonorm-released": Norm(EvoNormS0, batch_statistics),
+    # Its first release, two days older, tests those of each stage's first block by running statistics.
+    "evonorm-first-release": Norm(EvoNormS0, batch_statistics, opening=nn.BatchNorm2d),
     "none": Norm(lambda channels: nn.ReLU(), lambda channels: nn.Identity()),
 }

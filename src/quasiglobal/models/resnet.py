@@ -5,6 +5,8 @@ K. He, X. Zhang, S. Ren, J. Sun: Deep residual learning for image recognition. C
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from quasiglobal.models.layers import convolution, scaled
@@ -45,7 +47,8 @@ class ResNet(nn.Module):
         for stage, outputs in enumerate(channels):
             for block in range(blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
-                self.stages.append(BasicBlock(inputs, outputs, stride, norm))
+                outer = norm.opening if norm.opening is not None and block == 0 else norm.outer
+                self.stages.append(BasicBlock(inputs, outputs, stride, replace(norm, outer=outer)))
                 inputs = outputs
         self.head = nn.Linear(inputs, classes)
 

@@ -41,7 +41,7 @@ class Experiment:
     model: str = "cnn"
     """cnn, mlp, resnet20 (any depth 6k + 2), resnet18, vgg11, hf:NAME, hf:FOLDER, or your own package.module:Name."""
     norm: str | None = None
-    """Normalisation: bn, gn, evonorm, evonorm-released or none; by default the model's own."""
+    """bn, gn, evonorm, evonorm-released, evonorm-first-release or none; by default the model's own."""
     width: float = 1.0
     """Multiplier for the model's number of channels."""
     bn: Literal["shared", "local"] = "shared"
@@ -106,6 +106,8 @@ class Experiment:
     """Test metrics: accuracy, top5, f1, auc, mse, mae, or your own package.module:name. The first one is the score."""
     label: str = ""
     """Label column of a CSV table of numbers; the other columns are the input."""
+    draws: Literal["own", "shared"] = "own"
+    """Random order, flips and crops: own at each node, or shared by all nodes, as in the paper's released code."""
     train: str = "all"
     """Parameters of an hf: model to train, gossip and save: all, head, or lora:RANK (low-rank adapters and head)."""
 

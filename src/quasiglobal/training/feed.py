@@ -61,7 +61,11 @@ class Feed:
         lengths = [[len(part) for part in of] for of in parts]
         if len({tuple(step_sizes(of, first.batch, first.steps)) for of in lengths}) > 1:
             raise InputError("runs that train together need the same steps per epoch; use partitions of equal sizes")
-        owners = [Owner(one.seed, i, of[i]) for one, of in zip(experiments, parts, strict=True) for i in nodes]
+        owners = [
+            Owner(one.seed, 0 if one.draws == "shared" else i, of[i])
+            for one, of in zip(experiments, parts, strict=True)
+            for i in nodes
+        ]
         self.plan = Plan(owners, first.batch, self.inputs.draw, lengths[0], first.steps, self.inputs.need)
         self.schedules = [schedule_of(one, self.steps_per_epoch) for one in experiments]
         self.shapes: Sequence[tuple[int, ...]] = ()
