@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from quasiglobal.errors import InputError
-from quasiglobal.models import MODELS, NORMS, build
+from quasiglobal.models import MODELS, build
 from quasiglobal.models.layers import convolution
 from quasiglobal.models.norms import EvoNormS0
 

@@ -14,10 +14,12 @@ import quasiglobal as qg
 from quasiglobal.common.progress import showing
 from quasiglobal.data import shards as module
 from quasiglobal.data.dataset import Dataset, Examples
+from quasiglobal.data.readers import folders
 from quasiglobal.data.shards import Shards
 from quasiglobal.data.sources import load
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.building import make_task
+from quasiglobal.runs.estimate import estimate, prepare
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import Experiment
@@ -173,6 +175,24 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_lost(folder, monkeypatch):
     Image.new("RGB", (SIDE, SIDE)).save(folder / "class0" / "0.png")
     with pytest.raises(qg.InputError, match=r"needs .* GB, but its disk has 1e-08 GB free; set QG_CACHE"):
         load(f"folder:{folder}", stream=True)
+
+
+@pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "mimelite"])
+def test_an_estimate_decodes_no_images(folder, tmp_path, monkeypatch, algorithm):
+    one = replace(experiment_on(folder), algorithm=algorithm)
+    real = estimate(prepare(one, Options(runs=tmp_path, device="cpu")), tmp_path)
+
+    def refuse(*args):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(folders, "_decode", refuse)
+    monkeypatch.setattr(folders, "_decode_to_disk", refuse)
+    found = estimate(prepare(one, Options(runs=tmp_path, device="cpu")), tmp_path)
+    pixels = IMAGES * 3 * SIDE * SIDE
+    assert (found.steps, found.data, found.shards) == (real.steps, pixels + 8 * IMAGES, 0)
+    if algorithm != "mimelite":
+        streamed = estimate(prepare(one, Options(runs=tmp_path, device="cpu", stream=True)), tmp_path)
+        assert (streamed.data, streamed.shards) == (8 * IMAGES, pixels)
 
 
 def test_what_cannot_be_streamed_is_one_sentence(tmp_path):

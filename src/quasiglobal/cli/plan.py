@@ -57,13 +57,14 @@ def check(command: Check) -> None:
         return
     nodes = f"{graph['nodes']} nodes" + (f" × {options.seeds} seeds" if options.seeds > 1 else "")
     data = "" if own else f", {size_in_words(taken.data)} for the data"
+    shards = f", {size_in_words(taken.shards)} for the data" if taken.shards else ""
     peak = f", {size_in_words(taken.peak)} peak on the GPU" if taken.peak else ""
     sent, rows = size_in_words(taken.sent_a_step), size_in_words(taken.rows)
     console.print(facts_table(topology_facts(graph) | {
         "model": f"{experiment.model}, {taken.parameters:,} parameters, {nodes}",
         "sent a step": f"{sent} a node, {size_in_words(taken.sent_a_step * taken.steps)} over the whole run",
         "memory": f"{rows} for models and momentum{data}{peak}",
-        "disk": f"{size_in_words(taken.checkpoints)} for the checkpoints",
+        "disk": f"{size_in_words(taken.checkpoints)} for the checkpoints{shards}",
         "time": f"about {time_in_words(taken.seconds)}: {taken.steps:,} steps of {1000 * taken.step_seconds:.3g} ms, "
         f"and a test every {experiment.eval_every} epochs",
     }))
@@ -71,6 +72,7 @@ def check(command: Check) -> None:
 
 UNITS = {
     "sent_a_step": "sent_bytes_per_step", "rows": "models_bytes", "data": "data_bytes", "peak": "gpu_peak_bytes",
+    "shards": "data_on_disk_bytes",
     "checkpoints": "checkpoint_bytes",
 }
 """Names in JSON of the estimate's fields in bytes."""

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.data.fresh import Fresh
 from quasiglobal.data.randomness import generator
-from quasiglobal.data.shards import Shards
+from quasiglobal.data.shards import Blank, Shards
 from quasiglobal.errors import InputError
 
 Pixels = NDArray[np.uint8]
@@ -202,6 +202,13 @@ def held_out(m: int, where: object) -> tuple[Indices, Indices]:
         raise InputError(f"{where} needs 2 examples or more for a training and a test set, got {m}")
     order = generator(0).permutation(m)
     return order[: m * 4 // 5], order[m * 4 // 5 :]
+
+
+def moments_of(examples: Examples, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the examples per channel; 0.5 for images that are not decoded."""
+    if isinstance(examples.shards, Blank):
+        return ((0.5,) * examples.x.shape[1],) * 2
+    return moments(examples.x, scale)
 
 
 def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -11,8 +11,10 @@ import os
 import shutil
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -180,6 +182,41 @@ class Shards:
             )
         with open(os.open(images, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             file.truncate(size)
+
+
+@dataclass(frozen=True, eq=False)
+class Blank(Shards):
+    """Stands for images that are not decoded, to estimate the cost of a training: all pixels are 0."""
+
+    in_memory: bool
+    """Whether the training would keep the images in memory."""
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Images that take no memory."""
+        return torch.zeros((), dtype=torch.uint8).expand(self.shape)
+
+    def read(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """Black images."""
+        return torch.zeros(len(rows), *self.shape[1:], dtype=torch.uint8) if out is None else out.zero_()
+
+
+_UNDECODED: ContextVar[bool] = ContextVar("undecoded", default=False)
+
+
+@contextmanager
+def undecoded() -> Iterator[None]:
+    """Within this context, readers of image files return `Blank` images."""
+    token = _UNDECODED.set(True)
+    try:
+        yield
+    finally:
+        _UNDECODED.reset(token)
+
+
+def is_undecoded() -> bool:
+    """Whether images are not to be decoded now."""
+    return _UNDECODED.get()
 
 
 @lru_cache

@@ -18,7 +18,7 @@ import torch
 
 from quasiglobal.common.imports import imported, is_path
 from quasiglobal.data.corpus import Corpus
-from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, locate, moments, reading
+from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, locate, moments_of, reading
 from quasiglobal.data.own import dataset_of
 from quasiglobal.data.readers import cifar, digits, folders, hub, idx, number_tables, tables
 from quasiglobal.data.readers.hub import Hub, TextHub
@@ -165,7 +165,7 @@ def load(
     splits = _read(name, source, data_folder(data_dir), lambda folder: source.read(folder, memory_limit), fetch)
     mean, std = source.mean, source.std
     if mean is None or std is None:
-        mean, std = moments(splits.train.x, source.scale)
+        mean, std = moments_of(splits.train, source.scale)
     return Dataset(name, *splits, source.scale, mean, std, source.augmentation)
 
 
@@ -293,8 +293,7 @@ def _from_python(path: str, memory_limit: float) -> Dataset:
 
 def _own(name: str, splits: Splits) -> Dataset:
     scale = 255.0 if splits.train.x.dtype == torch.uint8 else 1.0
-    measured = splits.train if len(splits.train) else splits.test
-    return Dataset(name, *splits, scale, *moments(measured.x, scale), "none")
+    return Dataset(name, *splits, scale, *moments_of(splits.train if len(splits.train) else splits.test, scale), "none")
 
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

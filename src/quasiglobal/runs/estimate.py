@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from quasiglobal.algorithms.centralized import Centralized
+from quasiglobal.data.shards import Blank, Shards, undecoded
 from quasiglobal.runs.agreement import agreement, has_own_data, stand_in
 from quasiglobal.runs.building import model_of
 from quasiglobal.runs.loading import task_of
@@ -37,6 +38,8 @@ class Estimate:
     """Bytes of x, the algorithm's state, the gradient and the models' buffers."""
     data: int
     """Bytes of the examples on the device."""
+    shards: int
+    """Bytes of the examples on disk, if they stay there."""
     peak: int
     """Peak GPU memory, measured in a few steps; 0 on a CPU."""
     checkpoints: int
@@ -50,7 +53,8 @@ def prepare(experiment: Experiment, options: Options) -> Program:
     """The initial program of an experiment, as in `train`; noise stands for data that are at their owners."""
     own = has_own_data(experiment)
     experiment = agreement(experiment) if own else experiment
-    task = stand_in(experiment) if own else task_of(experiment, options)
+    with undecoded():
+        task = stand_in(experiment) if own else task_of(experiment, options)
     experiments = [folder.experiment for folder in folders_of(experiment, options)]
     return Program(task, experiments, choose_device(options.device), **options.of_program)
 
@@ -62,6 +66,8 @@ def estimate(program: Program, folder: Path, steps: int = 3) -> Estimate:
     kept = [state.x, *program.bands.tensors(), *state.buffers.values()]
     saved = 2 * sum(tensor.nbytes for tensor in kept)
     tests, rows = program.evaluation, program.bands.rows
+    data = tests.data
+    on_disk = [of.shards.x.nbytes for of in (data.train, data.test) if of.shards and not _fits(of.shards)]
     stored = tree_leaves((program.feed.inputs.x, tests.inputs.x, program.feed.targets, tests.targets))
     times = -(-experiment.epochs // experiment.eval_every)
     shown = times * len(tests.data.test) * (rows + len(program.experiments))
@@ -71,7 +77,8 @@ def estimate(program: Program, folder: Path, steps: int = 3) -> Estimate:
         steps=program.steps,
         sent_a_step=program.bands.bytes_per_step[0],
         rows=sum(tensor.nbytes for tensor in kept) + state.x.nbytes,
-        data=sum(tensor.nbytes for tensor in stored),
+        data=sum(tensor.nbytes for tensor in stored) - sum(on_disk),
+        shards=sum(on_disk),
         peak=torch.cuda.max_memory_allocated() if program.device.type == "cuda" else 0,
         checkpoints=saved,
         step_seconds=step_seconds,
@@ -128,6 +135,11 @@ def _seconds_a_step(program: Program, steps: int) -> float:
             program.advance(step)
         program.sums()                                              # waits for the device
     return (time.perf_counter() - began) / steps
+
+
+def _fits(shards: Shards) -> bool:
+    """Whether the training would keep these images in memory."""
+    return isinstance(shards, Blank) and shards.in_memory
 
 
 def _existing(folder: Path) -> Path:

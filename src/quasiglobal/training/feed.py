@@ -17,6 +17,7 @@ from quasiglobal.data.dataset import Dataset, Indices
 from quasiglobal.data.fresh import Keyed
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.records import ExampleShards
+from quasiglobal.data.shards import Blank
 from quasiglobal.data.streams import Streamed
 from quasiglobal.data.workers import Workers
 from quasiglobal.errors import InputError
@@ -154,7 +155,7 @@ class Feed:
         """All examples of every row in batches: indices [k, size], each with the `Inputs.need` of its examples."""
         if self.fresh is not None:
             raise InputError("algorithms with full gradients need examples that are kept; use cache=True")
-        if self.streamed is not None:
+        if self.streamed is not None and not isinstance(self.streamed.shards, Blank):
             raise InputError("algorithms with full gradients need data in memory; leave out --stream")
         if len({len(owner.examples) for owner in self.plan.owners}) > 1:
             raise InputError("algorithms with full gradients need nodes of equal size; use another partition")

@@ -22,7 +22,7 @@ import torch
 from quasiglobal.common.files import cache_folder
 from quasiglobal.data.dataset import Examples, Pixels, Splits, held_out, reading
 from quasiglobal.data.readers import npz
-from quasiglobal.data.shards import Shards
+from quasiglobal.data.shards import Blank, Shards, is_undecoded
 from quasiglobal.errors import InputError
 
 if TYPE_CHECKING:
@@ -150,8 +150,15 @@ def _decode_both(
 ) -> Splits:
     """Decode the images into memory, or into shards if they exceed the memory limit."""
     large = len(train + test) * math.prod(shape) > memory_limit
+    if is_undecoded():
+        return Splits(_blank(train, shape, not large), _blank(test, shape, not large), classes)
     decode = _decode_to_disk if large else _decode
     return Splits(decode(train, shape, array), decode(test, shape, array), classes)
+
+
+def _blank(files: Files, shape: tuple[int, int, int], in_memory: bool) -> Examples:
+    blank = Blank(Path(), (len(files), *shape), in_memory)
+    return Examples(blank.x, torch.tensor([label for _, label in files]), shards=blank)
 
 
 def _decode_to_disk(files: Files, shape: tuple[int, int, int], array: Callable[[Image], Pixels]) -> Examples:
