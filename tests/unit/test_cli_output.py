@@ -77,9 +77,11 @@ def test_a_narrow_terminal_has_lines_instead_of_a_broken_table(monkeypatch, caps
 def test_no_color_leaves_no_escape_code_on_a_terminal(tmp_path):
     (tmp_path / "runs").mkdir()
     list(leave_runs(tmp_path / "runs", 1))
-    for words in (["runs", str(tmp_path / "runs")], ["plot", "--nothing"]):
+    for words, shown in ((["runs", str(tmp_path / "runs")], "finished"), (["plot", "--nothing"], "--nothing")):
         assert "\x1b" in on_terminal(words, {})
-        assert "\x1b" not in on_terminal(words, {"NO_COLOR": "1"})
+        plain = on_terminal(words, {"NO_COLOR": "1"})
+        assert shown in plain
+        assert "\x1b" not in plain
 
 
 def on_terminal(words, environment):

@@ -92,7 +92,7 @@ def _run(words: list[str]) -> None:
     else:
         sys.path.insert(0, os.getcwd())         # to import a user's package.module:Name
         if os.environ.get("NO_COLOR"):          # tyro reads this when it is imported
-            os.environ["PYTHON_TYRO_ANSI_CODES"] = "0"
+            os.environ["PYTHON_TYRO_ANSI_CODES"] = "False"
         terminal = import_module("quasiglobal.cli.terminal")
         warnings.showwarning = terminal.show_warning
         terminal.console.stderr = "--json" in words     # standard output holds the document alone
