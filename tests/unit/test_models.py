@@ -147,7 +147,7 @@ def test_train_and_eval_differ_for_running_statistics_alone(name, norm):
     model, x = small(name, norm), images(name, 3)
     with torch.no_grad():
         trained, evaluated = model.train()(x), model.eval()(x)
-    running = norm in ("bn", "evonorm-first-release")
+    running = norm in ("bn", "evonorm-first-release", "evonorm-running")
     assert torch.equal(trained, evaluated) != running
     assert any(True for _ in model.buffers()) == running
 
@@ -235,7 +235,7 @@ BAD = {
     "resnet34: the depth must be 6k + 2, such as resnet32": ("resnet34", {}),
     "resnet2: the depth must be 6k + 2, such as resnet8": ("resnet2", {}),
     "unknown norm 'evo'; did you mean 'evonorm'?": ("resnet20", {"norm": "evo"}),
-    "resnet20 has no norm 'none'; use bn, gn, evonorm, evonorm-released, evonorm-first-release": (
+    "resnet20 has no norm 'none'; use bn, gn, evonorm, evonorm-released, evonorm-first-release, evonorm-running": (
         "resnet20", {"norm": "none"}
     ),
     "vgg11 has no norm 'bn'; use none": ("vgg11", {"norm": "bn"}),

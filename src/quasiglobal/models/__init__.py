@@ -38,7 +38,7 @@ class Model:
 
 
 NORMALISED = ("bn", "gn", "evonorm", "evonorm-released")
-RESIDUAL = (*NORMALISED, "evonorm-first-release")
+RESIDUAL = (*NORMALISED, "evonorm-first-release", "evonorm-running")
 
 MODELS: dict[str, Model] = {
     "resnet20": Model(partial(cifar_resnet, 20), RESIDUAL),
@@ -61,9 +61,9 @@ def build(
     """Build a network for inputs of `shape`, initialised with torch's global random generator.
 
     `name` is resnet20 (or another CIFAR ResNet of depth 6k + 2), resnet18, vgg11, mlp or cnn; `norm` is bn,
-    gn, evonorm (the paper's text), evonorm-released (used for the paper's tables), evonorm-first-release (its
-    first version, for ResNets; it differs in tests alone) or none. The default is bn; vgg11 and mlp support only none.
-    `width` multiplies the number of channels.
+    gn, evonorm (the paper's text), evonorm-released (used for the paper's tables), evonorm-first-release and
+    evonorm-running (for ResNets; they differ from it in tests alone) or none. The default is bn; vgg11 and mlp
+    support only none. `width` multiplies the number of channels.
 
     >>> sum(weights.numel() for weights in build("resnet20", norm="evonorm").parameters())
     272474

@@ -41,7 +41,7 @@ class Experiment:
     model: str = "cnn"
     """cnn, mlp, resnet20 (any depth 6k + 2), resnet18, vgg11, hf:NAME, hf:FOLDER, or your own package.module:Name."""
     norm: str | None = None
-    """bn, gn, evonorm, evonorm-released, evonorm-first-release or none; by default the model's own."""
+    """bn, gn, evonorm, evonorm-released, -first-release or -running, or none; by default the model's own."""
     width: float = 1.0
     """Multiplier for the model's number of channels."""
     bn: Literal["shared", "local"] = "shared"

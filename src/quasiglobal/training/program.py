@@ -231,9 +231,7 @@ class Program:
         """Test the models of each experiment, and their average if all nodes are here."""
         nodes, runs = len(self.engine.nodes), len(self.experiments)
         everybody = nodes == self.engine.topology.n
-        x, buffers = self.state.x, self.state.buffers
-        if everybody:
-            x, buffers = self._with_averages(x), {n: self._with_averages(value) for n, value in buffers.items()}
+        x, buffers = self.with_averages() if everybody else (self.state.x, self.state.buffers)
         owners = [*self.engine.nodes] * runs + [-1] * (len(x) - runs * nodes)
         steps = self.state.epochs * self.feed.steps_per_epoch
         with self.seeded(TESTS + steps):                    # for models that draw random numbers in tests too
@@ -253,10 +251,13 @@ class Program:
         buffers = {name: average(value.to(self.device), dim=0)[None] for name, value in buffers_of(rows).items()}
         return measures_of_all(x, self.evaluation(average(x, dim=0)[None], buffers, [-1]).of_model(0))
 
-    def _with_averages(self, values: Tensor) -> Tensor:
-        """All rows, followed by the mean over nodes of each experiment."""
-        by_run = values.view(len(self.experiments), len(self.engine.nodes), *values.shape[1:])
-        return torch.cat([values, average(by_run, dim=1)])
+    def with_averages(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The models and buffers of all rows, followed by the mean over the nodes of each experiment."""
+        def followed(values: Tensor) -> Tensor:
+            by_run = values.view(len(self.experiments), len(self.engine.nodes), *values.shape[1:])
+            return torch.cat([values, average(by_run, dim=1)])
+
+        return followed(self.state.x), {name: followed(value) for name, value in self.state.buffers.items()}
 
     # ------------------------------------------------------------------------------------------ checkpoints
 

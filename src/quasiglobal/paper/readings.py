@@ -1,0 +1,102 @@
+"""Three readings of the released ResNet-EvoNorm: the same weights tested with other statistics of its batch norms.
+
+Training is the same for all three. The release tests by the statistics of each batch; its first version, two days
+older, tests 5 of the 11 batch normalisations by running statistics. Which of them made the paper's tables is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from quasiglobal.common.files import append_line, read_lines, write_lines
+from quasiglobal.errors import InputError
+from quasiglobal.gradients.layout import Layout
+from quasiglobal.runs.building import make_task
+from quasiglobal.training.evaluation import Evaluation
+from quasiglobal.training.loop import Callback, Loop
+from quasiglobal.training.metrics import SCORE
+from quasiglobal.training.networks import Networks
+from quasiglobal.training.program import Program
+
+READINGS = {"batch": "evonorm-released", "hybrid": "evonorm-first-release", "running": "evonorm-running"}
+"""The norm of each reading: which statistics its tests use."""
+
+FILE = "readings.jsonl"
+"""The file in a run folder: a line per test, with the accuracy of every reading."""
+
+
+class ScoreReadings(Callback):
+    """Tests the models of runs with `norm = "evonorm-running"` in all three readings, and writes readings.jsonl.
+
+    Such a run keeps the running statistics of all batch normalisations, which the other readings use in part.
+    """
+
+    def __init__(self) -> None:
+        self.tests: dict[str, Evaluation] = {}
+
+    def on_start(self, loop: Loop) -> None:
+        """Prepare the tests; on a resume, forget the lines after the checkpoint."""
+        program = loop.program
+        if program.experiment.norm != READINGS["running"]:
+            raise InputError(f"the readings need norm = {READINGS['running']!r}, got {program.experiment.norm!r}")
+        if not loop.folders:
+            raise InputError("the readings are written into run folders; train with runs=FOLDER")
+        self.tests = {name: _evaluation(program, norm) for name, norm in READINGS.items()}
+        for folder in loop.folders:
+            lines = [line for line in read_lines(folder / FILE) if line["epoch"] <= loop.epoch]
+            write_lines(folder / FILE, lines)
+
+    def on_epoch(self, loop: Loop) -> None:
+        """Add a line for each run if the epoch was tested."""
+        if not loop.tested:
+            return
+        found = {name: _accuracies(loop.program, test) for name, test in self.tests.items()}
+        for k in loop.latest:
+            line: dict[str, Any] = {"epoch": loop.epoch}
+            for name, accuracies in found.items():
+                line |= {name: accuracies[k][0], f"{name}_averaged": accuracies[k][1]}
+            append_line(loop.folders[k] / FILE, line)
+
+
+def read_readings(folder: Path) -> list[dict[str, Any]]:
+    """The tests of a run in all readings."""
+    return read_lines(folder / FILE)
+
+
+def last_and_best(lines: Sequence[dict[str, Any]], reading: str) -> tuple[float, float]:
+    """The accuracy of a reading in the last test, and in its best one.
+
+    >>> last_and_best([{"epoch": 1, "batch": 0.5}, {"epoch": 2, "batch": 0.4}], "batch")
+    (0.4, 0.5)
+    """
+    values = [line[reading] for line in lines]
+    return values[-1], max(values)
+
+
+def _evaluation(program: Program, norm: str) -> Evaluation:
+    """The test of a program's models with another norm; its parameters are the same."""
+    one = replace(program.experiment, norm=norm)
+    task = make_task(one, program.task.data)
+    networks = Networks(task, [one], program.device)
+    return Evaluation(task, networks.stacked(recomputing=False, long=False), program.device, networks.dtype)
+
+
+def _accuracies(program: Program, test: Evaluation) -> list[tuple[float, float]]:
+    """For each run the mean accuracy of its nodes, and that of their average."""
+    x, buffers = program.with_averages()
+    with torch.no_grad():
+        tally = test(x, {name: buffers[name] for name in Layout.buffers(test.model.module)}, [-1] * len(x))
+    nodes, runs = len(program.engine.nodes), len(program.experiments)
+    return [
+        (
+            fmean(tally.of_model(row)[SCORE] for row in range(r * nodes, (r + 1) * nodes)),
+            tally.of_model(runs * nodes + r)[SCORE],
+        )
+        for r in range(runs)
+    ]
