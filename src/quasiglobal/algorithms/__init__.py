@@ -56,6 +56,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "qg-sgdm-n": Centralized(base=QGDSGDm(nesterov=True)),
     "qhm": Centralized(base=QHM()),
 }
+"""The built-in algorithms by name. `qg.algorithm` looks names up here and sets their options."""
 
 
 def algorithm(text: str | Algorithm | type[Algorithm]) -> Algorithm:

@@ -41,12 +41,12 @@ def split(
 ) -> list[Indices]:
     """Example indices of each of n nodes, by the name of a partition or by a function (labels, n, rng).
 
-    dirichlet        as in the experiments behind the paper's tables; equal sizes
-    dirichlet-plain  as in the paper's text: each node draws its own class mix from Dirichlet(α)
-    iid              a random split; equal sizes
-    shards:K         sorted by class, cut into K pieces per node, assigned at random; equal sizes
-    by:COLUMN        natural clients: one node per value of the column; it needs exactly n values
-    whole            every node has all examples, for nodes that bring their own data
+        dirichlet        as in the experiments behind the paper's tables; equal sizes
+        dirichlet-plain  as in the paper's text: each node draws its own class mix from Dirichlet(α)
+        iid              a random split; equal sizes
+        shards:K         sorted by class, cut into K pieces per node, assigned at random; equal sizes
+        by:COLUMN        natural clients: one node per value of the column; it needs exactly n values
+        whole            every node has all examples, for nodes that bring their own data
 
     >>> [len(part) for part in split(np.repeat([0, 1], 50), 4, "shards:2")]
     [24, 24, 24, 24]
