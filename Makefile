@@ -39,7 +39,7 @@ $(MINILM)/whole: | .venv/installed
 	touch $@
 
 docs: .venv/docs  ## build the documentation site into out/site; any warning fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "built out/site; read it with: $(BIN)/python -m http.server --directory out/site"
 
 test: lint  ## run ruff, mypy --strict and the tests, a few minutes on two cores

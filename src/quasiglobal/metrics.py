@@ -249,7 +249,9 @@ class Auc(_OfAll):
 
 
 f1 = F1()
+"""The F1 score, an `F1`. `f1(average="micro")` is another with this option."""
 auc = Auc()
+"""The area under the ROC curve, an `Auc`."""
 
 BUILT_IN: dict[str, Any] = {"accuracy": accuracy, "top5": top5, "f1": f1, "auc": auc, "mse": mse, "mae": mae}
 """The metrics of this module by name."""

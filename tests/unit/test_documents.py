@@ -28,24 +28,24 @@ def test_the_readmes_examples_are_the_files_and_print_what_it_says(tmp_path):
     for process in started:
         said, _ = process.communicate(timeout=300)
         assert process.returncode == 0
-        assert f"```\n{said}```" in README
+        assert f"```text\n{said}```" in README
     assert len(examples[0].read_text().splitlines()) < 15
 
 
-def run_blocks(document, folder, monkeypatch, *, needs):
-    """Run the Python of a document, without the blocks that need a package, or up to and with those."""
+def run_blocks(document, folder, monkeypatch, has=()):
+    """Run the Python of a document, without the blocks that need something else."""
     text = (ROOT / "docs" / document).read_text()
-    blocks = re.findall(r"(<!-- needs \w+ -->\n)?```python\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"(?:<!-- needs (\w+) -->\n)?```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(folder)
     names = {"__name__": "__main__"}
-    for mark, block in blocks:
-        if needs or not mark:
+    for needed, block in blocks:
+        if not needed or needed in has:
             exec(compile(block, document, "exec"), names)
     return names
 
 
 def test_the_examples_of_your_own_run(tmp_path, monkeypatch, capsys):
-    run_blocks("your-own.md", tmp_path, monkeypatch, needs=False)
+    run_blocks("your-own.md", tmp_path, monkeypatch)
     said = capsys.readouterr().out
     assert "Linear gives 2 outputs, but the highest label is 2; it needs 3 outputs" in said
     assert list((tmp_path / "runs").glob("*/best/node-0.safetensors"))
@@ -55,7 +55,7 @@ def test_the_examples_of_your_own_run(tmp_path, monkeypatch, capsys):
 def test_the_examples_of_your_own_run_with_trackers(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    run_blocks("your-own.md", tmp_path, monkeypatch, needs=True)
+    run_blocks("your-own.md", tmp_path, monkeypatch, has=("wandb",))
     assert list((tmp_path / "wandb").glob("offline-run-*"))
 
 
@@ -113,6 +113,15 @@ def test_the_readmes_headline_is_what_the_tables_say():
         plain, local, quasi_global = (ours(method, f"α = {alpha}") for method in ("DSGD", "DSGDm-N", "QG-DSGDm-N"))
         assert re.search(rf"{plain}, {local} and {quasi_global} %\sat α = {alpha}\b", README)
     assert f"centralized training {ours('SGDm-N (centralized)', 'iid')} %" in README
+
+
+def test_the_numbers_for_choosing_a_method_are_those_of_the_tables():
+    tables, page = ((ROOT / "docs" / name).read_text() for name in ("results/tables.md", "choosing.md"))
+    methods = {"dsgd": "DSGD", "dsgdm-n": "DSGDm-N", "dsgd-gt": "DSGD (GT)", "dsgdm-n-gt": "DSGDm-N (GT)", "d2+": "D²₊"}
+    for name, method in (methods | {"qg-dsgdm-n": "QG-DSGDm-N"}).items():
+        row = r"^\| (?:ResNet-EvoNorm-20: )?{} \| ring 16, α = {} \| [^|]+ \| ([\d.]+ ± [\d.]+) \(3\)"
+        ours = [re.search(row.format(re.escape(method), alpha), tables, re.MULTILINE)[1] for alpha in ("1", "0.1")]
+        assert f"| `{name}` | {ours[0]} | {ours[1]} |" in page
 
 
 def test_your_algorithm_in_15_lines_works(capsys):
