@@ -61,7 +61,7 @@ def test_an_installed_wheel_works_in_an_empty_folder(wheel, tmp_path):
     def qg(*words):
         alone = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
         ran = subprocess.run(
-            [python.parent / "qg", *words], cwd=folder, env=alone, capture_output=True, text=True, timeout=600
+            [python.parent / "qg", *words], cwd=folder, env=alone, capture_output=True, text=True, timeout=1800
         )
         assert ran.returncode == 0, ran.stderr
         return ran.stdout
