@@ -15,5 +15,5 @@ for k in 0 1 2 3; do                                    # each of these commands
 done
 for k in 0 1 2 3; do wait "${nodes[k]}"; done
 
-qg export runs-2/* --out model.safetensors              # every hospital has its own model, trained with all
-qg evaluate model.safetensors --data folder:hospital-2
+qg export runs-2/* --node 2 --out model.safetensors     # every hospital has its own model, trained with all
+qg evaluate model.safetensors folder:hospital-2

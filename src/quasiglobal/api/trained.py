@@ -87,7 +87,9 @@ class Trained:
         ends = [number(test, score.name) for run in self.runs for test in tests(run)[-1:]]
         last = [value for value in ends if value is not None]
         seeds = f"{len(self.runs)} seed{'s' if len(self.runs) > 1 else ''}"
-        reached = f", {score.title} {score.shown(statistics.fmean(last))}" if last else ""
+        unit = "%" if score.percent else ""
+        name = score.title.removesuffix(", %")
+        reached = f", {name} {score.shown(statistics.fmean(last))}{unit}" if last else ""
         return f"<Trained: {one.algorithm} on {one.topology}, {len(self.records)} epochs, {seeds}{reached}>"
 
     def _repr_html_(self) -> str:
