@@ -8,6 +8,7 @@ import sys
 import pytest
 from terminal import inside
 
+from quasiglobal.cli.terminal import console
 from quasiglobal.runs.store import RunFolder
 from quasiglobal.training.experiment import Experiment
 
@@ -62,7 +63,7 @@ def test_json_of_a_check_a_tuning_and_a_table_of_the_paper(monkeypatch, capsys, 
 
 @pytest.mark.parametrize("columns", [60, 80])
 def test_a_narrow_terminal_has_lines_instead_of_a_broken_table(monkeypatch, capsys, tmp_path, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(console, "_width", columns)
     folders = list(leave_runs(tmp_path, 2, model="mlp", algorithm="dsgdm-n:sync=momentum,over=all"))
     for words in (["runs", str(tmp_path)], ["compare", *folders], ["algorithms"]):
         status, out, _ = inside(monkeypatch, capsys, *words)
