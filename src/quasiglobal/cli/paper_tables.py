@@ -81,8 +81,9 @@ def beside_the_paper(target: Target, table: PaperTable, found: Sequence[Outcome]
     def text(name: str) -> Any:
         return lambda row: texts[row["cell"]][name]
 
-    further = ("best epoch", "averaged") if console.width >= WIDE else ()
-    shown = {name: text(name) for name in ("paper", "ours (seeds)", "ours −\npaper", "lr", *further)}
+    best = ("best",) if console.width >= 100 else ()
+    further = ("averaged",) if console.width >= WIDE else ()
+    shown = {name: text(name) for name in ("paper", "ours (seeds)", *best, "ours −\npaper", "lr", *further)}
     return Listing(
         [_outcome_values(one, scale) for one in found],
         {"method": "method", **shown},
@@ -95,7 +96,7 @@ def beside_the_paper(target: Target, table: PaperTable, found: Sequence[Outcome]
     )
 
 
-BRIEF = {"paper": "paper", "ours (seeds)": "ours", "lr": "lr"}
+BRIEF = {"paper": "paper", "ours (seeds)": "ours", "best": "best", "lr": "lr"}
 """Columns on a narrow terminal, and their names there."""
 
 
@@ -108,7 +109,7 @@ def _outcome_texts(one: Outcome, scale: Scale) -> dict[str, str]:
         "ours (seeds)": f"{last} ({len(one.runs)})" if one.runs else last,
         "ours −\npaper": "-" if difference is None else f"{difference:+.2f}",
         "lr": f"{one.experiment.peak_lr:g}, {one.how}" if one.runs else one.how,
-        "best epoch": best,
+        "best": best,
         "averaged": averaged,
     }
 

@@ -20,9 +20,9 @@ from quasiglobal.training.metrics import Ranking, number
 
 COLUMNS = (
     Column("method"), Column("setting"), Column("paper", numeric=True), Column("ours", numeric=True),
-    Column("difference", numeric=True), Column("noise"), Column("order"),
+    Column("best", numeric=True), Column("difference", numeric=True), Column("noise"), Column("order"),
     Column("lr", numeric=True), Column("epochs", numeric=True, brief=False),
-    Column("best", numeric=True, brief=False), Column("averaged", numeric=True, brief=False),
+    Column("averaged", numeric=True, brief=False),
     Column("curves", brief=False),
 )
 
@@ -96,16 +96,20 @@ def _row(outcome: Outcome, judged: Judgement, anchor: str | None) -> Row:
     return Row((
         *start,
         _ours(outcome),
+        _other(outcome, "best"),
         *_difference(outcome, judged),
         _order(judged),
         _learning_rate(outcome),
         Cell(str(experiment.epochs), experiment.epochs),
-        *(_score(ours) if (ours := outcome.ours(which)) else Cell("") for which in OTHERS),
+        _other(outcome, "averaged"),
         Cell("curves", link=anchor) if anchor else Cell(""),
     ), name)
 
 
-OTHERS: tuple[Which, ...] = ("best", "averaged")
+def _other(outcome: Outcome, which: Which) -> Cell:
+    """The score of each run's best test, or of its averaged model."""
+    score = outcome.ours(which)
+    return _score(score) if score else Cell("")
 
 
 def _score(score: Score) -> Cell:
