@@ -1,13 +1,17 @@
 """The three readings of the released network: the same weights, tested with other statistics."""
 
+import math
 from dataclasses import replace
 
 import pytest
 from small_runs import SHORT, settled
 
 import quasiglobal as qg
-from quasiglobal.paper.readings import READINGS, ScoreReadings, last_and_best, read_readings
+from quasiglobal.common.files import write_lines
+from quasiglobal.paper.readings import FILE, READINGS, ScoreReadings, last_and_best, read_readings
+from quasiglobal.paper.readings_table import experiments, table
 from quasiglobal.runs.local import train
+from quasiglobal.runs.store import RunFolder, RunStore
 
 ONE = replace(SHORT, model="resnet8", norm="evonorm-running", width=0.25, epochs=2, lr=0.05)
 
@@ -24,6 +28,26 @@ def test_each_reading_scores_as_a_run_with_its_norm(tmp_path):
             assert line[f"{name}_averaged"] == pytest.approx(record["accuracy_averaged"], abs=1e-6)
         assert last_and_best(lines, name)[1] == max(line[name] for line in lines)
     assert len({tuple(line[name] for line in lines) for name in READINGS}) > 1
+
+
+def test_the_table_of_readings_measures_deviations_in_units_of_the_noise(tmp_path):
+    wanted = experiments(RunStore.read(tmp_path / "none"), seeds=2)
+    assert len({one.hash for one in wanted}) == 20            # centralized, and three methods at three α; two seeds
+    assert {one.norm for one in wanted} == {"evonorm-running"}
+    for one in wanted:
+        if one.algorithm == "qg-dsgdm-n" and one.alpha == 1:
+            folder = RunFolder.of(one, tmp_path / "runs")
+            folder.begin(None)
+            folder.finish("finished", {})
+            wrong = 0.01 * one.seed
+            write_lines(folder.folder / FILE, [
+                {"epoch": 1, "batch": 0.95 - wrong, "hybrid": 0.9128, "running": 0.5},
+                {"epoch": 2, "batch": 0.90 - wrong, "hybrid": 0.9128, "running": 0.5},
+            ])
+    *_, row, total = table(RunStore.read(tmp_path / "runs")).strip().splitlines()
+    assert "91.28 ± 0.38 | 89.50 ± 0.71 (2) | 94.50 ± 0.71 (2) | 91.28 ± 0.00 (2)" in row
+    error = math.sqrt(0.5**2 + 0.38**2 / 3)
+    assert f"| {((89.5 - 91.28) / error) ** 2:.1f} | {((94.5 - 91.28) / error) ** 2:.1f} | 0.0 | 0.0 |" in total
 
 
 def test_readings_need_all_running_statistics_and_a_folder(tmp_path):

@@ -1,0 +1,36 @@
+"""Compare three readings of the released ResNet-EvoNorm-20 with the paper's rows, on the same trained weights.
+
+    python benchmarks/readings.py docs/results/runs --runs runs --data-dir data      # train what is missing, on a GPU
+    python benchmarks/readings.py docs/results/runs --runs runs --show               # the table of what was trained
+
+The first folder has the runs of `evonorm-released`, whose tuned learning rates are used.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from quasiglobal.paper.readings import ScoreReadings
+from quasiglobal.paper.readings_table import experiments, table
+from quasiglobal.runs.local import train
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import RunStore
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tuned", type=Path)
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--show", action="store_true", help="train nothing")
+    chosen = parser.parse_args()
+    if not chosen.show:
+        options = Options(runs=chosen.runs, data_dir=chosen.data_dir, seeds=1)
+        train(experiments(RunStore.read(chosen.tuned), chosen.seeds), options, callbacks=[ScoreReadings()])
+    print(table(RunStore.read(chosen.runs)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Which reading of the released network explains the paper's rows: the runs that tell, and a table of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from quasiglobal.errors import InputError
+from quasiglobal.paper.cells import PaperCell
+from quasiglobal.paper.comparison import PAPER_SEEDS
+from quasiglobal.paper.outcomes import outcomes
+from quasiglobal.paper.published import Score
+from quasiglobal.paper.readings import READINGS, last_and_best, read_readings
+from quasiglobal.paper.tables import TABLES
+from quasiglobal.report.markdown import table as markdown_table
+from quasiglobal.runs.store import RunStore
+from quasiglobal.training.experiment import Experiment, setting
+
+
+def experiments(store: RunStore, seeds: int = 3) -> list[Experiment]:
+    """The runs that compare the readings: the rows of ResNet-EvoNorm-20 on a ring of 16, at their tuned rates.
+
+    Training is that of `evonorm-released`, so the rates of its cells in the store hold; a cell without runs takes the
+    rate of the same method's other cells.
+    """
+    found = [one for one in outcomes(TABLES["cifar10"], store) if _compares(one.cell)]
+    rates: dict[str, float] = {}
+    for one in found:
+        if one.runs:
+            rates.setdefault(one.cell.row.method, one.experiment.peak_lr)
+    chosen = []
+    for one in found:
+        rate = one.experiment.peak_lr if one.runs else rates.get(one.cell.row.method, one.experiment.peak_lr)
+        chosen += [replace(_running(one.cell), lr=rate, seed=seed) for seed in range(seeds)]
+    return chosen
+
+
+def table(store: RunStore) -> str:
+    """Each cell beside the paper's in all readings, last and best, as Markdown.
+
+    The last row has, for each reading, the sum of the squared deviations in units of the noise, the standard error of
+    the difference of two means over seeds.
+    """
+    rows, sums = [], {(name, which): 0.0 for name in READINGS for which in WHICH}
+    for cell in filter(_compares, TABLES["cifar10"].cells):
+        runs = [run for run in store.ended.get(setting(_running(cell)), ()) if read_readings(run.folder)]
+        if not runs or cell.score is None:
+            continue
+        cells = []
+        for key in sums:
+            values = [100 * last_and_best(read_readings(run.folder), key[0])[WHICH.index(key[1])] for run in runs]
+            ours = Score.of(values)
+            cells.append(f"{ours} ({len(values)})")
+            sums[key] += _deviation(ours, len(values), cell.score) ** 2
+        rows.append([cell.row.method, cell.column.setting, str(cell.score), *cells])
+    if not rows:
+        raise InputError(f"{store.root} has no runs with readings; train those of `experiments` with ScoreReadings")
+    total = ["sum of squared deviations", "", "", *(f"{value:.1f}" for value in sums.values())]
+    return markdown_table(["method", "setting", "paper", *(f"{name}, {which}" for name, which in sums)], [*rows, total])
+
+
+WHICH = ("last", "best")
+
+
+def _compares(cell: PaperCell) -> bool:
+    return cell.row.model == "ResNet-EvoNorm-20" and cell.column.group == "ring 16"
+
+
+def _running(cell: PaperCell) -> Experiment:
+    return replace(cell.experiment, norm=READINGS["running"])
+
+
+def _deviation(ours: Score, seeds: int, papers: Score) -> float:
+    """Difference of the means in units of its standard error; a single seed borrows the paper's deviation."""
+    own, other = (ours.std if ours.std is not None else papers.std or 0.0), papers.std or 0.0
+    return (ours.mean - papers.mean) / math.sqrt(own**2 / seeds + other**2 / PAPER_SEEDS)
