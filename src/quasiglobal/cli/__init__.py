@@ -35,7 +35,7 @@ GROUPS = {
         "predict": ("share", "Predict for images, tables or texts without labels."),
     },
     "Reproduce": {
-        "demo": ("demo", "Show the paper's main result on embedded data, in two minutes."),
+        "demo": ("demo", "Show the paper's main result on embedded data, in a few minutes."),
         "reproduce": ("paper", "Make a table or figure of the paper."),
         "report": ("paper", "Compare the paper's tables and claims with your runs."),
     },

@@ -16,7 +16,7 @@ from quasiglobal.report import plots
 def demo(out: Folder = Path("out"), json: Json = False) -> None:
     """Compare no, local and quasi-global momentum on heterogeneous data, and centralized training.
 
-    Trains 16 small convolutional networks on a ring to recognise digits. Takes two minutes on two cores.
+    Trains 16 small convolutional networks on a ring to recognise digits. Takes three to four minutes on two cores.
 
     Args:
         out: The folder for demo.png, demo.svg, demo.csv and the runs.

@@ -1,4 +1,4 @@
-"""The paper's main result in two minutes, on real data: `qg demo`.
+"""The paper's main result in a few minutes, on real data: `qg demo`.
 
 Each of four algorithms trains 16 small convolutional networks on a ring to classify handwritten digits. The data
 differ from node to node, except for the centralized reference. Learning rates are tuned with seed 0; results are of
