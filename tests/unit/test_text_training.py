@@ -100,13 +100,8 @@ def write_reader(folder):
     return name
 
 
-def predicted(capsys):
-    """The classes that `qg predict` printed."""
-    return [row["class"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))]
-
-
-def test_from_a_csv_file_to_a_model_in_use(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
+def trained_on_texts(tmp_path):
+    """A run of a small reader on generated texts, even or odd."""
     write_texts(tmp_path / "mine" / "train.csv", 120, 0)
     write_texts(tmp_path / "mine" / "test.csv", 40, 1)
     chosen = Experiment(
@@ -114,6 +109,17 @@ def test_from_a_csv_file_to_a_model_in_use(tmp_path, monkeypatch, capsys):
         partition="iid", algorithm="dadam", epochs=4, batch=10, lr=0.01, milestones=(), shape=(16,), eval_every=4,
     )
     (run,) = train(chosen, Options(runs=tmp_path / "runs", device="cpu"))
+    return run
+
+
+def predicted(capsys):
+    """The classes that `qg predict` printed."""
+    return [row["class"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))]
+
+
+def test_from_a_csv_file_to_a_model_in_use(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
+    run = trained_on_texts(tmp_path)
     assert run.status == "finished"
     assert run.summary.last["accuracy"] > 0.95
     assert len(run.summary.last["recall_worst"]) == 2
@@ -175,13 +181,7 @@ def test_a_tokenizer_with_more_words_than_the_model_is_refused(tmp_path, monkeyp
 @pytest.mark.slow
 def test_an_exported_language_model_stands_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("QG_CACHE", str(tmp_path / "cache"))
-    write_texts(tmp_path / "mine" / "train.csv", 120, 0)
-    write_texts(tmp_path / "mine" / "test.csv", 40, 1)
-    chosen = Experiment(
-        data=f"csv:{tmp_path}/mine", model=write_reader(tmp_path / "reader"), pretrained=False, topology="ring:3",
-        partition="iid", algorithm="dadam", epochs=4, batch=10, lr=0.01, milestones=(), shape=(16,), eval_every=4,
-    )
-    (run,) = train(chosen, Options(runs=tmp_path / "runs", device="cpu"))
+    run = trained_on_texts(tmp_path)
     written = save_folder(export(run, "average"), tmp_path / "alone")
     assert {"model.safetensors", "model.json", "README.md", "model.pt2", "language"} <= {
         path.name for path in written.files
