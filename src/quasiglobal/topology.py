@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -329,6 +330,8 @@ def parse(text: Graph) -> Topology:
         raise InputError(f"social has its own 32 nodes, got {text!r}; write social")
     if name in SIZED:
         return SIZED[name](_whole(argument, text))
+    if (split := re.fullmatch(r"([a-z-]+?)\(?(\d+)\)?", text)) and split[1] in SIZED:      # ring16, ring(16)
+        raise InputError(f"unknown topology {text!r}; write {split[1]}:{split[2]}")
     if text.endswith(SUFFIXES):
         return from_file(text)
     if is_path(text):

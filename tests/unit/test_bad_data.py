@@ -254,6 +254,10 @@ def test_wrong_class_folders_are_named(tmp_path):
     refused("folder:a", "a/test has the class 'cow', which is not in a/train")
     write_images(tmp_path / "one", classes=("ant",), each=1)
     refused("folder:one", "one needs 2 examples or more")
+    write_images(tmp_path / "b")
+    (tmp_path / "b" / "zebra").mkdir()
+    with pytest.warns(UserWarning, match="zebra holds no images, but counts as a class"):
+        datasets.load("folder:b")
 
 
 def test_images_of_two_sizes_are_refused(tmp_path):

@@ -212,3 +212,9 @@ def test_tables_of_many_chunks_are_read_bit_for_bit(tmp_path):
     x, y, _ = together(read(write(tmp_path / "t.csv", content), "label", LIMIT))
     assert np.array_equal(x.numpy(), values)
     assert np.array_equal(y.numpy(), np.arange(m) % 7)
+
+
+def test_many_whole_numbers_are_warned_of(tmp_path):
+    (tmp_path / "t.csv").write_text("age,cost\n" + "\n".join(f"{k},{3 * k}" for k in range(50)))
+    with pytest.warns(UserWarning, match="has 50 different whole numbers in 50 rows, which count as classes; .*mse"):
+        read(tmp_path / "t.csv", "cost", memory_limit=1e9)

@@ -120,7 +120,7 @@ def test_a_table_of_numbers_is_read_by_its_columns_names(tmp_path, loss):
     assert labelled.objects() == new.objects()              # the order of the columns does not matter
     assert new.columns == (("outcome",) if loss else ("0", "1"))
     (tmp_path / "turned.csv").write_text(
-        "dose,outcome,age\n" + "\n".join(f"{b},{y},{a}" for (a, b), y in zip(values, target, strict=True))
+        "dose,outcome,id,age\n" + "\n".join(f"{b},{y},7,{a}" for (a, b), y in zip(values, target, strict=True))
     )
     all_rows, turned = (score(model, f"csv:{tmp_path}/{name}.csv") for name in ("t", "turned"))
     assert (turned.value, turned.examples) == (all_rows.value, 80)
@@ -131,6 +131,12 @@ def test_a_table_of_numbers_is_read_by_its_columns_names(tmp_path, loss):
     (tmp_path / "text.csv").write_text("dose,age\n1,old\n")
     with pytest.raises(qg.InputError, match="has 'old' in column age, which the model takes as a number"):
         predict(model, [str(tmp_path / "text.csv")])
+
+
+def test_floats_far_from_the_training_data_are_refused(digits, tmp_path):
+    np.savez(tmp_path / "x.npz", x=255 * np.random.default_rng(0).random((3, 1, 8, 8)))
+    with pytest.raises(qg.InputError, match=r"x.npz has values \d+ standard deviations away .*divide by 255"):
+        predict(read(digits[1]), [str(tmp_path / "x.npz")])
 
 
 def test_a_folder_that_is_no_export_is_kept(digits, tmp_path):
@@ -145,7 +151,7 @@ def test_a_folder_that_is_no_export_is_kept(digits, tmp_path):
     ("data", "why"),
     [
         (("nothing",), "there is no file, folder or data set 'nothing'"),
-        (("x.npz", "y.png"), "several data are for images; x.npz is none"),
+        (("x.npz", "y.png"), "x.npz is no image; give such data alone"),
         (("t.csv",), r"t.csv is a table, but the model takes inputs of shape \[1, 8, 8\]"),
         ((), "name the data to predict for"),
     ],

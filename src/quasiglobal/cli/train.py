@@ -56,6 +56,7 @@ def train(command: Train, words: Sequence[str]) -> None:
 def _exit_if_diverged(runs: Sequence[Run]) -> None:
     """Exit with status 3 if a run diverged."""
     if any(run.status == "diverged" for run in runs):
+        console.print("⋆ the loss grew too large: try a smaller --lr, and scale numbers to predict to about 1")
         sys.exit(3)
 
 

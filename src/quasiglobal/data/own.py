@@ -34,6 +34,8 @@ def dataset_of(
     >>> len(data.train), len(data.test), [len(part) for part in data.parts], data.classes[-1]
     (12, 3, [4, 8], '9')
     """
+    if memory_limit is not None and not (isinstance(memory_limit, int | float) and memory_limit >= 0):
+        raise InputError(f"memory_limit is a number of bytes >= 0, got {memory_limit!r}")
     whole = test is not None
     if cache and _exceeds(memory_limit, [*_several(train), *(_several(test) if whole else [])], columns):
         return _on_disk(train, test, columns)

@@ -159,6 +159,8 @@ def load(
     if asked.is_text:
         raise InputError(f"{name} is text, which needs a language model, such as --model hf:PATH")
     if name not in SOURCES:
+        if os.path.exists(name):
+            raise InputError(f"{name} is a path; write {named(name)}")
         raise unknown("data set", name, [*SOURCES, *TEXT_SOURCES, "folder:PATH", "csv:PATH"])
     source = SOURCES[name]
     fetch = partial(hub.fetch, source.hub, memory_limit) if source.hub else None
@@ -271,12 +273,11 @@ def load_table(
 ) -> Dataset:
     """Load a CSV table of numbers, csv:PATH: the column `label` is the target, the other columns are the input.
 
-    With `numbers`, whole numbers in that column are numbers too, not classes. With `testing`, all rows of a file are
-    test examples.
+    With `numbers`, whole numbers there are numbers too, not classes. With `testing`, all rows are test examples.
     """
     asked = DataName.parse(name)
     if asked.kind != "csv":
-        hint = f"write csv:{name}" if name.endswith(tables.SUFFIXES) else f"leave it out with {name}"
+        hint = f"write csv:{asked.path or name}" if name.endswith(tables.SUFFIXES) else f"leave it out with {name}"
         raise InputError(f"label is for CSV tables, csv:PATH; {hint}")
     return _own(name, number_tables.read(Path(asked.path), label, memory_limit, numbers, testing))
 

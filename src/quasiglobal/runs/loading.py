@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -42,11 +43,13 @@ def data_of(
     *,
     memory_limit: float = MEMORY_LIMIT,
     stream: bool = False,
+    features: tuple[str, ...] = (),
 ) -> Dataset:
     """Load the experiment's data, or the data set `name` with the experiment's classes, shape, mean and std.
 
     Texts are tokenised for the experiment's model. `testing` is for a trained model: all rows of a CSV file are then
     test examples, in file order. Images beyond the memory limit in bytes, or with `stream`, stay on disk.
+    `features` are the columns of a table that a trained model takes, in this order.
     """
     name = name or experiment.data
     if stream:
@@ -54,6 +57,7 @@ def data_of(
     if experiment.label:
         numbers = experiment.loss in NUMERIC
         data = load_table(name, experiment.label, numbers=numbers, memory_limit=memory_limit, testing=testing)
+        data = _of_columns(data, features) if features else data
     elif is_text(name):
         texts = corpus(name, data_dir, testing, memory_limit=memory_limit)
         data = as_tokens(experiment, texts, cache_folder("tokens"))
@@ -72,3 +76,14 @@ def as_tokens(experiment: Experiment, texts: Corpus, cache: Path | None) -> Data
     data = tokenised(texts, tokenizer_of(experiment.model), length, cache)
     check_vocabulary(data, vocabulary_of(experiment.model), experiment.model)
     return data
+
+
+def _of_columns(data: Dataset, features: tuple[str, ...]) -> Dataset:
+    """A table with these columns as its input."""
+    there = data.test.features
+    if missing := [name for name in features if name not in there]:
+        raise InputError(f"{data.name} has no column of numbers {missing[0]!r}; the model takes {', '.join(features)}")
+    columns = [there.index(name) for name in features]
+    splits = [replace(split, x=split.x[:, columns], features=features) for split in (data.train, data.test)]
+    picked = [tuple(values[k] for k in columns) for values in (data.mean, data.std)]
+    return replace(data, train=splits[0], test=splits[1], mean=picked[0], std=picked[1])

@@ -22,6 +22,9 @@ from quasiglobal.runs.loading import as_tokens, data_of
 AT_ONCE = 256
 """Image files that are read together."""
 
+FAR = 100
+"""Number of standard deviations from the mean of the training data beyond which an input is a mistake."""
+
 CSV = "csv:"
 
 
@@ -100,7 +103,7 @@ def _read(
             yield list(map(str, some)), _images(model, some, resize)
         return
     if len(given) != 1:
-        raise InputError(f"several data are for images; {_first_other(given)} is none")
+        raise InputError(f"{_first_other(given)} is no image; give such data alone, one at a time")
     (data,) = given
     path = data.removeprefix(CSV)
     if data == "-" or path.endswith((".txt", *SUFFIXES)):
@@ -108,6 +111,7 @@ def _read(
     elif path.endswith(".npz"):
         _check_no_texts(model, data)
         x = unlabelled.array(Path(path), MEMORY_LIMIT)
+        _check_range(model, x, data)
         yield [], _to_test(model, x, data, model.scale if x.dtype == torch.uint8 else 1.0)
     elif DataName.parse(data).kind == "named" and data not in SOURCES | TEXT_SOURCES:
         if os.path.exists(data):
@@ -150,6 +154,21 @@ def _texts(model: Exported, path: str) -> Dataset:
     texts = unlabelled.texts(path, MEMORY_LIMIT)
     rows = Rows(texts, torch.zeros(len(texts), dtype=torch.int64))
     return as_tokens(model.experiment, to_test(path, rows, model.experiment.classes), cache=None)
+
+
+def _check_range(model: Exported, x: Tensor, data: str) -> None:
+    """Raise InputError for floats that are far outside of the training data, as pixels up to 255 are."""
+    one = model.experiment
+    if not x.is_floating_point() or not one.mean or x.ndim < 2 or len(one.mean) != x.shape[1]:
+        return
+    channels = (1, -1) + (1,) * (x.ndim - 2)
+    mean, std = (torch.tensor(values).view(channels) for values in (one.mean, one.std))
+    furthest = float(((x - mean) / std).abs().max()) if x.numel() else 0.0
+    if furthest > FAR:
+        raise InputError(
+            f"{data} has values {furthest:.0f} standard deviations away from the training data; scale it as these were "
+            "(pixels: divide by 255, or store uint8)"
+        )
 
 
 def _check_no_texts(model: Exported, data: str) -> None:

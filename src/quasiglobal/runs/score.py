@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from quasiglobal.data.dataset import Dataset
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import loss_of
 from quasiglobal.runs.exported import Exported
@@ -25,8 +24,7 @@ class TestScore:
 
 def score(model: Exported, name: str | None = None, data_dir: Path | None = None) -> TestScore:
     """Test a model on a data set; by default on the test examples of its own."""
-    data = data_of(model.experiment, data_dir, name, testing=name is not None)
-    data = _in_order(data, model.features)
+    data = data_of(model.experiment, data_dir, name, testing=name is not None, features=model.features)
     outputs, targets = model.outputs(data), data.test.y
     if data.classes:
         right = (outputs.argmax(dim=-1) == targets).double().mean()
@@ -37,14 +35,3 @@ def score(model: Exported, name: str | None = None, data_dir: Path | None = None
         )
     loss = loss_of(model.experiment, data)(outputs, targets.view_as(outputs))
     return TestScore(data.name, len(data.test), model.experiment.loss or "mse", float(loss))
-
-
-def _in_order(data: Dataset, features: tuple[str, ...]) -> Dataset:
-    """A table with its columns in the order of the training."""
-    there = data.test.features
-    if not features or not there or there == features:
-        return data
-    if set(there) != set(features):
-        raise InputError(f"{data.name} has the columns {', '.join(there)}; the model takes {', '.join(features)}")
-    columns = [there.index(name) for name in features]
-    return replace(data, test=replace(data.test, x=data.test.x[:, columns], features=features))

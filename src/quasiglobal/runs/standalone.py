@@ -191,10 +191,11 @@ def _readme(exported: Exported, has_program: bool, has_onnx: bool) -> str:
     code = "\n".join((
         imports, 'terms = json.load(open("model.json"))', load, f"x = {inputs}", f"outputs = model(x){then}", names,
     ))
+    before = f", before {then[1:].partition('(')[0]}" if then else ""
     files = {
         WEIGHTS: "the weights, a state_dict", TERMS: "classes, shape and normalisation of the data",
         PROGRAM: "the model with its normalisation, for `torch.export.load`" if has_program else "",
-        ONNX: "the same for ONNX: input `x`, output `outputs`" if has_onnx else "",
+        ONNX: f"the same for ONNX: input `x`, output `outputs`{before}" if has_onnx else "",
         LANGUAGE: "the tokenizer and the configuration" if one.reads_texts else "",
     }
     listed = "\n".join(f"- `{name}`: {what}" for name, what in files.items() if what)

@@ -233,7 +233,9 @@ def external_fingerprint(experiment: Experiment) -> str:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the run in a folder."""
+    """Read the run in a folder; a name alone is also found in runs/."""
+    if not folder.exists() and (Path("runs") / folder).is_dir():
+        folder = Path("runs") / folder
     try:
         values = read_json(folder / "experiment.json")
     except (OSError, ValueError, RecursionError):

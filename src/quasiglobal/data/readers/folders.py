@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -110,13 +111,18 @@ def _classes(folder: Path) -> tuple[str, ...]:
 
 def _files(folder: Path, classes: tuple[str, ...]) -> Files:
     files: Files = []
+    empty: list[str] = []
     for label, name in enumerate(classes):
         with reading(folder / name, "a folder of images"):
             entries = os.scandir(folder / name) if os.path.isdir(folder / name) else ()
             found = sorted(Path(e) for e in entries if e.is_file() and Path(e).suffix.lower() in ENDINGS)
+        if not found and os.path.isdir(folder / name):
+            empty.append(name)
         files += [(file, label) for file in found]
     if not files:
         raise InputError(f"{folder} holds no images in its class folders ({', '.join(sorted(ENDINGS))})")
+    for name in empty:
+        warnings.warn(f"{folder / name} holds no images, but counts as a class; remove it otherwise", stacklevel=2)
     return files
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -290,6 +291,7 @@ def _targets(tables: Sequence[NumberTable], as_numbers: bool) -> tuple[list[_Tar
         for table, found in zip(tables, numbers, strict=True):
             _check_class_numbers(table, found)
         labels = [[str(int(number)) for number in found] for found in numbers]
+        _warn_of_numbers(tables[0], len(set(labels[0])))
         classes = tuple(str(k) for k in range(1 + int(numbers[0].max())))
     seen = set(labels[0])
     for table, cells in zip(tables, labels, strict=True):
@@ -298,6 +300,16 @@ def _targets(tables: Sequence[NumberTable], as_numbers: bool) -> tuple[list[_Tar
                 raise table.wrong_label(row, f"{tables[0].path} lacks it; add examples with it or remove the row")
     places = dict(zip(classes, range(len(classes)), strict=True))
     return [np.array([places[cell] for cell in cells], dtype=np.int64) for cells in labels], classes
+
+
+def _warn_of_numbers(table: NumberTable, different: int) -> None:
+    """Warn of whole numbers that are probably not classes: many, and few examples of each."""
+    if different > 20 and 5 * different > len(table.labels):
+        warnings.warn(
+            f"column {table.label} of {table.path} has {different:,} different whole numbers in "
+            f"{len(table.labels):,} rows, which count as classes; to predict numbers, add --loss mse",
+            stacklevel=2,
+        )
 
 
 def _check_class_numbers(table: NumberTable, numbers: NDArray[np.float64]) -> None:
