@@ -230,8 +230,9 @@ def _usual(path: Path, columns: int) -> list[str]:
     usual = {2: ["label", "text"], 3: ["class", "title", "description"]}
     if columns not in usual:
         raise InputError(
-            f"{path} has no header and {columns} columns, separated by commas (in .tsv: tabs); it needs (label, text) "
-            "or (class, title, description), or a header with these names; for a table of numbers, use --label COLUMN"
+            f"{path} has no column called label or class, and {columns} columns, separated by commas (in .tsv: tabs); "
+            "for a table of numbers, name its target with --label COLUMN; texts need (label, text) or (class, title, "
+            "description)"
         )
     return usual[columns]
 
