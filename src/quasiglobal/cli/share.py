@@ -133,4 +133,6 @@ def _write(found: Predictions, out: Path) -> None:
 
 def run(name: str, words: Sequence[str]) -> None:
     """Run one of these commands."""
+    if name == "evaluate":                                  # `--data X`, as before the data became an argument
+        words = [word.removeprefix("--data=") for word in words if word != "--data"]
     call({"export": export, "evaluate": evaluate, "predict": predict}, name, words)
