@@ -82,7 +82,7 @@ class Whole:
             ended = number(record, "loss") is None                      # it diverged
             self.reached[run.folder] = 1.0 if ended else record["epoch"] / run.experiment.epochs
         self.total = max(self.total, len(self.reached))
-        if not begun:                                                   # resumed runs are not from this session
+        if not begun:                                                   # the epochs of resumed runs took no time here
             self.first, self.began = self.done, time.monotonic()
 
     @property
