@@ -22,7 +22,8 @@ def targets(names: Sequence[str], scale: Scale, options: Options, tune_short: bo
     """Every target with its cells, the finished and missing runs, and the estimated time of the missing runs."""
     fresh = options.runs == Options().runs and not options.runs.exists()        # nothing was run yet
     store = RunStore(options.runs, ()) if fresh else store_at(options.runs, "qg reproduce")
-    speeds, device = recorded(store, choose_device(options.device)), choose_device(options.device)
+    device = choose_device(options.device)
+    speeds = recorded(store, device)
     rows = []
     for name in names:
         with console.status(f"estimating {name}"):

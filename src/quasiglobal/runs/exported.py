@@ -62,9 +62,9 @@ class Exported:
             raise InputError(f"the weights do not fit {one.model}: other classes, shape or norm") from None
         return module.eval()
 
-    def outputs(self, data: Dataset) -> Tensor:
-        """The outputs for the test examples of the data, [m, outputs]."""
-        module = self.module(data.pad)
+    def outputs(self, data: Dataset, module: nn.Module | None = None) -> Tensor:
+        """The outputs for the test examples of the data, [m, outputs]; `module` saves building it again."""
+        module = module or self.module(data.pad)
         inputs = inputs_of(data, data.test, device=torch.device("cpu"))
         found = []
         for index in torch.split(torch.arange(len(data.test)), test_batch(module, 500)):

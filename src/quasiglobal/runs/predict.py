@@ -76,10 +76,12 @@ def predict(
     """Predict for image files and folders of images; or for one archive, table, file of texts or data set."""
     names: list[str] = []
     found: list[Tensor] = []
+    module = None
     kind = "file" if all(map(_holds_images, given)) else "row"
     for chosen, data in _read(model, given, data_dir, resize, kind):
         names += chosen or [str(len(names) + k + 1) for k in range(len(data.test))]
-        found.append(model.outputs(data))
+        module = module or model.module(data.pad)
+        found.append(model.outputs(data, module))
     outputs = torch.cat(found).double()
     if not outputs.isfinite().all():
         raise InputError("the model's outputs are not finite; it has diverged, or the data are unlike its own")

@@ -126,14 +126,19 @@ def _files(folder: Path, classes: tuple[str, ...]) -> Files:
     return files
 
 
+def check_depth(image: Image, file: Path) -> None:
+    """Raise InputError for an image with more than 8 bits per pixel."""
+    if image.mode[0] in "IF":
+        raise InputError(f"{file} has more than 8 bits per pixel; convert it to 8 bits")
+
+
 def _common_shape(files: list[Path]) -> tuple[int, int, int]:
     """The shape of all images, read from their headers."""
     sizes: dict[tuple[int, int], Path] = {}
     channels = 1
     for file in files:
         with opened_image(file) as image:
-            if image.mode[0] in "IF":
-                raise InputError(f"{file} has more than 8 bits per pixel; convert it to 8 bits")
+            check_depth(image, file)
             channels = max(channels, 1 if image.mode in ("1", "L", "LA") else 3)
             sizes.setdefault(image.size, file)
         if len(sizes) > 1:

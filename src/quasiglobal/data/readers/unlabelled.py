@@ -32,8 +32,7 @@ def images(files: Sequence[Path], shape: Sequence[int], resize: bool) -> Tensor:
     found = []
     for file in files:
         with folders.opened_image(file) as image:
-            if image.mode[0] in "IF":
-                raise InputError(f"{file} has more than 8 bits per pixel; convert it to 8 bits")
+            folders.check_depth(image, file)
             if resize:
                 found.append(folders.middle(image, shape))
             elif image.size != (width, height):
