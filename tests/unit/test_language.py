@@ -12,9 +12,9 @@ from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.data.randomness import seeded
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.routes import OneByOne, OutsideVmap
+from quasiglobal.gradients.routes import OneByOne, Vectorised
 from quasiglobal.gradients.stack import StackedModel
-from quasiglobal.models.language.autocast import Lowered
+from quasiglobal.gradients.stackable import stackable
 from quasiglobal.models.language.checkpointing import recompute
 from quasiglobal.models.language.loading import language_model
 from quasiglobal.runs import local as runs
@@ -76,7 +76,7 @@ def own_gradients(made, attention="eager", bf16=False):
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "gpt2", "deberta"])
 def test_stacked_gradients_are_each_models_own(tmp_path, kind, train):
     made = case(write_model(tmp_path, kind), train)
-    route = OneByOne if kind == "deberta" else OutsideVmap
+    route = OneByOne if kind == "deberta" else Vectorised
     assert type(made.model.route) is route, "only DeBERTa's attention cannot be replaced"
     losses, _, g, _ = made.model.gradients(made.x, {}, made.inputs, made.targets)
     expected, gradients = own_gradients(made)
@@ -110,7 +110,7 @@ def test_stacked_linear_layers_are_in_the_precision_that_autocast_has_for_one():
     for name, layer in layers.items():
         with torch.autocast("cpu", torch.bfloat16):
             one = torch.stack([layer(*arguments) for arguments in zip(x, weight, bias, strict=True)])
-            with Lowered():
+            with stackable():
                 stacked, shared = torch.vmap(layer)(x, weight, bias), layer(x[0], weight[0], bias[0])
         assert one.dtype == stacked.dtype == shared.dtype == torch.bfloat16, name
         torch.testing.assert_close(stacked, one, rtol=2**-6, atol=2**-6)
@@ -145,7 +145,7 @@ def kept_bytes(made):
 @pytest.mark.parametrize("train", ["all", "lora:2"])
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
 def test_recomputing_keeps_less_and_changes_nothing_dropout_included(tmp_path, kind, train):
-    for route in (OutsideVmap, OneByOne):
+    for route in (Vectorised, OneByOne):
         made = case(write_model(tmp_path, kind, dropout=True), train, route)
         usual, g = kept_bytes(made)
         recompute(made.model.module)

@@ -608,7 +608,7 @@ def test_a_module_that_cannot_be_stacked_trains_one_by_one(caplog):
 
     run = qg.train(qg.Task(Branches(3, 2), LOSS, (X, Y)), **SHORT)
     assert len(run.records) == 3
-    assert sum("Branches cannot be stacked" in record.message for record in caplog.records) == 1
+    assert sum("item in Branches fails on the route Traced" in record.message for record in caplog.records) == 1
 
 
 # ------------------------------------------------------------------------------------------------ callbacks

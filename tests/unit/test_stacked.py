@@ -10,7 +10,9 @@ from torch import nn
 from torch.func import vmap
 
 from quasiglobal.gradients.kernels.program import stacked_program
+from quasiglobal.gradients.kernels.route import Kernels
 from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.routes import OneByOne, Vectorised
 from quasiglobal.gradients.stack import StackedModel
 from quasiglobal.models import RESIDUAL, build
 
@@ -141,48 +143,75 @@ def test_normalisations_take_over_what_follows_them():
     assert names.count("aten.add.Tensor") == 9, "only the batch counters are added"
 
 
-def test_what_depends_on_strides_or_has_no_convolution_is_left_alone(caplog):
-    class Strided(nn.Conv2d):
-        def forward(self, x):
-            return super().forward(x).as_strided((3, 10), (10, 1))
-
+def by_the_kernels(module):
+    """A stacked model that starts on the route of the kernels; its gradients on random images, and their arguments."""
     torch.manual_seed(0)
-    for module in (Strided(3, 10, 3), nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10))):
-        layout = Layout.of(module)
-        x = layout.row(dict(module.named_parameters())).repeat(K, 1)
-        assert stacked_program(module, layout, x, {}, torch.randn(K, BATCH, 3, 16, 16)) is None
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "quasiglobal"]
-    assert said.startswith("aten.as_strided")
-    assert said.endswith("depends on the memory layout of tensors; Strided runs without the kernels")
-
-
-def test_what_cannot_be_traced_is_named_once_and_left_to_vmap(caplog):
-    class Looking(nn.Module):
-        def forward(self, x):
-            return x.mean((2, 3)) * (1.0 if x.amax().item() > -1e9 else 0.0)
-
-    module = nn.Sequential(nn.Conv2d(3, 10, 3), nn.ReLU(), Looking())
     layout = Layout.of(module)
     x = layout.row(dict(module.named_parameters())).repeat(K, 1)
-    for size in (16, 12):
-        assert stacked_program(module, layout, x, {}, torch.randn(K, BATCH, 3, size, size)) is None
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "quasiglobal"]
-    assert said.startswith("item in Sequential.2 (Looking) cannot be traced for the kernels (")
-    assert "\n" not in said
+    model = StackedModel(module, nn.functional.cross_entropy, layout, route=Kernels)
+    arguments = x, {}, torch.randn(K, BATCH, 3, 16, 16), torch.randint(0, 10, (K, BATCH))
+    return model, (model.gradients(*arguments), arguments)
 
 
-def test_an_operation_after_a_submodule_belongs_to_its_parent(caplog):
-    class Choosy(nn.Sequential):
-        def forward(self, x):
-            y = super().forward(x)
-            return y if y.sum() > 0 else -y
-
-    module = Choosy(nn.Conv2d(3, 10, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+def test_a_model_without_convolutions_needs_no_program():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10))
     layout = Layout.of(module)
     x = layout.row(dict(module.named_parameters())).repeat(K, 1)
     assert stacked_program(module, layout, x, {}, torch.randn(K, BATCH, 3, 16, 16)) is None
+
+
+class Strided(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x).as_strided((3, 10), (10, 1))
+
+
+class Looking(nn.Module):
+    def forward(self, x):
+        return x.mean((2, 3)) * (1.0 if x.amax().item() > -1e9 else 0.0)
+
+
+class Choosy(nn.Sequential):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if y.sum() > 0 else -y
+
+
+FAILING = {
+    "strides": (Strided(3, 10, 3), Vectorised, "Strided fails on the route Kernels (Untraceable: aten.as_strided"),
+    "item": (
+        nn.Sequential(nn.Conv2d(3, 10, 3), nn.ReLU(), Looking()), OneByOne,
+        "item in Sequential.2 (Looking) fails on the route Kernels (",
+    ),
+    "branch": (                                             # after a submodule: the operation is its parent's
+        Choosy(nn.Conv2d(3, 10, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), OneByOne,
+        "__bool__ in Choosy fails on the route Kernels (",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_route_that_fails_is_replaced_by_a_slower_one_with_one_line(name, caplog, monkeypatch):
+    monkeypatch.setattr("quasiglobal.gradients.routes.compiled", lambda program: program)    # needs no compiler
+    module, route, begins = FAILING[name]
+    model, found = by_the_kernels(module)
+    assert type(model.route) is route
+    expected, _ = one_by_one(module, model.layout, *found[1])
+    torch.testing.assert_close(found[0].g, expected, rtol=1e-5, atol=1e-6)
     (said,) = [record.getMessage() for record in caplog.records if record.name == "quasiglobal"]
-    assert said.startswith("__bool__ in Choosy cannot be traced")
+    assert said.startswith(begins)
+    assert said.endswith(route.cost)
+    assert "\n" not in said
+
+
+def test_a_model_that_fails_by_itself_raises_its_own_error(caplog):
+    with pytest.raises(ValueError, match="my own mistake"):
+        by_the_kernels(Mistaken(3, 10, 3))
+    assert not [record for record in caplog.records if record.name == "quasiglobal"]
+
+
+class Mistaken(nn.Conv2d):
+    def forward(self, x):
+        raise ValueError("my own mistake")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

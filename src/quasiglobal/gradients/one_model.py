@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.gradients.layout import Layout
@@ -82,12 +82,6 @@ class OneModel:
         """The loss on a batch; as auxiliary output, the accuracy and the buffers."""
         loss, right = self.score(in_dtype(self.output(row, buffers, inputs), row.dtype), targets)
         return loss, (right, buffers)
-
-    def gradient(self, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        """The gradient by torch.func, which vmap can vectorise over the rows."""
-        after = {name: value.clone() for name, value in buffers.items()}      # BatchNorm writes into its buffers
-        g, (loss, (right, after)) = grad_and_value(self.loss_at, has_aux=True)(row, after, inputs, targets)
-        return Gradients(loss, right, g, after)
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Autocast to bf16 inside the model, if that is its precision."""

@@ -9,16 +9,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.gradients.compiling import Programs, compiled, traced
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree
-from quasiglobal.models.language.autocast import Lowered
+from quasiglobal.gradients.stackable import stackable
 
 CALLS_BEFORE_TRACING = 50
 """Calls of one shape before it is traced; tracing pays off after a few hundred calls."""
@@ -32,6 +32,11 @@ class Route(ABC):
 
     def __init__(self, one: OneModel) -> None:
         self.one = one
+
+    slower: ClassVar[type[Route] | None] = None
+    """The route to try if this one fails; None if there is none."""
+    cost: ClassVar[str] = ""
+    """How this route computes and what that costs, for the log line of a fallback to it."""
 
     @abstractmethod
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
@@ -48,83 +53,71 @@ class OneByOne(Route):
     For deep networks on a CPU, where stacking gains nothing, and for modules that vmap does not support.
     """
 
+    cost = "one by one, which on a GPU takes about as long as a loop over the models"
+
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         gradient = partial(by_autograd, self.one.loss_at)
         result: Gradients = for_each_row(gradient, (0, 0, 0, 0), x, buffers, inputs, targets)
         return result
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        return for_each_row(self.one.outputs, (0, 0, None), x, buffers, inputs)
+        return outputs_one_by_one(self.one, x, buffers, inputs)
 
 
-class Traced(OneByOne):
-    """On a CPU: vmap over the rows, traced to plain tensor operations once that pays off.
+class Vectorised(Route):
+    """All models at once: vmap over the rows, with autograd around it.
+
+    Inside vmap, some backward passes would run model by model, or fail. Frozen parameters are shared by all models, and
+    are applied to all batches at once.
+    """
+
+    slower: ClassVar[type[Route] | None] = OneByOne
+    cost = "by vmap, uncompiled, which often takes 2 to 5 times as long as compiled"
+
+    def __init__(self, one: OneModel) -> None:
+        super().__init__(replace(one, around=stackable))
+        self._programs = Programs()
+
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+        return by_autograd(vmap(self.one.loss_at, randomness="different"), x, buffers, inputs, targets)
+
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+        return vmap(self.one.outputs, in_dims=(0, 0, None), randomness="different")(x, buffers, inputs)
+
+
+class Traced(Vectorised):
+    """On a CPU: vectorised, and traced to plain tensor operations once that pays off.
 
     Evaluation uses large batches, where stacking gains nothing: it runs one model after the other.
     """
 
-    def __init__(self, one: OneModel) -> None:
-        super().__init__(one)
-        self._programs = Programs()
-
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        arguments, stacked = (x, buffers, inputs, targets), vmap(self.one.gradient, randomness="different")
+        arguments, all_at_once = (x, buffers, inputs, targets), super().gradients
         program = self._programs.get(
-            self.one.gradient, arguments, lambda: traced(stacked, arguments), CALLS_BEFORE_TRACING
+            all_at_once, arguments, lambda: traced(all_at_once, arguments), CALLS_BEFORE_TRACING
         )
-        return Gradients(*(program or stacked)(*arguments))
-
-
-class Compiled(Route):
-    """On a GPU: vmap over the rows, compiled."""
-
-    def __init__(self, one: OneModel) -> None:
-        super().__init__(one)
-        self._programs = Programs()
-
-    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        return Gradients(*self._of_all(self.one.gradient, (0, 0, 0, 0), (x, buffers, inputs, targets), calls=0))
+        return Gradients(*(program or all_at_once)(*arguments))
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        return self._of_all(self.one.outputs, (0, 0, None), (x, buffers, inputs), CALLS_BEFORE_COMPILING)
-
-    def _of_all(
-        self, function: Callable[..., Any], in_dims: tuple[int | None, ...], arguments: tuple[Any, ...], calls: int
-    ) -> Any:
-        """`function` of one model, vectorised over all rows and compiled after some calls."""
-        stacked = vmap(function, in_dims=in_dims, randomness="different")
-        program = self._programs.get(function, arguments, lambda: compiled(stacked), calls)
-        return (program or stacked)(*arguments)
+        return outputs_one_by_one(self.one, x, buffers, inputs)
 
 
-class OutsideVmap(Route):
-    """Autograd around vmap, for transformers: attention's backward pass then runs on one large batch.
+class Compiled(Vectorised):
+    """On a GPU: vectorised, traced and compiled."""
 
-    Inside vmap, that backward pass would run model by model (`models/language/attention.py`). Frozen parameters are
-    shared by all models, and are applied to all batches at once. `compiles` fuses small operations; compiling takes
-    long for each shape.
-    """
-
-    def __init__(self, one: OneModel, compiles: bool = False) -> None:
-        super().__init__(replace(one, around=Lowered) if one.precision == "bf16" else one)
-        self.compiles = compiles
-        self._programs = Programs()
+    slower = Vectorised
+    cost = "compiled, without the kernels, which often takes 2 to 4 times as long"
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        arguments = (x, buffers, inputs, targets)
-        if not self.compiles:
-            return self._gradients(*arguments)
-        program = self._programs.get(
-            self._gradients, arguments, lambda: compiled(traced(self._gradients, arguments))
-        )
-        assert program is not None
-        return Gradients(*program(*arguments))
+        return Gradients(*self._compiled(super().gradients, (x, buffers, inputs, targets), calls=0))
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        return vmap(self.one.outputs, in_dims=(0, 0, None))(x, buffers, inputs)
+        return self._compiled(super().outputs, (x, buffers, inputs), CALLS_BEFORE_COMPILING)
 
-    def _gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        return by_autograd(vmap(self.one.loss_at, randomness="different"), x, buffers, inputs, targets)
+    def _compiled(self, function: Callable[..., Any], arguments: tuple[Any, ...], calls: int) -> Any:
+        """Call the function, compiled after some calls."""
+        program = self._programs.get(function, arguments, lambda: compiled(traced(function, arguments)), calls)
+        return (program or function)(*arguments)
 
 
 def by_autograd(
@@ -134,7 +127,16 @@ def by_autograd(
     after = {name: value.clone() for name, value in buffers.items()}
     leaf = x.detach().requires_grad_()
     losses, (right, after) = loss_at(leaf, after, inputs, targets)
-    return Gradients(losses.detach(), right, torch.autograd.grad(losses.sum(), leaf)[0], after)
+    (g,) = torch.autograd.grad(losses.sum(), leaf)
+    return Gradients(losses.detach(), right, g, {name: value.detach() for name, value in after.items()})
+
+
+def outputs_one_by_one(one: OneModel, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+    """The outputs of one model after the other, each on one batch after the other."""
+    def of_one(row: Tensor, own: Buffers) -> Tree:
+        return for_each_row(lambda batch: one.output(row, dict(own), batch), (0,), inputs)
+
+    return for_each_row(of_one, (0, 0), x, buffers)
 
 
 def for_each_row(function: Callable[..., Any], in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
@@ -146,6 +148,6 @@ def for_each_row(function: Callable[..., Any], in_dims: tuple[int | None, ...], 
                 for argument, dim in zip(arguments, in_dims, strict=True)
             )
         )
-        for i in range(len(arguments[0]))
+        for i in range(len(tree_leaves(arguments[0])[0]))
     ]
     return tree_map(lambda *rows: torch.stack(rows), *results)

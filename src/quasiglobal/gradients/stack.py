@@ -4,10 +4,12 @@
 |---|---|---|
 | any | not supported by vmap (`Stacking.autograd` is alone) | one by one |
 | CPU | deep, large (`Stacking.large`), or BatchNorm in bf16 | one by one |
-| any | other transformers (`Stacking.autograd` is outside) | autograd around vmap |
-| CPU | anything else | vmap, traced |
+| any | other transformers (`Stacking.autograd` is outside), in a short training | vectorised |
+| CPU | anything else | vectorised, traced |
 | GPU | a convolutional network in bf16 | our kernels |
-| GPU | anything else | vmap, compiled |
+| GPU | anything else | vectorised, compiled |
+
+A route that fails on a model is replaced by its next slower one (`Route.slower`), with one line in the log.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +28,8 @@ from quasiglobal.gradients.kernels.route import Kernels
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.one_model import Buffers, Gradients, Loss, OneModel, Right, Tree
 from quasiglobal.gradients.precision import full_precision
-from quasiglobal.gradients.routes import Compiled, OneByOne, OutsideVmap, Route, Traced
+from quasiglobal.gradients.routes import Compiled, OneByOne, Route, Traced, Vectorised
+from quasiglobal.gradients.whereabouts import located
 from quasiglobal.models.stacking import stacking_of
 
 __all__ = ["Gradients", "StackedModel", "choose_route", "draws", "rows_of"]
@@ -61,7 +64,11 @@ class StackedModel:
             OneModel(module, loss, layout, precision, right=right)
         )
         self._padding = _columns_of_padding(module, layout)
-        self._worked = False
+        self.works = False
+        """Whether a route has succeeded."""
+        for part in module.modules():
+            if isinstance(part, nn.RNNBase):
+                part.flatten_parameters = _nothing  # type: ignore[method-assign]
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         """Each row's loss, accuracy and gradient on its own batch, and the new buffers.
@@ -70,12 +77,7 @@ class StackedModel:
         """
         self.module.train()
         with self._full_precision(x):
-            try:
-                result = self.route.gradients(x, buffers, inputs, targets)
-            except Exception as error:
-                self._fall_back(error)
-                result = self.route.gradients(x, buffers, inputs, targets)
-            self._worked = True
+            result: Gradients = self._by_a_route_that_works("gradients", x, buffers, inputs, targets)
         for columns in self._padding:
             result.g[:, columns] = 0
         return result
@@ -87,7 +89,7 @@ class StackedModel:
         """
         self.module.eval()
         with torch.no_grad(), self._full_precision(x):
-            return self.route.outputs(x, buffers, inputs)
+            return self._by_a_route_that_works("outputs", x, buffers, inputs)
 
     def losses(self, outputs: Tree, targets: Tree) -> Tensor:
         """Each row's loss [k]: its outputs [k, examples, …] against the same targets [examples, …]."""
@@ -97,14 +99,34 @@ class StackedModel:
             result: Tensor = vmap(self.loss, in_dims=(0, None))(outputs, targets)
             return result
 
-    def _fall_back(self, error: Exception) -> None:
-        """After a failed first step, compute one model after the other; raise the error if that cannot help."""
-        if self._worked or type(self.route) is OneByOne or _out_of_memory(error):
-            raise error
-        self.route = OneByOne(self.route.one)
-        reason = " ".join(str(error).split())[:160]
-        name = type(self.module).__name__
-        log.warning(f"{name} cannot be stacked ({type(error).__name__}: {reason}); its copies run one by one, slower")
+    def _by_a_route_that_works(self, what: str, *arguments: Any) -> Any:
+        """The result of the route's method `what`; if it fails, of the first slower route that does not, from now on.
+
+        If all fail, the module itself does: raise the error of the last route, which is plain PyTorch's.
+        """
+        route, failure = self.route, None
+        on_gpu = arguments[0].is_cuda
+        drawn = None if self.works else (torch.cuda if on_gpu else torch).get_rng_state()
+        while True:
+            try:
+                result = getattr(route, what)(*arguments)
+                break
+            except Exception as error:
+                if route.slower is None or _not_the_routes(error):
+                    raise
+                failure = failure or error
+                route = route.slower(route.one)
+                if drawn is not None:                       # the numbers drawn do not depend on failed attempts
+                    (torch.cuda if on_gpu else torch).set_rng_state(drawn)
+        self.works = True
+        if failure is not None:
+            place, reason = located(route.one, *arguments[:3]), " ".join(str(failure).split())[:160]
+            log.warning(
+                f"{place} fails on the route {type(self.route).__name__} ({type(failure).__name__}: {reason}); the "
+                f"models are computed {route.cost}"
+            )
+            self.route = route
+        return result
 
     def _full_precision(self, x: Tensor) -> AbstractContextManager[None]:
         """Compute fp32 in float32, also where cuDNN would use TF32."""
@@ -116,8 +138,15 @@ def rows_of(outputs: Tree) -> list[Tree]:
     return [tree_map(lambda values, i=i: values[i], outputs) for i in range(len(tree_leaves(outputs)[0]))]
 
 
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate" in str(error)
+def _nothing() -> None:
+    """Replace `flatten_parameters` of recurrent layers, which needs weights that are not stacked."""
+
+
+def _not_the_routes(error: Exception) -> bool:
+    """Whether another route would not help: no memory left, or a value was read while steps may not wait for it."""
+    text = str(error)
+    no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate" in text
+    return no_memory or "synchronizing CUDA operation" in text
 
 
 def choose_route(module: nn.Module, precision: str, long: bool = False) -> Callable[[OneModel], Route]:
@@ -127,11 +156,11 @@ def choose_route(module: nn.Module, precision: str, long: bool = False) -> Calla
     autograd = stacking_of(module).autograd
     if autograd == "alone" or (on_cpu and _busy(module, precision)):
         return OneByOne
-    if autograd == "outside":
-        return partial(OutsideVmap, compiles=long)
+    if autograd == "outside" and not (long and not on_cpu):
+        return Vectorised
     if on_cpu:
         return Traced
-    return Kernels if precision == "bf16" else Compiled
+    return Kernels if precision == "bf16" and autograd == "inside" else Compiled
 
 
 def draws(module: nn.Module) -> bool:

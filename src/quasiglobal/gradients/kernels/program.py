@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import vmap
 
+from quasiglobal.gradients.compiling import Untraceable
 from quasiglobal.gradients.kernels.functions import Convolution, Normalised, Pooled
 from quasiglobal.gradients.kernels.fusion import convolves, fuse, normalises, only_for_kernels, pools, shape_of
 from quasiglobal.gradients.kernels.operations import NORMALISE, normalise
-from quasiglobal.gradients.kernels.tracing import log_once, traced_forward
+from quasiglobal.gradients.kernels.tracing import traced_forward
 from quasiglobal.gradients.layout import Layout
 
 aten = torch.ops.aten
@@ -35,17 +36,14 @@ def stacked_program(
     inputs: Tensor,
     by_kernels: bool | None = None,
 ) -> StackedProgram | None:
-    """Build the program for arguments of these shapes; None if it would not help, or if the model cannot be traced.
+    """Build the program for arguments of these shapes; None if the model has no convolution for the kernels.
 
     With `by_kernels` false, vmap executes all operations; by default the kernels are used if Triton runs.
     """
     traced = traced_forward(module, layout, x, buffers, inputs)
-    if traced is None:
-        return None
     program = StackedProgram(traced, layout, x, _triton_runs(x) if by_kernels is None else by_kernels)
     if program.strided and program.convolves:
-        name = type(module).__name__
-        log_once(f"{program.strided} depends on the memory layout of tensors; {name} runs without the kernels")
+        raise Untraceable(f"{program.strided} depends on the memory layout of tensors")
     return program if program.gains else None
 
 
@@ -90,7 +88,7 @@ class StackedProgram:
         leaves = {name: value.detach().requires_grad_() for name, value in self.layout.views(x).items()}
         for region in self.regions:
             region.open(x)
-        outputs, after = AllModels(self.program, self.regions).run(leaves, buffers, inputs)
+        outputs, after = AllModels(self.program, self.regions, x[:, :0]).run(leaves, buffers, inputs)
 
         def gradient(number: Tensor) -> Tensor:
             pieces: Any = torch.autograd.grad(number, list(leaves.values()), allow_unused=True)
@@ -191,14 +189,17 @@ class WeightRegion(Region):
 class AllModels(fx.Interpreter):
     """Run the program of one model for all models: values that depend on the model get a first dimension."""
 
-    def __init__(self, program: fx.GraphModule, regions: list[Any]) -> None:
+    def __init__(self, program: fx.GraphModule, regions: list[Any], models: Tensor) -> None:
+        """`models` is any tensor with one row per model: operations without other inputs are vectorised over it."""
         super().__init__(program)
         self.weights, self.norms = (*regions, None, None)[:2]
+        self.models = models
 
     def run_node(self, n: fx.Node) -> Any:
         node: Any = n
         inputs = node.all_input_nodes
-        node.meta["stacked"] = node.op == "placeholder" or any(one.meta["stacked"] for one in inputs)
+        draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        node.meta["stacked"] = node.op == "placeholder" or draws or any(one.meta["stacked"] for one in inputs)
         if node.op != "call_function" or node.target is operator.getitem or not node.meta["stacked"]:
             return super().run_node(node)
         if "place" in node.meta:
@@ -207,13 +208,13 @@ class AllModels(fx.Interpreter):
             pooled = Pooled.apply(self.env[node.args[0]], node.args[1][0])  # type: ignore[no-untyped-call]
             return pooled, None
 
-        def of_one(*values: Tensor) -> Any:
+        def of_one(_: Tensor, *values: Tensor) -> Any:
             given = dict(zip(inputs, values, strict=True)).__getitem__
             target = ANY_ORDER.get(node.target, node.target)
             return target(*fx.node.map_arg(node.args, given), **fx.node.map_arg(node.kwargs, given))
 
-        dims = tuple(0 if one.meta["stacked"] else None for one in inputs)
-        return vmap(of_one, in_dims=dims)(*(self.env[one] for one in inputs))
+        dims = (0, *(0 if one.meta["stacked"] else None for one in inputs))
+        return vmap(of_one, in_dims=dims, randomness="different")(self.models, *(self.env[one] for one in inputs))
 
     def _by_kernel(self, node: fx.Node, x: Tensor, *rest: Any) -> Any:
         if node.target is NORMALISE:

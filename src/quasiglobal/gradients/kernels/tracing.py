@@ -3,79 +3,38 @@
 from __future__ import annotations
 
 import copy
-import logging
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call, functionalize
-from torch.overrides import TorchFunctionMode
 
 from quasiglobal.gradients.kernels.operations import NORMALISE
 from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.stackable import stackable
 from quasiglobal.models.norms import EvoNormS0
-
-log = logging.getLogger("quasiglobal")
 
 
 def traced_forward(
     module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
-) -> fx.GraphModule | None:
-    """Trace to a function of one model's parameters, buffers and inputs; if that fails, log it once and return None."""
+) -> fx.GraphModule:
+    """Trace to a function of one model's parameters, buffers and inputs."""
     from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
 
-    known, place = _with_known_norms(module), Whereabouts(type(module).__name__)
-    place.follow(known)
+    known = _with_known_norms(module)
 
     def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Any:
         after = {name: value.clone() for name, value in buffers.items()}
-        with place:
-            return functional_call(known, parameters | after, (inputs,)), after
+        values = parameters | after
+        with stackable(everywhere=True):
+            output = functional_call(known, values, (inputs,))
+        return output, {name: values[name] for name in after}       # those that `forward` assigned anew
 
     first = {name: value[0] for name, value in buffers.items()}
-    try:
-        with torch.no_grad():
-            return make_fx(functionalize(forward, remove="mutations"))(layout.views(x[0]), first, inputs[0])
-    except Exception as error:      # tracing runs the module's own code; its errors also occur on the next route
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
-        log_once(f"{place} cannot be traced for the kernels ({reason}); the model runs without them")
-        return None
-
-
-@cache
-def log_once(sentence: str) -> None:
-    """Log a warning, unless it was logged before."""
-    log.warning(sentence)
-
-
-class Whereabouts(TorchFunctionMode):
-    """Record the module that a trace is in, and the operation that it called last."""
-
-    def __init__(self, module: str) -> None:
-        super().__init__()
-        self.modules, self.operation = [module], "its forward"
-
-    def __str__(self) -> str:
-        return f"{self.operation} in {self.modules[-1]}"
-
-    def follow(self, root: nn.Module) -> None:
-        """Record when a submodule is entered and left."""
-        for name, part in root.named_modules():
-            if name:
-                text = f"{type(root).__name__}.{name} ({type(part).__name__})"
-                part.register_forward_pre_hook(lambda part, args, text=text: self.modules.append(text))
-                part.register_forward_hook(lambda part, args, output: self._leave())
-
-    def _leave(self) -> None:
-        self.modules.pop()
-
-    def __torch_function__(
-        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.operation = getattr(function, "__name__", str(function))
-        return function(*args, **(kwargs or {}))
+    with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        return make_fx(functionalize(forward, remove="mutations"))(layout.views(x[0]), first, inputs[0])
 
 
 def _with_known_norms(module: nn.Module) -> nn.Module:
