@@ -143,6 +143,25 @@ def test_normalisations_take_over_what_follows_them():
     assert names.count("aten.add.Tensor") == 9, "only the batch counters are added"
 
 
+@pytest.mark.parametrize("name", ["usual", "unusual"])
+def test_segments_between_the_kernels_are_functions_of_what_they_read(name, monkeypatch):
+    """Compiled on a GPU; here traced: a value missing from a segment's inputs would be wrong at the second x."""
+    monkeypatch.setattr("quasiglobal.gradients.kernels.program._compiler_runs", lambda x: True)
+    monkeypatch.setattr("quasiglobal.gradients.kernels.segments.compiled", lambda program: program)
+    module, layout, x, buffers, inputs, targets = example(name)
+    program = stacked_program(module, layout, x, buffers, inputs)
+    assert program.segments
+    for _ in range(2):
+        outputs, after, gradient = program(x, buffers, inputs)
+        g = gradient(vmap(nn.functional.cross_entropy)(outputs, targets).sum())
+        expected, buffers_after = one_by_one(module, layout, x, buffers, inputs, targets)
+        assert ((g - expected).norm(dim=1) <= 1e-10 * expected.norm(dim=1)).all()
+        for i in range(K):
+            for key, value in buffers_after[i].items():
+                torch.testing.assert_close(after[key][i], value, rtol=1e-12, atol=1e-14)
+        x, inputs, targets = x + 0.1 * torch.randn_like(x), torch.randn_like(inputs), targets.flip(1)
+
+
 def by_the_kernels(module):
     """A stacked model that starts on the route of the kernels; its gradients on random images, and their arguments."""
     torch.manual_seed(0)

@@ -57,7 +57,7 @@ class Layout:
         pieces = torch.split(rows, [math.prod(shape) for shape in self.shapes.values()], dim=-1)
         lead = rows.shape[:-1]
         return {
-            name: piece.reshape(*lead, *shape)
+            name: piece.reshape((*lead, *shape))
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 

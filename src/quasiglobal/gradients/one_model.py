@@ -68,7 +68,7 @@ class OneModel:
         if len(tree_leaves(inputs)[0]) == 1:
             output = self.output(row, buffers, tree_map(lambda values: values[0], inputs))
             return tree_map(lambda values: values[None], output)
-        return vmap(self.output, in_dims=(None, None, 0))(row, buffers, inputs)
+        return vmap(self.output, in_dims=(None, None, 0), randomness="different")(row, buffers, inputs)
 
     def score(self, output: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
         """The loss and the accuracy."""

@@ -173,8 +173,9 @@ def _busy(module: nn.Module, precision: str) -> bool:
     """Whether a CPU is faster with one model after the other, or cannot stack the models at all."""
     parts = list(module.modules())
     deep = sum(isinstance(part, nn.modules.conv._ConvNd) for part in parts) > DEEP
-    # Under vmap, batch norm on a CPU does not support bf16 inputs with float32 weights.
-    mixed = precision == "bf16" and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in parts)
+    # Under vmap, these do not support bf16 inputs with float32 weights on a CPU.
+    norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm)
+    mixed = precision == "bf16" and any(isinstance(part, norms) for part in parts)
     return deep or mixed or stacking_of(module).large
 
 

@@ -5,6 +5,7 @@
 - `lstm`, `gru`, `rnn_tanh`, `rnn_relu` and their cells have no batching rule. They are written out (`recurrence.py`).
 - `linear` and `addmm` are decomposed before autocast applies: the bias, and with it the output, would stay in float32.
   Their arguments are cast first.
+- Others read values (`one_hot`), write into an argument that is not stacked (`normalize` with `out`), or have no rule.
 
 The replacements need autograd outside of vmap (`routes.by_autograd`).
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -28,7 +30,8 @@ from quasiglobal.gradients.recurrence import RECURRENT
 def stackable(everywhere: bool = False) -> Iterator[None]:
     """Replace the functions of the table for tensors that vmap has stacked; leave other tensors alone.
 
-    With `everywhere`, replace attention and recurrent layers for all tensors, by plain operations to be traced.
+    With `everywhere`, replace functions for all tensors, by plain operations to be traced; what the model computes
+    without gradients is detached, since a trace does not record `torch.no_grad`.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -49,12 +52,12 @@ class Replacing(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name = getattr(function, "__name__", "")
-        if self.everywhere:
-            own = RECURRENT.get(name, function)
-        else:
-            own = REPLACEMENTS.get(name, function) if any(map(is_stacked, tree_leaves((args, kwargs)))) else function
-        return own(*args, **(kwargs or {}))
+        given = tuple(args), kwargs or {}
+        if self.everywhere and not torch.is_grad_enabled():
+            given = tree_map_only(Tensor, Tensor.detach, given)
+        stacked = any(map(is_stacked, tree_leaves(given)))
+        own = LOWERED | PLAIN if stacked else PLAIN if self.everywhere else {}
+        return own.get(getattr(function, "__name__", ""), function)(*given[0], **given[1])
 
 
 def is_stacked(value: Any) -> bool:
@@ -73,13 +76,7 @@ def attention(
     if any(map(is_stacked, (query, key, value, attn_mask))):
         folded: Tensor = _Folded.apply(how, query, key, value, attn_mask)  # type: ignore[no-untyped-call]
         return folded
-    with sdpa_kernel(list(_FUSED)):
-        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, **how)
-
-
-_FUSED = (
-    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
-)
+    return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, **how)
 
 
 class _Folded(torch.autograd.Function):
@@ -111,7 +108,8 @@ class _Folded(torch.autograd.Function):
         query, key, value = (
             tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, len(lead) - 1) for tensor in (query, key, value)
         )
-        result = attention(query, key, value, mask, **how)  # there may be an outer vmap
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            result = attention(query, key, value, mask, **how)      # there may be an outer vmap
         result = result.reshape(*lead, *result.shape[1:])
         few = tensors[0].ndim + (in_dims[1] is None) < 4  # type: ignore[union-attr]
         return result.squeeze(1) if few else result, 0
@@ -143,10 +141,50 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha:
     return alpha * (mat1 @ mat2) + beta * input if (alpha, beta) != (1, 1) else mat1 @ mat2 + input
 
 
-REPLACEMENTS: dict[str, Callable[..., Any]] = {
+# ---------------------------------------------------------------------------------------- other functions
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes < 0:
+        return nn.functional.one_hot(tensor)
+    return (tensor[..., None] == torch.arange(num_classes, device=tensor.device)).long()
+
+
+def _normalize(
+    input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None
+) -> Tensor:
+    value = input / input.norm(p, dim, keepdim=True).clamp(min=eps)
+    return value if out is None else out.copy_(value)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
+    return product if bias is None else product + bias
+
+
+def _embedding_bag(*args: Any, **named: Any) -> Any:
+    given = signature(nn.functional.embedding_bag).bind(*args, **named).arguments
+    special = ("offsets", "max_norm", "per_sample_weights", "padding_idx")
+    if any(given.get(name) is not None for name in special) or given.get("scale_grad_by_freq"):
+        return nn.functional.embedding_bag(*args, **named)
+    vectors, mode = nn.functional.embedding(given["input"], given["weight"]), given.get("mode", "mean")
+    return vectors.amax(dim=1) if mode == "max" else vectors.sum(dim=1) if mode == "sum" else vectors.mean(dim=1)
+
+
+LOWERED: dict[str, Callable[..., Any]] = {"linear": _lowered(_linear), "addmm": _lowered(_addmm)}
+"""Names of functions, and their replacements for stacked tensors."""
+
+PLAIN: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": attention,
-    "linear": _lowered(_linear),
-    "addmm": _lowered(_addmm),
+    "one_hot": _one_hot,
+    "normalize": _normalize,
+    "_weight_norm": _weight_norm,
+    "bilinear": _bilinear,
+    "embedding_bag": _embedding_bag,
     **RECURRENT,
 }
-"""Names of functions, and their replacements."""
+"""Names of functions, and their replacements for all tensors."""

@@ -22,6 +22,7 @@ from quasiglobal.gradients.compiling import Untraceable
 from quasiglobal.gradients.kernels.functions import Convolution, Normalised, Pooled
 from quasiglobal.gradients.kernels.fusion import convolves, fuse, normalises, only_for_kernels, pools, shape_of
 from quasiglobal.gradients.kernels.operations import NORMALISE, normalise
+from quasiglobal.gradients.kernels.segments import CompiledSegments, Segment, segments
 from quasiglobal.gradients.kernels.tracing import traced_forward
 from quasiglobal.gradients.layout import Layout
 
@@ -52,6 +53,11 @@ def _triton_runs(x: Tensor) -> bool:
     return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def _compiler_runs(x: Tensor) -> bool:
+    """Whether segments are compiled: on a GPU."""
+    return x.is_cuda
+
+
 class StackedProgram:
     """All models' forward and backward pass, for one shape of x [n, d], buffers and inputs [n, batch, …]."""
 
@@ -62,8 +68,18 @@ class StackedProgram:
         for node, _ in zip(self.program.graph.find_nodes(op="placeholder"), layout.shapes, strict=False):
             node.meta["parameter"] = True
         fuse(self.program.graph)
+        for node in self.program.graph.nodes:
+            node.meta["stacked"] = node.op == "placeholder" or _draws(node) or any(
+                one.meta["stacked"] for one in node.all_input_nodes
+            )
         if self.gains and by_kernels:
             self._place(x)
+        self.compiled = CompiledSegments()
+        self.segments: dict[fx.Node, Segment] = {}
+        """Segments to compile, by their first operation."""
+        if self.regions and _compiler_runs(x):
+            found = segments(self.program.graph, lambda node: "place" in node.meta or "pools" in node.meta)
+            self.segments = {one.nodes[0]: one for one in found if one.is_worth_compiling}
 
     @property
     def gains(self) -> bool:
@@ -88,7 +104,9 @@ class StackedProgram:
         leaves = {name: value.detach().requires_grad_() for name, value in self.layout.views(x).items()}
         for region in self.regions:
             region.open(x)
-        outputs, after = AllModels(self.program, self.regions, x[:, :0]).run(leaves, buffers, inputs)
+        run = AllModels(self.program, self.regions, self.segments, self.compiled, x[:, :0]).run
+        outputs, after = run(leaves, buffers, inputs)
+        after = {name: value.detach() for name, value in after.items()}
 
         def gradient(number: Tensor) -> Tensor:
             pieces: Any = torch.autograd.grad(number, list(leaves.values()), allow_unused=True)
@@ -189,17 +207,23 @@ class WeightRegion(Region):
 class AllModels(fx.Interpreter):
     """Run the program of one model for all models: values that depend on the model get a first dimension."""
 
-    def __init__(self, program: fx.GraphModule, regions: list[Any], models: Tensor) -> None:
-        """`models` is any tensor with one row per model: operations without other inputs are vectorised over it."""
+    def __init__(
+        self, program: fx.GraphModule, regions: list[Any], segments: dict[fx.Node, Segment],
+        compiled: CompiledSegments, models: Tensor,
+    ) -> None:
+        """`segments` are compiled. Operations without inputs are vectorised over `models`, [n, …]."""
         super().__init__(program)
         self.weights, self.norms = (*regions, None, None)[:2]
-        self.models = models
+        self.segments, self.compiled, self.models = segments, compiled, models
+        self.ready: dict[fx.Node, Any] = {}
+        """Results of the operations of compiled segments; None for those that no other operation reads."""
 
     def run_node(self, n: fx.Node) -> Any:
         node: Any = n
-        inputs = node.all_input_nodes
-        draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        node.meta["stacked"] = node.op == "placeholder" or draws or any(one.meta["stacked"] for one in inputs)
+        if node in self.segments:
+            self._run_compiled(self.segments[node])
+        if node in self.ready:
+            return self.ready.pop(node)
         if node.op != "call_function" or node.target is operator.getitem or not node.meta["stacked"]:
             return super().run_node(node)
         if "place" in node.meta:
@@ -207,14 +231,33 @@ class AllModels(fx.Interpreter):
         if "pools" in node.meta:
             pooled = Pooled.apply(self.env[node.args[0]], node.args[1][0])  # type: ignore[no-untyped-call]
             return pooled, None
+        return self._vectorised(node, self.env)
+
+    def _vectorised(self, node: Any, env: dict[fx.Node, Any]) -> Any:
+        """An operation on values of all models by vmap."""
+        inputs = node.all_input_nodes
 
         def of_one(_: Tensor, *values: Tensor) -> Any:
             given = dict(zip(inputs, values, strict=True)).__getitem__
-            target = ANY_ORDER.get(node.target, node.target)
+            target = REPLACED.get(node.target, node.target)
             return target(*fx.node.map_arg(node.args, given), **fx.node.map_arg(node.kwargs, given))
 
         dims = (0, *(0 if one.meta["stacked"] else None for one in inputs))
-        return vmap(of_one, in_dims=dims, randomness="different")(self.models, *(self.env[one] for one in inputs))
+        return vmap(of_one, in_dims=dims, randomness="different")(self.models, *(env[one] for one in inputs))
+
+    def _run_compiled(self, segment: Segment) -> None:
+        """Run all operations of a segment as one compiled function."""
+        def of_all(*values: Any) -> list[Any]:
+            env = dict(zip(segment.inputs, values, strict=True))
+            node: Any
+            for node in segment.nodes:
+                alike = node.target is operator.getitem or not node.meta["stacked"]
+                given = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+                env[node] = node.target(*given[0], **given[1]) if alike else self._vectorised(node, env)
+            return [env[node] for node in segment.results]
+
+        results = self.compiled(segment, of_all, [self.env[node] for node in segment.inputs])
+        self.ready = dict.fromkeys(segment.nodes) | dict(zip(segment.results, results, strict=True))
 
     def _by_kernel(self, node: fx.Node, x: Tensor, *rest: Any) -> Any:
         if node.target is NORMALISE:
@@ -232,9 +275,23 @@ class AllModels(fx.Interpreter):
         return y
 
 
-ANY_ORDER = {
+def _draws(node: Any) -> bool:
+    """Whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _slice_scatter(
+    x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """`torch.slice_scatter` without negative positions, which vmap does not support."""
+    begin, stop, _ = slice(start, end).indices(x.shape[dim])
+    return torch.slice_scatter(x, source, dim, begin, stop, step)
+
+
+REPLACED = {
+    aten.slice_scatter.default: _slice_scatter,
     aten.view.default: torch.reshape,
     aten._unsafe_view.default: torch.reshape,
     NORMALISE: normalise,
 }
-"""Replacements of traced operations: a view of the traced memory layout may need a copy in channels-last layout."""
+"""Replacements of traced operations that depend on the memory layout, such as views, or that vmap does not support."""

@@ -33,7 +33,7 @@ def traced_forward(
         return output, {name: values[name] for name in after}       # those that `forward` assigned anew
 
     first = {name: value[0] for name, value in buffers.items()}
-    with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+    with torch.enable_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         return make_fx(functionalize(forward, remove="mutations"))(layout.views(x[0]), first, inputs[0])
 
 
