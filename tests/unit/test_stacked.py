@@ -18,6 +18,8 @@ from quasiglobal.models import RESIDUAL, build
 
 K, BATCH = 2, 3
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+
 
 class Usual(nn.Module):
     """Strides, depthwise and 1 × 1 convolutions, biases, sums, ReLU in place, buffers, pooling, a view."""
@@ -70,7 +72,47 @@ class Unusual(nn.Module):
         return torch.stack(self.head(self.plain(self.sparse(y)).mean((2, 3))).chunk(2)).mean(0)
 
 
-NETWORKS = {"usual": Usual, "unusual": Unusual, "vgg11": partial(build, "vgg11", width=0.125)} | {
+class Convolutions(nn.Module):
+    """Groups, multipliers, transposed and 1-D convolutions, even kernels of the same size, circular padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 4, stride=(2, 1), padding=(1, 2))
+        self.groups = nn.Conv2d(8, 12, 3, stride=(1, 2), padding=1, groups=2)
+        self.even = nn.Conv2d(12, 12, (2, 3), padding="same", groups=12, dilation=(1, 2))
+        self.more = nn.Conv2d(12, 24, 3, padding=1, groups=12, padding_mode="circular", bias=False)
+        self.batch = nn.BatchNorm2d(24)
+        self.spread = nn.ConvTranspose2d(24, 12, 3, stride=(2, 1), padding=1, output_padding=(1, 0), groups=12)
+        self.up = nn.ConvTranspose2d(12, 8, (1, 2), groups=4)
+        self.line = nn.Conv1d(8, 6, 3, stride=2, padding=1)
+        self.lines = nn.ConvTranspose1d(6, 6, 2, stride=2, groups=3, bias=False)
+        self.head = nn.Linear(6, 10)
+
+    def forward(self, x):
+        x = self.groups(self.stem(x))
+        y = self.spread(self.batch(self.more(self.even(x))).relu())
+        y = self.up(y[:, :, 1::2] + x)[:, :, ::2].flatten(2)
+        y = self.lines(torch.nn.functional.gelu(self.line(y)) + 1)
+        return self.head(y.mean(2))
+
+
+class Signals(nn.Module):
+    """1-D convolutions of inputs [b, channels, length]."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv1d(3, 8, 5, stride=2, padding=2)
+        self.depth = nn.Conv1d(8, 8, 3, padding=1, groups=8)
+        self.batch = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = self.stem(x).relu()
+        return self.head((self.batch(self.depth(x)) + x).amax(2))
+
+
+NETWORKS = {"usual": Usual, "unusual": Unusual, "convolutions": Convolutions, "signals": Signals}
+NETWORKS |= {"vgg11": partial(build, "vgg11", width=0.125)} | {
     norm: partial(build, "resnet8", norm=norm, width=0.5) for norm in RESIDUAL
 }
 
@@ -92,7 +134,8 @@ def example(name, dtype=torch.float64, device="cpu"):
     x = layout.row(dict(module.named_parameters())).repeat(K, 1)
     x = x + 0.01 * torch.randn_like(x)
     buffers = {name: torch.stack([value] * K) for name, value in module.named_buffers()}
-    inputs = torch.randn(K, BATCH, 3, *((32, 32) if name == "vgg11" else (16, 16)), dtype=dtype, device=device)
+    size = {"vgg11": (32, 32), "signals": (30,), "convolutions": (8, 8)}.get(name, (16, 16))
+    inputs = torch.randn(K, BATCH, 3, *size, dtype=dtype, device=device)
     return module, layout, x, buffers, inputs, torch.randint(0, 10, (K, BATCH), device=device)
 
 
@@ -111,7 +154,7 @@ def one_by_one(module, layout, x, buffers, inputs, targets, autocast=False):
     return torch.stack(rows), after
 
 
-INTERPRETED = ("usual", "unusual")
+INTERPRETED = ("usual", "unusual", "convolutions", "signals")
 """Networks that the fast tests run in the interpreter, which takes seconds for each."""
 
 CASES = [("operations", name) for name in NETWORKS] + [
@@ -160,6 +203,15 @@ def test_segments_between_the_kernels_are_functions_of_what_they_read(name, monk
             for key, value in buffers_after[i].items():
                 torch.testing.assert_close(after[key][i], value, rtol=1e-12, atol=1e-14)
         x, inputs, targets = x + 0.1 * torch.randn_like(x), torch.randn_like(inputs), targets.flip(1)
+
+
+@pytest.mark.parametrize(("name", "without"), [("convolutions", 0), ("signals", 0), ("unusual", 4)])
+def test_only_convolutions_with_shared_or_frozen_weights_are_left_to_vmap(name, without):
+    pytest.importorskip("triton")
+    module, layout, x, buffers, inputs, _ = example(name)
+    nodes = stacked_program(module, layout, x, buffers, inputs, by_kernels=True).program.graph.nodes
+    convolutions = [node for node in nodes if "convolution" in str(node.target)]
+    assert sum("place" not in node.meta for node in convolutions) == without
 
 
 def by_the_kernels(module):

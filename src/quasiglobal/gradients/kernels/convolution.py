@@ -2,17 +2,22 @@
 
 Images are [n, batch, height, width, channels], contiguous. A convolution is a matrix product: the left operand has a
 row per output pixel with the input patch around it, and is never stored; the right operand is the kernel. A tap is one
-position (r, s) of the kernel.
+position (r, s) of the kernel. UP, DOWN, STEP, DILATION and PAD are pairs (rows, columns).
 """
 
 from __future__ import annotations
+
+from math import gcd
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quasiglobal.gradients.kernels import depthwise
 from quasiglobal.gradients.kernels.accumulators import accumulator
+from quasiglobal.gradients.kernels.geometry import Geometry, Pair
+from quasiglobal.gradients.kernels.taps import first_tap
 
 
 @triton.jit
@@ -27,59 +32,77 @@ def _taps(first, C: tl.constexpr, S: tl.constexpr, BK: tl.constexpr):
 def _convolution(
     x, w, later, y, batch, stride,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
-    R: tl.constexpr, S: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr,
-    TOP: tl.constexpr, LEFT: tl.constexpr, BACK: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr, STEP: tl.constexpr,
+    DILATION: tl.constexpr, PAD: tl.constexpr, BLOCKS: tl.constexpr, TOGETHER: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, LATER: tl.constexpr,
 ):
-    """Pixel (i, j) of y sums w's tap (r, s) times x's pixel ((i · UP − TOP + r) / DOWN, (j · UP − LEFT + s) / DOWN).
+    """Pixel (i, j) of y sums w's tap (r, s) times x's pixel ((i · UP − PAD + r · DILATION) / DOWN, and so for j and s).
 
     w is [channels out, R, S, channels in]; BACK reads it flipped and transposed. If LATER, `later` is added to y. Only
     taps with an integer pixel index count. All i of a block are equal modulo DOWN, and so are all j: all pixels of a
-    block use the same taps.
+    block use the same taps, every STEP-th. C and OC are the channels of a block of groups: of BLOCKS blocks, each of
+    TOGETHER groups, and between two of these groups the weights are 0.
     """
-    RU: tl.constexpr = (R + DOWN - 1) // DOWN
-    SU: tl.constexpr = (S + DOWN - 1) // DOWN
-    HU: tl.constexpr = (OH + DOWN - 1) // DOWN
-    WU: tl.constexpr = (OW + DOWN - 1) // DOWN
+    KINDS: tl.constexpr = DOWN[0] * DOWN[1]
+    RU: tl.constexpr = (R + STEP[0] - 1) // STEP[0]
+    SU: tl.constexpr = (S + STEP[1] - 1) // STEP[1]
+    HU: tl.constexpr = (OH + DOWN[0] - 1) // DOWN[0]
+    WU: tl.constexpr = (OW + DOWN[1] - 1) // DOWN[1]
+    XC: tl.constexpr = C * BLOCKS
+    YC: tl.constexpr = OC * BLOCKS
     node = tl.program_id(2).to(tl.int64)
-    x += node * batch * (H * W * C)
-    y += node * batch * (OH * OW * OC)
-    later += node * batch * (OH * OW * OC)
+    x += node * batch * (H * W * XC)
+    y += node * batch * (OH * OW * YC)
+    later += node * batch * (OH * OW * YC)
     w += node * stride
     place = tl.program_id(0) * BM + tl.arange(0, BM)
-    kind = tl.program_id(1) % (DOWN * DOWN)
-    out = tl.program_id(1) // (DOWN * DOWN) * BN + tl.arange(0, BN)
+    kind = tl.program_id(1) % KINDS
+    part = tl.program_id(1) // KINDS
+    if BLOCKS > 1:
+        x += part % BLOCKS * C
+        y += part % BLOCKS * OC
+        later += part % BLOCKS * OC
+        w += part % BLOCKS * (C * R * S * OC // TOGETHER)
+        part = part // BLOCKS
+    out = part * BN + tl.arange(0, BN)
     image = place // (HU * WU)
-    i = (place // WU % HU) * DOWN + kind // DOWN
-    j = (place % WU) * DOWN + kind % DOWN
+    i = (place // WU % HU) * DOWN[0] + kind // DOWN[1]
+    j = (place % WU) * DOWN[1] + kind % DOWN[1]
     known = (image < batch) & (i < OH) & (j < OW)
-    where = ((image * OH + i) * OW + j)[:, None] * OC + out[None, :]
+    where = ((image * OH + i) * OW + j)[:, None] * YC + out[None, :]
     inside = known[:, None] & (out < OC)[None, :]
-    i = i * UP - TOP
-    j = j * UP - LEFT
-    r0 = ((TOP - kind // DOWN) % DOWN + DOWN) % DOWN
-    s0 = ((LEFT - kind % DOWN) % DOWN + DOWN) % DOWN
+    i = i * UP[0] - PAD[0]
+    j = j * UP[1] - PAD[1]
+    r0 = first_tap(PAD[0] - kind // DOWN[1], DOWN[0], DILATION[0], R)
+    s0 = first_tap(PAD[1] - kind % DOWN[1], DOWN[1], DILATION[1], S)
     total = tl.zeros([BM, BN], dtype=ACC)
     if LATER:
         total += tl.load(later + where, mask=inside, other=0.0).to(ACC)
     for first in range(0, RU * SU * C, BK):
         u, v, c = _taps(first, C, SU, BK)
-        r = r0 + u * DOWN
-        s = s0 + v * DOWN
+        r = r0 + u * STEP[0]
+        s = s0 + v * STEP[1]
         if C % BK == 0:
-            row, column = ((i + r) // DOWN)[:, None], ((j + s) // DOWN)[:, None]
+            row = ((i + r * DILATION[0]) // DOWN[0])[:, None]
+            column = ((j + s * DILATION[1]) // DOWN[1])[:, None]
             real = (r < R) & (s < S) & (c < C)
         else:
-            row, column = (i[:, None] + r[None, :]) // DOWN, (j[:, None] + s[None, :]) // DOWN
+            row = (i[:, None] + r[None, :] * DILATION[0]) // DOWN[0]
+            column = (j[:, None] + s[None, :] * DILATION[1]) // DOWN[1]
             real = (r < R) & (s < S) & (u < RU)
         there = known[:, None] & real[None, :] & (row >= 0) & (column >= 0) & (row < H) & (column < W)
-        left = tl.load(x + ((image[:, None] * H + row) * W + column) * C + c[None, :], mask=there, other=0.0)
+        left = tl.load(x + ((image[:, None] * H + row) * W + column) * XC + c[None, :], mask=there, other=0.0)
         tap = r * S + s
+        present = real[:, None] & (out < OC)[None, :]
+        inner, outer = c, out
+        if TOGETHER > 1:
+            present &= (c // (C // TOGETHER))[:, None] == (out // (OC // TOGETHER))[None, :]
+            inner, outer = c % (C // TOGETHER), out % (OC // TOGETHER)
         if BACK:
-            at = (c * (R * S) + R * S - 1 - tap)[:, None] * OC + out[None, :]
+            at = (c * (R * S) + R * S - 1 - tap)[:, None] * (OC // TOGETHER) + outer[None, :]
         else:
-            at = (tap * C + c)[:, None] + out[None, :] * (R * S * C)
-        right = tl.load(w + at, mask=real[:, None] & (out < OC)[None, :], other=0.0)
+            at = (tap * (C // TOGETHER) + inner)[:, None] + out[None, :] * (R * S * C // TOGETHER)
+        right = tl.load(w + at, mask=present, other=0.0)
         total = tl.dot(left, right, total, input_precision="ieee", out_dtype=ACC)
     tl.store(y + where, total.to(y.dtype.element_ty), mask=inside)
 
@@ -88,72 +111,87 @@ def _convolution(
 def _weight_gradient(
     x, dy, dw, places, of_share, of_node, SHARE: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
-    R: tl.constexpr, S: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, UP: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
+    BLOCKS: tl.constexpr, TOGETHER: tl.constexpr,
     BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):
     """dw[tap and channel in, channel out], summed over one share of the pixels of a model's images."""
+    XC: tl.constexpr = C * BLOCKS
+    YC: tl.constexpr = OC * BLOCKS
     node = tl.program_id(2).to(tl.int64)
-    x += node * (places // (OH * OW)) * (H * W * C)
-    dy += node * places * OC
+    x += node * (places // (OH * OW)) * (H * W * XC)
+    dy += node * places * YC
     dw += tl.program_id(1).to(tl.int64) * of_share + node * of_node
+    part = tl.program_id(0)
+    if BLOCKS > 1:
+        x += part % BLOCKS * C
+        dy += part % BLOCKS * OC
+        dw += part % BLOCKS * (C * R * S * OC // TOGETHER)
+        part = part // BLOCKS
     blocks: tl.constexpr = (R * S * C + BK - 1) // BK
-    first = tl.program_id(0) % blocks * BK
-    out = tl.program_id(0) // blocks * BN + tl.arange(0, BN)
+    first = part % blocks * BK
+    out = part // blocks * BN + tl.arange(0, BN)
     k = first + tl.arange(0, BK)
     r, s, c = _taps(first, C, S, BK)
     total = tl.zeros([BK, BN], dtype=ACC)
     for p in range(0, SHARE, BP):
         place = tl.program_id(1) * SHARE + p + tl.arange(0, BP)
-        i = (place // OW % OH) * STRIDE - PAD
-        j = (place % OW) * STRIDE - PAD
+        i = (place // OW % OH) * UP[0] - PAD[0]
+        j = (place % OW) * UP[1] - PAD[1]
         if C % BK == 0:
-            row, column = (i + r)[None, :], (j + s)[None, :]
+            row, column = (i + r * DILATION[0])[None, :], (j + s * DILATION[1])[None, :]
         else:
-            row, column = i[None, :] + r[:, None], j[None, :] + s[:, None]
+            row, column = i[None, :] + r[:, None] * DILATION[0], j[None, :] + s[:, None] * DILATION[1]
         inside = (place < places)[None, :]
         there = inside & (row >= 0) & (column >= 0) & (row < H) & (column < W) & (k < R * S * C)[:, None]
         image = (place // (OH * OW))[None, :]
-        left = tl.load(x + ((image * H + row) * W + column) * C + c[:, None], mask=there, other=0.0)
-        at = place[:, None] * OC + out[None, :]
+        left = tl.load(x + ((image * H + row) * W + column) * XC + c[:, None], mask=there, other=0.0)
+        at = place[:, None] * YC + out[None, :]
         right = tl.load(dy + at, mask=(place < places)[:, None] & (out < OC)[None, :], other=0.0)
         total = tl.dot(left, right, total, input_precision="ieee", out_dtype=ACC)
-    where = k[:, None] + out[None, :] * (R * S * C)
-    tl.store(dw + where, total, mask=(k < R * S * C)[:, None] & (out < OC)[None, :])
+    known = (k < R * S * C)[:, None] & (out < OC)[None, :]
+    if TOGETHER > 1:
+        known &= (c // (C // TOGETHER))[:, None] == (out // (OC // TOGETHER))[None, :]
+        k = k // C * (C // TOGETHER) + k % (C // TOGETHER)
+    tl.store(dw + k[:, None] + out[None, :] * (R * S * C // TOGETHER), total, mask=known)
 
 
-def convolve(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
-    """Convolve x [n, b, h, w, c] with each model's own kernels w [n, out, r, s, c]."""
-    n, batch, height, width, _ = x.shape
-    _, channels, r, s, _ = w.shape
-    side = [(size + 2 * padding - k) // stride + 1 for size, k in ((height, r), (width, s))]
-    y = x.new_empty(n, batch, *side, channels)
-    return _launch(x, w, None, y, up=stride, down=1, padding=(padding, padding))
+def convolve(x: Tensor, w: Tensor, geometry: Geometry, later: Tensor | None = None) -> Tensor:
+    """Convolve x [n, b, h, w, c] with each model's own kernels w [n, out, r, s, c / groups], and add `later`.
+
+    Depthwise kernels are [n, 1, r, s, out], here and below.
+    """
+    n, batch, *size, _ = x.shape
+    y = x.new_empty(n, batch, *geometry.after(size), w.shape[4 if geometry.depthwise else 1])
+    launch = depthwise.launch if geometry.depthwise else _launch
+    return launch(x, w, later, y, geometry, up=geometry.stride, down=(1, 1), padding=geometry.padding)
 
 
-def convolve_back(
-    dy: Tensor, w: Tensor, later: Tensor | None, size: torch.Size, stride: int, padding: int
-) -> Tensor:
+def convolve_back(dy: Tensor, w: Tensor, later: Tensor | None, size: torch.Size, geometry: Geometry) -> Tensor:
     """The gradient of a convolution's input of shape `size`, plus `later`, the gradient of its other uses."""
-    around = w.shape[2] - 1 - padding, w.shape[3] - 1 - padding
-    return _launch(dy, w, later, dy.new_empty(size), up=1, down=stride, padding=around, back=True)
+    launch, dx = depthwise.launch if geometry.depthwise else _launch, dy.new_empty(size)
+    return launch(dy, w, later, dx, geometry, up=(1, 1), down=geometry.stride, padding=geometry.around, back=True)
 
 
 def _launch(
-    x: Tensor, w: Tensor, later: Tensor | None, y: Tensor, *, up: int, down: int, padding: tuple[int, int],
+    x: Tensor, w: Tensor, later: Tensor | None, y: Tensor, geometry: Geometry, *, up: Pair, down: Pair, padding: Pair,
     back: bool = False,
 ) -> Tensor:
     n, _, *source = x.shape
     _, batch, height, width, channels = y.shape
-    r, s = w.shape[2:4]
-    bn = min(64, max(16, triton.next_power_of_2(channels)))
-    bk = _columns(r * s, source[2])
+    blocks, together = _of_groups(geometry.groups, source[2], channels)
+    inner, outer = source[2] // blocks, channels // blocks
+    r, s = geometry.kernel
+    bn = min(64, max(16, triton.next_power_of_2(outer)))
+    bk = _columns(r * s, inner)
     bm, stages = (256, 2) if bn < 64 else (128, 3)          # fastest of the tested settings on an H200
-    places = batch * triton.cdiv(height, down) * triton.cdiv(width, down)
-    grid = (triton.cdiv(places, bm), triton.cdiv(channels, bn) * down**2, n)
+    places = batch * triton.cdiv(height, down[0]) * triton.cdiv(width, down[1])
+    grid = (triton.cdiv(places, bm), triton.cdiv(outer, bn) * blocks * down[0] * down[1], n)
+    step = tuple(by // gcd(by, dilation) for by, dilation in zip(down, geometry.dilation, strict=True))
     _convolution[grid](
-        x, w, x if later is None else later, y, batch, w.stride(0), *source, height, width, channels, r, s,
-        up, down, *padding, back, bm, bk, bn, accumulator(x), later is not None,
-        num_warps=4, num_stages=stages,
+        x, w, x if later is None else later, y, batch, w.stride(0), *source[:2], inner, height, width, outer, r, s,
+        up, down, step, geometry.dilation, padding, blocks, together, back, bm, bk, bn, accumulator(x),
+        later is not None, num_warps=4, num_stages=stages,
     )
     return y
 
@@ -164,26 +202,47 @@ BLOCK = 64
 PROGRAMS = 528
 """Number of blocks of `weight_gradient` that fill the GPU."""
 
-
-def shares(n: int, places: int, weight: torch.Size) -> int:
-    """Number of shares of a model's pixels that are summed separately for the gradient of a weight [out, r, s, c]."""
-    blocks = triton.cdiv(weight[0], BLOCK) * triton.cdiv(weight[1:].numel(), BLOCK)
-    return max(1, min(PROGRAMS // int(blocks * n), places // (4 * BLOCK), 32))
+NARROW = 32
+"""Groups of fewer channels are computed together, up to this width, with weights 0 between them."""
 
 
-def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, stride: int, padding: int) -> None:
-    """Fill dw [shares, n, out, r, s, c] with the gradient of the kernels, one partial sum per share."""
+def shares(n: int, places: int, weight: torch.Size, geometry: Geometry) -> int:
+    """Number of shares of a model's pixels that are summed separately for the gradient of a weight in kernel order."""
+    if geometry.depthwise:
+        return depthwise.shares(n, places, weight)
+    out, *taps, width = weight
+    blocks, _ = _of_groups(geometry.groups, width * geometry.groups, out)
+    inner = taps[0] * taps[1] * width * geometry.groups // blocks
+    programs = blocks * triton.cdiv(out // blocks, BLOCK) * triton.cdiv(inner, BLOCK)
+    return max(1, min(PROGRAMS // int(programs * n), places // (4 * BLOCK), 32))
+
+
+def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, geometry: Geometry) -> None:
+    """Fill dw [shares, n, out, r, s, c / groups] with the gradient of the kernels, one partial sum per share."""
+    if geometry.depthwise:
+        depthwise.weight_gradient(x, dy, dw, geometry)
+        return
     n, batch, height, width, channels = x.shape
     _, _, *side, out = dy.shape
-    count, _, _, r, s, _ = dw.shape
+    count, (r, s) = len(dw), geometry.kernel
+    blocks, together = _of_groups(geometry.groups, channels, out)
+    inner, outer = channels // blocks, out // blocks
     places = batch * side[0] * side[1]
-    bn = min(BLOCK, max(16, triton.next_power_of_2(out)))
-    bk = min(BLOCK, max(16, triton.next_power_of_2(r * s * channels)))
+    bn = min(BLOCK, max(16, triton.next_power_of_2(outer)))
+    bk = min(BLOCK, max(16, triton.next_power_of_2(r * s * inner)))
     share = triton.cdiv(triton.cdiv(places, count), BLOCK) * BLOCK
-    _weight_gradient[(triton.cdiv(r * s * channels, bk) * triton.cdiv(out, bn), count, n)](
-        x, dy, dw, places, dw.stride(0), dw.stride(1), share, height, width, channels, *side, out, r, s,
-        stride, padding, BLOCK, bk, bn, accumulator(x), num_warps=4, num_stages=3,
+    _weight_gradient[(triton.cdiv(r * s * inner, bk) * triton.cdiv(outer, bn) * blocks, count, n)](
+        x, dy, dw, places, dw.stride(0), dw.stride(1), share, height, width, inner, *side, outer, r, s,
+        geometry.stride, geometry.dilation, geometry.padding, blocks, together, BLOCK, bk, bn, accumulator(x),
+        num_warps=4, num_stages=3,
     )
+
+
+def _of_groups(groups: int, channels: int, out: int) -> Pair:
+    """Number of blocks of groups, and of groups in a block."""
+    most = max(1, NARROW * groups // max(channels, out))
+    together = max(count for count in range(1, min(groups, most) + 1) if groups % count == 0)
+    return groups // together, together
 
 
 def _columns(taps: int, channels: int) -> int:

@@ -1,4 +1,4 @@
-"""The kernels as autograd functions over stacked images [n, b, c, h, w].
+"""The kernels as autograd functions over stacked images [n, b, c, h, w], or [n, b, c, w].
 
 Kernel modules are imported inside the functions: Triton is available only with a GPU, or in tests.
 """
@@ -12,39 +12,54 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from quasiglobal.gradients.kernels.geometry import Geometry
+
 
 class Convolution(torch.autograd.Function):
     """Convolution that also returns x, so that its backward kernel adds the gradients of later uses of x.
 
-    `weight` is an argument only for autograd: the kernels read `values`, and write the gradient to `shares`.
+    `weight` is an argument only for autograd: the kernels read `values`, and write the gradient to `shares`. A
+    transposed convolution is the input gradient of a convolution, and vice versa.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, shares: Callable[[], Tensor], values: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int
+        ctx: Any, shares: Callable[[], Tensor], values: Tensor, x: Tensor, weight: Tensor, geometry: Geometry
     ) -> tuple[Tensor, Tensor]:
-        from quasiglobal.gradients.kernels.convolution import convolve
+        from quasiglobal.gradients.kernels.convolution import convolve, convolve_back
 
         images = _channels_last(x)
         ctx.save_for_backward(images, values)
-        ctx.shares, ctx.how = shares, (stride, padding)
+        ctx.shares, ctx.geometry = shares, geometry
         ctx.set_materialize_grads(False)
-        return convolve(images, values, stride, padding).movedim(-1, 2), x
+        if geometry.transposed:
+            n, batch, *size, _ = images.shape
+            channels = weight.shape[2] * geometry.groups
+            after = torch.Size((n, batch, *geometry.before(size), channels))
+            y = convolve_back(images, values, None, after, geometry)
+        else:
+            y = convolve(images, values, geometry)
+        return _channels_first(y, x), x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, later: Tensor | None) -> Any:
-        from quasiglobal.gradients.kernels.convolution import convolve_back, weight_gradient
+        from quasiglobal.gradients.kernels.convolution import convolve, convolve_back, weight_gradient
 
-        dx = later
+        dx, geometry = later, ctx.geometry
         if dy is not None:
             images, values = ctx.saved_tensors
-            dy = _channels_last(dy)
-            weight_gradient(images, dy, ctx.shares(), *ctx.how)
+            arrived = _channels_last(dy)
+            x, y = (arrived, images) if geometry.transposed else (images, arrived)
+            weight_gradient(x, y, ctx.shares(), geometry)
             if ctx.needs_input_grad[2]:
                 later = later if later is None else _channels_last(later)
-                dx = convolve_back(dy, values, later, images.shape, *ctx.how).movedim(-1, 2)
-        return None, None, dx, None, None, None
+                if geometry.transposed:
+                    dx = convolve(arrived, values, geometry, later)
+                else:
+                    dx = convolve_back(arrived, values, later, images.shape, geometry)
+                dx = _channels_first(dx, dy)
+        return None, None, dx, None, None
 
 
 class Normalised(torch.autograd.Function):
@@ -63,7 +78,7 @@ class Normalised(torch.autograd.Function):
         ctx.shares, ctx.how = shares, (kind, groups, relu, rest is not None)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*after)
-        return y.movedim(-1, 2), *after
+        return _channels_first(y, x), *after
 
     @staticmethod
     @once_differentiable
@@ -74,7 +89,7 @@ class Normalised(torch.autograd.Function):
         if dy is not None:
             images, weight, y, moments = ctx.saved_tensors
             dx, drest = normalise_back(images, weight, y, _channels_last(dy), moments, ctx.shares(), *ctx.how)
-            dx, drest = dx.movedim(-1, 2), drest.movedim(-1, 2) if ctx.how[-1] else None
+            dx, drest = _channels_first(dx, dy), _channels_first(drest, dy) if ctx.how[-1] else None
         return None, None, dx, None, None, drest, *(None,) * 6
 
 
@@ -100,5 +115,12 @@ class Pooled(torch.autograd.Function):
 
 
 def _channels_last(x: Tensor) -> Tensor:
-    """[n, b, c, h, w] as [n, b, h, w, c], contiguous; inside a network this is a view."""
+    """[n, b, c, h, w] as [n, b, h, w, c], contiguous; inside a network this is a view. [n, b, c, w] gets h = 1."""
+    x = x if x.ndim == 5 else x.unsqueeze(3)
     return x.movedim(2, -1).contiguous()
+
+
+def _channels_first(y: Tensor, x: Tensor) -> Tensor:
+    """[n, b, h, w, c] as [n, b, c, h, w], or as [n, b, c, w] if x has as many dimensions."""
+    y = y.movedim(-1, 2)
+    return y if x.ndim == 5 else y.squeeze(3)

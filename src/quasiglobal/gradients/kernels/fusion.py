@@ -8,18 +8,23 @@ from typing import Any
 import torch
 from torch import fx
 
+from quasiglobal.gradients.kernels.geometry import Geometry, geometry_of
 from quasiglobal.gradients.kernels.operations import NORMALISE
 
 aten = torch.ops.aten
 
 
 def convolves(node: Any) -> bool:
-    """Whether the kernels compute this convolution: plain 2-D, with equal stride and padding on both axes."""
+    """Whether the kernels compute this convolution: 1-D or 2-D, and nothing else uses its weight."""
     if node.target is not aten.convolution.default:
         return False
-    _, weight, _, stride, padding, dilation, transposed, _, groups = node.args
-    alike = set(dilation) == {1} and len(set(stride)) == len(set(padding)) == 1
-    return not transposed and groups == 1 and alike and len(shape_of(weight)) == 4 and _is_own(weight)
+    x, weight, *_ = node.args
+    return len(shape_of(weight)) in (3, 4) and len(shape_of(x)) == len(shape_of(weight)) and _is_own(weight)
+
+
+def geometry(node: Any) -> Geometry:
+    """The geometry of a convolution."""
+    return geometry_of(shape_of(node.args[1]), *node.args[3:])
 
 
 def pools(node: Any) -> bool:

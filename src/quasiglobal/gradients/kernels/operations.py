@@ -30,7 +30,8 @@ def normalise(
         var, centre = torch.var_mean(grouped, dim=(2, 3, 4), correction=int(kind == "evonorm"), keepdim=True)
         unit = nn.functional.silu(grouped) if kind == "evonorm" else grouped - centre
         unit = (unit / (var + eps).sqrt()).reshape(x.shape)
-    y = unit + bias[:, None, None] if kind == "shift" else unit * weight[:, None, None] + bias[:, None, None]
+    weight, bias = (values.view(-1, *(1,) * (x.ndim - 2)) for values in (weight, bias))
+    y = unit + bias if kind == "shift" else unit * weight + bias
     y = y if rest is None else y + rest
     return (y.relu() if relu else y), mean, variance
 

@@ -12,6 +12,7 @@ import operator
 import os
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -20,7 +21,15 @@ from torch.func import vmap
 
 from quasiglobal.gradients.compiling import Untraceable
 from quasiglobal.gradients.kernels.functions import Convolution, Normalised, Pooled
-from quasiglobal.gradients.kernels.fusion import convolves, fuse, normalises, only_for_kernels, pools, shape_of
+from quasiglobal.gradients.kernels.fusion import (
+    convolves,
+    fuse,
+    geometry,
+    normalises,
+    only_for_kernels,
+    pools,
+    shape_of,
+)
 from quasiglobal.gradients.kernels.operations import NORMALISE, normalise
 from quasiglobal.gradients.kernels.segments import CompiledSegments, Segment, segments
 from quasiglobal.gradients.kernels.tracing import traced_forward
@@ -133,9 +142,11 @@ class StackedProgram:
         weights, norms = [], []
         for node in self.program.graph.nodes:
             if convolves(node):
-                own = of[node.args[1]].permute(0, 2, 3, 1)
-                batch, _, height, width = shape_of(node)
-                weights.append((node, own, shares(len(x), batch * height * width, own.shape)))
+                how = geometry(node)
+                own = of[node.args[1]]
+                own = (own if own.ndim == 4 else own.unsqueeze(2)).permute(how.order)
+                batch, _, *size = shape_of(node.args[0] if how.transposed else node)
+                weights.append((node, own, shares(len(x), batch * prod(size), own.shape, how)))
                 self.in_regions.add(names[node.args[1]])
             elif normalises(node):
                 parameters = dict.fromkeys(node.args[1:3])
@@ -188,7 +199,7 @@ class Region:
 
 
 class WeightRegion(Region):
-    """The weights of convolutions, which the kernels read as [out, r, s, in] in the precision of matrix products."""
+    """The weights of convolutions, which the kernels read in their order (`Geometry.order`) and in autocast's type."""
 
     def open(self, x: Tensor) -> None:
         from quasiglobal.gradients.kernels.rows import pack
@@ -199,7 +210,7 @@ class WeightRegion(Region):
         self.values = pack(x, self.columns, dtype)
 
     def own_values(self, node: fx.Node) -> Tensor:
-        """Weights [n, out, r, s, in] of a convolution."""
+        """Weights [n, …] of a convolution, in the kernels' order."""
         columns, shape, _ = node.meta["place"]
         return self.values[:, columns].view(-1, *shape)
 
@@ -265,10 +276,9 @@ class AllModels(fx.Interpreter):
             return Normalised.apply(  # type: ignore[no-untyped-call]
                 partial(self.norms.own_shares, node), dtype, x, *rest
             )
-        weight, _, stride, padding, *_ = rest
         shares, values = partial(self.weights.own_shares, node), self.weights.own_values(node)
         y, passed = Convolution.apply(  # type: ignore[no-untyped-call]
-            shares, values, x.to(values.dtype), weight, stride[0], padding[0]
+            shares, values, x.to(values.dtype), rest[0], geometry(node)
         )
         if x.dtype == values.dtype:
             self.env[node.all_input_nodes[0]] = passed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
@@ -28,11 +28,11 @@ class Kernels(Compiled):
         return Gradients(losses.detach(), right, gradient(losses.sum()), after)
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        if not _are_images(inputs):
+        if not self._are_images(inputs):
             return super().outputs(x, buffers, inputs)
         batches = len(inputs)                               # each batch gets its own copy of the models
         models, own = tree_map(lambda values: values.repeat_interleave(batches, dim=0), (x, buffers))
-        shown = inputs.repeat(len(x), 1, 1, 1, 1)
+        shown = inputs.repeat(len(x), *(1,) * (inputs.ndim - 1))
         program = self._stacked(models, own, shown)
         if program is None:
             return super().outputs(x, buffers, inputs)
@@ -42,7 +42,7 @@ class Kernels(Compiled):
 
     def _stacked(self, x: Tensor, buffers: Buffers, inputs: Tree) -> StackedProgram | None:
         """The program for a shape, built at its first call; None if none can be built."""
-        if not _are_images(inputs):
+        if not self._are_images(inputs):
             return None
         module = self.one.module
         key = (module.training, inputs.shape, inputs.dtype)
@@ -50,10 +50,11 @@ class Kernels(Compiled):
             self.programs[key] = stacked_program(module, self.one.layout, x, buffers, inputs)
         return self.programs[key]
 
+    def _are_images(self, inputs: Tree) -> bool:
+        """Whether these are stacked images [n, b, c, h, w], or signals [n, b, c, length] of a 1-D convolution."""
+        dims = inputs.ndim if isinstance(inputs, Tensor) else 0
+        return dims == 5 or (dims == 4 and any(isinstance(part, SIGNALS) for part in self.one.module.modules()))
 
-IMAGES = 5
-"""Dimensions of stacked images: model, example, channel, height, width."""
 
-
-def _are_images(inputs: Tree) -> bool:
-    return isinstance(inputs, Tensor) and inputs.ndim == IMAGES
+SIGNALS = (nn.Conv1d, nn.ConvTranspose1d)
+"""Layers whose inputs are [b, c, length]."""

@@ -1,0 +1,103 @@
+"""The kernels of convolutions against PyTorch's, over a table of geometries: outputs and both gradients."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from quasiglobal.gradients.kernels.functions import Convolution
+from quasiglobal.gradients.kernels.geometry import Geometry, geometry_of
+
+pytest.importorskip("triton")
+if "TRITON_INTERPRET" not in os.environ:
+    pytest.skip("the kernels are compiled here, and have no float64", allow_module_level=True)
+
+N, BATCH = 2, 2
+
+PLAIN = {
+    "3×3": ((5, 6), (7, 6), Geometry((3, 3), padding=(1, 1))),
+    "1×3": ((16, 5), (6, 5), Geometry((1, 3), padding=(0, 1))),
+    "3×1 with strides": ((5, 16), (7, 6), Geometry((3, 1), (2, 3), (1, 0))),
+    "dilation": ((4, 3), (9, 8), Geometry((3, 2), padding=(2, 1), dilation=(2, 3))),
+    "dilation and strides": ((4, 3), (9, 11), Geometry((3, 3), (2, 3), (3, 1), (2, 2))),
+}
+GROUPED = {
+    "4 groups of 4": ((16, 16), (5, 4), Geometry((3, 3), padding=(1, 1), groups=4)),
+    "12 groups of 4": ((48, 48), (3, 3), Geometry((3, 3), padding=(1, 1), groups=12)),
+    "wide groups with strides": ((40, 80), (4, 5), Geometry((3, 2), (2, 1), (1, 0), groups=2)),
+    "odd groups": ((15, 9), (4, 3), Geometry((2, 2), dilation=(1, 2), padding=(1, 1), groups=3)),
+}
+DEPTHWISE = {
+    "depthwise 3×3": ((20, 20), (5, 9), Geometry((3, 3), padding=(1, 1))),
+    "depthwise 7×7": ((16, 16), (4, 5), Geometry((7, 7), padding=(3, 3))),
+    "depthwise strides": ((6, 6), (7, 9), Geometry((3, 3), (2, 2), (1, 1))),
+    "depthwise dilation, strides": ((6, 6), (9, 10), Geometry((3, 2), (2, 3), (1, 2), (2, 2))),
+    "multiplier": ((5, 15), (5, 4), Geometry((3, 3), (1, 2), (1, 1))),
+    "1-D multiplier": ((3, 6), (1, 20), Geometry((1, 5), (1, 2), (0, 3))),
+}
+TRANSPOSED = {
+    "transposed": ((5, 6), (7, 6), Geometry((2, 2), (2, 2))),
+    "transposed, padded": ((4, 3), (4, 3), Geometry((3, 2), (2, 3), (1, 1), (1, 2), extra=(1, 2))),
+    "transposed groups": ((8, 12), (3, 4), Geometry((3, 3), (1, 2), (1, 0), groups=4)),
+    "transposed depthwise": ((6, 6), (3, 4), Geometry((3, 3), (2, 2), (1, 1), groups=6)),
+    "transposed multiplier": ((12, 4), (3, 4), Geometry((3, 2), (2, 1), groups=4)),
+    "transposed narrow": ((4, 12), (3, 4), Geometry((2, 2), (2, 2), groups=4)),
+}
+"""Channels in and out, height and width, geometry."""
+
+CASES = PLAIN | GROUPED
+CASES |= {name: (c, size, replace(g, groups=c[0], depthwise=True)) for name, (c, size, g) in DEPTHWISE.items()}
+CASES |= {
+    name: (c, size, replace(g, transposed=True, depthwise=c[1] == g.groups > 1))
+    for name, (c, size, g) in TRANSPOSED.items()
+}
+
+
+def convolved(x, w, geometry):
+    """One model's convolution by PyTorch."""
+    if geometry.transposed:
+        terms = geometry.stride, geometry.padding, geometry.extra, geometry.groups, geometry.dilation
+        return nn.functional.conv_transpose2d(x, w, None, *terms)
+    return nn.functional.conv2d(x, w, None, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+
+
+FAST = ("dilation and strides", "odd groups", "depthwise dilation, strides", "transposed, padded")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES]
+)
+def test_the_kernels_compute_pytorchs_convolution_and_its_gradients(name):
+    (inner, outer), size, geometry = CASES[name]
+    torch.manual_seed(0)
+    left, right = (inner, outer) if geometry.transposed else (outer, inner)
+    w = torch.randn(N, left, right // geometry.groups, *geometry.kernel, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(N, BATCH, inner, *size, dtype=torch.float64, requires_grad=True)
+    expected = torch.stack([convolved(x[i], w[i], geometry) for i in range(N)])
+    dy, later = torch.randn_like(expected), torch.randn_like(x)
+    dx, dw = torch.autograd.grad([expected, x * 1], [x, w], [dy, later])
+
+    order = (0, *(1 + dim for dim in geometry.order))
+    values = w.detach().permute(order).contiguous()
+    shares = torch.full((2, *values.shape), torch.nan, dtype=torch.float64)
+    y, passed = Convolution.apply(lambda: shares, values, x, w, geometry)
+    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+    (found,) = torch.autograd.grad([y, passed], [x], [dy, later])
+    torch.testing.assert_close(found, dx, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(shares.sum(0), dw.permute(order), rtol=1e-10, atol=1e-10)
+
+
+def test_geometries_are_those_of_pytorchs_layers():
+    for (inner, outer), _, geometry in CASES.values():
+        kind = nn.ConvTranspose2d if geometry.transposed else nn.Conv2d
+        weight = kind(inner, outer, geometry.kernel, groups=geometry.groups).weight
+        how = geometry.stride, geometry.padding, geometry.dilation, geometry.transposed, geometry.extra
+        assert geometry_of(weight.shape, *how, geometry.groups) == geometry
+
+
+def test_a_1d_convolution_has_images_of_height_1():
+    weight = nn.Conv1d(8, 16, 3, groups=8).weight
+    expected = Geometry((1, 3), (1, 2), (0, 1), groups=8, depthwise=True)
+    assert geometry_of(weight.shape, [2], [1], [1], False, [0], 8) == expected
