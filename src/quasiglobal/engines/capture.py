@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -68,11 +69,17 @@ class Captured:
 def errors_on_waiting(on: bool) -> Iterator[None]:
     """If `on`, raise an error at an operation that waits for the GPU."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error" if on else before)
+
+    def switch(mode: int | str) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+            torch.cuda.set_sync_debug_mode(mode)
+
+    switch("error" if on else before)
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        switch(before)
 
 
 def overwrite(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
