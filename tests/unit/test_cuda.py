@@ -12,6 +12,7 @@ import quasiglobal as qg
 import quasiglobal.training.program
 from quasiglobal.data.shards import Shards
 from quasiglobal.data.sources import Dataset, Examples, load
+from quasiglobal.engines.step_kernel import StepKernel
 from quasiglobal.runs.building import make_task
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import Loop
@@ -34,6 +35,10 @@ def trained(experiment: Experiment, device: str, seeds: tuple[int, ...] = (0,)) 
     return training
 
 
+def without_kernel(*arguments):
+    """Stands for `step_kernel`, to test the routes that it replaces: it finds none."""
+
+
 @pytest.mark.parametrize(
     "algorithm",
     ["qg-dsgdm-n", "qg-dsgdm-n:tau=2", "qg-dadam", "d2+", "dsgdm-n-gt", "slowmo", "mimelite", "sgdm-n", "dmsgd"],
@@ -44,20 +49,25 @@ def test_captured_steps_equal_the_cpu(algorithm):
     torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
     for name, value in here.bands.bands[0].state.items():
         torch.testing.assert_close(there.bands.bands[0].state[name].cpu(), value, rtol=0, atol=1e-7)
+    kernels = {type(program) is StepKernel for program in there.bands.bands[0].programs.values()}
+    assert kernels == {algorithm not in ("qg-dadam", "mimelite")}
 
 
 @pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "qg-dadam", "slowmo:tau=3", "mimelite"])
 def test_fused_steps_equal_the_cpu(algorithm, monkeypatch):
     monkeypatch.setattr("quasiglobal.training.program.WORTH_FUSING", 0)
+    monkeypatch.setattr("quasiglobal.engines.band.step_kernel", without_kernel)
     experiment = replace(SHORT, algorithm=algorithm)
     there, here = trained(experiment, "cuda"), trained(experiment, "cpu")
     torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
     assert any(program is not None for program in there.bands.bands[0].programs.values()) == (algorithm != "mimelite")
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_algorithms_step_on_their_own_rows(fused, monkeypatch):
-    monkeypatch.setattr("quasiglobal.training.program.WORTH_FUSING", 0 if fused else float("inf"))
+@pytest.mark.parametrize("how", ["kernel", "fused", "plain"])
+def test_algorithms_step_on_their_own_rows(how, monkeypatch):
+    monkeypatch.setattr("quasiglobal.training.program.WORTH_FUSING", 0 if how == "fused" else float("inf"))
+    if how != "kernel":
+        monkeypatch.setattr("quasiglobal.engines.band.step_kernel", without_kernel)
     names = ("qg-dsgdm-n", "dmsgd", "sgdm-n")
     experiments = [replace(SHORT, algorithm=name, lr=lr) for name in names for lr in (0.05, 0.02)]
     task = make_task(SHORT, load("digits"))

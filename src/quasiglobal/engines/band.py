@@ -9,6 +9,7 @@ from torch import Tensor
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.capture import overwrite
 from quasiglobal.engines.host import Host
+from quasiglobal.engines.step_kernel import step_kernel
 from quasiglobal.gradients.compiling import Untraceable, compiled_in_place
 from quasiglobal.gradients.precision import full_precision
 
@@ -42,9 +43,16 @@ class Band:
     def step_in_place(
         self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor, full_gradient: FullGradient, fused: bool
     ) -> None:
-        """Run a step in place on x and the state; `fused` compiles each kind of step to few kernels."""
+        """Run a step in place on x and the state, by one kernel if there is one (`step_kernel`).
+
+        `fused` compiles any other step to few kernels, which takes seconds for each kind of step.
+        """
         names, values = list(self.state), list(self.state.values())
-        program = self._fused(x, g, t, time, lr) if fused else None
+        kind = self.kind(t)
+        if kind not in self.programs:
+            kernel = step_kernel(self.algorithm, self.engine, self.weight_decay, t, x, g, time, lr, self.state)
+            self.programs[kind] = self._fused(x, g, t, time, lr) if kernel is None and fused else kernel
+        program = self.programs[kind]
         if program is not None:
             with full_precision(x.device.type):
                 program(x, g, time, lr, *values)
@@ -62,21 +70,19 @@ class Band:
 
     def _fused(self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor) -> Callable[..., None] | None:
         """Return the compiled program for this kind of step; None if the step needs further gradients."""
-        kind, names = self.kind(t), list(self.state)
+        names = list(self.state)
 
         def step(x: Tensor, g: Tensor, time: Tensor, lr: Tensor, *values: Tensor) -> list[Tensor]:
             state = dict(zip(names, values, strict=True))
             new, state = self._stepped(x, g, state, t, time, lr, _no_further_gradients)
             return [new, *(state[name] for name in names)]
 
-        if kind not in self.programs:
-            outputs, arguments = [0, *range(4, 4 + len(names))], (x, g, time, lr, *self.state.values())
-            try:
-                step(*arguments)                            # fills the engine's caches on the device, such as W
-                self.programs[kind] = compiled_in_place(step, outputs, arguments)
-            except Untraceable:
-                self.programs[kind] = None
-        return self.programs[kind]
+        outputs, arguments = [0, *range(4, 4 + len(names))], (x, g, time, lr, *self.state.values())
+        try:
+            step(*arguments)                                # fills the engine's caches on the device, such as W
+            return compiled_in_place(step, outputs, arguments)
+        except Untraceable:
+            return None
 
 
 def _no_further_gradients(x: Tensor) -> Tensor:

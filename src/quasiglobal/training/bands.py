@@ -55,7 +55,7 @@ class Bands:
     ) -> Tensor:
         """Run step t of every algorithm on its own rows; return the new x.
 
-        `in_place` overwrites x and the states; `fused` compiles such a step.
+        `in_place` overwrites x and the states; `fused` then compiles a step that has no kernel of its own.
         """
         stepped = []
         for band in self.bands:

@@ -30,7 +30,7 @@ from quasiglobal.training.rows import buffers_of, named_rows, state_of
 from quasiglobal.training.task import Task
 
 WORTH_FUSING = 2.5e11
-"""Parameter updates per training (steps × rows × d) above which compiling the steps pays (docs/performance.md)."""
+"""Parameter updates per training (steps × rows × d) above which compiling steps without a kernel pays off."""
 
 WORTH_COMPILING = 2e12
 """The same for gradients of transformers, which take 45 s to compile for each text length (docs/transformers.md)."""

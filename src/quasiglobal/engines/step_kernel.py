@@ -1,0 +1,179 @@
+"""One Triton kernel for the whole step of an algorithm: weight decay, update and gossip in one pass over memory.
+
+The step is traced once for each kind of step, and translated (`step_source.py`). A program of the kernel has a block of
+columns of all nodes of one run, so that gossip needs no other program: each tensor is read once and written once, in
+place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import logging
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quasiglobal.algorithms import Algorithm, State
+from quasiglobal.engines.host import Host
+from quasiglobal.engines.simulator import Simulator
+from quasiglobal.engines.step_source import MEAN, MIX, StepSource, write
+from quasiglobal.gradients.compiling import Untraceable
+
+log = logging.getLogger("quasiglobal")
+
+WARPS = 2
+"""Warps per program; each of their threads has a few columns of all nodes."""
+
+PER_THREAD = 16
+"""Numbers of a tensor that a thread holds, in whole columns; at least one column."""
+
+MOST_BYTES = 128
+"""Bytes of a column of all nodes above which a thread's registers do not suffice: 32 nodes in float32."""
+
+MOST_MESSAGES = 512
+"""Messages of a gossip above which the kernel, with a line for each, takes long to compile."""
+
+
+def step_kernel(
+    algorithm: Algorithm, engine: Host, weight_decay: float | Tensor, t: int,
+    x: Tensor, g: Tensor, time: Tensor, lr: Tensor, state: State,
+) -> Callable[..., None] | None:
+    """Return the kernel for steps of the kind of t: a function of (x, g, time, lr, *state) that steps in place.
+
+    None if the step cannot be translated, for example since it needs further gradients or a norm of a row.
+    """
+    if not available(x) or type(engine) is not Simulator or not _fits(engine, x):
+        return None
+    arguments = (x, g, time, lr, *state.values())
+    outputs = [0, *range(4, len(arguments))]
+    if not all(arguments[at].is_contiguous() for at in outputs):
+        return None
+    names = ["x", "g", "time", "lr", *state]
+    try:
+        program = _traced(algorithm, engine, weight_decay, t, list(state), arguments)
+        source = write(program, names, outputs, x, _shared(engine, x), _senders(engine))
+    except Exception as error:                              # an algorithm may do anything; its plain step still works
+        log.debug(f"no kernel for a step of {algorithm}: {error!r}")
+        return None
+    try:
+        kernel = StepKernel(source, engine, t, x)
+        kernel.compile(*arguments)
+    except Exception as error:
+        log.warning(f"Triton cannot compile the step of {algorithm}; it runs without, slower: {str(error)[:160]}")
+        return None
+    return kernel
+
+
+def available(x: Tensor) -> bool:
+    """Whether Triton can run on the device of x."""
+    return x.is_cuda and find_spec("triton") is not None
+
+
+class StepKernel:
+    """A translated step: the launch of its kernel, with the weights of step t of the engine."""
+
+    def __init__(self, source: StepSource, engine: Simulator, t: int, x: Tensor) -> None:
+        self.source, n, d = source, engine.topology.n, x.shape[1]
+        padded, size = 1 << (n - 1).bit_length(), x.element_size()
+        columns = max(1, min(PER_THREAD // padded, 16 // size))             # a thread loads at most 16 bytes at once
+        block = 32 * WARPS * columns
+        self.further = [value.to(x.device) for value in source.constants]
+        self.further += source.mixes * [torch.from_numpy(engine.topology.weights(t)).to(x.device, x.dtype)]
+        self.sizes = (n, padded, d, _shared(engine, x), block, columns)
+        self.grid = (-(-d // block), len(x) // n)
+        self.function = _jitted(source.text)
+
+    def __call__(self, *arguments: Tensor) -> None:
+        self._run(self.function[self.grid], arguments)
+
+    def compile(self, *arguments: Tensor) -> None:
+        """Compile without a launch."""
+        self._run(partial(self.function.warmup, grid=self.grid), arguments)
+
+    def _run(self, launch: Callable[..., Any], arguments: tuple[Tensor, ...]) -> None:
+        """Launch with products and sums rounded one by one: nodes that agree stay equal, bit for bit."""
+        values = [arguments[at].contiguous() for at in self.source.arguments]
+        with torch.cuda.device_of(values[0]):  # type: ignore[no-untyped-call]
+            launch(*values, *self.further, *self.sizes, num_warps=WARPS, enable_fp_fusion=False)
+
+
+class TracedEngine(Host):
+    """Engine for a trace: its mixing and means are one operation each."""
+
+    def __init__(self, engine: Simulator, mixes: bool) -> None:
+        super().__init__(engine.topology, seeds=engine.seeds, shared=engine.shared)
+        self.mixes = mixes
+
+    def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
+        return tuple(MIX(v) for v in tensors) if self.mixes else tensors
+
+    def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
+        if among is not None:
+            raise Untraceable("the mean over some nodes has no translation")
+        mean: Tensor = MEAN(tensor)
+        return mean
+
+    def sample(self, fraction: float, draw: Tensor) -> Tensor:
+        raise Untraceable("random nodes have no translation")
+
+
+def _traced(
+    algorithm: Algorithm, engine: Simulator, weight_decay: float | Tensor, t: int, names: list[str],
+    arguments: tuple[Tensor, ...],
+) -> Any:
+    """The step as a graph of ATen operations, traced with tensors that hold no numbers."""
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
+
+    traced = TracedEngine(engine, mixes=bool((engine.topology.weights(t) != np.eye(engine.topology.n)).any()))
+
+    def step(x: Tensor, g: Tensor, time: Tensor, lr: Tensor, *values: Tensor) -> list[Tensor]:
+        state = dict(zip(names, values, strict=True))
+        new, state = traced.step(
+            algorithm, x, g, state, t=t, time=time, lr=lr, full_gradient=_no_further_gradients,
+            weight_decay=weight_decay,
+        )
+        return [new, *(state[name] for name in names)]
+
+    return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+
+
+def _no_further_gradients(x: Tensor) -> Tensor:
+    raise Untraceable("the step needs further gradients")
+
+
+def _fits(engine: Simulator, x: Tensor) -> bool:
+    """Whether a thread can hold all nodes of a column, and nothing changes the messages on their way."""
+    plain = x.dtype in (torch.float32, torch.float64) and not engine.faults and not engine.rounded
+    small = engine.topology.n * x.element_size() <= MOST_BYTES
+    return plain and small and sum(map(len, _senders(engine))) <= MOST_MESSAGES
+
+
+def _shared(engine: Simulator, x: Tensor) -> int:
+    return x.shape[1] if engine.shared is None else engine.shared
+
+
+def _senders(engine: Simulator) -> list[list[int]]:
+    """The nodes that each node receives from at any step: one source for all positions of a topology."""
+    links = np.any([W != 0 for W in engine.topology.matrices], axis=0)
+    return [[j for j in np.flatnonzero(row).tolist() if j != i] for i, row in enumerate(links)]
+
+
+@cache
+def _jitted(text: str) -> Any:
+    """The kernel of a source text, which Triton reads through `linecache`, as a debugger does."""
+    import triton
+    import triton.language as tl
+
+    from quasiglobal.gradients.kernels import tile
+
+    name = f"<step {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    space = {"__name__": __name__, "triton": triton, "tl": tl, "tile": tile}
+    exec(compile(text, name, "exec"), space)
+    return space["step"]
