@@ -40,9 +40,11 @@ from zoo_images import (
     OddKernels,
     Pools,
     Siamese,
+    SimSiam,
     SuperResolution,
     UNet,
     VariationalAutoencoder,
+    alignment,
     commitment,
     evidence_bound,
 )
@@ -79,6 +81,8 @@ class Entry:
     """Whether a training step draws random numbers: dropout, stochastic depth, a random code."""
     one_by_one: bool = False
     """Whether its control flow depends on the data, so that copies cannot be computed together."""
+    jumps: bool = False
+    """Whether a rounding error may change the result at once, as a choice of the nearest code does."""
     convolutional: bool = False
     """Whether its inputs are images and some layer a convolution that our kernels compute."""
 
@@ -106,7 +110,7 @@ def padded(vocabulary: int, length: int) -> Drawing:
 def edges(vertices: int) -> Drawing:
     """Draw symmetric adjacency matrices."""
     def draw(generator: torch.Generator, size: int, dtype: torch.dtype) -> Tensor:
-        half = torch.rand(size, vertices, vertices, generator=generator).triu(1) > 0.5
+        half = torch.randint(2, (size, vertices, vertices), generator=generator).triu(1)
         return (half | half.mT).to(dtype)
 
     return draw
@@ -151,7 +155,8 @@ CONVOLUTIONAL = {
     "super-resolution": Entry(SuperResolution, pairs(SMALL_IMAGE, IMAGE), functional.l1_loss),
     "autoencoder": Entry(Autoencoder, pairs(IMAGE, IMAGE), functional.mse_loss),
     "variational-autoencoder": Entry(VariationalAutoencoder, pairs(IMAGE, IMAGE), evidence_bound, draws=True),
-    "codebook": Entry(Codebook, pairs(IMAGE, IMAGE), commitment),
+    "codebook": Entry(Codebook, pairs(IMAGE, IMAGE), commitment, jumps=True),
+    "simsiam": Entry(SimSiam, LABELLED, alignment),
     "discriminator": Entry(Discriminator, pairs(IMAGE, normal()), functional.mse_loss),
 }
 

@@ -8,10 +8,10 @@ from torch.nn import functional
 class ViT(nn.Module):
     """Vision transformer of `nn.TransformerEncoderLayer`, with a class token and learned positions."""
 
-    def __init__(self, width=24, heads=2, depth=2, patch=4, side=16, dropout=0.1, classes=10):
+    def __init__(self, width=24, heads=2, depth=1, patch=4, side=16, dropout=0.1, classes=10):
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, stride=patch)
-        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.token = nn.Parameter(torch.randn(1, 1, width))
         self.position = nn.Parameter(0.02 * torch.randn(1, (side // patch) ** 2 + 1, width))
         layer = nn.TransformerEncoderLayer(
             width, heads, 2 * width, dropout, activation="gelu", batch_first=True, norm_first=True

@@ -67,7 +67,7 @@ class InvertedResidual(nn.Module):
 class MobileNetV2(nn.Module):
     """Inverted residuals with depthwise convolutions, ReLU6, dropout before the head."""
 
-    def __init__(self, width=4, blocks=((1, 1), (2, 2), (2, 1)), expansion=3, dropout=0.2, classes=10):
+    def __init__(self, width=4, blocks=((2, 2), (2, 1)), expansion=3, dropout=0.2, classes=10):
         super().__init__()
         layers, inputs = [conv_norm(3, width, 3, nn.ReLU6, stride=2)], width
         for factor, stride in blocks:
@@ -125,7 +125,7 @@ class DenseLayer(nn.Module):
 class DenseNet(nn.Module):
     """Concatenated features, BatchNorm before each convolution, average pooling between the blocks."""
 
-    def __init__(self, growth=4, depths=(2, 2), classes=10):
+    def __init__(self, growth=4, depths=(2, 1), classes=10):
         super().__init__()
         width = 2 * growth
         layers = [nn.Conv2d(3, width, 3, padding=1, bias=False)]
@@ -168,7 +168,7 @@ class MBConv(nn.Module):
 class EfficientNet(nn.Module):
     """SiLU, squeeze-and-excite, stochastic depth by `torch.rand`."""
 
-    def __init__(self, width=4, blocks=((1, 1), (2, 2), (2, 1)), expansion=3, survival=0.8, classes=10):
+    def __init__(self, width=4, blocks=((2, 2), (2, 1)), expansion=3, survival=0.6, classes=10):
         super().__init__()
         layers, inputs = [conv_norm(3, width, 3, nn.SiLU, stride=2)], width
         for factor, stride in blocks:
@@ -331,11 +331,11 @@ class RepVGGBlock(nn.Module):
 class RepVGG(nn.Module):
     """Sums of a 3 × 3, a 1 × 1 and an identity branch, each with BatchNorm."""
 
-    def __init__(self, width=6, strides=(2, 1, 2), classes=10):
+    def __init__(self, width=6, strides=(2, 1), classes=10):
         super().__init__()
-        widths = [3] + [width * 2 ** (at // 2) for at in range(len(strides))]
-        self.blocks = nn.Sequential(*map(RepVGGBlock, widths, widths[1:], strides))
-        self.head = nn.Linear(widths[-1], classes)
+        inputs = (3, *(width for _ in strides))
+        self.blocks = nn.Sequential(*map(RepVGGBlock, inputs, inputs[1:], strides))
+        self.head = nn.Linear(width, classes)
 
     def forward(self, x):
         return self.head(self.blocks(x).mean(dim=(2, 3)))

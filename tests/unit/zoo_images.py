@@ -240,13 +240,36 @@ class FrozenParts(nn.Module):
         return self.head((x + self.passing(functional.relu(self.adapter(x)))).mean((2, 3)))
 
 
+class SimSiam(nn.Module):
+    """Two views of an image, by mirroring: the prediction from one, and the features of the other without gradients."""
+
+    def __init__(self, width=6, features=8):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, stride=2)
+        self.body = nn.Sequential(
+            nn.BatchNorm2d(width), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * width, features)
+        )
+        self.predict = nn.Linear(features, features)
+
+    def forward(self, x):
+        seen, mirrored = self.stem(torch.cat([x, x.flip(-1)])).chunk(2)
+        with torch.no_grad():
+            target = self.body(mirrored)
+        return self.predict(self.body(seen)), target
+
+
+def alignment(output, _):
+    prediction, target = output
+    return -functional.cosine_similarity(prediction, target).mean()
+
+
 class Discriminator(nn.Module):
     """Spectral and weight normalisation as parametrizations; buffers hold the power iteration's vectors."""
 
     def __init__(self, width=4, side=16):
         super().__init__()
         self.layers = nn.Sequential(
-            spectral_norm(nn.Conv2d(3, width, 4, stride=2, padding=1)), nn.LeakyReLU(0.2),
+            nn.Conv2d(3, width, 4, stride=2, padding=1), nn.LeakyReLU(0.2),
             spectral_norm(nn.Conv2d(width, 2 * width, 4, stride=2, padding=1)), nn.LeakyReLU(0.2),
             weight_norm(nn.Conv2d(2 * width, 2 * width, 3, padding=1)), nn.LeakyReLU(0.2), nn.Flatten(),
         )

@@ -212,7 +212,7 @@ class Highway(nn.Module):
 
 
 class Tabular(nn.Module):
-    """Numbers and categories: embeddings, BatchNorm1d, dropout, a bilinear term; inputs are a tuple."""
+    """Numbers and two categories: embeddings and their bilinear form, BatchNorm1d, dropout; inputs are a tuple."""
 
     def __init__(self, numbers=4, categories=(3, 7), width=6):
         super().__init__()
@@ -223,5 +223,5 @@ class Tabular(nn.Module):
 
     def forward(self, numbers, categories):
         x = functional.silu(self.linear(self.norm(numbers)))
-        y = sum(table(categories[:, at]) for at, table in enumerate(self.embeddings))
-        return self.head(self.dropout(torch.cat([x, self.pair(x, y)], dim=1)))[:, 0]
+        first, second = (table(categories[:, at]) for at, table in enumerate(self.embeddings))
+        return self.head(self.dropout(torch.cat([x, self.pair(first, second)], dim=1)))[:, 0]
