@@ -245,7 +245,7 @@ def assert_exact(copies, route=None):
     torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-14)
     found = copies.layout.views(g - gradients)
     for key, own in copies.layout.views(gradients).items():
-        error, norm = (values.flatten(1).norm(dim=1) for values in (found[key], own))
+        error, norm = (values.reshape(K, -1).norm(dim=1) for values in (found[key], own))
         assert (error <= 1e-9 * norm + 1e-12 * gradients.norm(dim=1)).all(), key    # rounding errors of larger ones
     for key, value in buffers.items():
         torch.testing.assert_close(after[key], value, rtol=1e-11, atol=1e-13)
