@@ -1,0 +1,364 @@
+"""Networks as users write them (`zoo.py`): each copy gets its own gradients, buffers and outputs by every route.
+
+The tests on a GPU have the precision in their name, because the first step of a route may take long to compile:
+`-k bf16` runs the usual precision alone, and `-m slow -k fp64` or `-k fp32` the others.
+"""
+
+import copy
+import math
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves, tree_map
+from zoo import ZOO, Entry
+
+import quasiglobal.gradients.routes
+from quasiglobal.gradients.kernels.program import stacked_program
+from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.one_model import Gradients, arguments
+from quasiglobal.gradients.precision import PRECISIONS, full_precision
+from quasiglobal.gradients.routes import Compiled, OneByOne, Route, Traced
+from quasiglobal.gradients.stack import StackedModel
+
+K, BATCH = 2, 3
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),             # from torch.compile's own imports
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),           # vmap runs an operation row by row
+    pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight"),   # RMSNorm under autocast
+]
+
+
+@dataclass
+class Copies:
+    """K copies of a network, near each other, and a batch for each."""
+
+    entry: Entry
+    module: nn.Module
+    layout: Layout
+    x: torch.Tensor
+    buffers: dict[str, torch.Tensor]
+    inputs: Any
+    targets: Any
+
+    @classmethod
+    def of(cls, name, precision="fp64", device="cpu"):
+        entry, dtype = ZOO[name], PRECISIONS[precision]
+        torch.manual_seed(0)
+        module = entry.module()
+        layout = Layout.of(module)
+        x = layout.row(dict(module.named_parameters())).repeat(K, 1)
+        x = x + 0.01 * torch.randn_like(x)
+        buffers = {name: torch.stack([value] * K) for name, value in Layout.buffers(module).items()}
+        generator = torch.Generator().manual_seed(0)
+        batches = [entry.batch(generator, BATCH, torch.float32) for _ in range(K)]
+        inputs, targets = tree_map(lambda *values: torch.stack(values), *batches)
+        return cls(entry, module, layout, x, buffers, inputs, targets).to(device, dtype)
+
+    def to(self, device, dtype):
+        """The same copies elsewhere, in another precision."""
+        def there(value):
+            return value.to(device, dtype if value.is_floating_point() else None)
+
+        module = copy.deepcopy(self.module).to(device, dtype)
+        values = tree_map(there, (self.x, self.buffers, self.inputs, self.targets))
+        return Copies(self.entry, module, self.layout, *values)
+
+    def stacked(self, precision="fp64", route=None):
+        return StackedModel(self.module, self.entry.loss, self.layout, precision, route=route)
+
+    def gradients(self, model):
+        return model.gradients(self.x, self.buffers, self.inputs, self.targets)
+
+    def outputs(self, model):
+        """Outputs [copy, batch, …] of every copy on every batch."""
+        return model.outputs(self.x, self.buffers, self.inputs)
+
+    def alone(self, i):
+        """The i-th copy as a module of its own."""
+        module = copy.deepcopy(self.module)
+        values = self.layout.views(self.x[i]) | {name: value[i] for name, value in self.buffers.items()}
+        module.load_state_dict(values, strict=False)
+        return module
+
+    def gradients_alone(self, precision="fp64"):
+        """Losses, gradients and buffers by autograd, one copy after the other."""
+        losses, rows, after = [], [], []
+        for i in range(K):
+            module = self.alone(i).train()
+            output = shown(module, at(self.inputs, i), self.x, precision)
+            loss = self.entry.loss(output, at(self.targets, i))
+            loss.backward()
+            losses.append(loss.detach())
+            grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in module.named_parameters()}
+            rows.append(self.layout.row(grads))
+            after.append(Layout.buffers(module))
+        return torch.stack(losses), torch.stack(rows), tree_map(lambda *values: torch.stack(values), *after)
+
+    @torch.no_grad()
+    def outputs_alone(self, precision="fp64"):
+        """The same as `outputs`, one copy after the other."""
+        rows = [
+            tree_map(lambda *values: torch.stack(values), *(
+                shown(self.alone(i).eval(), at(self.inputs, batch), self.x, precision) for batch in range(K)
+            ))
+            for i in range(K)
+        ]
+        return tree_map(lambda *values: torch.stack(values), *rows)
+
+
+def at(values, i):
+    return tree_map(lambda value: value[i], values)
+
+
+def shown(module, inputs, x, precision):
+    """The output as a tensor of the type of x."""
+    given, named = arguments(module, inputs)
+    device = x.device.type
+    with torch.autocast(device, torch.bfloat16) if precision == "bf16" else full_precision(device):
+        output = module(*given, **named)
+    return tree_map(lambda value: value.to(x.dtype), output)
+
+
+class AsProgram(Route):
+    """The kernels' program on a CPU: executed by vmap, or by the kernels in Triton's interpreter."""
+
+    def __init__(self, one, by_kernels):
+        super().__init__(one)
+        self.by_kernels = by_kernels
+        self._programs = {}
+
+    def gradients(self, x, buffers, inputs, targets):
+        outputs, after, gradient = self._program(x, buffers, inputs)(x, buffers, inputs)
+        losses, right = vmap(self.one.score)(outputs, targets)
+        return Gradients(losses.detach(), right, gradient(losses.sum()), after)
+
+    def outputs(self, x, buffers, inputs):
+        batches = [batch.expand(K, *batch.shape) for batch in inputs]
+        found = [self._program(x, buffers, batch)(x, buffers, batch)[0] for batch in batches]
+        return tree_map(lambda *values: torch.stack(values, dim=1), *found)
+
+    def _program(self, x, buffers, inputs):
+        module = self.one.module
+        if module.training not in self._programs:
+            program = stacked_program(module, self.one.layout, x, buffers, inputs, self.by_kernels)
+            assert program is not None, "the network cannot be traced, or has no convolution for the kernels"
+            self._programs[module.training] = program
+        return self._programs[module.training]
+
+
+ROUTES = {
+    "default": None,
+    "one-by-one": OneByOne,
+    "vmap": Traced,
+    "traced": Traced,
+    "program": partial(AsProgram, by_kernels=False),
+    "kernels": partial(AsProgram, by_kernels=True),
+    "compiled": Compiled,
+}
+ALIKE = {"mobilenet-v3", "resnext", "shufflenet", "squeezenet", "ghostnet", "repvgg", "deeplab"}
+"""Networks whose operations others have too."""
+FAST = {
+    "program": ZOO.keys() - ALIKE,
+    "traced": {"conv1d", "highway", "tabular"},
+    "kernels": {"odd-kernels", "norms", "autoencoder"},
+}
+"""Networks that the fast tests run by routes that take long to begin."""
+
+
+@pytest.fixture
+def route(request, monkeypatch):
+    """A route by name; `traced` is traced at its first call."""
+    if request.param == "traced":
+        monkeypatch.setattr(quasiglobal.gradients.routes, "CALLS_BEFORE_TRACING", 0)
+    if request.param == "kernels":
+        pytest.importorskip("triton")
+        if "TRITON_INTERPRET" not in os.environ:
+            pytest.skip("the kernels are compiled here, and have no float64")
+    return ROUTES[request.param]
+
+
+def supports(route, entry):
+    if route in ("program", "kernels"):
+        return entry.convolutional
+    return route in ("default", "one-by-one") or not entry.one_by_one
+
+
+def cases(*routes, draws=False, fast=FAST):
+    """Routes with the networks that they support: all, or those that draw random numbers."""
+    return pytest.mark.parametrize(("route", "name"), [
+        pytest.param(route, name, marks=() if name in fast.get(route, ZOO) else pytest.mark.slow)
+        for route in routes
+        for name, entry in ZOO.items()
+        if supports(route, entry) and (entry.draws or not draws)
+    ], indirect=["route"])
+
+
+@pytest.fixture
+def fixed_draws(monkeypatch):
+    """Replace random numbers by fixed ones, equal for all copies; recurrent layers, which draw inside, drop nothing."""
+    def uniform(*shape, device=None, dtype=None):
+        numbers = torch.arange(math.prod(shape), device=device, dtype=torch.float64)
+        return (numbers * 0.6180339887498949 % 1).view(shape).to(dtype or torch.float32)
+
+    def dropout(x, p=0.5, training=True, inplace=False, dims=None):
+        if not training or p == 0:
+            return x
+        shape = (*x.shape[:dims], *(1 for _ in x.shape[dims:])) if dims else x.shape
+        kept = (uniform(*shape, device=x.device) >= p).to(x.dtype) / (1 - p)
+        return x.mul_(kept) if inplace else x * kept
+
+    def attention(query, key, value, attn_mask=None, dropout_p=0.0, *rest, **options):
+        return dropout(attended(query, key, value, attn_mask, 0.0, *rest, **options), dropout_p)
+
+    attended, made = functional.scaled_dot_product_attention, nn.RNNBase.__init__
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", attention)
+    for name in ("dropout", "alpha_dropout"):
+        monkeypatch.setattr(functional, name, dropout)
+    for name in ("dropout2d", "feature_alpha_dropout"):
+        monkeypatch.setattr(functional, name, partial(dropout, dims=2))
+    monkeypatch.setattr(torch, "rand", uniform)
+    monkeypatch.setattr(torch, "randn_like", lambda x: 3 * uniform(*x.shape, device=x.device, dtype=x.dtype) - 1.5)
+    monkeypatch.setattr(nn.RNNBase, "__init__", lambda *args, **options: made(*args, **options | {"dropout": 0.0}))
+
+
+@cases("default", "one-by-one", "vmap", "traced", "program", "kernels")
+def test_gradients_and_buffers_are_each_copys_own(route, name, fixed_draws):
+    assert_exact(Copies.of(name), route)
+
+
+def assert_exact(copies, route=None):
+    """The route works, and its gradients and buffers are those of autograd, one copy after the other."""
+    model = copies.stacked(route=route)
+    before = {key: value.clone() for key, value in copies.buffers.items()}
+    with route_kept(copies, model):
+        losses, _, g, after = copies.gradients(model)
+    expected, gradients, buffers = copies.gradients_alone()
+    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-14)
+    found = copies.layout.views(g - gradients)
+    for key, own in copies.layout.views(gradients).items():
+        error, norm = (values.reshape(K, -1).norm(dim=1) for values in (found[key], own))
+        assert (error <= 1e-9 * norm + 1e-12 * gradients.norm(dim=1)).all(), key    # rounding errors of larger ones
+    for key, value in buffers.items():
+        torch.testing.assert_close(after[key], value, rtol=1e-11, atol=1e-13)
+        assert not after[key].requires_grad, f"{key} keeps the graph of the step alive"
+    assert all(copies.buffers[key].equal(before[key]) for key in before), "the input buffers are unchanged"
+
+
+@contextmanager
+def route_kept(copies, model):
+    """Check that a route was not replaced by a slower one, unless nothing else can help; the log says why."""
+    chosen = type(model.route)
+    yield
+    assert copies.entry.one_by_one or type(model.route) is chosen, "the route failed"
+
+
+@cases("default", "compiled", "program", fast={"program": {"densenet", "in-place", "unet", "vit"}})
+def test_outputs_are_each_copys_own(route, name, fixed_draws):
+    """`compiled` is compiled later, outputs of the first calls are those of vmap."""
+    copies = Copies.of(name)
+    model = copies.stacked(route=route)
+    with route_kept(copies, model):
+        outputs = copies.outputs(model)
+    torch.testing.assert_close(outputs, copies.outputs_alone(), rtol=1e-10, atol=1e-12)
+
+
+@cases("default", "vmap", "program", draws=True)
+def test_copies_draw_different_numbers_that_the_seed_repeats(route, name):
+    copies = Copies.of(name)
+    model = copies.stacked(route=route)
+    with route_kept(copies, model):
+        first = assert_draws(copies, model)
+    step = 1e-8 * torch.randn_like(copies.x) * (first.g != 0)      # padding vectors have no gradient
+    there, back = (seeded(1, replace(copies, x=copies.x + sign * step), model).losses for sign in (1, -1))
+    error = (there - back - 2 * (first.g * step).sum(1)).abs()
+    assert (error <= 1e-5 * first.g.norm(dim=1) * step.norm(dim=1)).all(), "the backward pass has the draws of the loss"
+
+
+def assert_draws(copies, model):
+    """A seed repeats the draws, another seed does not, and no two copies have the same draws."""
+    first, again, other = (seeded(seed, copies, model) for seed in (1, 1, 2))
+    assert first.g.equal(again.g)
+    assert (first.losses != other.losses).all()
+    values = {"x": copies.x, "inputs": copies.inputs, "targets": copies.targets}
+    alike = replace(copies, **tree_map(lambda value: torch.stack([value[0]] * K), values))
+    one, two = seeded(1, alike, model).losses
+    assert one != two
+    return first
+
+
+def seeded(seed, copies, model):
+    torch.manual_seed(seed)
+    return copies.gradients(model)
+
+
+@cases("default", "program", draws=True, fast={"default": {"variational-autoencoder"}, "program": {}})
+def test_a_network_may_draw_in_a_test(route, name):
+    """A variational autoencoder draws its code; dropout is off."""
+    copies = Copies.of(name)
+    model, found = copies.stacked(route=route), []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(tree_leaves(copies.outputs(model))[0])
+    assert found[0].equal(found[1])
+    assert found[0].equal(found[2]) == (name != "variational-autoencoder")
+
+
+SHALLOW = {name for name, entry in ZOO.items() if not entry.convolutional} | {"convnext", "mixer", "swin", "vit"}
+"""Networks that are not computed one by one on a CPU, where there would be little to test."""
+
+
+@cases("default", fast={"default": SHALLOW})
+def test_bf16_costs_no_precision(route, name, fixed_draws):
+    if name == "lstm" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("PyTorch has no LSTM in bf16 on this CPU")
+    copies = Copies.of(name, "bf16")
+    assert_precise(copies, "bf16", copies.stacked("bf16"))
+
+
+def assert_precise(copies, precision, model):
+    """The errors against float64 are at most 1.5 times those of this precision, one copy after the other."""
+    if copies.entry.jumps:
+        pytest.skip("rounding errors may change the result by more than their size")
+    exact, floor = copies.to(copies.x.device, torch.float64), 1e-6 if precision == "fp32" else 1e-12
+    ours, plain, best = (
+        copies.gradients(model).g, copies.gradients_alone(precision)[1], exact.gradients_alone()[1]
+    )
+    assert (ours - best).norm() <= 1.5 * (plain - best).norm() + floor * best.norm()
+    outputs = copies.outputs(model), copies.outputs_alone(precision), exact.outputs_alone()
+    ours, plain, best = (torch.cat([leaf.double().flatten() for leaf in tree_leaves(one)]) for one in outputs)
+    assert (ours - best).norm() <= 1.5 * (plain - best).norm() + floor * best.norm()
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+PRECISION = [pytest.param("fp64", marks=pytest.mark.slow), pytest.param("fp32", marks=pytest.mark.slow), "bf16"]
+
+
+@on_a_gpu
+@pytest.mark.parametrize("precision", PRECISION)
+@pytest.mark.parametrize("name", ZOO)
+def test_a_gpu_gives_each_copys_own_gradients(name, precision, fixed_draws):
+    copies = Copies.of(name, precision, "cuda")
+    if precision == "fp64":
+        assert_exact(copies)
+        return
+    model = copies.stacked(precision)
+    with route_kept(copies, model):
+        assert_precise(copies, precision, model)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("name", [name for name, entry in ZOO.items() if entry.draws and entry.convolutional])
+def test_copies_on_a_gpu_draw_different_numbers_in_bf16(name):
+    copies = Copies.of(name, "bf16", "cuda")
+    model = copies.stacked("bf16")
+    with route_kept(copies, model):
+        assert_draws(copies, model)
