@@ -110,7 +110,7 @@ def test_stacked_linear_layers_are_in_the_precision_that_autocast_has_for_one():
     for name, layer in layers.items():
         with torch.autocast("cpu", torch.bfloat16):
             one = torch.stack([layer(*arguments) for arguments in zip(x, weight, bias, strict=True)])
-            with stackable():
+            with stackable(x):
                 stacked, shared = torch.vmap(layer)(x, weight, bias), layer(x[0], weight[0], bias[0])
         assert one.dtype == stacked.dtype == shared.dtype == torch.bfloat16, name
         torch.testing.assert_close(stacked, one, rtol=2**-6, atol=2**-6)

@@ -49,8 +49,8 @@ class OneModel:
     loss: Loss
     layout: Layout
     precision: str
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Additional context of the forward pass, inside autocast."""
+    around: Callable[[Tree], AbstractContextManager[Any]] = nullcontext
+    """Additional context of the forward pass, inside autocast, for this row of parameters and these inputs."""
     right: Right | None = None
     """Accuracy of each training example; None if the task has none."""
 
@@ -58,7 +58,7 @@ class OneModel:
         """The output on one batch; in training, `buffers` gets the new values, as BatchNorm writes them."""
         given, named = arguments(self.module, inputs)
         values = self.layout.views(row) | buffers
-        with self.autocast(row.device), self.around():
+        with self.autocast(row.device), self.around((row, inputs)):
             output = functional_call(self.module, values, given, named)
         buffers.update({name: values[name] for name in buffers})            # those that `forward` assigned anew
         return output

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -63,6 +63,9 @@ class StackedModel:
         self.route = (route or choose_route(module, precision, long))(
             OneModel(module, loss, layout, precision, right=right)
         )
+        """The route of the gradients."""
+        self.test_route = self.route
+        """The route of the outputs, which may fail on other operations."""
         self._padding = _columns_of_padding(module, layout)
         self.works = False
         """Whether a route has succeeded."""
@@ -94,17 +97,19 @@ class StackedModel:
     def losses(self, outputs: Tree, targets: Tree) -> Tensor:
         """Each row's loss [k]: its outputs [k, examples, …] against the same targets [examples, …]."""
         with torch.no_grad():
-            if tree_leaves(outputs)[0].device.type == "cpu" or isinstance(self.route, OneByOne):
-                return torch.stack([self.loss(output, targets) for output in rows_of(outputs)])
-            result: Tensor = vmap(self.loss, in_dims=(0, None))(outputs, targets)
-            return result
+            if tree_leaves(outputs)[0].device.type != "cpu" and not isinstance(self.test_route, OneByOne):
+                with suppress(Exception):                   # a loss that vmap does not support
+                    result: Tensor = vmap(self.loss, in_dims=(0, None), randomness="different")(outputs, targets)
+                    return result
+            return torch.stack([self.loss(output, targets) for output in rows_of(outputs)])
 
     def _by_a_route_that_works(self, what: str, *arguments: Any) -> Any:
         """The result of the route's method `what`; if it fails, of the first slower route that does not, from now on.
 
         If all fail, the module itself does: raise the error of the last route, which is plain PyTorch's.
         """
-        route, failure = self.route, None
+        first = self.route if what == "gradients" else self.test_route
+        route, failure = first, None
         on_gpu = arguments[0].is_cuda
         drawn = None if self.works else (torch.cuda if on_gpu else torch).get_rng_state()
         while True:
@@ -122,10 +127,12 @@ class StackedModel:
         if failure is not None:
             place, reason = located(route.one, *arguments[:3]), " ".join(str(failure).split())[:160]
             log.warning(
-                f"{place} fails on the route {type(self.route).__name__} ({type(failure).__name__}: {reason}); the "
-                f"models are computed {route.cost}"
+                f"{place} fails on the route {type(first).__name__} ({type(failure).__name__}: {reason}); the "
+                f"models are {'trained' if what == 'gradients' else 'tested'} {route.cost}"
             )
-            self.route = route
+            self.test_route = route
+            if what == "gradients":
+                self.route = route
         return result
 
     def _full_precision(self, x: Tensor) -> AbstractContextManager[None]:

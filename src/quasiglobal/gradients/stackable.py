@@ -27,16 +27,17 @@ from quasiglobal.gradients.recurrence import RECURRENT
 
 
 @contextmanager
-def stackable(everywhere: bool = False) -> Iterator[None]:
-    """Replace the functions of the table for tensors that vmap has stacked; leave other tensors alone.
+def stackable(given: Any, everywhere: bool = False) -> Iterator[None]:
+    """Replace these functions for tensors that vmap has stacked; leave other tensors alone.
 
-    With `everywhere`, replace functions for all tensors, by plain operations to be traced; what the model computes
-    without gradients is detached, since a trace does not record `torch.no_grad`.
+    `given` are the model's parameters and inputs: if they are stacked, so are new tensors of zeros, into which a model
+    may write. With `everywhere`, replace functions for all tensors, by plain operations to be traced; what the model
+    computes without gradients is detached, since a trace does not record `torch.no_grad`.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), Replacing(everywhere):     # inside nn.MultiheadAttention the mode is off
+        with sdpa_kernel(SDPBackend.MATH), Replacing(given, everywhere):    # the mode is off in nn.MultiheadAttention
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -45,9 +46,9 @@ def stackable(everywhere: bool = False) -> Iterator[None]:
 class Replacing(TorchFunctionMode):
     """Mode that calls the replacement of a function if an argument is stacked."""
 
-    def __init__(self, everywhere: bool) -> None:
+    def __init__(self, given: Any, everywhere: bool) -> None:
         super().__init__()
-        self.everywhere = everywhere
+        self.stacked, self.everywhere = [leaf for leaf in tree_leaves(given) if is_stacked(leaf)], everywhere
 
     def __torch_function__(
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -55,9 +56,13 @@ class Replacing(TorchFunctionMode):
         given = tuple(args), kwargs or {}
         if self.everywhere and not torch.is_grad_enabled():
             given = tree_map_only(Tensor, Tensor.detach, given)
-        stacked = any(map(is_stacked, tree_leaves(given)))
+        name, stacked = getattr(function, "__name__", ""), any(map(is_stacked, tree_leaves(given)))
         own = LOWERED | PLAIN if stacked else PLAIN if self.everywhere else {}
-        return own.get(getattr(function, "__name__", ""), function)(*given[0], **given[1])
+        result = own.get(name, function)(*given[0], **given[1])
+        if name in NEW and not stacked:
+            for leaf in self.stacked:
+                result = torch.where(leaf.new_ones((), dtype=torch.bool), result, result)
+        return result
 
 
 def is_stacked(value: Any) -> bool:
@@ -177,6 +182,9 @@ def _embedding_bag(*args: Any, **named: Any) -> Any:
 
 LOWERED: dict[str, Callable[..., Any]] = {"linear": _lowered(_linear), "addmm": _lowered(_addmm)}
 """Names of functions, and their replacements for stacked tensors."""
+
+NEW = ("zeros", "zeros_like", "empty", "empty_like")
+"""Functions that make a tensor, each model its own: vmap cannot write stacked values into a tensor that is not."""
 
 PLAIN: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": attention,

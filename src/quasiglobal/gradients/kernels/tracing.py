@@ -28,7 +28,7 @@ def traced_forward(
     def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Any:
         after = {name: value.clone() for name, value in buffers.items()}
         values = parameters | after
-        with stackable(everywhere=True):
+        with stackable(x, everywhere=True):
             output = functional_call(known, values, (inputs,))
         return output, {name: values[name] for name in after}       # those that `forward` assigned anew
 
