@@ -2,39 +2,49 @@
 
     python benchmarks/simulator.py                     # on a GPU: ResNet-20, n = 16, batch 32, bf16, and more
     python benchmarks/simulator.py --cpu               # on a CPU: the small models, and ResNet-20 at n = 4
+    python benchmarks/simulator.py --only resnet18-224 evaluation      # some rows
 
-Evaluation is not counted. The plain loop over n models does the same work: augmentation, forward, backward, sums of
-losses and correct predictions, torch.optim.SGD with Nesterov momentum for each model, then the average with the
-neighbours. The centralized reference is one compiled model on the global batch, each step a CUDA graph.
+Evaluation is not counted, except in the row of that name. The plain loop over n models does the same work:
+augmentation, forward, backward, sums of losses and correct predictions, torch.optim.SGD with Nesterov momentum for each
+model, then the average with the neighbours. The centralized reference is one compiled model on the global batch, each
+step a CUDA graph. In fp32 no route uses TF32.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.sources import Dataset, Examples
 from quasiglobal.engines.capture import Captured
+from quasiglobal.gradients.precision import full_precision
 from quasiglobal.models import build
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task
 
 
-def random_data(shape: tuple[int, int, int], examples: int, augmentation: str) -> Dataset:
+def random_data(shape: tuple[int, int, int], examples: int, augmentation: str, tests: int = 100) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (examples, *shape), dtype=torch.uint8, generator=generator)
     y = torch.randint(0, 10, (examples,), generator=generator)
     channels = shape[0]
     return Dataset(
-        name="random", train=Examples(x, y, {}), test=Examples(x[:100], y[:100], {}), classes=tuple("0123456789"),
+        name="random", train=Examples(x, y, {}), test=Examples(x[:tests], y[:tests], {}), classes=tuple("0123456789"),
         scale=255.0, mean=(0.5,) * channels, std=(0.25,) * channels, augmentation=augmentation,
     )
 
@@ -42,8 +52,53 @@ def random_data(shape: tuple[int, int, int], examples: int, augmentation: str) -
 WARM_UP = 4.0
 """Seconds of warm-up before a route is timed: the first steps on a CPU still map memory."""
 
+Scores = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(inputs, targets) → the loss and the number of correct predictions."""
+
 Timed = Callable[[], float]
 """Run some steps and return images per second."""
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds until the device has done the work."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else nullcontext
+    wait()
+    began = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - began
+
+
+def precisely(experiment: Experiment, device: torch.device) -> AbstractContextManager[None]:
+    """Compute fp32 in float32, without TF32."""
+    return nullcontext() if experiment.precision == "bf16" else full_precision(device.type)
+
+
+def scores_of(task: Task, model: nn.Module, experiment: Experiment) -> Scores:
+    """The model's loss and number of correct predictions; 0 if the task has no predictions."""
+    bf16, right = experiment.precision == "bf16", task.right
+
+    def scores(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+            output = model(x)
+        loss = task.loss(output.float(), y)
+        return loss, torch.zeros_like(loss) if right is None else right(output, y).sum().detach()
+
+    return scores
+
+
+def compiled(scores: Scores, device: torch.device) -> Scores:
+    """Compile the function; on a CPU leave it as it is."""
+    if device.type == "cpu":
+        return scores
+    torch._dynamo.reset()                               # recompiles a function a few times only, for any models
+    return torch.compile(scores, dynamic=False)
+
+
+def one_model(task: Task, device: torch.device) -> nn.Module:
+    """The model in the layout that is fastest on the device."""
+    model = task.module(0).to(device)
+    return model.to(memory_format=torch.channels_last) if device.type == "cuda" else model
 
 
 def ours(task: Task, experiment: Experiment, seeds: int, device: torch.device) -> Timed:
@@ -59,82 +114,95 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
     models = [task.module(0).to(device) for _ in range(n)]
     options = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
     optimizers = [torch.optim.SGD(model.parameters(), **options) for model in models]
+    scores = [scores_of(task, model, experiment) for model in models]
     W = torch.tensor(graph.weights(), dtype=torch.float32, device=device)
-    drawn, bf16 = feed.plan.epoch(0, device), experiment.precision == "bf16"
+    drawn = feed.plan.epoch(0, device)
     total, right = (torch.zeros(n, device=device) for _ in range(2))
 
     def step(at: int) -> None:
         index, *moves = (values[at % len(drawn.index)] for values in (drawn.index, *drawn.moves))
-        for i, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+        for i, optimizer in enumerate(optimizers):
             x = feed.inputs.show(index[i], *(move[i] for move in moves))
             optimizer.zero_grad(set_to_none=True)
-            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                output = model(x)
-            loss = nn.functional.cross_entropy(output.float(), feed.targets[index[i]])
+            loss, answers = scores[i](x, feed.targets[index[i]])
             loss.backward()
             optimizer.step()
             total[i] += loss.detach()
-            right[i] += (output.detach().argmax(dim=-1) == feed.targets[index[i]]).sum()
+            right[i] += answers
         with torch.no_grad():
             for parameters in zip(*(model.parameters() for model in models), strict=True):
                 mixed = torch.einsum("ij,j...->i...", W, torch.stack(parameters))
                 for parameter, value in zip(parameters, mixed, strict=True):
                     parameter.copy_(value)
 
-    def timed() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        for at in range(steps):
-            step(at)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return steps * n * experiment.batch / (time.perf_counter() - began)
+    def run() -> None:
+        with precisely(experiment, device):
+            for at in range(steps):
+                step(at)
 
-    return timed
+    return lambda: steps * n * experiment.batch / seconds_of(run, device)
 
 
 def centralized(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
     """One compiled model on the global batch; its step is captured as ours is."""
     program = Program(task, [experiment], device)       # used only for its data
     feed, n = program.feed, program.engine.topology.n
-    model = task.module(0).to(device, memory_format=torch.channels_last)
+    model = one_model(task, device)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=torch.tensor(0.1), momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True
     )
     feed.load(0)
     drawn, at = feed.plan.epoch(0, device), feed.counter
     total, right = (torch.zeros((), device=device) for _ in range(2))
-
-    @torch.compile(dynamic=False)
-    def loss_of(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.autocast(device.type, torch.bfloat16, enabled=experiment.precision == "bf16"):
-            output = model(x)
-        return nn.functional.cross_entropy(output.float(), y), (output.argmax(dim=-1) == y).sum()
+    scores = compiled(scores_of(task, model, experiment), device)
 
     def step() -> None:
         values = (drawn.index, *drawn.moves)
         index, *moves = (one.index_select(0, at)[0].flatten(0, 1) for one in values)
         optimizer.zero_grad(set_to_none=True)
-        loss, answers = loss_of(feed.inputs.show(index, *moves), feed.targets[index])
+        loss, answers = scores(feed.inputs.show(index, *moves), feed.targets[index])
         loss.backward()
         optimizer.step()
         total.add_(loss.detach())
         right.add_(answers)
         at.add_(1)
 
-    captured = Captured(lambda: [at])
+    again = partial(Captured(lambda: [at]), 0, step) if device.type == "cuda" else step
 
-    def timed() -> float:
+    def run() -> None:
         at.zero_()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(steps):
-            captured(0, step)
-        torch.cuda.synchronize()
-        return steps * n * experiment.batch / (time.perf_counter() - began)
+        with precisely(experiment, device):
+            for _ in range(steps):
+                again()
 
-    return timed
+    return lambda: steps * n * experiment.batch / seconds_of(run, device)
+
+
+def tested(task: Task, experiment: Experiment, device: torch.device) -> Timed:
+    """All models tested together, with loss, accuracy and the recall of each class."""
+    program = Program(task, [experiment], device)
+    x, buffers = program.state.x, program.state.buffers
+    images = len(x) * len(task.data.test)
+    return lambda: images / seconds_of(lambda: program.evaluation(x, buffers), device)
+
+
+def forward(task: Task, experiment: Experiment, device: torch.device, batch: int) -> Timed:
+    """The forward pass of one compiled model, with loss and accuracy, as often as there are nodes."""
+    n, tests = Program(task, [experiment], device).engine.topology.n, len(task.data.test)
+    model = one_model(task, device).eval()
+    inputs, targets = inputs_of(task.data, task.data.test, device=device), task.data.test.y.to(device)
+    scores = compiled(scores_of(task, model, experiment), device)
+    batches = torch.arange(tests, device=device).split(batch)
+    total, right = (torch.zeros((), device=device) for _ in range(2))
+
+    def run() -> None:
+        with torch.no_grad(), precisely(experiment, device):
+            for index in batches * n:
+                loss, answers = scores(inputs.show(index), targets[index])
+                total.add_(loss)
+                right.add_(answers)
+
+    return lambda: n * tests / seconds_of(run, device)
 
 
 class OwnNetwork(nn.Module):
@@ -167,62 +235,116 @@ class Case:
     seeds: int = 1
     width: float = 1.0
     shape: tuple[int, int, int] = (3, 32, 32)
+    batch: int = 32
+    precision: str = "bf16"
     references: tuple[str, ...] = ()
     steps: int = 64
     """Steps per epoch."""
+    tests: int = 100
+    """Test images."""
 
     def module(self) -> nn.Module:
         if self.model == "own":
             return OwnNetwork()
         return build(self.model, norm=self.norm, shape=self.shape, width=self.width)
 
+    def task(self) -> Task:
+        augmentation = "flip-crop" if self.shape[0] == 3 else "none"
+        data = random_data(self.shape, self.nodes * self.steps * self.batch, augmentation, self.tests)
+        return Task(self.module, nn.functional.cross_entropy, data)
 
-ON_A_CPU = [
-    Case("mlp", shape=(1, 8, 8), references=("plain_loop",)),
-    Case("cnn", "none", shape=(1, 8, 8), references=("plain_loop",)),
-    Case("resnet20", "gn", nodes=4, references=("plain_loop",)),
-]
-ON_A_GPU = [
-    Case("resnet20", "evonorm", references=("plain_loop", "centralized")),
-    Case("resnet20", "gn"),
-    Case("resnet20", "bn"),
-    Case("resnet20", "evonorm-released"),
-    Case("resnet20", "evonorm", seeds=3),
-    Case("resnet20", "evonorm", nodes=1024, steps=8),
-    Case("vgg11", width=0.5, references=("centralized",)),
-    Case("own", references=("plain_loop",)),
-]
+    def experiment(self) -> Experiment:
+        return Experiment(
+            model="resnet20" if self.model == "own" else self.model, norm=self.norm, topology=f"ring:{self.nodes}",
+            partition="iid", algorithm="qg-dsgdm-n", batch=self.batch, epochs=1000, lr=0.1, precision=self.precision,
+        )
+
+
+ON_A_CPU = {
+    "mlp": Case("mlp", shape=(1, 8, 8), precision="fp32", references=("plain_loop",)),
+    "cnn": Case("cnn", "none", shape=(1, 8, 8), precision="fp32", references=("plain_loop",)),
+    "resnet20-gn": Case("resnet20", "gn", nodes=4, precision="fp32", references=("plain_loop",)),
+}
+ON_A_GPU = {
+    "resnet20-evonorm": Case("resnet20", "evonorm", references=("plain_loop", "centralized")),
+    "resnet20-gn": Case("resnet20", "gn"),
+    "resnet20-bn": Case("resnet20", "bn"),
+    "resnet20-released": Case("resnet20", "evonorm-released"),
+    "resnet20-seeds": Case("resnet20", "evonorm", seeds=3),
+    "resnet20-1024": Case("resnet20", "evonorm", nodes=1024, steps=8),
+    "resnet20-fp32": Case("resnet20", "evonorm", precision="fp32", references=("centralized",)),
+    "resnet18-224": Case(
+        "resnet18", "evonorm", shape=(3, 224, 224), batch=64, steps=4, references=("centralized",)
+    ),
+    "vgg11": Case("vgg11", width=0.5, references=("centralized",)),
+    "own": Case("own", references=("plain_loop",)),
+}
+EVALUATED = Case("resnet20", "evonorm", steps=20, tests=10_000)
+"""The models of the row `evaluation`."""
 
 
 def compare(case: Case, device: torch.device, repeats: int) -> dict[str, object]:
-    experiment = Experiment(
-        model="resnet20" if case.model == "own" else case.model, norm=case.norm, topology=f"ring:{case.nodes}",
-        partition="iid", algorithm="qg-dsgdm-n", batch=32, epochs=1000, lr=0.1,
-        precision="fp32" if device.type == "cpu" else "bf16",
-    )
-    data = random_data(case.shape, case.nodes * case.steps * 32, "flip-crop" if case.shape[0] == 3 else "none")
-    task = Task(case.module, nn.functional.cross_entropy, data)
-    print(f"{case.model} {case.norm or ''} {case.shape}, n = {case.nodes}, {case.seeds} seeds", flush=True)
+    """Images per second of a training, and of its references."""
+    task, experiment = case.task(), case.experiment()
+    size = f"n = {case.nodes}, batch {case.batch}, {case.seeds} seeds, {case.precision}"
+    print(f"{case.model} {case.norm or ''} {case.shape}, {size}", flush=True)
     routes = {"ours": ours(task, experiment, case.seeds, device)}
     for name in case.references:
         steps = case.steps // 8 if (name, device.type) == ("plain_loop", "cuda") else case.steps
         routes[name] = REFERENCES[name](task, experiment, device, steps)
+    return asdict(case) | measured(routes, repeats)
+
+
+def evaluation(case: Case, device: torch.device, repeats: int) -> dict[str, object]:
+    """Images per second of a test of all models, and of one model's forward pass on as many images."""
+    task, experiment = case.task(), case.experiment()
+    print(f"test of {case.nodes} models on {case.tests:,} images", flush=True)
+    routes = {"ours": tested(task, experiment, device), "centralized": forward(task, experiment, device, 2_000)}
+    return asdict(case) | measured(routes, repeats)
+
+
+def first_step(device: torch.device) -> dict[str, object]:
+    """Seconds of a new process to the end of its first step: without compiled kernels on disk, and with them."""
+    print("first step of a new process", flush=True)
+    result: dict[str, object] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+        command = [sys.executable, __file__, "--first-step", *(["--cpu"] if device.type == "cpu" else [])]
+        for state in ("empty", "full"):
+            began = time.perf_counter()
+            subprocess.run(command, env=os.environ | caches, check=True)
+            result[f"{state}_caches_s"] = time.perf_counter() - began
+            print(f"    {state} caches: {result[f'{state}_caches_s']:.1f} s", flush=True)
+    return result
+
+
+def take_first_step(case: Case, device: torch.device) -> None:
+    program = Program(case.task(), [case.experiment()], device)
+    program.begin_epoch()
+    program.advance(0)
+    program.sums()
+
+
+def measured(routes: dict[str, Timed], repeats: int, warm_up: float = WARM_UP) -> dict[str, object]:
+    """Medians of the routes' rates, and the ratios of the first to the others."""
+    result: dict[str, object] = {}
     for route, timed in routes.items():
         began = time.perf_counter()
         timed()
-        print(f"    {route}: first steps, with compilation, {time.perf_counter() - began:.1f} s", flush=True)
-        while time.perf_counter() - began < WARM_UP:
+        result[f"{route}_first_s"] = time.perf_counter() - began
+        print(f"    {route}: first steps, with compilation, {result[f'{route}_first_s']:.1f} s", flush=True)
+        while time.perf_counter() - began < warm_up:
             timed()
     rates: dict[str, list[float]] = {route: [] for route in routes}
     for _ in range(repeats):                        # alternate, so that a busy machine slows all routes alike
         for route, timed in routes.items():
             rates[route].append(timed())
-    result: dict[str, object] = asdict(case)
     for route, values in rates.items():
         result[route] = statistics.median(values)
         print(f"    {route}: {result[route]:,.0f} images/s (from {min(values):,.0f} to {max(values):,.0f})", flush=True)
-    for name in case.references:
-        ratio = statistics.median(a / b for a, b in zip(rates["ours"], rates[name], strict=True))
+    first, *others = routes
+    for name in others:
+        ratio = statistics.median(a / b for a, b in zip(rates[first], rates[name], strict=True))
         result[f"over_{name}"] = ratio
         print(f"    {ratio:.2f} times {name}", flush=True)
     return result
@@ -235,13 +357,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="measure only these rows")
     parser.add_argument("--out", help="write the results as JSON")
+    parser.add_argument("--first-step", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    device, cases = (torch.device("cpu"), ON_A_CPU) if args.cpu else (torch.device("cuda"), ON_A_GPU)
+    if args.first_step:
+        take_first_step(next(iter(cases.values())), device)
+        return
+    rows: dict[str, Callable[[], dict[str, object]]] = {
+        name: partial(compare, case, device, args.repeats) for name, case in cases.items()
+    }
+    if not args.cpu:
+        rows["evaluation"] = partial(evaluation, EVALUATED, device, args.repeats)
+    rows["first-step"] = partial(first_step, device)
+    write_rows(rows, args.only, args.out)
+
+
+def write_rows(rows: dict[str, Callable[[], dict[str, object]]], only: list[str] | None, out: str | None) -> None:
+    """Measure the rows, or some of them, and write the results so far after each."""
+    if unknown := set(only or ()) - rows.keys():
+        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(rows)}")
     results = []
-    for case in ON_A_CPU if args.cpu else ON_A_GPU:
-        results.append(compare(case, torch.device("cpu" if args.cpu else "cuda"), args.repeats))
-        if args.out:
-            with open(args.out, "w") as file:
+    for name in only or rows:
+        results.append({"name": name} | rows[name]())
+        if out:
+            with open(out, "w") as file:
                 json.dump(results, file, indent=1)
 
 

@@ -1,0 +1,126 @@
+"""Measure images per second of networks as users write them, against the usual implementations, in one run.
+
+    python benchmarks/zoo.py                           # on a GPU: n = 16, batch 32, bf16
+    python benchmarks/zoo.py --cpu                     # on a CPU: narrow networks, n = 4, batch 8, fp32
+    python benchmarks/zoo.py --only convnext vit       # some networks
+
+The networks are those of `tests/unit/zoo.py`, wider, on random 3 × 32 × 32 images. The references are those of
+`benchmarks/simulator.py`: a loop over n models, and, on a GPU, one compiled model on the global batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from simulator import centralized, measured, ours, plain_loop, random_data, write_rows
+from torch import Tensor, nn
+
+from quasiglobal.data.sources import Dataset, Examples
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.task import Task
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "unit"))
+
+from zoo_attention import HandmadeViT, Mixer
+from zoo_classifiers import ConvNeXt, DenseNet, EfficientNet, MobileNetV2, ResNeXt
+from zoo_images import OddKernels, UNet
+from zoo_sequences import GRU
+
+
+class RowByRow(nn.Module):
+    """A recurrent network that reads an image's rows of pixels as a series."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.gru = GRU(3 * 32, width, classes=10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x.transpose(1, 2).flatten(2))
+
+
+BLOCKS = ((1, 1), (2, 2), (2, 1), (4, 2), (4, 1))
+"""Width and stride of the blocks of MobileNet and EfficientNet."""
+
+
+@dataclass(frozen=True)
+class Network:
+    module: Callable[..., nn.Module]
+    sizes: dict[str, Any]
+    """On a GPU."""
+    small: dict[str, Any] = field(default_factory=dict)
+    """On a CPU."""
+    pixels: bool = False
+    """Whether each pixel has a label."""
+
+
+NETWORKS = {
+    "convnext": Network(ConvNeXt, {"widths": (32, 64, 128), "depths": (1, 1, 2)}),
+    "densenet": Network(DenseNet, {"growth": 12, "depths": (3, 3, 3)}),
+    "mobilenet": Network(MobileNetV2, {"width": 16, "blocks": BLOCKS, "expansion": 4}),
+    "efficientnet": Network(EfficientNet, {"width": 16, "blocks": BLOCKS, "expansion": 4}),
+    "odd-kernels": Network(OddKernels, {"width": 32}),
+    "unet": Network(UNet, {"width": 16, "classes": 10}, {"classes": 10}, pixels=True),
+    "resnext": Network(ResNeXt, {"width": 64, "groups": 8, "strides": (1, 2, 2)}),
+    "vit": Network(HandmadeViT, {"width": 96, "heads": 3, "depth": 4, "side": 32}, {"side": 32}),
+    "mixer": Network(Mixer, {"width": 96, "depth": 4, "side": 32}, {"side": 32}),
+    "gru": Network(RowByRow, {"width": 128}),
+}
+
+
+def labelled_pixels(examples: int) -> Dataset:
+    """Random images with a class of each pixel."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(examples, 3, 32, 32, generator=generator)
+    y = torch.randint(0, 10, (examples, 32, 32), generator=generator)
+    return Dataset("random", Examples(x, y), Examples(x[:100], y[:100]), classes=(), own=True)
+
+
+def compare(network: Network, device: torch.device, repeats: int) -> dict[str, object]:
+    on_gpu = device.type == "cuda"
+    nodes, batch, steps = (16, 32, 32) if on_gpu else (4, 8, 16)
+    examples = nodes * batch * steps
+    data = labelled_pixels(examples) if network.pixels else random_data((3, 32, 32), examples, "flip-crop")
+    module = partial(network.module, **(network.sizes if on_gpu else network.small))
+    task = Task(module, nn.functional.cross_entropy, data)
+    experiment = Experiment(
+        model="resnet20", topology=f"ring:{nodes}", partition="iid", algorithm="qg-dsgdm-n", batch=batch, epochs=1000,
+        lr=0.01, precision="bf16" if on_gpu else "fp32",
+    )
+    size = sum(parameter.numel() for parameter in task.module(0).parameters())
+    print(f"{network.module.__name__}, {size:,} parameters, n = {nodes}, batch {batch}", flush=True)
+    routes = {
+        "ours": ours(task, experiment, 1, device),
+        "plain_loop": plain_loop(task, experiment, device, 2 if on_gpu else steps),
+    }
+    if on_gpu:
+        routes["centralized"] = centralized(task, experiment, device, steps)
+    found = {"parameters": size} | measured(routes, repeats, warm_up=1.0)
+    routes.clear()
+    gc.collect()                                        # the graphs and models of this network
+    if on_gpu:
+        torch.cuda.empty_cache()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cpu", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", nargs="+", metavar="NETWORK", help=f"some of {', '.join(NETWORKS)}")
+    parser.add_argument("--out", help="write the results as JSON")
+    args = parser.parse_args()
+    device = torch.device("cpu" if args.cpu else "cuda")
+    rows = {name: partial(compare, network, device, args.repeats) for name, network in NETWORKS.items()}
+    write_rows(rows, args.only, args.out)
+
+
+if __name__ == "__main__":
+    main()
