@@ -216,6 +216,9 @@ def fixed_draws(monkeypatch):
         kept = (uniform(*shape, device=x.device) >= p).to(x.dtype) / (1 - p)
         return x.mul_(kept) if inplace else x * kept
 
+    def channel_dropout(x, p=0.5, training=True, inplace=False):
+        return dropout(x, p, training, inplace, dims=2)
+
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, *rest, **options):
         return dropout(attended(query, key, value, attn_mask, 0.0, *rest, **options), dropout_p)
 
@@ -224,7 +227,7 @@ def fixed_draws(monkeypatch):
     for name in ("dropout", "alpha_dropout"):
         monkeypatch.setattr(functional, name, dropout)
     for name in ("dropout2d", "feature_alpha_dropout"):
-        monkeypatch.setattr(functional, name, partial(dropout, dims=2))
+        monkeypatch.setattr(functional, name, channel_dropout)
     monkeypatch.setattr(torch, "rand", uniform)
     monkeypatch.setattr(torch, "randn_like", lambda x: 3 * uniform(*x.shape, device=x.device, dtype=x.dtype) - 1.5)
     monkeypatch.setattr(nn.RNNBase, "__init__", lambda *args, **options: made(*args, **options | {"dropout": 0.0}))
@@ -292,8 +295,8 @@ def assert_draws(copies, model):
     assert (first.losses != other.losses).all()
     values = {"x": copies.x, "inputs": copies.inputs, "targets": copies.targets}
     alike = replace(copies, **tree_map(lambda value: torch.stack([value[0]] * K), values))
-    one, two = seeded(1, alike, model).losses
-    assert one != two
+    found = [seeded(seed, alike, model).losses.unique() for seed in range(1, 6)]    # a small network may drop nothing
+    assert any(len(losses) == K for losses in found)
     return first
 
 

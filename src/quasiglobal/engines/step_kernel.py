@@ -30,8 +30,8 @@ log = logging.getLogger("quasiglobal")
 WARPS = 2
 """Warps per program; each of their threads has a few columns of all nodes."""
 
-PER_THREAD = 16
-"""Numbers of a tensor that a thread holds, in whole columns; at least one column."""
+PER_THREAD = 128
+"""Numbers that a thread holds of all arguments, in whole columns; at least one column. More would spill registers."""
 
 MOST_BYTES = 128
 """Bytes of a column of all nodes above which a thread's registers do not suffice: 32 nodes in float32."""
@@ -81,7 +81,8 @@ class StepKernel:
     def __init__(self, source: StepSource, engine: Simulator, t: int, x: Tensor) -> None:
         self.source, n, d = source, engine.topology.n, x.shape[1]
         padded, size = 1 << (n - 1).bit_length(), x.element_size()
-        columns = max(1, min(PER_THREAD // padded, 16 // size))             # a thread loads at most 16 bytes at once
+        columns = PER_THREAD // (padded * len(source.arguments))
+        columns = max(1, min(1 << max(0, columns.bit_length() - 1), 16 // size))    # at most 16 bytes in one load
         block = 32 * WARPS * columns
         self.further = [value.to(x.device) for value in source.constants]
         self.further += source.mixes * [torch.from_numpy(engine.topology.weights(t)).to(x.device, x.dtype)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 
@@ -19,13 +19,13 @@ class Untraceable(Exception):
 def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
     """Compile the function at its first call.
 
-    Hide the compiler's warnings about TF32, which is off on purpose, and about its choice of softmax.
+    Hide the compiler's warnings about TF32, which is off on purpose, its choice of softmax, and its own use of `.grad`.
     """
     program = torch.compile(function, dynamic=False, backend=backend)
 
     def call(*arguments: Any) -> Any:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r"TensorFloat32|\s*Online softmax")
+            warnings.filterwarnings("ignore", message=r"TensorFloat32|\s*Online softmax|The \.grad attribute")
             return program(*arguments)
 
     return call
@@ -66,7 +66,7 @@ def compiled_in_place(
     return call
 
 
-def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.GraphModule:
     """Trace the function to a list of tensor operations, which avoids vmap's overhead per operation."""
     from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
 
@@ -80,8 +80,7 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable
             node.replace_all_uses_with(node.args[0])
     program.graph.eliminate_dead_code()
     program.recompile()
-    result: Callable[..., Any] = program
-    return result
+    return program
 
 
 class Programs:

@@ -5,6 +5,7 @@ The model is any `nn.Module`, unmodified. `stack.py` chooses the route.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,11 +21,17 @@ from quasiglobal.gradients.compiling import Programs, compiled, traced
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree
 from quasiglobal.gradients.stackable import stackable
 
+log = logging.getLogger("quasiglobal")
+
 CALLS_BEFORE_TRACING = 50
 """Calls of one shape before it is traced; tracing pays off after a few hundred calls."""
 
 CALLS_BEFORE_COMPILING = 20
 """Outside of training, calls of one shape before it is compiled: a short evaluation finishes sooner uncompiled."""
+
+
+MOST_OPERATIONS = 2500
+"""Operations of a program above which it is not compiled: that would take minutes."""
 
 
 class Route(ABC):
@@ -116,8 +123,18 @@ class Compiled(Vectorised):
 
     def _compiled(self, function: Callable[..., Any], arguments: tuple[Any, ...], calls: int) -> Any:
         """Call the function, compiled after some calls."""
-        program = self._programs.get(function, arguments, lambda: compiled(traced(function, arguments)), calls)
+        program = self._programs.get(function, arguments, lambda: self._program(function, arguments), calls)
         return (program or function)(*arguments)
+
+    def _program(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        """The function traced, and compiled unless that takes minutes."""
+        program = traced(function, arguments)
+        count, name = len(program.graph.nodes), type(self.one.module).__name__
+        if count > MOST_OPERATIONS:
+            log.warning(f"{name} has {count} operations, as of a long recurrence: they run uncompiled, which is slower")
+            return program
+        log.info(f"compiling {name} ({count} operations)")
+        return compiled(program)
 
 
 def by_autograd(

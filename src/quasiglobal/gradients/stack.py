@@ -5,6 +5,7 @@
 | any | not supported by vmap (`Stacking.autograd` is alone) | one by one |
 | CPU | deep, large (`Stacking.large`), or BatchNorm in bf16 | one by one |
 | any | other transformers (`Stacking.autograd` is outside), in a short training | vectorised |
+| GPU | a recurrent network without convolutions, whose steps would take minutes to compile | vectorised |
 | CPU | anything else | vectorised, traced |
 | GPU | a convolutional network in bf16 | our kernels |
 | GPU | anything else | vectorised, compiled |
@@ -167,7 +168,13 @@ def choose_route(module: nn.Module, precision: str, long: bool = False) -> Calla
         return Vectorised
     if on_cpu:
         return Traced
+    kinds = {kind for part in module.modules() for kind in RECURRENT_OR_CONVOLUTION if isinstance(part, kind)}
+    if kinds and nn.modules.conv._ConvNd not in kinds:
+        return Vectorised
     return Kernels if precision == "bf16" and autograd == "inside" else Compiled
+
+
+RECURRENT_OR_CONVOLUTION = (nn.RNNBase, nn.RNNCellBase, nn.modules.conv._ConvNd)
 
 
 def draws(module: nn.Module) -> bool:

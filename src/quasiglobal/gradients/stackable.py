@@ -3,8 +3,9 @@
 - `scaled_dot_product_attention`: the backward passes of its fused kernels have no batching rule. The batches of all
   models become one batch. The fast path of `nn.MultiheadAttention` in evaluation, which has none either, is off.
 - `lstm`, `gru`, `rnn_tanh`, `rnn_relu` and their cells have no batching rule. They are written out (`recurrence.py`).
-- `linear` and `addmm` are decomposed before autocast applies: the bias, and with it the output, would stay in float32.
-  Their arguments are cast first.
+- Convolutions, `linear`, `addmm` and `prelu` are decomposed before autocast applies: the bias, and with it the output,
+  would stay in float32. Their arguments are cast first.
+- `batch_norm` and `instance_norm` do not accept weights in float32 for inputs in 16 bits. They are written out.
 - Others read values (`one_hot`), write into an argument that is not stacked (`normalize` with `out`), or have no rule.
 
 The replacements need autograd outside of vmap (`routes.by_autograd`).
@@ -57,7 +58,9 @@ class Replacing(TorchFunctionMode):
         if self.everywhere and not torch.is_grad_enabled():
             given = tree_map_only(Tensor, Tensor.detach, given)
         name, stacked = getattr(function, "__name__", ""), any(map(is_stacked, tree_leaves(given)))
-        own = LOWERED | PLAIN if stacked else PLAIN if self.everywhere else {}
+        own = PLAIN | STACKED if stacked else PLAIN if self.everywhere else {}
+        if name in NORMS and function is not NORMS[name]:   # torch's functions of these names have other arguments
+            own = {}
         result = own.get(name, function)(*given[0], **given[1])
         if name in NEW and not stacked:
             for leaf in self.stacked:
@@ -146,6 +149,65 @@ def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha:
     return alpha * (mat1 @ mat2) + beta * input if (alpha, beta) != (1, 1) else mat1 @ mat2 + input
 
 
+# --------------------------------------------------------------------------------------- normalisation
+
+
+def _batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:
+    """Normalise each channel over the batch and all positions."""
+    others = [0, *range(2, input.ndim)]
+    return _normalised(input, others, others, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:
+    """Normalise each channel of each example over all positions."""
+    places = list(range(2, input.ndim))
+    return _normalised(
+        input, places, [0, *places], running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+    )
+
+
+def _normalised(
+    input: Tensor, dims: list[int], others: list[int], running_mean: Tensor | None, running_var: Tensor | None,
+    weight: Tensor | None, bias: Tensor | None, by_own: bool, momentum: float, eps: float,
+) -> Tensor:
+    """Normalise by the statistics over `dims`, or by the running ones; these are means over all dims but channels."""
+    wide = next((value for value in (weight, running_mean) if value is not None), input).dtype
+    x, shape = input.to(wide), (-1, *(1 for _ in range(2, input.ndim)))
+    if by_own or running_mean is None or running_var is None:
+        variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+        if by_own and running_mean is not None and running_var is not None:
+            count = x.numel() // mean.numel()
+            for running, value in ((running_mean, mean), (running_var, variance * (count / max(1, count - 1)))):
+                seen = value.detach().mean(others, keepdim=True).reshape(running.shape)
+                running.copy_(torch.lerp(running, seen.to(running.dtype), momentum))
+    else:
+        mean, variance = running_mean.view(shape), running_var.view(shape)
+    y = (x - mean) * (variance + eps).rsqrt()
+    y = y if weight is None else y * weight.view(shape)
+    return (y if bias is None else y + bias.view(shape)).to(input.dtype)
+
+
+def _if_mixed(usual: Callable[..., Tensor], written_out: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`written_out` if the floating-point arguments differ in dtype, otherwise the usual function."""
+    def own(*args: Any, **named: Any) -> Tensor:
+        tensors = (value for value in tree_leaves((args, named)) if isinstance(value, Tensor))
+        dtypes = {value.dtype for value in tensors if value.is_floating_point()}
+        return (written_out if len(dtypes) > 1 else usual)(*args, **named)
+
+    return own
+
+
+NORMS: dict[str, Callable[..., Any]] = {
+    "batch_norm": nn.functional.batch_norm, "instance_norm": nn.functional.instance_norm
+}
+
+
 # ---------------------------------------------------------------------------------------- other functions
 
 
@@ -180,7 +242,16 @@ def _embedding_bag(*args: Any, **named: Any) -> Any:
     return vectors.amax(dim=1) if mode == "max" else vectors.sum(dim=1) if mode == "sum" else vectors.mean(dim=1)
 
 
-LOWERED: dict[str, Callable[..., Any]] = {"linear": _lowered(_linear), "addmm": _lowered(_addmm)}
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+
+STACKED: dict[str, Callable[..., Any]] = {
+    "linear": _lowered(_linear),
+    "addmm": _lowered(_addmm),
+    "prelu": _lowered(torch.prelu),
+    **{name: _lowered(getattr(torch, name)) for name in CONVOLUTIONS},
+    "batch_norm": _if_mixed(nn.functional.batch_norm, _batch_norm),
+    "instance_norm": _if_mixed(nn.functional.instance_norm, _instance_norm),
+}
 """Names of functions, and their replacements for stacked tensors."""
 
 NEW = ("zeros", "zeros_like", "empty", "empty_like")
@@ -188,6 +259,8 @@ NEW = ("zeros", "zeros_like", "empty", "empty_like")
 
 PLAIN: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": attention,
+    "batch_norm": _batch_norm,
+    "instance_norm": _instance_norm,
     "one_hot": _one_hot,
     "normalize": _normalize,
     "_weight_norm": _weight_norm,

@@ -295,13 +295,32 @@ def _slice_scatter(
 ) -> Tensor:
     """`torch.slice_scatter` without negative positions, which vmap does not support."""
     begin, stop, _ = slice(start, end).indices(x.shape[dim])
-    return torch.slice_scatter(x, source, dim, begin, stop, step)
+    return torch.slice_scatter(x, source.to(x.dtype), dim, begin, stop, step)
 
 
-REPLACED = {
+def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    return torch.select_scatter(x, source.to(x.dtype), dim, index)
+
+
+def _index_put(x: Tensor, index: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    return torch.index_put(x, index, values.to(x.dtype), accumulate)
+
+
+def _prelu(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.where(x > 0, x, weight.to(x.dtype) * x)
+
+
+REPLACED: dict[Any, Callable[..., Any]] = {
     aten.slice_scatter.default: _slice_scatter,
+    aten.select_scatter.default: _select_scatter,
+    aten.index_put.default: _index_put,
+    aten._prelu_kernel.default: _prelu,
     aten.view.default: torch.reshape,
     aten._unsafe_view.default: torch.reshape,
     NORMALISE: normalise,
 }
-"""Replacements of traced operations that depend on the memory layout, such as views, or that vmap does not support."""
+"""Replacements of traced operations.
+
+The originals depend on the memory layout, such as views, do not mix dtypes, as autocast leads to, or vmap does not
+support them.
+"""

@@ -18,6 +18,9 @@ from quasiglobal.gradients.compiling import compiled, traced
 WORTH_COMPILING = 2
 """Operations on images, besides views, from which a segment is compiled: compiling takes seconds."""
 
+MOST_OPERATIONS = 400
+"""Operations above which a segment is not compiled, as of a long recurrence: that would take minutes."""
+
 
 class Segment:
     """Consecutive operations of a program without kernels, as a function of the values that they read."""
@@ -30,8 +33,8 @@ class Segment:
 
     @property
     def is_worth_compiling(self) -> bool:
-        """Whether there are several operations on images that compute something."""
-        return sum(map(_computes_images, self.nodes)) >= WORTH_COMPILING
+        """Whether there are several operations on images that compute something, and not too many to compile."""
+        return len(self.nodes) <= MOST_OPERATIONS and sum(map(_computes_images, self.nodes)) >= WORTH_COMPILING
 
     @property
     def key(self) -> str:
