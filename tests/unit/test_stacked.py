@@ -145,9 +145,10 @@ def one_by_one(module, layout, x, buffers, inputs, targets, autocast=False):
         model = copy.deepcopy(module).train()
         values = layout.views(x[i]) | {name: value[i] for name, value in buffers.items()}
         model.load_state_dict(values, strict=False)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
-            output = model(inputs[i])
-        nn.functional.cross_entropy(output.to(x.dtype), targets[i]).backward()
+        with torch.backends.cudnn.flags(enabled=False):     # some geometries in bf16 crash in cuDNN's backward pass
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+                output = model(inputs[i])
+            nn.functional.cross_entropy(output.to(x.dtype), targets[i]).backward()
         grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
         rows.append(layout.row(grads))
         after.append(dict(model.named_buffers()))
