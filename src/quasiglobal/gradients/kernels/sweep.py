@@ -1,21 +1,22 @@
-"""Convolutions of n models at once with stride 1, for few channels: each row of an image is read once, not R · S times.
+"""Convolutions of n models at once with stride 1 and few channels, which read each row of an image once.
 
-Images are [n, batch, height, width, channels], contiguous. A program sweeps down the rows of some images. It multiplies
-each row by all R rows of the kernel, and adds the products to the R rows of the output that the row belongs to.
+Images are [n, batch, height, width, channels], contiguous. With few channels, `_convolution` is as slow as its reads:
+it reads each pixel R · S times. Here a program sweeps down the rows of some images. It multiplies each row by all R
+rows of the kernel, and adds the products to the R rows of the output that the row belongs to.
 
-Along a row, G neighbouring output pixels (a group) are one row of the matrix product: the left operand is the window of
-G + S − 1 input pixels below them, whose channels are contiguous in memory; the right operand is a banded matrix, with the
-kernel's row of S taps shifted by one pixel from one pixel of the group to the next.
+Along a row, G neighbouring output pixels (a group) are one row of the matrix product. The left operand is the window of
+G + S − 1 input pixels below them, whose channels are contiguous in memory. The right operand is a banded matrix: the
+kernel's row of S taps, shifted by one pixel from one pixel of the group to the next.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.gradients.kernels.accumulators import accumulator
+from quasiglobal.gradients.kernels.accumulators import accumulator, on_tensor_cores
+from quasiglobal.gradients.kernels.geometry import Geometry, Pair
 
 
 @triton.jit
@@ -35,44 +36,45 @@ def _band(
 
 @triton.jit
 def _sweep(
-    x, w, later, y, batch, stride, ROWS: tl.constexpr,
+    x, w, later, y, batch, stride,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
-    R: tl.constexpr, S: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, BACK: tl.constexpr,
-    G: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, LATER: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BACK: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, LATER: tl.constexpr,
 ):
-    """Rows of y: pixel (i, j) sums w's tap (r, s) times x's pixel (i − TOP + r, j − LEFT + s), plus `later` if LATER."""
-    CHUNKS: tl.constexpr = ((G + S - 1) * C + BK - 1) // BK
+    """ROWS rows of y, whose pixel (i, j) sums w's tap (r, s) times x's pixel (i − PAD[0] + r, j − PAD[1] + s).
+
+    If LATER, `later` is added to y.
+    """
+    WINDOW: tl.constexpr = (G + S - 1) * C
+    CHUNKS: tl.constexpr = (WINDOW + BK - 1) // BK
     GROUPS: tl.constexpr = (OW + G - 1) // G
-    PARTS: tl.constexpr = (OH + ROWS - 1) // ROWS
     node = tl.program_id(2).to(tl.int64)
+    x += node * batch * (H * W * C)
+    y += node * batch * (OH * OW * OC)
+    later += node * batch * (OH * OW * OC)
+    w += node * stride
     place = tl.program_id(0) * BM + tl.arange(0, BM)
-    first = tl.program_id(1) % PARTS * ROWS
-    out = tl.program_id(1) // PARTS * BN + tl.arange(0, BN)
+    first = tl.program_id(1) * ROWS
     image = place // GROUPS
     j = place % GROUPS * G
     k = tl.arange(0, BK)
-    w += node * stride
+    out = tl.arange(0, BN)
     right = ()
     for r in tl.static_range(R):
         for chunk in tl.static_range(CHUNKS):
             right = right + (_band(w, r, chunk * BK + k, out, C, OC, R, S, G, BACK),)
-    x += node * batch * (H * W * C)
-    window = ((image * H + first - TOP) * W + j - LEFT)[:, None] * C + k[None, :]
+    window = ((image * H + first - PAD[0]) * W + j - PAD[1])[:, None] * C + k[None, :]
     result = ((image * OH + first - (R - 1)) * OW + j)[:, None] * OC + out[None, :]
-    y += node * batch * (OH * OW * OC)
-    later += node * batch * (OH * OW * OC)
     known = (image < batch)[:, None]
     inside = known & (out < G * OC)[None, :] & (j[:, None] + (out // OC)[None, :] < OW)
-    total = ()
-    for _ in tl.static_range(R):
-        total = total + (tl.zeros([BM, BN], dtype=ACC),)
+    total = (tl.zeros([BM, BN], dtype=ACC),) * R            # total[r]: the row of y whose next row of the kernel is r
     for step in range(ROWS + R - 1):
-        row = first - TOP + step
+        row = first - PAD[0] + step
         there = known & (row >= 0) & (row < H)
         for chunk in tl.static_range(CHUNKS):
             at = chunk * BK + k
-            column = (j - LEFT)[:, None] + (at // C)[None, :]
-            real = there & (column >= 0) & (column < W) & (at < (G + S - 1) * C)[None, :]
+            column = (j - PAD[1])[:, None] + (at // C)[None, :]
+            real = there & (column >= 0) & (column < W) & (at < WINDOW)[None, :]
             left = tl.load(x + window + step * (W * C) + chunk * BK, mask=real, other=0.0)
             sums = ()
             for r in tl.static_range(R):
@@ -89,87 +91,113 @@ def _sweep(
 
 @triton.jit
 def _sweep_weights(
-    x, dy, dw, batch, of_share, of_node, ROWS: tl.constexpr, BLOCKS: tl.constexpr,
+    x, dy, dw, batch, of_share, of_node, SWEEPS: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
-    R: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, G: tl.constexpr, TAPS: tl.constexpr,
-    CARRY: tl.constexpr, BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
+    R: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
+    BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):
-    """One share of dw [OC, R, S, C]: windows of x times groups of dy, summed over ROWS rows of x of some images.
-
-    A program computes TAPS rows of the kernel.
-    """
-    CHUNKS: tl.constexpr = ((G + S - 1) * C + BK - 1) // BK
-    GROUPS: tl.constexpr = (OW + G - 1) // G
+    """One share of dw [OC, R, S, C]: SWEEPS sweeps, each over ROWS rows of x and BP columns of images."""
     PARTS: tl.constexpr = (H + ROWS - 1) // ROWS
-    node = tl.program_id(2).to(tl.int64)
+    node = tl.program_id(1).to(tl.int64)
     x += node * batch * (H * W * C)
     dy += node * batch * (OH * OW * OC)
-    dw += tl.program_id(1).to(tl.int64) * of_share + node * of_node
-    tap = tl.program_id(0) % (R // TAPS) * TAPS
-    out = tl.program_id(0) // (R // TAPS) * BN + tl.arange(0, BN)
-    first = tl.program_id(1) % PARTS * ROWS
+    dw += tl.program_id(0).to(tl.int64) * of_share + node * of_node
     k = tl.arange(0, BK)
-    total = ()
-    for _ in tl.static_range(TAPS * CHUNKS):
-        total = total + (tl.zeros([BK, BN], dtype=ACC),)
-    for block in range(BLOCKS):
-        place = (tl.program_id(1) // PARTS * BLOCKS + block) * BP + tl.arange(0, BP)
-        image = place // GROUPS
-        j = place % GROUPS * G
+    out = tl.arange(0, BN)
+    total = (tl.zeros([BK, BN], dtype=ACC),) * R            # one row of the kernel each
+    for sweep in range(SWEEPS):
+        which = tl.program_id(0) * SWEEPS + sweep
+        first = which % PARTS * ROWS
+        place = which // PARTS * BP + tl.arange(0, BP)
+        image = place // OW
+        j = place % OW
         known = (image < batch)[:, None]
-        window = ((image * H + first) * W + j - PAD)[:, None] * C + k[None, :]
-        group = ((image * OH + first + PAD - tap) * OW + j)[:, None] * OC + out[None, :]
-        inside = known & (out < G * OC)[None, :] & (j[:, None] + (out // OC)[None, :] < OW)
-        recent = ()
-        if CARRY:
-            for r in tl.static_range(1, TAPS):
-                row = first + PAD - tap - r
-                there = inside & (row >= 0) & (row < OH)
-                recent = recent + (tl.load(dy + group - r * (OW * OC), mask=there, other=0.0),)
+        column = (j - PAD[1])[:, None] + (k // C)[None, :]
+        real = known & (column >= 0) & (column < W) & (k < S * C)[None, :]
+        window = ((image * H + first) * W + j - PAD[1])[:, None] * C + k[None, :]
+        pixels = ((image * OH + first + PAD[0]) * OW + j)[:, None] * OC + out[None, :]
+        inside = known & (out < OC)[None, :]
         for step in range(ROWS):
-            left = ()
-            for chunk in tl.static_range(CHUNKS):
-                at = chunk * BK + k
-                column = (j - PAD)[:, None] + (at // C)[None, :]
-                real = known & (first + step < H) & (column >= 0) & (column < W) & (at < (G + S - 1) * C)[None, :]
-                left = left + (tl.load(x + window + step * (W * C) + chunk * BK, mask=real, other=0.0),)
+            left = tl.load(x + window + step * (W * C), mask=real & (first + step < H), other=0.0)
             sums = ()
-            if CARRY:
-                row = first + step + PAD - tap
+            for r in tl.static_range(R):
+                row = first + step + PAD[0] - r
                 there = inside & (row >= 0) & (row < OH)
-                recent = (tl.load(dy + group + step * (OW * OC), mask=there, other=0.0),) + recent
-            for r in tl.static_range(TAPS):
-                row = first + step + PAD - tap - r
-                there = inside & (row >= 0) & (row < OH)
-                if CARRY:
-                    right = recent[r]
-                else:
-                    right = tl.load(dy + group + (step - r) * (OW * OC), mask=there, other=0.0)
-                for chunk in tl.static_range(CHUNKS):
-                    product = tl.dot(
-                        left[chunk].T, right, total[r * CHUNKS + chunk], input_precision="ieee", out_dtype=ACC
-                    )
-                    sums = sums + (product,)
+                right = tl.load(dy + pixels + (step - r) * (OW * OC), mask=there, other=0.0)
+                sums = sums + (tl.dot(left.T, right, total[r], input_precision="ieee", out_dtype=ACC),)
             total = sums
-            if CARRY:
-                recent = recent[:TAPS - 1]
-    for r in tl.static_range(TAPS):
-        dw_r = dw + (tap + r) * (S * C)
-        for chunk in tl.static_range(CHUNKS):
-            if G == 1:
-                at = chunk * BK + k
-                where = at[:, None] + out[None, :] * (R * S * C)
-                tl.store(dw_r + where, total[r * CHUNKS + chunk], mask=(at < S * C)[:, None] & (out < OC)[None, :])
-            else:
-                _store_taps(dw_r, total[r], C, OC, R, S, G)
+    where = k[:, None] + out[None, :] * (R * S * C)
+    for r in tl.static_range(R):
+        tl.store(dw + where + r * (S * C), total[r], mask=(k < S * C)[:, None] & (out < OC)[None, :])
 
 
-@triton.jit
-def _store_taps(dw, products, C: tl.constexpr, OC: tl.constexpr, R: tl.constexpr, S: tl.constexpr, G: tl.constexpr):
-    """Sum the products [pixel of the window, C, pixel of the group, OC] of equal distance: these are a tap's."""
-    products = products.reshape(G + S - 1, C, G, OC)
-    distance = tl.arange(0, G + S - 1)[:, None, None, None] - tl.arange(0, G)[None, None, :, None]
-    for s in tl.static_range(S):
-        value = tl.sum(tl.sum(tl.where(distance == s, products, 0.0), axis=2), axis=0)
-        where = s * C + tl.arange(0, C)[:, None] + tl.arange(0, OC)[None, :] * (R * S * C)
-        tl.store(dw + where, value)
+FEWEST, MOST = 16, 32
+"""Numbers of channels for which sweeping was the fastest on an H200."""
+
+WARPS, STAGES = 4, 3
+"""Warps per block, and stages of the pipeline of loads."""
+
+
+def suits(geometry: Geometry, inner: int, outer: int) -> bool:
+    """Whether a convolution with these channels in and out has few channels and a small kernel.
+
+    All rows of the kernel and their sums stay on the multiprocessor.
+    """
+    plain = geometry.stride == geometry.dilation == (1, 1) and geometry.groups == 1
+    small = 1 < geometry.kernel[0] <= 3 and geometry.kernel[1] <= 3
+    return plain and small and min(inner, outer) >= FEWEST and max(inner, outer) <= MOST
+
+
+def sweeps(x: Tensor, outer: int, geometry: Geometry) -> bool:
+    """Whether to sweep for a convolution of x to this number of channels."""
+    return on_tensor_cores(x) and suits(geometry, x.shape[-1], outer)
+
+
+def launch(
+    x: Tensor, w: Tensor, later: Tensor | None, y: Tensor, geometry: Geometry, *, padding: Pair, back: bool = False
+) -> Tensor:
+    """Fill y with a convolution or, with `back`, with the gradient of a convolution's input."""
+    n, _, *source = x.shape
+    _, batch, height, width, channels = y.shape
+    group = 2 if channels <= 16 else 1                      # up to 32 columns of the right operand
+    window = (group + geometry.kernel[1] - 1) * source[2]
+    bn = max(16, triton.next_power_of_2(group * channels))
+    bk = min(32 * group, triton.next_power_of_2(window))
+    bm, rows = 64, min(8, height)
+    _sweep[(triton.cdiv(batch * triton.cdiv(width, group), bm), triton.cdiv(height, rows), n)](
+        x, w, x if later is None else later, y, batch, w.stride(0), *source, height, width, channels,
+        *geometry.kernel, padding, back, group, rows, bm, bk, bn, accumulator(x), later is not None,
+        num_warps=WARPS, num_stages=STAGES,
+    )
+    return y
+
+
+PROGRAMS = 528
+"""Number of blocks of `weight_gradient` that fill the GPU."""
+
+
+def shares(n: int, places: int, channels: int) -> int:
+    """Number of shares of a model's pixels that are summed separately for the gradient of a weight."""
+    rows, columns = _part(channels)
+    count = max(1, places // (rows * columns))
+    return int(triton.cdiv(count, triton.cdiv(count, max(1, min(PROGRAMS // n, 32)))))
+
+
+def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, geometry: Geometry) -> None:
+    """Fill dw [shares, n, out, r, s, in] with the gradient of the kernels, one partial sum per share."""
+    n, batch, height, width, channels = x.shape
+    _, _, *side, out = dy.shape
+    rows, bp = _part(channels)
+    rows = min(rows, height)
+    bk = triton.next_power_of_2(geometry.kernel[1] * channels)
+    bn = triton.next_power_of_2(out)
+    each = triton.cdiv(triton.cdiv(height, rows) * triton.cdiv(batch * side[1], bp), len(dw))
+    _sweep_weights[(len(dw), n)](
+        x, dy, dw, batch, dw.stride(0), dw.stride(1), each, height, width, channels, *side, out, *geometry.kernel,
+        geometry.padding, rows, bp, bk, bn, accumulator(x), num_warps=WARPS, num_stages=STAGES,
+    )
+
+
+def _part(channels: int) -> Pair:
+    """Rows and columns per sweep for the weight gradient."""
+    return (16, 128) if channels <= 16 else (8, 64)
