@@ -23,6 +23,15 @@ PLAIN = {
     "dilation": ((4, 3), (9, 8), Geometry((3, 2), padding=(2, 1), dilation=(2, 3))),
     "dilation and strides": ((4, 3), (9, 11), Geometry((3, 3), (2, 3), (3, 1), (2, 2))),
 }
+SWEPT = {
+    "swept 3×3": ((16, 16), (10, 67), Geometry((3, 3), padding=(1, 1))),
+    "swept 3×3, wide": ((32, 32), (17, 34), Geometry((3, 3), padding=(1, 1))),
+    "swept 3×3, one row": ((16, 16), (1, 5), Geometry((3, 3), padding=(1, 1))),
+    "swept 2×3": ((24, 16), (9, 8), Geometry((2, 3), padding=(0, 2))),
+    "swept 3×2": ((16, 24), (8, 7), Geometry((3, 2), padding=(2, 0))),
+    "swept 2×1, padded far": ((20, 17), (3, 4), Geometry((2, 1), padding=(2, 1))),
+    "swept 3×1": ((16, 32), (7, 3), Geometry((3, 1))),
+}
 GROUPED = {
     "4 groups of 4": ((16, 16), (5, 4), Geometry((3, 3), padding=(1, 1), groups=4)),
     "12 groups of 4": ((48, 48), (3, 3), Geometry((3, 3), padding=(1, 1), groups=12)),
@@ -40,6 +49,7 @@ DEPTHWISE = {
 TRANSPOSED = {
     "transposed": ((5, 6), (7, 6), Geometry((2, 2), (2, 2))),
     "transposed, padded": ((4, 3), (4, 3), Geometry((3, 2), (2, 3), (1, 1), (1, 2), extra=(1, 2))),
+    "transposed swept": ((16, 20), (5, 6), Geometry((3, 3), padding=(1, 0))),
     "transposed groups": ((8, 12), (3, 4), Geometry((3, 3), (1, 2), (1, 0), groups=4)),
     "transposed depthwise": ((6, 6), (3, 4), Geometry((3, 3), (2, 2), (1, 1), groups=6)),
     "transposed multiplier": ((12, 4), (3, 4), Geometry((3, 2), (2, 1), groups=4)),
@@ -47,7 +57,7 @@ TRANSPOSED = {
 }
 """Channels in and out, height and width, geometry."""
 
-CASES = PLAIN | GROUPED
+CASES = PLAIN | SWEPT | GROUPED
 CASES |= {name: (c, size, replace(g, groups=c[0], depthwise=True)) for name, (c, size, g) in DEPTHWISE.items()}
 CASES |= {
     name: (c, size, replace(g, transposed=True, depthwise=c[1] == g.groups > 1))
@@ -63,7 +73,7 @@ def convolved(x, w, geometry):
     return nn.functional.conv2d(x, w, None, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
 
 
-FAST = ("dilation and strides", "odd groups", "depthwise dilation, strides", "transposed, padded")
+FAST = ("swept 2×3", "dilation and strides", "odd groups", "depthwise dilation, strides", "transposed, padded")
 
 
 @pytest.mark.parametrize(
@@ -87,6 +97,15 @@ def test_the_kernels_compute_pytorchs_convolution_and_its_gradients(name):
     (found,) = torch.autograd.grad([y, passed], [x], [dy, later])
     torch.testing.assert_close(found, dx, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(shares.sum(0), dw.permute(order), rtol=1e-10, atol=1e-10)
+
+
+def test_few_channels_are_swept():
+    pytest.importorskip("triton")
+    from quasiglobal.gradients.kernels.sweep import suits
+
+    assert {name for name, (channels, _, geometry) in CASES.items() if suits(geometry, *channels)} == {
+        *SWEPT, "transposed swept"
+    }
 
 
 def test_geometries_are_those_of_pytorchs_layers():

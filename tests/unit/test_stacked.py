@@ -341,3 +341,25 @@ def test_pooling_is_pytorchs(dtype):
     torch.testing.assert_close(y.flatten(0, 1).movedim(-1, 1), expected, rtol=0, atol=0, equal_nan=True)
     back = pooling.pool_back(dy.movedim(1, -1).unflatten(0, (2, 3)).contiguous(), which, 3)
     torch.testing.assert_close(back.flatten(0, 1).movedim(-1, 1), dx, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("n", [1, 11])
+def test_weights_are_packed_and_gradients_collected_in_the_kernels_order(n):
+    pytest.importorskip("triton")
+    from quasiglobal.gradients.kernels import rows
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    size, most = 300, 6
+    x = torch.randn(n, 2 * size, device=device).bfloat16().float()          # the interpreter rounds towards 0
+    columns, places = torch.randperm(2 * size, device=device)[:size].int(), torch.randperm(size, device=device).int()
+    assert rows.pack(x, columns, torch.bfloat16).equal(x[:, columns.long()].bfloat16())
+    counts = torch.where(torch.arange(size, device=device) < 260, 1, most).int()    # the first block has one share
+    there = torch.arange(most, device=device)[:, None, None] < counts
+    shares = torch.randint(-9, 9, (most, n, size), device=device).float()
+    shares[:, :, places.long()] = shares.where(there, torch.nan)
+    g = torch.full_like(x, 3.0)
+    rows.collect(shares, columns, places, counts, g)
+    expected = torch.full_like(x, 3.0)
+    expected[:, columns.long()] = shares[:, :, places.long()].nan_to_num(0.0).sum(0)
+    assert g.equal(expected)

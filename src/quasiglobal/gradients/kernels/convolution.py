@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.gradients.kernels import depthwise
-from quasiglobal.gradients.kernels.accumulators import accumulator
+from quasiglobal.gradients.kernels import depthwise, sweep
+from quasiglobal.gradients.kernels.accumulators import accumulator, on_tensor_cores
 from quasiglobal.gradients.kernels.geometry import Geometry, Pair
+from quasiglobal.gradients.kernels.launching import OPTIONS, wait
 from quasiglobal.gradients.kernels.taps import first_tap
 
 
@@ -43,6 +44,7 @@ def _convolution(
     block use the same taps, every STEP-th. C and OC are the channels of a block of groups: of BLOCKS blocks, each of
     TOGETHER groups, and between two of these groups the weights are 0.
     """
+    wait()
     KINDS: tl.constexpr = DOWN[0] * DOWN[1]
     RU: tl.constexpr = (R + STEP[0] - 1) // STEP[0]
     SU: tl.constexpr = (S + STEP[1] - 1) // STEP[1]
@@ -116,6 +118,7 @@ def _weight_gradient(
     BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):
     """dw[tap and channel in, channel out], summed over one share of the pixels of a model's images."""
+    wait()
     XC: tl.constexpr = C * BLOCKS
     YC: tl.constexpr = OC * BLOCKS
     node = tl.program_id(2).to(tl.int64)
@@ -163,13 +166,18 @@ def convolve(x: Tensor, w: Tensor, geometry: Geometry, later: Tensor | None = No
     """
     n, batch, *size, _ = x.shape
     y = x.new_empty(n, batch, *geometry.after(size), w.shape[4 if geometry.depthwise else 1])
+    if sweep.sweeps(x, y.shape[4], geometry):
+        return sweep.launch(x, w, later, y, geometry, padding=geometry.padding)
     launch = depthwise.launch if geometry.depthwise else _launch
     return launch(x, w, later, y, geometry, up=geometry.stride, down=(1, 1), padding=geometry.padding)
 
 
 def convolve_back(dy: Tensor, w: Tensor, later: Tensor | None, size: torch.Size, geometry: Geometry) -> Tensor:
     """The gradient of a convolution's input of shape `size`, plus `later`, the gradient of its other uses."""
-    launch, dx = depthwise.launch if geometry.depthwise else _launch, dy.new_empty(size)
+    dx = dy.new_empty(size)
+    if sweep.sweeps(dy, dx.shape[4], geometry):
+        return sweep.launch(dy, w, later, dx, geometry, padding=geometry.around, back=True)
+    launch = depthwise.launch if geometry.depthwise else _launch
     return launch(dy, w, later, dx, geometry, up=(1, 1), down=geometry.stride, padding=geometry.around, back=True)
 
 
@@ -182,22 +190,52 @@ def _launch(
     blocks, together = _of_groups(geometry.groups, source[2], channels)
     inner, outer = source[2] // blocks, channels // blocks
     r, s = geometry.kernel
-    bn = min(64, max(16, triton.next_power_of_2(outer)))
-    bk = _columns(r * s, inner)
-    bm, stages = (256, 2) if bn < 64 else (128, 3)          # fastest of the tested settings on an H200
     places = batch * triton.cdiv(height, down[0]) * triton.cdiv(width, down[1])
-    grid = (triton.cdiv(places, bm), triton.cdiv(outer, bn) * blocks * down[0] * down[1], n)
+    kinds = blocks * down[0] * down[1]
+    bm, bn, most, stages = _tile(x, places, outer, n * kinds)
+    bk = _columns(r * s, inner, most)
+    grid = (triton.cdiv(places, bm), triton.cdiv(outer, bn) * kinds, n)
     step = tuple(by // gcd(by, dilation) for by, dilation in zip(down, geometry.dilation, strict=True))
     _convolution[grid](
         x, w, x if later is None else later, y, batch, w.stride(0), *source[:2], inner, height, width, outer, r, s,
         up, down, step, geometry.dilation, padding, blocks, together, back, bm, bk, bn, accumulator(x),
-        later is not None, num_warps=4, num_stages=stages,
+        later is not None, num_warps=4, num_stages=stages, **OPTIONS,
     )
     return y
 
 
+def _tile(x: Tensor, places: int, outer: int, count: int) -> tuple[int, int, int, int]:
+    """Block sizes in pixels, channels out, and taps × channels in (at most); stages of the pipeline of loads.
+
+    The largest tile that gives every multiprocessor a block, for `count` products [places, …] × […, outer].
+    """
+    columns = _wide(x, outer)
+    if columns < 64:
+        return 256, columns, 64, 2
+    tiles = [tile for tile in TILES if tile[1] <= columns] if on_tensor_cores(x) else [PLAIN_TILE]
+    for tile in tiles:
+        if triton.cdiv(places, tile[0]) * triton.cdiv(outer, tile[1]) * count >= MULTIPROCESSORS:
+            return tile
+    return tiles[-1]
+
+
+def _wide(x: Tensor, outer: int) -> int:
+    """Widest block of channels out: 128 on tensor cores if not more of them are beyond the last channel than for 64."""
+    whole = triton.cdiv(outer, BLOCK) % 2 == 0 and on_tensor_cores(x)
+    return min(2 * BLOCK if whole else BLOCK, max(16, int(triton.next_power_of_2(outer))))
+
+
+TILES = [(128, 128, 64, 3), (64, 128, 64, 4), (128, 64, 64, 3), (64, 64, 128, 3)]
+"""Tiles for tensor cores: the fastest of the tested settings on an H200."""
+
+PLAIN_TILE = 128, 64, 64, 3
+"""The tile for other products."""
+
+MULTIPROCESSORS = 132
+"""Of an H200."""
+
 BLOCK = 64
-"""Block size of `weight_gradient` in pixels, in taps × channels in, and in channels out."""
+"""Block size of `weight_gradient` in pixels, and in taps × channels in."""
 
 PROGRAMS = 528
 """Number of blocks of `weight_gradient` that fill the GPU."""
@@ -211,9 +249,11 @@ def shares(n: int, places: int, weight: torch.Size, geometry: Geometry) -> int:
     if geometry.depthwise:
         return depthwise.shares(n, places, weight)
     out, *taps, width = weight
+    if sweep.suits(geometry, width, out):
+        return sweep.shares(n, places, width)
     blocks, _ = _of_groups(geometry.groups, width * geometry.groups, out)
     inner = taps[0] * taps[1] * width * geometry.groups // blocks
-    programs = blocks * triton.cdiv(out // blocks, BLOCK) * triton.cdiv(inner, BLOCK)
+    programs = blocks * triton.cdiv(out // blocks, 2 * BLOCK) * triton.cdiv(inner, BLOCK)
     return max(1, min(PROGRAMS // int(programs * n), places // (4 * BLOCK), 32))
 
 
@@ -222,19 +262,22 @@ def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, geometry: Geometry) -> No
     if geometry.depthwise:
         depthwise.weight_gradient(x, dy, dw, geometry)
         return
+    if sweep.sweeps(x, dy.shape[4], geometry):
+        sweep.weight_gradient(x, dy, dw, geometry)
+        return
     n, batch, height, width, channels = x.shape
     _, _, *side, out = dy.shape
     count, (r, s) = len(dw), geometry.kernel
     blocks, together = _of_groups(geometry.groups, channels, out)
     inner, outer = channels // blocks, out // blocks
     places = batch * side[0] * side[1]
-    bn = min(BLOCK, max(16, triton.next_power_of_2(outer)))
+    bn = _wide(x, outer)
     bk = min(BLOCK, max(16, triton.next_power_of_2(r * s * inner)))
     share = triton.cdiv(triton.cdiv(places, count), BLOCK) * BLOCK
     _weight_gradient[(triton.cdiv(r * s * inner, bk) * triton.cdiv(outer, bn) * blocks, count, n)](
         x, dy, dw, places, dw.stride(0), dw.stride(1), share, height, width, inner, *side, outer, r, s,
         geometry.stride, geometry.dilation, geometry.padding, blocks, together, BLOCK, bk, bn, accumulator(x),
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=min(3, share // BLOCK), **OPTIONS,
     )
 
 
@@ -245,8 +288,8 @@ def _of_groups(groups: int, channels: int, out: int) -> Pair:
     return groups // together, together
 
 
-def _columns(taps: int, channels: int) -> int:
+def _columns(taps: int, channels: int, most: int) -> int:
     """Number of columns of the left operand per block; all from one tap if the number of channels allows."""
     if channels % 16 == 0:
-        return min(64, channels & -channels)
-    return min(64, max(16, int(triton.next_power_of_2(taps * channels))))
+        return min(most, channels & -channels)
+    return min(most, max(16, int(triton.next_power_of_2(taps * channels))))

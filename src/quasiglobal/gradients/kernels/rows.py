@@ -7,44 +7,74 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quasiglobal.gradients.kernels.launching import OPTIONS, wait
+
 
 @triton.jit
-def _pack(x, columns, y, d, size, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
+def _pack(x, columns, y, n, d, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """ROWS rows of a block of columns, whose indices are loaded once."""
+    wait()
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.load(columns + k, mask=k < size, other=0)
-    value = tl.load(x + row * d + column, mask=k < size, other=0.0)
-    tl.store(y + row * size + k, value.to(y.dtype.element_ty), mask=k < size)
+    row = (tl.program_id(1) * ROWS).to(tl.int64)
+    values = ()
+    for i in tl.static_range(ROWS):                         # these loads are in flight together
+        values = values + (tl.load(x + (row + i) * d + column, mask=(k < size) & (row + i < n), other=0.0),)
+    for i in tl.static_range(ROWS):
+        tl.store(y + (row + i) * size + k, values[i].to(y.dtype.element_ty), mask=(k < size) & (row + i < n))
 
 
 def pack(x: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
     """Gather these columns of x [n, d], in this order and dtype."""
-    y = torch.empty(len(x), len(columns), dtype=dtype, device=x.device)
-    _pack[(triton.cdiv(len(columns), 1024), len(x))](x, columns, y, x.stride(0), len(columns), 1024)
+    n, size = len(x), len(columns)
+    y = torch.empty(n, size, dtype=dtype, device=x.device)
+    grid = triton.cdiv(size, BLOCK), triton.cdiv(n, ROWS)
+    _pack[grid](x, columns, y, n, x.stride(0), size, ROWS, BLOCK, num_warps=WARPS, **OPTIONS)
     return y
 
 
 @triton.jit
 def _collect(
-    shares, columns, places, counts, g, d, size, MOST: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr
+    shares, columns, places, counts, g, n, d, size, step, AHEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    row = tl.program_id(1).to(tl.int64)
+    """ROWS rows of a block of columns, whose indices are loaded once; stops after the block's last share."""
+    wait()
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     count = tl.load(counts + k, mask=k < size, other=0)
-    step = tl.num_programs(1).to(tl.int64) * size
-    shares += row * size + tl.load(places + k, mask=k < size, other=0)
-    total = tl.load(shares, mask=count > 0, other=0.0)
-    for share in tl.static_range(1, FEW):
-        total += tl.load(shares + share * step, mask=share < count, other=0.0)
-    if tl.max(count, axis=0) > FEW:
-        for more in range(FEW, MOST, 8):
-            for i in tl.static_range(8):                    # 8 loads in flight
-                total += tl.load(shares + (more + i) * step, mask=more + i < count, other=0.0)
-    tl.store(g + row * d + tl.load(columns + k, mask=k < size, other=0), total, mask=k < size)
+    place = tl.load(places + k, mask=k < size, other=0)
+    column = tl.load(columns + k, mask=k < size, other=0)
+    row = (tl.program_id(1) * ROWS).to(tl.int64)
+    total = (tl.zeros([BLOCK], dtype=shares.dtype.element_ty),) * ROWS
+    most = tl.max(count, axis=0)
+    first = most * 0
+    while first < most:
+        for ahead in tl.static_range(AHEAD):                # these loads are in flight together, for all rows
+            own = shares + (first + ahead).to(tl.int64) * step
+            sums = ()
+            for i in tl.static_range(ROWS):
+                present = (first + ahead < count) & (row + i < n)
+                sums = sums + (total[i] + tl.load(own + (row + i) * size + place, mask=present, other=0.0),)
+            total = sums
+        first += AHEAD
+    for i in tl.static_range(ROWS):
+        tl.store(g + (row + i) * d + column, total[i], mask=(k < size) & (row + i < n))
 
 
 def collect(shares: Tensor, columns: Tensor, places: Tensor, counts: Tensor, g: Tensor) -> None:
     """Sum gradient shares [most, n, size] into g [n, d]: g[:, columns[i]] = sum of shares[:counts[i], :, places[i]]."""
     most, n, size = shares.shape
-    grid = triton.cdiv(size, 1024), n
-    _collect[grid](shares, columns, places, counts, g, g.stride(0), size, most, min(most, 4), 1024)
+    grid = triton.cdiv(size, BLOCK), triton.cdiv(n, ROWS)
+    _collect[grid](
+        shares, columns, places, counts, g, n, g.stride(0), size, shares.stride(0), min(most, AHEAD), ROWS, BLOCK,
+        num_warps=WARPS, **OPTIONS,
+    )
+
+
+BLOCK, ROWS = 256, 8
+"""Columns and rows per block."""
+
+WARPS = BLOCK // 32
+"""One column per thread: neighbouring threads load neighbouring columns, and nothing is exchanged between threads."""
+
+AHEAD = 4
+"""Shares that `collect` loads at a time."""
