@@ -168,29 +168,6 @@ def test_what_needs_no_pytorch_imports_none(words, status):
         assert done.stderr.startswith("qg: unknown command 'trian'; did you mean 'train'?\n")
 
 
-def launches(tree):
-    """Yield name and call of all launches `kernel[grid](…)`."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Call(func=ast.Subscript(value=ast.Name(id=name))):
-                yield name, node
-
-
-def test_kernels_are_launched_early_and_wait():
-    """Without `wait`, a kernel could read what the one before it has not written yet."""
-    seen = 0
-    for name, path in MODULES.items():
-        if "kernels" in name:
-            tree = ast.parse(path.read_text())
-            functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-            for kernel, call in launches(tree):
-                assert "OPTIONS" in [ast.unparse(word.value) for word in call.keywords if word.arg is None], kernel
-                body = functions[kernel].body[1 if ast.get_docstring(functions[kernel]) else 0]
-                assert ast.unparse(body) == "wait()", kernel
-                seen += 1
-    assert seen >= 14
-
-
 def updates(path):
     """Yield place and body of all functions in a file with the parameters of `Algorithm.step`."""
     for node in ast.walk(ast.parse(path.read_text())):

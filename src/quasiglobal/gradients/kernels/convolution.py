@@ -17,7 +17,6 @@ from torch import Tensor
 from quasiglobal.gradients.kernels import depthwise, sweep
 from quasiglobal.gradients.kernels.accumulators import accumulator, on_tensor_cores
 from quasiglobal.gradients.kernels.geometry import Geometry, Pair
-from quasiglobal.gradients.kernels.launching import OPTIONS, wait
 from quasiglobal.gradients.kernels.taps import first_tap
 
 
@@ -44,7 +43,6 @@ def _convolution(
     block use the same taps, every STEP-th. C and OC are the channels of a block of groups: of BLOCKS blocks, each of
     TOGETHER groups, and between two of these groups the weights are 0.
     """
-    wait()
     KINDS: tl.constexpr = DOWN[0] * DOWN[1]
     RU: tl.constexpr = (R + STEP[0] - 1) // STEP[0]
     SU: tl.constexpr = (S + STEP[1] - 1) // STEP[1]
@@ -118,7 +116,6 @@ def _weight_gradient(
     BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):
     """dw[tap and channel in, channel out], summed over one share of the pixels of a model's images."""
-    wait()
     XC: tl.constexpr = C * BLOCKS
     YC: tl.constexpr = OC * BLOCKS
     node = tl.program_id(2).to(tl.int64)
@@ -199,7 +196,7 @@ def _launch(
     _convolution[grid](
         x, w, x if later is None else later, y, batch, w.stride(0), *source[:2], inner, height, width, outer, r, s,
         up, down, step, geometry.dilation, padding, blocks, together, back, bm, bk, bn, accumulator(x),
-        later is not None, num_warps=4, num_stages=stages, **OPTIONS,
+        later is not None, num_warps=4, num_stages=stages,
     )
     return y
 
@@ -277,7 +274,7 @@ def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, geometry: Geometry) -> No
     _weight_gradient[(triton.cdiv(r * s * inner, bk) * triton.cdiv(outer, bn) * blocks, count, n)](
         x, dy, dw, places, dw.stride(0), dw.stride(1), share, height, width, inner, *side, outer, r, s,
         geometry.stride, geometry.dilation, geometry.padding, blocks, together, BLOCK, bk, bn, accumulator(x),
-        num_warps=4, num_stages=min(3, share // BLOCK), **OPTIONS,
+        num_warps=4, num_stages=min(3, share // BLOCK),
     )
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from quasiglobal.gradients.kernels.accumulators import accumulator
 from quasiglobal.gradients.kernels.geometry import Geometry, Pair
-from quasiglobal.gradients.kernels.launching import OPTIONS, wait
 from quasiglobal.gradients.kernels.taps import first_tap
 
 
@@ -39,7 +38,6 @@ def _depthwise(
     T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr, LATER: tl.constexpr,
 ):
     """One block of strips × channels of y, as `_convolution`; BACK reads w flipped. T is a multiple of DOWN[1]."""
-    wait()
     STRIPS: tl.constexpr = (OW + T - 1) // T
     HU: tl.constexpr = (OH + DOWN[0] - 1) // DOWN[0]
     FIRST: tl.constexpr = -(PAD[1] // DOWN[1])
@@ -102,7 +100,6 @@ def _depthwise_weights(
     T: tl.constexpr, ROWS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
 ):
     """dw[tap, channel] of ROWS rows of the kernel, summed over one share of the strips of a model's images."""
-    wait()
     STRIPS: tl.constexpr = (OW + T - 1) // T
     PARTS: tl.constexpr = (R + ROWS - 1) // ROWS
     node = tl.program_id(2).to(tl.int64)
@@ -162,7 +159,7 @@ def launch(
     _depthwise[(triton.cdiv(places, bp), triton.cdiv(channels, bc) * down[0], n)](
         x, w, x if later is None else later, y, batch, w.stride(0), *source, height, width, channels,
         *geometry.kernel, up, down, step, geometry.dilation, padding, back, strip, bp, bc, accumulator(x),
-        later is not None, num_warps=WARPS, **OPTIONS,
+        later is not None, num_warps=WARPS,
     )
     return y
 
@@ -202,7 +199,6 @@ def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, geometry: Geometry) -> No
     _depthwise_weights[(triton.cdiv(channels, bc) * triton.cdiv(geometry.kernel[0], rows), len(dw), n)](
         x, dy, dw, batch, dw.stride(0), dw.stride(1), share, *size, height, width, channels, *geometry.kernel,
         geometry.stride, geometry.dilation, geometry.padding, strip, rows, bp, bc, accumulator(x), num_warps=WARPS,
-        **OPTIONS,
     )
 
 

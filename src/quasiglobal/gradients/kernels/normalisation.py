@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from quasiglobal.gradients.kernels.accumulators import accumulator, wide
-from quasiglobal.gradients.kernels.launching import OPTIONS, wait
 
 
 @triton.jit
@@ -88,7 +87,6 @@ def _moments(
 def _image_moments(
     x, own, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr
 ):
-    wait()
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     mean, square = _own_moments(x, image * HW * C, c, HW, C, BP, BC, 1, ACC)
@@ -110,7 +108,6 @@ def _normalise(
     TRACKED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
 ):
     """Normalise, scale and shift one image; then add `rest` if SUM and apply ReLU if RELU."""
-    wait()
     image = tl.program_id(0).to(tl.int64)
     node = image // images
     base = image * HW * C
@@ -196,7 +193,6 @@ def _batch_sums(
     x, y, dy, moments, sums, images, of_image, of_node,
     HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
 ):
-    wait()
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     mean, scale = _normalised_by(moments, image, images, c, C, "batch")
@@ -211,7 +207,6 @@ def _normalise_back(
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
 ):
     """Gradients of one image of x and of `rest`, and its contribution to the gradients of weight and bias."""
-    wait()
     image = tl.program_id(0).to(tl.int64)
     node = image // images
     base = image * HW * C
@@ -263,11 +258,11 @@ def normalise(
     after = [torch.empty_like(value) for value in running] or [own.new_empty(0) for _ in before]
     grid, blocks, warps = _blocks(x, kind, groups, 16384)
     if kind == "batch":
-        _image_moments[grid](x, own, places, channels, blocks[0], blocks[1], blocks[3], num_warps=warps, **OPTIONS)
+        _image_moments[grid](x, own, places, channels, blocks[0], blocks[1], blocks[3], num_warps=warps)
     _normalise[grid](
         x, weight, bias, x if rest is None else rest, own, y, moments, *before, *after, batch, bias.stride(0), eps,
         momentum, places, channels, _size(channels, groups, kind), kind, rest is not None, relu, bool(running), *blocks,
-        num_warps=warps, **OPTIONS,
+        num_warps=warps,
     )
     return y, moments, after
 
@@ -286,11 +281,11 @@ def normalise_back(
     if kind == "batch":
         _batch_sums[grid](
             x, y, dy, moments, sums, batch, *strides, places, channels, relu, blocks[0], blocks[1], blocks[3],
-            num_warps=warps, **OPTIONS,
+            num_warps=warps,
         )
     _normalise_back[grid](
         x, weight, y, dy, moments, sums, dx, drest, batch, *strides, weight.stride(0),
-        places, channels, _size(channels, groups, kind), kind, summed, relu, *blocks, num_warps=warps, **OPTIONS,
+        places, channels, _size(channels, groups, kind), kind, summed, relu, *blocks, num_warps=warps,
     )
     return dx, drest
 

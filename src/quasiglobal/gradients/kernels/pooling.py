@@ -8,7 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from quasiglobal.gradients.kernels.accumulators import accumulator
-from quasiglobal.gradients.kernels.launching import OPTIONS, wait
 
 
 @triton.jit
@@ -23,7 +22,6 @@ def _pool(
     x, y, which, total, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SIZE: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    wait()
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     first = _place(at, OH, OW, C, K)
     best = tl.load(x + first, mask=at < total, other=0.0).to(ACC)
@@ -41,7 +39,6 @@ def _pool(
 def _pool_back(
     dy, dx, which, total, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SIZE: tl.constexpr
 ):
-    wait()
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     first = _place(at, OH, OW, C, K)
     value = tl.load(dy + at, mask=at < total, other=0.0)
@@ -55,9 +52,7 @@ def pool(x: Tensor, window: int) -> tuple[Tensor, Tensor]:
     n, batch, height, width, channels = x.shape
     y = x.new_empty(n, batch, height // window, width // window, channels)
     which = torch.empty_like(y, dtype=torch.uint8)
-    _pool[(triton.cdiv(y.numel(), POOLED),)](
-        x, y, which, y.numel(), *y.shape[2:], window, POOLED, accumulator(x), **OPTIONS
-    )
+    _pool[(triton.cdiv(y.numel(), POOLED),)](x, y, which, y.numel(), *y.shape[2:], window, POOLED, accumulator(x))
     return y, which
 
 
@@ -65,7 +60,7 @@ def pool_back(dy: Tensor, which: Tensor, window: int) -> Tensor:
     """The gradient of the pooling's input."""
     n, batch, height, width, channels = dy.shape
     dx = dy.new_empty(n, batch, height * window, width * window, channels)
-    _pool_back[(triton.cdiv(dy.numel(), POOLED),)](dy, dx, which, dy.numel(), *dy.shape[2:], window, POOLED, **OPTIONS)
+    _pool_back[(triton.cdiv(dy.numel(), POOLED),)](dy, dx, which, dy.numel(), *dy.shape[2:], window, POOLED)
     return dx
 
 

@@ -7,13 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.gradients.kernels.launching import OPTIONS, wait
-
 
 @triton.jit
 def _pack(x, columns, y, n, d, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """ROWS rows of a block of columns, whose indices are loaded once."""
-    wait()
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.load(columns + k, mask=k < size, other=0)
     row = (tl.program_id(1) * ROWS).to(tl.int64)
@@ -29,7 +26,7 @@ def pack(x: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
     n, size = len(x), len(columns)
     y = torch.empty(n, size, dtype=dtype, device=x.device)
     grid = triton.cdiv(size, BLOCK), triton.cdiv(n, ROWS)
-    _pack[grid](x, columns, y, n, x.stride(0), size, ROWS, BLOCK, num_warps=WARPS, **OPTIONS)
+    _pack[grid](x, columns, y, n, x.stride(0), size, ROWS, BLOCK, num_warps=WARPS)
     return y
 
 
@@ -38,7 +35,6 @@ def _collect(
     shares, columns, places, counts, g, n, d, size, step, AHEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """ROWS rows of a block of columns, whose indices are loaded once; stops after the block's last share."""
-    wait()
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     count = tl.load(counts + k, mask=k < size, other=0)
     place = tl.load(places + k, mask=k < size, other=0)
@@ -66,7 +62,7 @@ def collect(shares: Tensor, columns: Tensor, places: Tensor, counts: Tensor, g: 
     grid = triton.cdiv(size, BLOCK), triton.cdiv(n, ROWS)
     _collect[grid](
         shares, columns, places, counts, g, n, g.stride(0), size, shares.stride(0), min(most, AHEAD), ROWS, BLOCK,
-        num_warps=WARPS, **OPTIONS,
+        num_warps=WARPS,
     )
 
 

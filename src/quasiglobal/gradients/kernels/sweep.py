@@ -17,7 +17,6 @@ from torch import Tensor
 
 from quasiglobal.gradients.kernels.accumulators import accumulator, on_tensor_cores
 from quasiglobal.gradients.kernels.geometry import Geometry, Pair
-from quasiglobal.gradients.kernels.launching import OPTIONS, wait
 
 
 @triton.jit
@@ -46,7 +45,6 @@ def _sweep(
 
     If LATER, `later` is added to y.
     """
-    wait()
     WINDOW: tl.constexpr = (G + S - 1) * C
     CHUNKS: tl.constexpr = (WINDOW + BK - 1) // BK
     GROUPS: tl.constexpr = (OW + G - 1) // G
@@ -99,7 +97,6 @@ def _sweep_weights(
     BP: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
 ):
     """One share of dw [OC, R, S, C]: SWEEPS sweeps, each over ROWS rows of x and BP columns of images."""
-    wait()
     PARTS: tl.constexpr = (H + ROWS - 1) // ROWS
     node = tl.program_id(1).to(tl.int64)
     x += node * batch * (H * W * C)
@@ -170,7 +167,7 @@ def launch(
     _sweep[(triton.cdiv(batch * triton.cdiv(width, group), bm), triton.cdiv(height, rows), n)](
         x, w, x if later is None else later, y, batch, w.stride(0), *source, height, width, channels,
         *geometry.kernel, padding, back, group, rows, bm, bk, bn, accumulator(x), later is not None,
-        num_warps=WARPS, num_stages=STAGES, **OPTIONS,
+        num_warps=WARPS, num_stages=STAGES,
     )
     return y
 
@@ -198,7 +195,6 @@ def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, geometry: Geometry) -> No
     _sweep_weights[(len(dw), n)](
         x, dy, dw, batch, dw.stride(0), dw.stride(1), each, height, width, channels, *side, out, *geometry.kernel,
         geometry.padding, rows, bp, bk, bn, accumulator(x), num_warps=WARPS, num_stages=STAGES,
-        **OPTIONS,
     )
 
 
