@@ -172,7 +172,7 @@ def convolve(x: Tensor, w: Tensor, geometry: Geometry, later: Tensor | None = No
 def convolve_back(dy: Tensor, w: Tensor, later: Tensor | None, size: torch.Size, geometry: Geometry) -> Tensor:
     """The gradient of a convolution's input of shape `size`, plus `later`, the gradient of its other uses."""
     dx = dy.new_empty(size)
-    if sweep.sweeps(dy, dx.shape[4], geometry):
+    if sweep.sweeps(dy, dx.shape[4], geometry, back=True):
         return sweep.launch(dy, w, later, dx, geometry, padding=geometry.around, back=True)
     launch = depthwise.launch if geometry.depthwise else _launch
     return launch(dy, w, later, dx, geometry, up=(1, 1), down=geometry.stride, padding=geometry.around, back=True)

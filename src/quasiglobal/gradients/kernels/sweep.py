@@ -148,9 +148,18 @@ def suits(geometry: Geometry, inner: int, outer: int) -> bool:
     return plain and small and min(inner, outer) >= FEWEST and max(inner, outer) <= MOST
 
 
-def sweeps(x: Tensor, outer: int, geometry: Geometry) -> bool:
-    """Whether to sweep for a convolution of x to this number of channels."""
-    return on_tensor_cores(x) and suits(geometry, x.shape[-1], outer)
+def sweeps(x: Tensor, outer: int, geometry: Geometry, back: bool = False) -> bool:
+    """Whether to sweep for a convolution of x to this number of channels; `back` for the gradient of its input."""
+    images = len(x) * x.shape[1] if x.is_cuda else MANY     # in the interpreter, speed is no matter
+    enough = images >= (MANY if back and outer > 16 else FEW)
+    return enough and on_tensor_cores(x) and suits(geometry, x.shape[-1], outer)
+
+
+FEW, MANY = 256, 1024
+"""Images of all models from which sweeping is faster: with fewer, it has too few programs to fill the GPU.
+
+`MANY` for the gradients of inputs with more than 16 channels, and for one pixel at a time instead of two.
+"""
 
 
 def launch(
@@ -159,10 +168,10 @@ def launch(
     """Fill y with a convolution or, with `back`, with the gradient of a convolution's input."""
     n, _, *source = x.shape
     _, batch, height, width, channels = y.shape
-    group = 2 if channels <= 16 else 1                      # up to 32 columns of the right operand
+    group = 2 if channels <= 16 or (n * batch < MANY and not back) else 1
     window = (group + geometry.kernel[1] - 1) * source[2]
     bn = max(16, triton.next_power_of_2(group * channels))
-    bk = min(32 * group, triton.next_power_of_2(window))
+    bk = triton.next_power_of_2(window) if group == 2 else 32
     bm, rows = 64, min(8, height)
     _sweep[(triton.cdiv(batch * triton.cdiv(width, group), bm), triton.cdiv(height, rows), n)](
         x, w, x if later is None else later, y, batch, w.stride(0), *source, height, width, channels,
