@@ -9,6 +9,8 @@ from small_runs import CPU, SHORT, run_all, seeded
 from torch import nn
 
 from quasiglobal.data.sources import load
+from quasiglobal.gradients.compiling import Fused
+from quasiglobal.gradients.kernels.route import Kernels
 from quasiglobal.runs.building import make_task
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program
@@ -132,3 +134,21 @@ def test_bytes_sent_count_neighbours_and_exact_means():
     assert sent["dsgd"] == steps * 2 * 4 * d                  # two neighbours, float32
     assert sent["dsgd-gt"] == 2 * sent["dsgd"]
     assert sent["sgd"] == steps * 2 * 3 / 4 * 4 * d           # a ring all-reduce over four nodes
+
+
+def test_compiled_parts_of_a_step_compute_the_same(monkeypatch):
+    """Augmentation and loss, which long trainings on a GPU compile; here they are traced."""
+    monkeypatch.setattr("quasiglobal.gradients.compiling.compiled", lambda program: program)
+    one = replace(SHORT, model="cnn", topology="ring:3", partition="iid", epochs=1, precision="fp64")
+    task, ends = make_task(one, load("digits")), []
+    for fuses in (False, True):
+        program = Program(task, [one], CPU)
+        program.model.route = Kernels(program.model.route.one)
+        program.model.route.fuses = fuses
+        if fuses:
+            program.feed.show = Fused(program.feed.show)
+        program.train_epoch()
+        ends.append(program.state.x)
+    assert ends[0].equal(ends[1])
+    assert program.feed.show.compiles
+    assert program.model.route.fused_score.compiles

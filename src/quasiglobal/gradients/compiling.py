@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
+
+log = logging.getLogger("quasiglobal")
 
 
 class Untraceable(Exception):
@@ -103,6 +106,30 @@ class Programs:
         if key not in self._programs and self._calls[key] > calls:
             self._programs[key] = build()
         return self._programs.get(key)
+
+
+class Fused:
+    """A function of tensors, traced and compiled for each shape of its arguments; called as it is if that fails."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self._programs = function, Programs()
+        self.compiles = True
+        """False after a failure."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.compiles:
+            try:
+                program = self._programs.get(self.function, arguments, lambda: self._built(arguments))
+                assert program is not None
+                return program(*arguments)
+            except Exception as error:                      # users' losses may do anything
+                log.info(f"{self.function} is not compiled: {str(error)[:160]}")
+                self.compiles = False
+        return self.function(*arguments)
+
+    def _built(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        with torch.no_grad():
+            return compiled(traced(self.function, tree_map(Tensor.detach, arguments)))
 
 
 def _shape(node: Any) -> object:

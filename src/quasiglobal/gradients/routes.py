@@ -39,6 +39,8 @@ class Route(ABC):
 
     def __init__(self, one: OneModel) -> None:
         self.one = one
+        self.fuses = False
+        """Whether the training is so long that compiling small parts of a step pays off."""
 
     slower: ClassVar[type[Route] | None] = None
     """The route to try if this one fails; None if there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -51,6 +51,8 @@ class Feed:
         first = experiments[0]
         self.device, self.dtype, self.nodes = device, dtype, len(nodes)
         self.inputs = inputs_of(data, data.train, device=device, dtype=dtype, moving=first.augment)
+        self.show: Callable[..., Any] = self.inputs.show
+        """Called for each batch; may be replaced by a compiled function."""
         self.streamed = self.inputs if isinstance(self.inputs, Streamed) else None
         in_shards = isinstance(data.train.shards, ExampleShards)
         self.targets = None if in_shards else on_device(data.train.y, device, dtype)
@@ -138,7 +140,7 @@ class Feed:
         targets = tree_map(lambda values: values[index], self.targets)
         if self.streamed is not None:
             return self.streamed.show_placed(size, *moves), targets
-        return self.inputs.show(index, *moves, *need), targets
+        return self.show(index, *moves, *need), targets
 
     def rate(self) -> Tensor:
         """The learning rate of the current step: a scalar if all runs share one schedule, else [rows, 1]."""

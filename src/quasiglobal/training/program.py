@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from quasiglobal.data.randomness import seeded
 from quasiglobal.engines.capture import Captured, overwrite
+from quasiglobal.gradients.compiling import Fused
 from quasiglobal.gradients.stack import Gradients, StackedModel
 from quasiglobal.training.bands import Bands, EngineFactory
 from quasiglobal.training.evaluation import Evaluation
@@ -99,6 +100,10 @@ class Program:
         self._fused = changed >= WORTH_FUSING
         long = capture is not None and changed >= WORTH_COMPILING
         self.model = model or networks.stacked(recomputing=recomputing, long=long)
+        if self._fused and device.type == "cuda":
+            self.model.route.fuses = True
+            if task.data.pad is None:                       # texts have other shapes in each batch
+                self.feed.show = Fused(self.feed.show)
         self.evaluation = Evaluation(task, self.model, device, networks.dtype)
 
     @property

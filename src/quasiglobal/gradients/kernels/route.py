@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from quasiglobal.gradients.compiling import Fused
 from quasiglobal.gradients.kernels.program import StackedProgram, stacked_program
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree, in_dtype
 from quasiglobal.gradients.routes import Compiled
@@ -17,6 +18,8 @@ class Kernels(Compiled):
     def __init__(self, one: OneModel) -> None:
         super().__init__(one)
         self.programs: dict[object, StackedProgram | None] = {}
+        self.score = vmap(self.one.score, randomness="different")
+        self.fused_score = Fused(self.score)
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         program = self._stacked(x, buffers, inputs)
@@ -24,7 +27,7 @@ class Kernels(Compiled):
             return super().gradients(x, buffers, inputs, targets)
         with self.one.autocast(x.device):
             outputs, after, gradient = program(x, buffers, inputs)
-        losses, right = vmap(self.one.score)(in_dtype(outputs, x.dtype), targets)
+        losses, right = (self.fused_score if self.fuses else self.score)(in_dtype(outputs, x.dtype), targets)
         return Gradients(losses.detach(), right, gradient(losses.sum()), after)
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
