@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.gradients.compiling import Fused
 from quasiglobal.gradients.kernels.route import Kernels
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.one_model import Buffers, Gradients, Loss, OneModel, Right, Tree
@@ -33,7 +34,7 @@ from quasiglobal.gradients.routes import Compiled, OneByOne, Route, Traced, Vect
 from quasiglobal.gradients.whereabouts import located
 from quasiglobal.models.stacking import stacking_of
 
-__all__ = ["Gradients", "StackedModel", "choose_route", "draws", "rows_of"]
+__all__ = ["Fused", "Gradients", "StackedModel", "choose_route", "draws", "rows_of"]
 
 log = logging.getLogger("quasiglobal")
 
