@@ -32,7 +32,6 @@ K, BATCH = 2, 3
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),                   # from torch.compile's own imports
-    pytest.mark.filterwarnings("ignore:There is a performance drop"),           # vmap runs an operation row by row
     pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight"),   # RMSNorm under autocast
 ]
 

@@ -16,8 +16,10 @@ A route that fails on a model is replaced by its next slower one (`Route.slower`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -37,6 +39,9 @@ from quasiglobal.models.stacking import stacking_of
 __all__ = ["Fused", "Gradients", "StackedModel", "choose_route", "draws", "rows_of"]
 
 log = logging.getLogger("quasiglobal")
+
+SLOW = "There is a performance drop because we have not yet implemented the batching rule for"
+"""Beginning of vmap's warning."""
 
 DEEP = 4
 """With more convolutions than this, a CPU is faster with one model after the other (`benchmarks/simulator.py`)."""
@@ -69,8 +74,8 @@ class StackedModel:
         self.test_route = self.route
         """The route of the outputs, which may fail on other operations."""
         self._padding = _columns_of_padding(module, layout)
-        self.works = False
-        """Whether a route has succeeded."""
+        self._worked: set[str] = set()
+        """Methods of the routes that have succeeded."""
         for part in module.modules():
             if isinstance(part, nn.RNNBase):
                 part.flatten_parameters = _nothing  # type: ignore[method-assign]
@@ -113,10 +118,11 @@ class StackedModel:
         first = self.route if what == "gradients" else self.test_route
         route, failure = first, None
         on_gpu = arguments[0].is_cuda
-        drawn = None if self.works else (torch.cuda if on_gpu else torch).get_rng_state()
+        drawn = None if what in self._worked else (torch.cuda if on_gpu else torch).get_rng_state()
         while True:
             try:
-                result = getattr(route, what)(*arguments)
+                with self._slow_operations(first=what not in self._worked):
+                    result = getattr(route, what)(*arguments)
                 break
             except Exception as error:
                 if route.slower is None or _not_the_routes(error):
@@ -125,7 +131,7 @@ class StackedModel:
                 route = route.slower(route.one)
                 if drawn is not None:                       # the numbers drawn do not depend on failed attempts
                     (torch.cuda if on_gpu else torch).set_rng_state(drawn)
-        self.works = True
+        self._worked.add(what)
         if failure is not None:
             place, reason = located(route.one, *arguments[:3]), " ".join(str(failure).split())[:160]
             log.warning(
@@ -136,6 +142,20 @@ class StackedModel:
             if what == "gradients":
                 self.route = route
         return result
+
+    @contextmanager
+    def _slow_operations(self, first: bool) -> Iterator[None]:
+        """Log the operations that vmap computes for one model after the other, at the first call only."""
+        with warnings.catch_warnings(record=first) as said:
+            warnings.filterwarnings("always" if first else "ignore", message=SLOW)
+            yield
+        slow = {found[1]: None for one in said or () if (found := re.search(rf"{SLOW}.*aten::(\w+)", str(one.message)))}
+        if slow:
+            name = type(self.module).__name__
+            log.warning(f"vmap computes {', '.join(slow)} of {name} for one model after the other, which is slower")
+        for one in said or ():
+            if not re.match(SLOW, str(one.message)):
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
     def _full_precision(self, x: Tensor) -> AbstractContextManager[None]:
         """Compute fp32 in float32, also where cuDNN would use TF32."""
