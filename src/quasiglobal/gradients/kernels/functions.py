@@ -70,11 +70,12 @@ class Normalised(torch.autograd.Function):
         ctx: Any, shares: Callable[[], Tensor], dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor,
         rest: Tensor | None, running: list[Tensor], kind: str, groups: int, eps: float, momentum: float, relu: bool,
     ) -> tuple[Tensor, ...]:
-        from quasiglobal.gradients.kernels.normalisation import normalise
+        from quasiglobal.gradients.kernels.normalisation import masks_by_result, normalise
 
         images, added = _channels_last(x), None if rest is None else _channels_last(rest)
         y, moments, after = normalise(images, weight, bias, added, running, kind, groups, eps, momentum, relu, dtype)
-        ctx.save_for_backward(images, weight, y if relu else None, moments)
+        mask = y if relu and masks_by_result(kind, rest is not None) else None
+        ctx.save_for_backward(images, weight, bias, mask, moments)
         ctx.shares, ctx.how = shares, (kind, groups, relu, rest is not None)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*after)
@@ -87,8 +88,8 @@ class Normalised(torch.autograd.Function):
 
         dx, drest = None, None
         if dy is not None:
-            images, weight, y, moments = ctx.saved_tensors
-            dx, drest = normalise_back(images, weight, y, _channels_last(dy), moments, ctx.shares(), *ctx.how)
+            images, weight, bias, y, moments = ctx.saved_tensors
+            dx, drest = normalise_back(images, weight, bias, y, _channels_last(dy), moments, ctx.shares(), *ctx.how)
             dx, drest = _channels_first(dx, dy), _channels_first(drest, dy) if ctx.how[-1] else None
         return None, None, dx, None, None, drest, *(None,) * 6
 

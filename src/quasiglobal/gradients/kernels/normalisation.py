@@ -13,12 +13,21 @@ from torch import Tensor
 
 from quasiglobal.gradients.kernels.accumulators import accumulator, wide
 
+USUAL = tl.constexpr("")
+"""The usual eviction policy of caches."""
+
 
 @triton.jit
-def _load(x, base, p, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr):
-    """Load pixels p, p + 1, … of an image, [BP, channels]; 0 beyond its end."""
-    place = p + tl.arange(0, BP)
-    return tl.load(x + base + place[:, None] * C + c[None, :], mask=_inside(p, c, HW, C, BP), other=0.0).to(ACC)
+def _load(
+    x, base, p, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr,
+    CACHE: tl.constexpr = USUAL,
+):
+    """Load pixels p, p + 1, … of an image, [BP, channels]; 0 beyond its end. CACHE is the eviction policy.
+
+    Two loads with the same policy of a block that is a whole image become one: the values stay in registers.
+    """
+    where = x + base + (p + tl.arange(0, BP))[:, None] * C + c[None, :]
+    return tl.load(where, mask=_inside(p, c, HW, C, BP), other=0.0, eviction_policy=CACHE).to(ACC)
 
 
 @triton.jit
@@ -102,6 +111,32 @@ def _follow(old, new, value, at, mask, momentum):
 
 
 @triton.jit
+def _sigmoid(x):
+    """1 / (1 + exp(-x)): two special functions, and no code for special cases as division has."""
+    root = tl.rsqrt(1 + tl.exp2(x * -1.4426950408889634))
+    return root * root
+
+
+@triton.jit
+def _affine(weight, bias, mean, scale, row, c, C: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr):
+    """Factor and offset of each channel, such that `_scaled` is the normalised, scaled and shifted value."""
+    offset = tl.load(bias + row + c, mask=c < C, other=0.0).to(ACC)
+    if KIND == "shift":
+        return scale, offset
+    factor = scale * tl.load(weight + row + c, mask=c < C, other=0.0).to(ACC)
+    return factor, offset if KIND == "evonorm" else offset - mean * factor
+
+
+@triton.jit
+def _scaled(value, factor, offset, KIND: tl.constexpr):
+    if KIND == "evonorm":
+        value = value * _sigmoid(value)
+    if KIND != "shift":
+        value *= factor[None, :]
+    return value + offset[None, :]
+
+
+@triton.jit
 def _normalise(
     x, weight, bias, rest, own, y, moments, running_mean, running_var, new_mean, new_var, images, stride, eps, momentum,
     HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
@@ -112,18 +147,14 @@ def _normalise(
     node = image // images
     base = image * HW * C
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    beta = tl.load(bias + node * stride + c, mask=c < C, other=0.0)[None, :].to(ACC)
+    mean = tl.zeros([BC], dtype=ACC)
+    scale = tl.zeros([BC], dtype=ACC)
     if KIND != "shift":
         mean, variance = _moments(x, own, base, node, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
         scale = 1 / tl.sqrt(variance + eps)
-        factor = scale * tl.load(weight + node * stride + c, mask=c < C, other=0.0).to(ACC)
+    factor, offset = _affine(weight, bias, mean, scale, node * stride, c, C, KIND, ACC)
     for p in range(0, HW, BP):
-        value = _load(x, base, p, c, HW, C, BP, ACC)
-        if KIND == "evonorm":
-            value = value * tl.sigmoid(value) * factor[None, :]
-        elif KIND != "shift":
-            value = (value - mean[None, :]) * factor[None, :]
-        value += beta
+        value = _scaled(_load(x, base, p, c, HW, C, BP, ACC), factor, offset, KIND)
         if SUM:
             value += _load(rest, base, p, c, HW, C, BP, ACC)
         if RELU:
@@ -141,13 +172,17 @@ def _normalise(
 
 @triton.jit
 def _arriving(
-    dy, y, base, p, c, HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr
+    x, y, dy, base, p, c, factor, offset, HW: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
+    BP: tl.constexpr, ACC: tl.constexpr, CACHE: tl.constexpr,
 ):
-    """Gradient after the backward pass of the activation."""
-    value = _load(dy, base, p, c, HW, C, BP, ACC)
-    if RELU:
-        value = tl.where(_load(y, base, p, c, HW, C, BP, ACC) > 0, value, 0.0)
-    return value
+    """Load x, and the gradient after the backward pass of the ReLU, whose result is y or is computed from x."""
+    g = _load(dy, base, p, c, HW, C, BP, ACC, CACHE)
+    value = _load(x, base, p, c, HW, C, BP, ACC, CACHE)
+    if MASK == "y":
+        g = tl.where(_load(y, base, p, c, HW, C, BP, ACC, CACHE) > 0, g, 0.0)
+    if MASK == "x":
+        g = tl.where(_scaled(value, factor, offset, KIND) > 0, g, 0.0)
+    return value, g
 
 
 @triton.jit
@@ -159,19 +194,18 @@ def _normalised_by(moments, image, images, c, C: tl.constexpr, KIND: tl.constexp
 
 @triton.jit
 def _own_sums(
-    x, y, dy, base, c, mean, scale,
-    HW: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, RELU: tl.constexpr,
+    x, y, dy, base, c, mean, scale, factor, offset,
+    HW: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
 ):
     """One image's contribution to the gradients of weight and bias."""
     along = tl.zeros([BC], dtype=ACC)
     total = tl.zeros([BC], dtype=ACC)
     for p in range(0, HW, BP):
-        g = _arriving(dy, y, base, p, c, HW, C, RELU, BP, ACC)
+        value, g = _arriving(x, y, dy, base, p, c, factor, offset, HW, C, KIND, MASK, BP, ACC, "evict_last")
         total += tl.sum(g, axis=0)
         if KIND != "shift":
-            value = _load(x, base, p, c, HW, C, BP, ACC)
-            unit = value * tl.sigmoid(value) if KIND == "evonorm" else value - mean[None, :]
+            unit = value * _sigmoid(value) if KIND == "evonorm" else value - mean[None, :]
             along += tl.sum(g * unit, axis=0)
     return along * scale, total
 
@@ -190,20 +224,23 @@ def _store_sums(
 
 @triton.jit
 def _batch_sums(
-    x, y, dy, moments, sums, images, of_image, of_node,
-    HW: tl.constexpr, C: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+    x, weight, bias, y, dy, moments, sums, images, of_image, of_node, stride,
+    HW: tl.constexpr, C: tl.constexpr, MASK: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
 ):
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     mean, scale = _normalised_by(moments, image, images, c, C, "batch")
-    along, total = _own_sums(x, y, dy, image * HW * C, c, mean, scale, HW, C, "batch", RELU, BP, BC, ACC)
+    factor, offset = _affine(weight, bias, mean, scale, image // images * stride, c, C, "batch", ACC)
+    along, total = _own_sums(
+        x, y, dy, image * HW * C, c, mean, scale, factor, offset, HW, C, "batch", MASK, BP, BC, ACC
+    )
     _store_sums(sums, image, images, of_image, of_node, c, along, total, C, "batch")
 
 
 @triton.jit
 def _normalise_back(
-    x, weight, y, dy, moments, sums, dx, drest, images, of_image, of_node, stride,
-    HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
+    x, weight, bias, y, dy, moments, sums, dx, drest, images, of_image, of_node, stride,
+    HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, MASK: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
 ):
     """Gradients of one image of x and of `rest`, and its contribution to the gradients of weight and bias."""
@@ -215,35 +252,34 @@ def _normalise_back(
     scale = tl.zeros([BC], dtype=ACC)
     if KIND != "shift":
         mean, scale = _normalised_by(moments, image, images, c, C, KIND)
+    factor, offset = _affine(weight, bias, mean, scale, node * stride, c, C, KIND, ACC)
     if KIND == "batch":
         along = tl.sum(_rows(sums + node * of_node, of_image, c, images, C, BB), axis=0)
         total = tl.sum(_rows(sums + node * of_node + C, of_image, c, images, C, BB), axis=0)
         count = images * HW
     else:
-        own_along, own_total = _own_sums(x, y, dy, base, c, mean, scale, HW, C, KIND, RELU, BP, BC, ACC)
-        along, total = own_along, own_total
+        along, total = _own_sums(
+            x, y, dy, base, c, mean, scale, factor, offset, HW, C, KIND, MASK, BP, BC, ACC
+        )
         count = HW * GROUP
-    if KIND != "shift":
-        gamma = tl.load(weight + node * stride + c, mask=c < C, other=0.0).to(ACC)
-        along = _in_groups(along * gamma, BC, GROUP)
-        total = _in_groups(total * gamma, BC, GROUP)
+    if KIND != "shift":                                     # the gradient is linear in x, apart from the slope's term
+        slope = scale * _in_groups(along * factor, BC, GROUP) / (count - 1 if KIND == "evonorm" else count)
+        level = mean * slope
+        if KIND != "evonorm":
+            level -= _in_groups(total * factor, BC, GROUP) / count
     for p in range(0, HW, BP):
-        g = _arriving(dy, y, base, p, c, HW, C, RELU, BP, ACC)
-        value = _load(x, base, p, c, HW, C, BP, ACC)
-        if SUM and RELU:                                    # without ReLU the gradient of `rest` is dy
+        value, g = _arriving(x, y, dy, base, p, c, factor, offset, HW, C, KIND, MASK, BP, ACC, "evict_first")
+        if SUM and MASK != "":                              # without ReLU the gradient of `rest` is dy
             _store(drest, base, p, c, g, HW, C, BP)
         if KIND != "shift":
-            unit = (value - mean[None, :]) * scale[None, :]
-            g *= gamma[None, :]
+            g *= factor[None, :]
             if KIND == "evonorm":
-                s = tl.sigmoid(value)
-                g = g * s * (1 + value * (1 - s)) - unit * (along / (count - 1))[None, :]
-            else:
-                g -= (total / count)[None, :] + unit * (along / count)[None, :]
-            g *= scale[None, :]
+                s = _sigmoid(value)
+                g *= s + value * s * (1 - s)
+            g += level[None, :] - value * slope[None, :]
         _store(dx, base, p, c, g, HW, C, BP)
     if KIND != "batch":
-        _store_sums(sums, image, images, of_image, of_node, c, own_along, own_total, C, KIND)
+        _store_sums(sums, image, images, of_image, of_node, c, along, total, C, KIND)
 
 
 def normalise(
@@ -268,11 +304,15 @@ def normalise(
 
 
 def normalise_back(
-    x: Tensor, weight: Tensor, y: Tensor | None, dy: Tensor, moments: Tensor, sums: Tensor,
+    x: Tensor, weight: Tensor, bias: Tensor, y: Tensor | None, dy: Tensor, moments: Tensor, sums: Tensor,
     kind: str, groups: int, relu: bool, summed: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and `rest`; fill `sums` [parts, n, …] with the gradients of weight and bias."""
+    """Return the gradients of x and `rest`; fill `sums` [parts, n, …] with the gradients of weight and bias.
+
+    y is required if `masks_by_result`.
+    """
     _, batch, places, channels = _parts(x, kind)
+    mask = ("y" if masks_by_result(kind, summed) else "x") if relu else ""
     y = x if y is None else y
     dx = torch.empty_like(x)
     drest = torch.empty_like(x) if summed and relu else dy
@@ -280,14 +320,19 @@ def normalise_back(
     strides = sums.stride(0), sums.stride(1)
     if kind == "batch":
         _batch_sums[grid](
-            x, y, dy, moments, sums, batch, *strides, places, channels, relu, blocks[0], blocks[1], blocks[3],
-            num_warps=warps,
+            x, weight, bias, y, dy, moments, sums, batch, *strides, weight.stride(0), places, channels, mask,
+            blocks[0], blocks[1], blocks[3], num_warps=warps,
         )
     _normalise_back[grid](
-        x, weight, y, dy, moments, sums, dx, drest, batch, *strides, weight.stride(0),
-        places, channels, _size(channels, groups, kind), kind, summed, relu, *blocks, num_warps=warps,
+        x, weight, bias, y, dy, moments, sums, dx, drest, batch, *strides, weight.stride(0),
+        places, channels, _size(channels, groups, kind), kind, summed, mask, *blocks, num_warps=warps,
     )
     return dx, drest
+
+
+def masks_by_result(kind: str, summed: bool) -> bool:
+    """Whether the backward pass of the ReLU reads the result; otherwise it computes the result's sign from x."""
+    return summed or kind == "shift"
 
 
 def _size(channels: int, groups: int, kind: str) -> int:
