@@ -13,6 +13,9 @@ from quasiglobal.gradients.kernels.operations import NORMALISE
 
 aten = torch.ops.aten
 
+COUNT = aten._foreach_add.Scalar
+"""Addition of a number to each tensor of a list, which is the same for one model and for all."""
+
 
 def convolves(node: Any) -> bool:
     """Whether the kernels compute this convolution: 1-D or 2-D, and nothing else uses its weight."""
@@ -84,7 +87,28 @@ def fuse(graph: fx.Graph) -> None:
             node.replace_all_uses_with(node.args[1])
         elif node.target is aten.clone.default and node.args[0].op == "placeholder" and not hidden:
             node.replace_all_uses_with(node.args[0])
+    _count_together(graph)
     graph.eliminate_dead_code()
+
+
+def _count_together(graph: fx.Graph) -> None:
+    """Merge the increments of counters, such as the batches that BatchNorm layers have seen, into one operation."""
+    counts = [node for node in graph.nodes if _counts(node)]
+    if counts:
+        with graph.inserting_before(counts[0]):
+            together = graph.call_function(COUNT, ([node.args[0] for node in counts], 1))
+            for k, node in enumerate(counts):
+                one = graph.call_function(operator.getitem, (together, k))
+                one.meta = node.meta
+                node.replace_all_uses_with(one)
+
+
+def _counts(node: Any) -> bool:
+    """Whether an operation adds 1 to an integer that is an argument of the program."""
+    if node.target is not aten.add.Tensor or node.args[1:] != (1,) or node.kwargs:
+        return False
+    number = node.meta["val"]
+    return node.args[0].op == "placeholder" and number.ndim == 0 and not number.is_floating_point()
 
 
 def _absorb(node: Any) -> None:

@@ -22,6 +22,7 @@ from torch.func import vmap
 from quasiglobal.gradients.compiling import Untraceable
 from quasiglobal.gradients.kernels.functions import Convolution, Normalised, Pooled
 from quasiglobal.gradients.kernels.fusion import (
+    COUNT,
     convolves,
     fuse,
     geometry,
@@ -235,7 +236,7 @@ class AllModels(fx.Interpreter):
             self._run_compiled(self.segments[node])
         if node in self.ready:
             return self.ready.pop(node)
-        if node.op != "call_function" or node.target is operator.getitem or not node.meta["stacked"]:
+        if node.op != "call_function" or _is_alike(node):
             return super().run_node(node)
         if "place" in node.meta:
             return self._by_kernel(node, *fx.node.map_arg(node.args, self.env.__getitem__))
@@ -262,9 +263,8 @@ class AllModels(fx.Interpreter):
             env = dict(zip(segment.inputs, values, strict=True))
             node: Any
             for node in segment.nodes:
-                alike = node.target is operator.getitem or not node.meta["stacked"]
                 given = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
-                env[node] = node.target(*given[0], **given[1]) if alike else self._vectorised(node, env)
+                env[node] = node.target(*given[0], **given[1]) if _is_alike(node) else self._vectorised(node, env)
             return [env[node] for node in segment.results]
 
         results = self.compiled(segment, of_all, [self.env[node] for node in segment.inputs])
@@ -283,6 +283,11 @@ class AllModels(fx.Interpreter):
         if x.dtype == values.dtype:
             self.env[node.all_input_nodes[0]] = passed
         return y
+
+
+def _is_alike(node: Any) -> bool:
+    """Whether a call for all models is the call for one model."""
+    return node.target in (operator.getitem, COUNT) or not node.meta["stacked"]
 
 
 def _draws(node: Any) -> bool:
