@@ -28,7 +28,7 @@ SIZES = {
 
 AFTER = {"alone": (False, False), "relu": (False, True), "sum": (True, False), "sum and relu": (True, True)}
 CASES = [(kind, size, after) for size, (kinds, *_) in SIZES.items() for kind in kinds for after in AFTER]
-FAST = ("whole images", "odd sizes")
+FAST = ("odd sizes",)
 
 
 @pytest.mark.parametrize(

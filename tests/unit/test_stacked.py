@@ -155,7 +155,7 @@ def one_by_one(module, layout, x, buffers, inputs, targets, autocast=False):
     return torch.stack(rows), after
 
 
-INTERPRETED = ("usual", "convolutions", "signals")
+INTERPRETED = ("usual", "signals")
 """Networks that the fast tests run in the interpreter, which takes seconds for each."""
 
 CASES = [("operations", name) for name in NETWORKS] + [
@@ -188,7 +188,9 @@ def test_normalisations_take_over_what_follows_them():
     assert names.count("aten._foreach_add.Scalar") == 1, "the batch counters are added together"
 
 
-@pytest.mark.parametrize("name", ["usual", pytest.param("unusual", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["signals", *(pytest.param(name, marks=pytest.mark.slow) for name in ("usual", "unusual"))]
+)
 def test_segments_between_the_kernels_are_functions_of_what_they_read(name, monkeypatch):
     """Compiled on a GPU; here traced: a value missing from a segment's inputs would be wrong at the second x."""
     monkeypatch.setattr("quasiglobal.gradients.kernels.program._compiler_runs", lambda x: True)
