@@ -9,7 +9,7 @@ from torch import Tensor
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.capture import overwrite
 from quasiglobal.engines.host import Host
-from quasiglobal.engines.step_kernel import step_kernel
+from quasiglobal.engines.step_kernel import step_kernel, step_of_tensors
 from quasiglobal.gradients.compiling import Untraceable, compiled_in_place
 from quasiglobal.gradients.precision import full_precision
 
@@ -71,19 +71,10 @@ class Band:
     def _fused(self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor) -> Callable[..., None] | None:
         """Return the compiled program for this kind of step; None if the step needs further gradients."""
         names = list(self.state)
-
-        def step(x: Tensor, g: Tensor, time: Tensor, lr: Tensor, *values: Tensor) -> list[Tensor]:
-            state = dict(zip(names, values, strict=True))
-            new, state = self._stepped(x, g, state, t, time, lr, _no_further_gradients)
-            return [new, *(state[name] for name in names)]
-
+        step = step_of_tensors(self.engine, self.algorithm, self.weight_decay, t, names)
         outputs, arguments = [0, *range(4, 4 + len(names))], (x, g, time, lr, *self.state.values())
         try:
             step(*arguments)                                # fills the engine's caches on the device, such as W
             return compiled_in_place(step, outputs, arguments)
         except Untraceable:
             return None
-
-
-def _no_further_gradients(x: Tensor) -> Tensor:
-    raise Untraceable

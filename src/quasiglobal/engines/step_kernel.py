@@ -133,15 +133,26 @@ def _traced(
 
     traced = TracedEngine(engine, mixes=bool((engine.topology.weights(t) != np.eye(engine.topology.n)).any()))
 
+    step = step_of_tensors(traced, algorithm, weight_decay, t, names)
+    return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+
+
+def step_of_tensors(
+    engine: Host, algorithm: Algorithm, weight_decay: float | Tensor, t: int, names: list[str]
+) -> Callable[..., list[Tensor]]:
+    """Return the step as a function of (x, g, time, lr, *state), which returns the new x and the new state.
+
+    It raises `Untraceable` if the algorithm needs further gradients.
+    """
     def step(x: Tensor, g: Tensor, time: Tensor, lr: Tensor, *values: Tensor) -> list[Tensor]:
         state = dict(zip(names, values, strict=True))
-        new, state = traced.step(
+        new, state = engine.step(
             algorithm, x, g, state, t=t, time=time, lr=lr, full_gradient=_no_further_gradients,
             weight_decay=weight_decay,
         )
         return [new, *(state[name] for name in names)]
 
-    return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+    return step
 
 
 def _no_further_gradients(x: Tensor) -> Tensor:

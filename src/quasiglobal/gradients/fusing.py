@@ -21,12 +21,16 @@ def fused(function: Callable[..., Results], *tensors: Tensor | None) -> Results:
     """
     from torch.fx.experimental.proxy_tensor import get_proxy_mode  # takes seconds to import
 
-    stacked = any(tensor is not None and torch._C._functorch.is_batchedtensor(tensor) for tensor in tensors)
     on_gpu = any(tensor is not None and tensor.is_cuda for tensor in tensors)
-    if not stacked or not on_gpu or get_proxy_mode() is not None:
+    if not any(map(is_stacked, tensors)) or not on_gpu or get_proxy_mode() is not None:
         return function(*tensors)
     results: Results = _OfAll.apply(function, *tensors)  # type: ignore[no-untyped-call]
     return results
+
+
+def is_stacked(value: Any) -> bool:
+    """Whether this is a tensor with a dimension that vmap hides."""
+    return isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
 class _OfAll(torch.autograd.Function):
@@ -53,8 +57,8 @@ class _OfAll(torch.autograd.Function):
             None if tensor is None else tensor.reshape(len(tensor), *(1,) * (most - tensor.ndim), *tensor.shape[1:])
             for tensor in each
         ]
-        stacked = any(tensor is not None and torch._C._functorch.is_batchedtensor(tensor) for tensor in physical)
-        results = fused(function, *physical) if stacked else _compiled(function)(*physical)    # an outer vmap
+        outer = any(map(is_stacked, physical))              # there is an outer vmap
+        results = fused(function, *physical) if outer else _compiled(function)(*physical)
         return results, tuple(0 for _ in results)
 
 

@@ -29,7 +29,6 @@ CALLS_BEFORE_TRACING = 50
 CALLS_BEFORE_COMPILING = 20
 """Outside of training, calls of one shape before it is compiled: a short evaluation finishes sooner uncompiled."""
 
-
 MOST_OPERATIONS = 2500
 """Operations of a program above which it is not compiled: that would take minutes."""
 
@@ -37,15 +36,15 @@ MOST_OPERATIONS = 2500
 class Route(ABC):
     """Strategy to compute the gradients and outputs of k models, whose parameters are the rows of x [k, d]."""
 
-    def __init__(self, one: OneModel) -> None:
-        self.one = one
-        self.fuses = False
-        """Whether the training is so long that compiling small parts of a step pays off."""
-
     slower: ClassVar[type[Route] | None] = None
     """The route to try if this one fails; None if there is none."""
     cost: ClassVar[str] = ""
     """How this route computes and what that costs, for the log line of a fallback to it."""
+
+    def __init__(self, one: OneModel) -> None:
+        self.one = one
+        self.fuses = False
+        """Whether the training is so long that compiling small parts of a step pays off."""
 
     @abstractmethod
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
@@ -84,14 +83,15 @@ class Vectorised(Route):
     cost = "by vmap, uncompiled, which often takes 2 to 5 times as long as compiled"
 
     def __init__(self, one: OneModel) -> None:
-        super().__init__(replace(one, around=stackable))
+        super().__init__(one)
+        self._stacked_one = replace(one, around=stackable)
         self._programs = Programs()
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        return by_autograd(vmap(self.one.loss_at, randomness="different"), x, buffers, inputs, targets)
+        return by_autograd(vmap(self._stacked_one.loss_at, randomness="different"), x, buffers, inputs, targets)
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        return vmap(self.one.outputs, in_dims=(0, 0, None), randomness="different")(x, buffers, inputs)
+        return vmap(self._stacked_one.outputs, in_dims=(0, 0, None), randomness="different")(x, buffers, inputs)
 
 
 class Traced(Vectorised):

@@ -76,6 +76,8 @@ class StackedModel:
         self._padding = _columns_of_padding(module, layout)
         self._worked: set[str] = set()
         """Methods of the routes that have succeeded."""
+        self._is_slow = False
+        """Whether vmap computes some operations for one model after the other."""
         for part in module.modules():
             if isinstance(part, nn.RNNBase):
                 part.flatten_parameters = _nothing  # type: ignore[method-assign]
@@ -146,11 +148,15 @@ class StackedModel:
     @contextmanager
     def _slow_operations(self, first: bool) -> Iterator[None]:
         """Log the operations that vmap computes for one model after the other, at the first call only."""
+        if not first and not self._is_slow:
+            yield
+            return
         with warnings.catch_warnings(record=first) as said:
             warnings.filterwarnings("always" if first else "ignore", message=SLOW)
             yield
         slow = {found[1]: None for one in said or () if (found := re.search(rf"{SLOW}.*aten::(\w+)", str(one.message)))}
         if slow:
+            self._is_slow = True
             name = type(self.module).__name__
             log.warning(f"vmap computes {', '.join(slow)} of {name} for one model after the other, which is slower")
         for one in said or ():
@@ -189,13 +195,14 @@ def choose_route(module: nn.Module, precision: str, long: bool = False) -> Calla
         return Vectorised
     if on_cpu:
         return Traced
-    kinds = {kind for part in module.modules() for kind in RECURRENT_OR_CONVOLUTION if isinstance(part, kind)}
-    if kinds and nn.modules.conv._ConvNd not in kinds:
+    if _count(module, nn.RNNBase, nn.RNNCellBase) and not _count(module, nn.modules.conv._ConvNd):
         return Vectorised
     return Kernels if precision == "bf16" and autograd == "inside" else Compiled
 
 
-RECURRENT_OR_CONVOLUTION = (nn.RNNBase, nn.RNNCellBase, nn.modules.conv._ConvNd)
+def _count(module: nn.Module, *kinds: type[nn.Module]) -> int:
+    """Number of parts of these kinds."""
+    return sum(isinstance(part, kinds) for part in module.modules())
 
 
 def draws(module: nn.Module) -> bool:
@@ -206,11 +213,9 @@ def draws(module: nn.Module) -> bool:
 
 def _busy(module: nn.Module, precision: str) -> bool:
     """Whether a CPU is faster with one model after the other, or cannot stack the models at all."""
-    parts = list(module.modules())
-    deep = sum(isinstance(part, nn.modules.conv._ConvNd) for part in parts) > DEEP
+    deep = _count(module, nn.modules.conv._ConvNd) > DEEP
     # Under vmap, these do not support bf16 inputs with float32 weights on a CPU.
-    norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm)
-    mixed = precision == "bf16" and any(isinstance(part, norms) for part in parts)
+    mixed = precision == "bf16" and _count(module, nn.modules.batchnorm._BatchNorm, nn.LayerNorm) > 0
     return deep or mixed or stacking_of(module).large
 
 

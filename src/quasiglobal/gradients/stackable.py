@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from quasiglobal.gradients.fusing import is_stacked
 from quasiglobal.gradients.recurrence import RECURRENT
 
 
@@ -66,11 +67,6 @@ class Replacing(TorchFunctionMode):
             for leaf in self.stacked:
                 result = torch.where(leaf.new_ones((), dtype=torch.bool), result, result)
         return result
-
-
-def is_stacked(value: Any) -> bool:
-    """Whether this is a tensor with a dimension that vmap hides."""
-    return isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
 # ---------------------------------------------------------------------------------------------- attention

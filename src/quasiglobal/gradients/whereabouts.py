@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from quasiglobal.gradients.one_model import Buffers, OneModel, Tree
+from quasiglobal.gradients.stackable import stackable
 
 
 def located(one: OneModel, x: Tensor, buffers: Buffers, inputs: Tree) -> str:
@@ -24,7 +25,7 @@ def located(one: OneModel, x: Tensor, buffers: Buffers, inputs: Tree) -> str:
     module = copy.deepcopy(one.module)
     place = Whereabouts(type(module).__name__)
     place.follow(module)
-    own = replace(one, module=module)
+    own = replace(one, module=module, around=stackable)
     if not module.training:
         inputs = tree_map(lambda values: values[0], inputs)
     after = {name: value.clone() for name, value in buffers.items()}

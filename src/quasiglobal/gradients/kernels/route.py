@@ -13,7 +13,9 @@ from quasiglobal.gradients.routes import Compiled
 
 
 class Kernels(Compiled):
-    """One `StackedProgram` per shape of images; fall back to `Compiled` if no program can be built."""
+    """One `StackedProgram` per shape of images; a model without convolutions is compiled."""
+
+    slower = Compiled
 
     def __init__(self, one: OneModel) -> None:
         super().__init__(one)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Segment:
         """Whether there are several operations on images that compute something, and not too many to compile."""
         return len(self.nodes) <= MOST_OPERATIONS and sum(map(_computes_images, self.nodes)) >= WORTH_COMPILING
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Text that is equal for segments with the same operations on values of the same shapes and dtypes."""
         number = {node: str(k) for k, node in enumerate([*self.inputs, *self.nodes])}
