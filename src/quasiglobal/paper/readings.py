@@ -20,7 +20,7 @@ from quasiglobal.gradients.layout import Layout
 from quasiglobal.runs.building import make_task
 from quasiglobal.training.evaluation import Evaluation
 from quasiglobal.training.loop import Callback, Loop
-from quasiglobal.training.metrics import SCORE
+from quasiglobal.training.metrics import AVERAGED, SCORE
 from quasiglobal.training.networks import Networks
 from quasiglobal.training.program import Program
 
@@ -47,7 +47,8 @@ class ScoreReadings(Callback):
             raise InputError(f"the readings need norm = {READINGS['running']!r}, got {program.experiment.norm!r}")
         if not loop.folders:
             raise InputError("the readings are written into run folders; train with runs=FOLDER")
-        self.tests = {name: _evaluation(program, norm) for name, norm in READINGS.items()}
+        others = {name: norm for name, norm in READINGS.items() if norm != program.experiment.norm}
+        self.tests = {name: _evaluation(program, norm) for name, norm in others.items()}
         for folder in loop.folders:
             lines = [line for line in read_lines(folder / FILE) if line["epoch"] <= loop.epoch]
             write_lines(folder / FILE, lines)
@@ -57,8 +58,8 @@ class ScoreReadings(Callback):
         if not loop.tested:
             return
         found = {name: _accuracies(loop.program, test) for name, test in self.tests.items()}
-        for k in loop.latest:
-            line: dict[str, Any] = {"epoch": loop.epoch}
+        for k, own in loop.latest.items():
+            line: dict[str, Any] = {"epoch": loop.epoch, "running": own[SCORE], "running_averaged": own[AVERAGED]}
             for name, accuracies in found.items():
                 line |= {name: accuracies[k][0], f"{name}_averaged": accuracies[k][1]}
             append_line(loop.folders[k] / FILE, line)
