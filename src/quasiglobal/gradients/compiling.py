@@ -70,7 +70,10 @@ def compiled_in_place(
 
 
 def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.GraphModule:
-    """Trace the function to a list of tensor operations, which avoids vmap's overhead per operation."""
+    """Trace the function to a list of tensor operations, which avoids vmap's overhead per operation.
+
+    Views become `reshape`, unless the result is written into: a compiler may choose other strides than those traced.
+    """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
 
     device = arguments[0].device
@@ -81,6 +84,8 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.Graph
     for node in program.graph.nodes:
         if node.target in reshaping and _shape(node) == _shape(node.args[0]):
             node.replace_all_uses_with(node.args[0])
+        elif node.target in reshaping[:2] and not _is_written(node):
+            node.target = aten.reshape.default
     program.graph.eliminate_dead_code()
     program.recompile()
     return program
@@ -130,6 +135,15 @@ class Fused:
     def _built(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
         with torch.no_grad():
             return compiled(traced(self.function, tree_map(Tensor.detach, arguments)))
+
+
+def _is_written(node: fx.Node) -> bool:
+    """Whether an operation writes into a node's result, or into a view of it."""
+    def writes(user: Any) -> bool:
+        schema = getattr(user.target, "_schema", None)
+        return schema is not None and (schema.is_mutable or (user.target.is_view and _is_written(user)))
+
+    return any(map(writes, node.users))
 
 
 def _shape(node: Any) -> object:

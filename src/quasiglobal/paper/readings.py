@@ -20,7 +20,7 @@ from quasiglobal.gradients.layout import Layout
 from quasiglobal.runs.building import make_task
 from quasiglobal.training.evaluation import Evaluation
 from quasiglobal.training.loop import Callback, Loop
-from quasiglobal.training.metrics import AVERAGED, SCORE
+from quasiglobal.training.metrics import SCORE
 from quasiglobal.training.networks import Networks
 from quasiglobal.training.program import Program
 
@@ -59,7 +59,9 @@ class ScoreReadings(Callback):
             return
         found = {name: _accuracies(loop.program, test) for name, test in self.tests.items()}
         for k, own in loop.latest.items():
-            line: dict[str, Any] = {"epoch": loop.epoch, "running": own[SCORE], "running_averaged": own[AVERAGED]}
+            line: dict[str, Any] = {
+                "epoch": loop.epoch, "running": own["accuracy"], "running_averaged": own["accuracy_averaged"]
+            }
             for name, accuracies in found.items():
                 line |= {name: accuracies[k][0], f"{name}_averaged": accuracies[k][1]}
             append_line(loop.folders[k] / FILE, line)
