@@ -6,6 +6,7 @@
 | CPU | deep, large (`Stacking.large`), or BatchNorm in bf16 | one by one |
 | any | other transformers (`Stacking.autograd` is outside), in a short training | vectorised |
 | GPU | a recurrent network without convolutions, whose steps would take minutes to compile | vectorised |
+| GPU | in fp64: Inductor's derivatives of hard activations are correct to 1e-10 only | vectorised |
 | CPU | anything else | vectorised, traced |
 | GPU | a convolutional network in bf16 | our kernels |
 | GPU | anything else | vectorised, compiled |
@@ -195,7 +196,8 @@ def choose_route(module: nn.Module, precision: str, long: bool = False) -> Calla
         return Vectorised
     if on_cpu:
         return Traced
-    if _count(module, nn.RNNBase, nn.RNNCellBase) and not _count(module, nn.modules.conv._ConvNd):
+    recurrent = _count(module, nn.RNNBase, nn.RNNCellBase) and not _count(module, nn.modules.conv._ConvNd)
+    if recurrent or precision == "fp64":
         return Vectorised
     return Kernels if precision == "bf16" and autograd == "inside" else Compiled
 
