@@ -371,3 +371,11 @@ def test_copies_on_a_gpu_draw_different_numbers_in_bf16(name):
     model = copies.stacked("bf16")
     with route_kept(copies, model):
         assert_draws(copies, model)
+
+
+@on_a_gpu
+def test_a_gpu_tests_transformers_one_by_one():
+    """PyTorch's fast path for transformers in evaluation needs aligned weights; those of a row are not."""
+    copies = Copies.of("vit", "fp32", "cuda")
+    outputs = copies.outputs(copies.stacked("fp32", route=OneByOne))
+    torch.testing.assert_close(outputs, copies.outputs_alone("fp32"), rtol=1e-4, atol=1e-5)

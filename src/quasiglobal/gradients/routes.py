@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.gradients.compiling import Programs, compiled, traced
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree
-from quasiglobal.gradients.stackable import stackable
+from quasiglobal.gradients.stackable import no_fast_path, stackable
 
 log = logging.getLogger("quasiglobal")
 
@@ -62,6 +62,9 @@ class OneByOne(Route):
     """
 
     cost = "one by one, which on a GPU takes about as long as a loop over the models"
+
+    def __init__(self, one: OneModel) -> None:
+        super().__init__(replace(one, around=no_fast_path))
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         gradient = partial(by_autograd, self.one.loss_at)

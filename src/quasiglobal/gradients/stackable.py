@@ -1,7 +1,7 @@
 """Functions that vmap does not support, or computes slowly, replaced by equal ones for the models of a stack.
 
 - `scaled_dot_product_attention`: the backward passes of its fused kernels have no batching rule. The batches of all
-  models become one batch. The fast path of `nn.MultiheadAttention` in evaluation, which has none either, is off.
+  models become one batch. The fast path of `nn.MultiheadAttention` in evaluation is off.
 - `lstm`, `gru`, `rnn_tanh`, `rnn_relu` and their cells have no batching rule. They are written out (`recurrence.py`).
 - Convolutions, `linear`, `addmm` and `prelu` are decomposed before autocast applies: the bias, and with it the output,
   would stay in float32. Their arguments are cast first.
@@ -36,11 +36,20 @@ def stackable(given: Any, everywhere: bool = False) -> Iterator[None]:
     may write. With `everywhere`, replace functions for all tensors, by plain operations to be traced; what the model
     computes without gradients is detached, since a trace does not record `torch.no_grad`.
     """
+    with no_fast_path(given), sdpa_kernel(SDPBackend.MATH), Replacing(given, everywhere):
+        yield                                               # `Replacing` is off in nn.MultiheadAttention
+
+
+@contextmanager
+def no_fast_path(given: Any) -> Iterator[None]:
+    """Turn off the fast path of `nn.MultiheadAttention` and transformer layers in evaluation.
+
+    It has no batching rule, and on a GPU it needs weights at aligned addresses, which views of a row do not have.
+    """
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), Replacing(given, everywhere):    # the mode is off in nn.MultiheadAttention
-            yield
+        yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
 
