@@ -311,6 +311,10 @@ def _index_put(x: Tensor, index: list[Tensor | None], values: Tensor, accumulate
     return torch.index_put(x, index, values.to(x.dtype), accumulate)
 
 
+def _group_norm(x: Tensor, *how: Any) -> Any:
+    return aten.native_group_norm.default(x.contiguous(), *how)
+
+
 def _var_mean(x: Tensor, *how: Any, **named: Any) -> tuple[Tensor, Tensor]:
     """In float32 for values of 16 bits, as autocast computes statistics."""
     return torch.var_mean(x.float() if x.dtype.itemsize < 4 else x, *how, **named)
@@ -324,6 +328,7 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     aten.slice_scatter.default: _slice_scatter,
     aten.select_scatter.default: _select_scatter,
     aten.index_put.default: _index_put,
+    aten.native_group_norm.default: _group_norm,
     aten.var_mean.correction: _var_mean,
     aten._prelu_kernel.default: _prelu,
     aten.view.default: torch.reshape,
