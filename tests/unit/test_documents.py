@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 
 from quasiglobal.cli import explain, look
+from quasiglobal.paper.summary import summary
+from quasiglobal.report.grid import grid
+from quasiglobal.report.latex import latex
+from quasiglobal.report.markdown import markdown
+from quasiglobal.runs.store import RunStore
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -100,6 +105,14 @@ def test_the_results_page_shows_the_rows_that_were_run():
         (section,) = re.findall(rf"^## {title}.*?(?=^## )", tables, re.MULTILINE | re.DOTALL)
         shown = [line for line in section.splitlines() if line.startswith("|") and "| not run |" not in line]
         assert "\n".join(shown) in page
+
+
+def test_the_results_are_what_the_program_makes_of_the_runs():
+    results = ROOT / "docs" / "results"
+    document = summary(RunStore.read(results / "runs"))
+    for render, name in ((markdown, "tables.md"), (latex, "tables.tex"), (grid, "grid.svg")):
+        again = "qg report --runs docs/results/runs --out docs/results"
+        assert render(document) == (results / name).read_text(), f"{name} is old; make it again: {again}"
 
 
 def test_the_readmes_headline_is_what_the_tables_say():

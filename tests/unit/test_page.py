@@ -111,6 +111,43 @@ def test_a_link_leads_to_the_curves_and_opens_what_is_closed(visit):
     page.locator("#weight-decay table").wait_for(state="visible", timeout=5000)
 
 
+def test_a_square_tells_its_numbers_and_leads_to_its_row(visit):
+    page = visit()
+    tables = page.locator(".grid")
+    ours = tables.first.get_by_role("link", name="QG-DSGDm-N, ring 16, α = 0.1")
+    tip = page.locator("#tip")
+    assert not tip.is_visible()
+    ours.hover()
+    assert tip.locator("p").all_inner_texts() == [
+        "QG-DSGDm-N, ring 16, α = 0.1", "paper 82.20 ± 1.27", "ours 82.00 ± 1.00 (3)", "difference −0.20",
+        "noise within ±2.65",
+    ]
+    ours.click()
+    row = page.locator(":target")
+    assert row.locator("td").first.inner_text() == "QG-DSGDm-N"
+    assert row.is_visible()
+
+
+def test_the_grid_is_walked_with_the_keyboard(visit):
+    page = visit()
+    page.locator(".grid a").first.focus()
+    for key, name in (
+        ("ArrowRight", "DSGD, ring 16, α = 1;"), ("ArrowDown", "DSGDm-N, ring 16, α = 1;"),
+        ("ArrowLeft", "DSGDm-N, ring 16, α = 10;"), ("ArrowUp", "DSGD, ring 16, α = 10;"),
+    ):
+        page.keyboard.press(key)
+        assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith(name)
+        assert page.locator("#tip").is_visible()
+    assert page.locator('.grid a[tabindex="0"]').count() == page.locator(".grid").count(), "Tab goes to the next table"
+
+
+def test_a_cell_that_is_filtered_away_is_shown_when_a_square_leads_to_it(visit):
+    page = visit()
+    page.get_by_label("only what was run").check()
+    page.locator(".grid").first.get_by_role("link", name="DSGD, social 32, α = 1;").click()
+    page.locator(":target").wait_for(state="visible", timeout=5000)
+
+
 @pytest.mark.parametrize("width", [390, 768, 1280])
 def test_nothing_sticks_out(visit, width):
     page = visit(width)

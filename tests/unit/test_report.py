@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from quasiglobal.paper.summary import summary
 from quasiglobal.paper.tables import TABLES
 from quasiglobal.report.document import Cell, Column, Document, Line, Plot, Row, Section
 from quasiglobal.report.formats import write_report
+from quasiglobal.report.grid import grid
 from quasiglobal.report.latex import latex
 from quasiglobal.report.markdown import markdown
 from quasiglobal.report.noise import Sample, difference, tolerance
@@ -115,7 +117,7 @@ def test_where_the_paper_did_not_converge_there_is_no_difference(tmp_path, diver
 
 @pytest.mark.parametrize(("local", "text", "mark"), [
     ([75, 76, 77], "holds", "good"),
-    ([81.5, 82.5, 83.5], "undecided", "fair"),
+    ([83.5, 82.5, 81.5], "undecided", "fair"),
     ([86, 87, 88], "does not hold", "bad"),
 ])  # fmt: skip
 def test_the_order_of_methods_is_compared_with_the_papers(tmp_path, local, text, mark):
@@ -276,10 +278,50 @@ def test_figures_stand_on_the_page_as_far_as_there_are_runs(tmp_path):
     assert made.drawings[0].says in markdown(made)
 
 
+def test_every_cell_is_a_square_by_its_agreement_that_leads_to_its_row(tmp_path):
+    for row, column, scores, diverged in (
+        ("DSGD", "ring 16, α = 1", [88.8, 88.9, 89.0], ()),
+        ("DSGD", HETEROGENEOUS, [90, 91, 92], ()),
+        ("DSGDm-N", "ring 16, α = 1", [89, 90, 91], (1,)),
+        ("QG-DSGDm-N", HETEROGENEOUS, [82], ()),
+    ):
+        leave(tmp_path, in_motivation(row, column), scores, diverged=diverged)
+    leave(tmp_path, cell("imagenet", "ImageNet-32, ResNet-20-x2 GN: DSGDm-N", "α = 0.1"), [10], diverged=(0,))
+    made = document(tmp_path)
+    rows = [row for section in made.sections for row in section.rows if row.agreement]
+    ours = {row.anchor: row.agreement for row in rows if row.anchor.startswith("motivation") and row.known}
+    assert list(ours.values()) == ["within", "above", "below", "open"]
+    cells = sum(len(table.cells) for table in TABLES.values())
+    shown = Counter(row.agreement for row in rows)          # cifar10, among others, shares the four cells
+    assert (shown.total(), shown["neither"]) == (cells, 1)
+    text, picture = page(made), grid(made)
+    links = re.findall(r'<a href="#([\w-]+)" aria-label="([^"]+)"', text)
+    assert sorted(link for link, _ in links) == sorted(row.anchor for row in rows)
+    said = "DSGD, ring 16, α = 1; paper 88.88 ± 0.26; ours 88.90 ± 0.10 (3); difference +0.02; noise within ±0."
+    assert any(text.startswith(said) for _, text in links)
+    assert picture.count('class="square"') == cells + len(shown), "and the legend"
+    run = cells - shown["absent"]
+    assert made.overview.says.startswith(f"{run} of {cells} cells run: {shown['within']} within the noise")
+    assert made.overview.says in read(text).texts
+
+
 def test_a_plot_of_a_single_point_is_drawn():
     drawing = figure(Plot("p", "t", (Line("dsgd", [(300, 80.0)], dots=True),), "epoch", "%"))
     assert "nan" not in drawing
     assert "<circle" in drawing
+
+
+def test_the_papers_scores_are_drawn_hollow_under_ours():
+    papers = [(0.1, 74.5, 2.0), (1, 88.9, 0.3), (10, 89.9, 0.3)]
+    lines = (
+        Line("DSGD", [(0.1, 77.2)], [(73, 81.4)], dots=True, algorithm="dsgd", published=papers),
+        Line("DSGDm-N", [], dots=True, algorithm="dsgdm-n", published=papers),
+    )
+    plot = Plot("p", "t", lines, "α", "%", logarithmic=True, beside_paper=True)
+    hollow, filled = (figure(plot).count(f'dash-0{kind}">') for kind in (" published", ""))
+    assert (hollow, filled) == (2, 1), "two methods of the paper's, and the one that was run"
+    assert "DSGD: ours 77.2 at 0.1, the paper's 74.5 at 0.1, 88.9 at 1, 89.9 at 10" in plot.description
+    assert "DSGDm-N: ours not run" in plot.description
 
 
 def test_markdown_keeps_its_columns_and_escapes():
@@ -322,13 +364,14 @@ def test_latex_is_typeset_on_its_pages(tmp_path):
 def test_all_formats_are_written_whole(tmp_path):
     (tmp_path / "runs").mkdir()
     paths = write_report(document(tmp_path / "runs"), tmp_path / "out")
-    assert [path.name for path in paths] == ["index.html", "tables.md", "tables.tex"]
+    assert [path.name for path in paths] == ["index.html", "tables.md", "tables.tex", "grid.svg"]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in paths}
 
 
 def test_the_command_writes_one_format_or_all(tmp_path, monkeypatch, capsys):
     (tmp_path / "runs").mkdir()
-    for words, files in (([], {"index.html", "tables.md", "tables.tex"}), (["--format", "latex"], {"tables.tex"})):
+    everything = {"index.html", "tables.md", "tables.tex", "grid.svg"}
+    for words, files in (([], everything), (["--format", "latex"], {"tables.tex"})):
         out = tmp_path / f"out{len(words)}"
         line = ["qg", "report", "--runs", str(tmp_path / "runs"), "--out", str(out), *words]
         monkeypatch.setattr(sys, "argv", line)

@@ -390,7 +390,8 @@ def test_no_number_is_cut_off_in_a_terminal_of_80_columns(monkeypatch, capsys, t
     assert "…" not in out
     for one in found:
         if one.runs:
-            assert re.search(rf" {one.cell.score} +│ {one.ours()} ", out), one.cell.name
+            best = f"{one.ours('best').mean:.2f}"
+            assert re.search(rf" {one.cell.score} +│ {one.ours()} \(\d\) +│ {best} ", out), one.cell.name
             assert f" {one.difference:+.2f} " in out
 
 

@@ -101,12 +101,12 @@ def report(
     out: Folder = Path("out/report"),
     runs: Folder = Path("runs"),
     scale: Scale = "paper",
-    format: Literal["all", "html", "markdown", "latex"] = "all",
+    format: Literal["all", "html", "markdown", "latex", "svg"] = "all",
 ) -> None:
-    """Compare the paper's tables and claims with the results of your runs: an HTML page, Markdown and LaTeX.
+    """Compare the paper's tables and claims with the results of your runs: an HTML page, Markdown, LaTeX and SVG.
 
     Args:
-        out: The folder for index.html, tables.md and tables.tex.
+        out: The folder for index.html, tables.md, tables.tex and grid.svg, a picture of all cells by agreement.
         runs: The folder of all runs.
         scale: Compare the runs of this scale of `qg reproduce`.
         format: Write only this format.

@@ -82,20 +82,24 @@ def beside_the_paper(target: Target, table: PaperTable, found: Sequence[Outcome]
     def text(name: str) -> Any:
         return lambda row: texts[row["cell"]][name]
 
-    best = ("best",) if console.width >= 100 else ()
     further = ("averaged",) if console.width >= WIDE else ()
-    shown = {name: text(name) for name in ("paper", "ours (seeds)", *best, "ours −\npaper", "lr", *further)}
+    shown = {name: text(name) for name in ("paper", "ours (seeds)", "best", "ours −\npaper", "lr", *further)}
+    if console.width < ROOMY:
+        shown["best"] = lambda row: texts[row["cell"]]["best"].partition(" ± ")[0]
     return Listing(
         [_outcome_values(one, scale) for one in found],
         {"method": "method", **shown},
         title=target.numbered(table.title_at(scale)),
         group=lambda row: ", ".join(filter(None, (row["model"], row["column"]))),
-        folds={"method": 14, "lr": 14},
+        folds={"method": 13, "lr": 9},
         brief=lambda row: ", ".join(
             f"{BRIEF[name]} {said}" for name, said in texts[row["cell"]].items() if name in BRIEF and said != "-"
         ),
     )
 
+
+ROOMY = 100
+"""Width of a terminal with room for the standard deviation of the best epoch."""
 
 BRIEF = {"paper": "paper", "ours (seeds)": "ours", "best": "best", "lr": "lr"}
 """Columns on a narrow terminal, and their names there."""

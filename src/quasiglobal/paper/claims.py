@@ -1,7 +1,8 @@
 """Claims of the paper as comparisons of cells, judged by the paper's own numbers and by ours.
 
 A claim holds when every comparison agrees with it. It does not hold when a comparison contradicts it beyond the noise.
-A claim that something makes no difference holds when the difference is within the noise.
+A claim that something makes no difference holds when the difference is within the noise. Comparisons of cells that were
+not run are left out. A cell of which a seed diverged has lost its comparisons.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ class Comparison:
     """Whether the comparison also holds if a bound is exceeded by no more than the noise."""
 
     def judge(self, scores: Mapping[CellKey, Sample]) -> Judged | None:
-        """Judge by the scores; None if one is missing or diverged runs leave the result undefined."""
+        """Judge by the scores; None if one is missing. If a side diverged, only the sign counts."""
         if any(place not in scores for _, place in self.terms):
             return None
         found = gap([(factor, scores[place]) for factor, place in self.terms])
-        if found is None or (math.isinf(found.value) and (len(self.terms) > 2 or self.low != 0)):
-            return None
-        if self.low == 0 and abs(found.value) < TIE:
+        if math.isnan(found.value) or (self.low == 0 and abs(found.value) < TIE):
             return Judged(self, found, "within noise")
+        if math.isinf(found.value):
+            expected = self.high > 0 if found.value > 0 else self.low < 0
+            return Judged(self, found, "holds" if expected else "does not hold")
         beyond = max(self.low - found.value, found.value - self.high, 0.0)
         if beyond == 0:
             return Judged(self, found, "holds")
@@ -59,10 +61,11 @@ class Judged:
     verdict: Verdict
 
     def __str__(self) -> str:
-        if math.isinf(self.gap.value):
-            return f"{self.comparison.label}: {'the latter' if self.gap.value > 0 else 'the former'} did not converge"
-        noise = "" if self.gap.noise is None else f" (noise ±{self.gap.noise:.2f})"
-        return f"{self.comparison.label}: {signed(self.gap.value)}{noise}"
+        if not math.isfinite(self.gap.value):
+            sign = {math.inf: "+∞", -math.inf: "−∞"}.get(self.gap.value, "undefined")
+            return f"{self.comparison.label}: {sign}, as not all converged"
+        noise = "unknown" if self.gap.noise is None else f"±{self.gap.noise:.2f}"
+        return f"{self.comparison.label}: {signed(self.gap.value)} (noise {noise})"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Literal
 
 from quasiglobal.paper.outcomes import Outcome
 from quasiglobal.paper.published import ColumnLabel, Score
-from quasiglobal.report.noise import Sample, difference, tolerance
+from quasiglobal.report.noise import Sample, difference, paired, tolerance
+from quasiglobal.topology import count_nodes
 
 PAPER_SEEDS = 3
 """Number of seeds behind each of the paper's means with a standard deviation."""
@@ -19,7 +20,10 @@ Verdict = Literal["holds", "within noise", "does not hold"]
 
 @dataclass(frozen=True)
 class Gap:
-    """A difference and its noise, the size that chance explains; None if no standard deviation is known."""
+    """A difference and its noise, the size that chance explains; None if no standard deviation is known.
+
+    A side that diverged has lost: the value is ±∞, or NaN if both sides diverged.
+    """
 
     value: float
     noise: float | None
@@ -29,7 +33,7 @@ class Gap:
         """Whether chance explains the difference; never if one side diverged, None if the noise is unknown."""
         if math.isinf(self.value):
             return False
-        return None if self.noise is None else abs(self.value) <= self.noise
+        return None if self.noise is None or math.isnan(self.value) else abs(self.value) <= self.noise
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,17 @@ def our_sample(outcome: Outcome) -> Sample | None:
     """Our score after the last epoch; −∞ if a seed diverged, None if there is no score."""
     if outcome.diverged:
         return Sample(-math.inf, None, len(outcome.runs))
-    score = outcome.ours()
-    return None if score is None else Sample(score.mean, score.std, len(outcome.runs))
+    score, one = outcome.ours(), outcome.experiment
+    if score is None:
+        return None
+    partition = one.data, one.partition, count_nodes(one.topology), one.alpha if one.uses_alpha else None
+    return Sample(score.mean, score.std, len(outcome.runs), outcome.by_seed(), partition)
 
 
-def gap(terms: Sequence[tuple[float, Sample]]) -> Gap | None:
-    """A weighted sum of scores with its noise; None if diverged runs leave it undefined."""
-    value = difference(terms)
-    return None if math.isnan(value) else Gap(value, tolerance(terms))
+def gap(terms: Sequence[tuple[float, Sample]]) -> Gap:
+    """A weighted sum of scores with its noise, seed by seed where the scores share their partitions."""
+    terms = paired(terms)
+    return Gap(difference(terms), tolerance(terms))
 
 
 def to_paper(outcome: Outcome) -> Gap | None:
@@ -100,12 +107,10 @@ def order(outcome: Outcome, others: Iterable[Outcome]) -> Order:
             continue
         in_paper = gap([(1, paper_sample(outcome.cell.score)), (-1, paper_sample(other.cell.score))])
         in_ours = gap([(1, ours), (-1, theirs)])
-        if in_paper is None or in_paper.value == 0:
+        if math.isnan(in_paper.value) or in_paper.value == 0:
             continue
         name = other.cell.row.method
-        if in_ours is None:
-            found["within noise"].append(name)
-        elif in_ours.value * in_paper.value > 0:
+        if in_ours.value * in_paper.value > 0:
             found["holds"].append(name)
         else:
             found["does not hold" if in_ours.within is False else "within noise"].append(name)

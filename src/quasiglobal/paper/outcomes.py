@@ -68,13 +68,16 @@ class Outcome:
         """Whether a seed diverged (⋆ in the paper)."""
         return any(run.status == "diverged" for run in self.runs)
 
+    def by_seed(self, which: Which = "last") -> dict[int, float]:
+        """Our score of each seed in per cent; empty if a seed diverged or a run lacks the metric."""
+        found = {run.experiment.seed: _reached(run, which) for run in self.runs}
+        values = {seed: 100 * reached for seed, reached in found.items() if reached is not None}
+        return {} if self.diverged or len(values) < len(self.runs) else values
+
     def ours(self, which: Which = "last") -> Score | None:
         """Our score in per cent; None if no run has ended, a seed diverged, or a run lacks the metric."""
-        found = [_reached(run, which) for run in self.runs]
-        values = [100 * reached for reached in found if reached is not None]
-        if not values or len(values) < len(self.runs) or self.diverged:
-            return None
-        return Score.of(values)
+        values = self.by_seed(which)
+        return Score.of(list(values.values())) if values else None
 
     @property
     def difference(self) -> float | None:

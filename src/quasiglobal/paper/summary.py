@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from quasiglobal.paper.cells import DIFFERENCE, PaperTable, Scale
 from quasiglobal.paper.claim_list import CLAIMS, TUNING, momentum_tuning, tuning_claim
-from quasiglobal.paper.claims import our_scores
 from quasiglobal.paper.outcomes import Outcome, outcomes
 from quasiglobal.paper.own_runs import not_shown, own_section
 from quasiglobal.paper.summary_claims import claims_section
 from quasiglobal.paper.summary_figures import FIGURE_TABLES, summary_figures
+from quasiglobal.paper.summary_overview import overview
 from quasiglobal.paper.summary_tables import table_section
 from quasiglobal.paper.tables import TABLES
 from quasiglobal.report.document import Document
@@ -22,13 +22,13 @@ def summary(store: RunStore, scale: Scale = "paper") -> Document:
     """The report on a run store; cells without runs are marked as not run."""
     tables = _tables(store, scale)
     found = {name: outcomes(table, store, scale) for name, table in tables.items()}
-    claims = claims_section([*CLAIMS, tuning_claim(tables[TUNING])], our_scores(found), scale)
+    claims = claims_section([*CLAIMS, tuning_claim(tables[TUNING])], found, scale)
     own = own_section(store, tables.values())
-    papers = (table_section(table, found[name], scale) for name, table in TABLES.items())
+    papers = [table_section(table, found[name], scale) for name, table in TABLES.items()]
     sections = (claims, *([own] if own else []), *papers)
     says = _introduction([outcome for name in TABLES for outcome in found[name]], scale)
-    figures = summary_figures(found, scale)
-    return Document("Quasi-global momentum: the paper and our runs", says, sections, LEGEND, figures)
+    figures, brief = summary_figures(found, scale), overview(claims, papers, found, scale)
+    return Document("Quasi-global momentum: the paper and our runs", says, sections, LEGEND, figures, brief)
 
 
 def left_out(store: RunStore, scale: Scale = "paper") -> list[str]:
@@ -41,13 +41,11 @@ def _tables(store: RunStore, scale: Scale) -> dict[str, PaperTable]:
 
 
 def _introduction(cells: Sequence[Outcome], scale: Scale) -> tuple[str, ...]:
-    done = sum(bool(outcome.runs) for outcome in cells)
     runs = {run.folder for outcome in cells for run in (*outcome.runs, *outcome.trials.values())}
     says: tuple[str, ...] = (
         "Every table of Lin, Karimireddy, Stich and Jaggi, Quasi-Global Momentum (ICML 2021), cell by cell, with the "
         "test accuracy in per cent that the paper reports and the one that our runs reached.",
-        f"{done} of {len(cells)} cells were run, with {len(runs)} runs in all, as one can serve several cells. "
-        "Nothing here is estimated: a cell without runs says so.",
+        f"The cells share {len(runs)} runs. Nothing here is estimated: a cell without runs says so.",
     )
     if scale in DIFFERENCE:
         says += (f"These are not the paper's experiments: {DIFFERENCE[scale]}. They are not held against its numbers.",)
@@ -62,9 +60,10 @@ LEGEND = (
     "The order holds for a method when, of the others of the same model in the same column that were run, those are "
     "below it that are below it in the paper; it is undecided when the exceptions are within the noise of our runs.",
     "A claim holds when every comparison comes out as it says, so far when not all were run, and does not hold when "
-    "one is the other way round beyond the noise; in between it is undecided. To hold, a difference need not be "
-    "beyond the noise, as few of three seeds are; how many are stands beside it. The paper's own numbers are judged by "
-    "the same rule. Of comparisons between equals one in forty is beyond the noise on the wrong side by chance alone.",
+    "one is the other way round beyond the noise; in between it is undecided. A side that diverged has lost. To hold, "
+    "a difference need not be beyond the noise, as few of three seeds are; how many are stands beside it. The paper's "
+    "own numbers are judged by the same rule. Of comparisons between equals one in forty is beyond the noise on the "
+    "wrong side by chance alone.",
     "A learning rate is the best of those tried with seed 0. It counts as tuned when it is inside a grid of at least "
     "three; at an end of the grid, a better one may lie beyond. ⋆: did not converge. Curves are means over seeds; the "
     "band, where few curves meet, is their range.",

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from quasiglobal.paper.cells import DIFFERENCE, Scale
-from quasiglobal.paper.claims import CellKey, Claim, Judged, paper_scores, signed, verdict
+from quasiglobal.paper.claims import Claim, Judged, our_scores, paper_scores, signed, verdict
 from quasiglobal.paper.comparison import Verdict
+from quasiglobal.paper.outcomes import Outcome
 from quasiglobal.report.document import Cell, Column, Mark, Row, Section
-from quasiglobal.report.noise import Sample
 
 VERDICTS: Mapping[Verdict, tuple[str, Mark]] = {
     "holds": ("holds", "good"),
@@ -26,21 +26,21 @@ CLAIM_COLUMNS = (
 )
 
 
-def claims_section(claims: Sequence[Claim], ours: Mapping[CellKey, Sample], scale: Scale) -> Section:
-    """The section of claims, with a verdict on each claim that has scores."""
-    papers = paper_scores()
+def claims_section(claims: Sequence[Claim], found: Mapping[str, Sequence[Outcome]], scale: Scale) -> Section:
+    """The section of claims, with a verdict on each claim that has scores in the outcomes of the tables."""
+    papers, ours = paper_scores(), our_scores(found)
     rows, counts = [], Counter[str]()
-    for claim in claims:
+    for k, claim in enumerate(claims):
         judged, all_of_them = claim.judge(ours), len(claim.comparisons)
-        found = _verdict(judged, all_of_them, "not run") if scale not in DIFFERENCE or not judged else OTHER_SCALE
-        counts[found.text] += 1
+        result = _verdict(judged, all_of_them, "not run") if scale not in DIFFERENCE or not judged else OTHER_SCALE
+        counts[result.text] += 1
         rows.append(Row((
             Cell(claim.says),
             Cell(claim.where),
             _verdict(claim.judge(papers), all_of_them, "no numbers"),
-            found,
+            result,
             Cell(f"{len(judged)} of {all_of_them}", len(judged) / max(all_of_them, 1)),
-        ), known=bool(judged)))
+        ), known=bool(judged), anchor=f"claim-{k}"))
     says = ", ".join(f"{text}: {counts[text]}" for text in sorted(counts))
     return Section("claims", "What the paper claims", says, CLAIM_COLUMNS, tuple(rows))
 

@@ -24,9 +24,8 @@ def summary_figures(found: Mapping[str, Sequence[Outcome]], scale: Scale) -> tup
 
 FIGURES = (
     "figure-effective-step", "figure-single-worker", "figure-weight-decay", "figure-momentum-tuning",
-    "figure-ring-scales",
 )
-"""Figures that need only the store. Others repeat the tables' curves, or draw partitions and so need the data sets."""
+"""Figures that need only the store. Others repeat the overview or the tables' curves, or need the data sets."""
 
 FIGURE_TABLES = {name: TRAINED[name].table for name in FIGURES}
 """The cells of these figures."""

@@ -13,7 +13,8 @@ from quasiglobal.paper.comparison import PAPER_SEEDS, Gap, Order, by_model_and_c
 from quasiglobal.paper.outcomes import Outcome, Which
 from quasiglobal.paper.published import NOT_CONVERGED, CellLabel, Score
 from quasiglobal.paper.summary_claims import OTHER_SCALE, VERDICTS
-from quasiglobal.report.document import Cell, Column, Line, Plot, Row, Section
+from quasiglobal.paper.targets import NUMBERS
+from quasiglobal.report.document import Agreement, Cell, Column, Line, Plot, Row, Section
 from quasiglobal.runs import tuning
 from quasiglobal.runs.store import Run
 from quasiglobal.training.metrics import Ranking, number
@@ -30,7 +31,7 @@ COLUMNS = (
 def table_section(table: PaperTable, found: Sequence[Outcome], scale: Scale) -> Section:
     """A table of the paper, cell by cell, with the learning curves of its runs."""
     groups = by_model_and_column(found)
-    curves = {one.cell.label: curve(one.cell.row.method, one.runs, Ranking()) for one in found}
+    curves = {one.cell.label: _beside_paper(one, scale) for one in found}
     plots: list[Plot] = []
     rows, verdicts = [], []
     anchors: dict[CellLabel, str] = {}
@@ -39,13 +40,15 @@ def table_section(table: PaperTable, found: Sequence[Outcome], scale: Scale) -> 
         lines = tuple(line for outcome in group if (line := curves[outcome.cell.label]))
         plots += [plot for plot in (_curves(table, k, title, lines), _rates(table, k, title, group)) if plot]
         anchors |= {outcome.cell.label: f"{table.name}-{k}" for outcome in group}
-    for outcome in found:
+    for k, outcome in enumerate(found):
         label = outcome.cell.label
         judged = Judgement.of(outcome, groups[outcome.cell.row.model, outcome.cell.column], scale)
-        rows.append(_row(outcome, judged, anchors[label] if curves[label] else None))
+        row = _row(outcome, judged, anchors[label] if curves[label] else None)
+        rows.append(replace(row, anchor=f"{table.name}-cell-{k}", agreement=agreement(outcome, judged)))
         verdicts.append(judged)
     says = _in_words(len(rows), sum(row.known for row in rows), verdicts)
-    return Section(table.name, table.title_at(scale), says, COLUMNS, tuple(rows), table.notes, tuple(plots))
+    brief = f"{NUMBERS[table.name]}: {table.title.partition(':')[0]}"
+    return Section(table.name, table.title_at(scale), says, COLUMNS, tuple(rows), table.notes, tuple(plots), brief)
 
 
 def _in_words(cells: int, run: int, verdicts: Sequence[Judgement]) -> str:
@@ -84,6 +87,20 @@ class Judgement:
         if self.gap.within and self.seeds < PAPER_SEEDS:
             return None
         return self.gap.within
+
+
+def agreement(outcome: Outcome, judged: Judgement) -> Agreement:
+    """How our result agrees with the paper's; a side that diverged is below the other."""
+    if not outcome.runs:
+        return "absent"
+    if judged.comparable and judged.gap is None:
+        papers = outcome.cell.score is None
+        return ("neither" if papers else "below") if outcome.diverged else ("above" if papers else "open")
+    if judged.gap is None or judged.within is None:
+        return "open"
+    if judged.within:
+        return "within"
+    return "above" if judged.gap.value > 0 else "below"
 
 
 def _row(outcome: Outcome, judged: Judgement, anchor: str | None) -> Row:
@@ -175,6 +192,14 @@ def _curves(table: PaperTable, k: int, title: str, lines: tuple[Line, ...]) -> P
     if len(lines) > MOST_BANDS:
         lines = tuple(replace(line, band=()) for line in lines)
     return Plot(f"{table.name}-{k}", title, lines, "epoch", "test accuracy, %") if lines else None
+
+
+def _beside_paper(one: Outcome, scale: Scale) -> Line | None:
+    """The curve of a cell, with the paper's score at the last epoch."""
+    line, score = curve(one.cell.row.method, one.runs, Ranking()), one.cell.score
+    if line is None or score is None or scale in DIFFERENCE:
+        return line
+    return replace(line, published=[(one.experiment.epochs, score.mean, score.std or 0.0)])
 
 
 def curve(label: str, runs: Sequence[Run], score: Ranking) -> Line | None:

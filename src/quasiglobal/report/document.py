@@ -9,6 +9,9 @@ from typing import Literal
 Mark = Literal["good", "fair", "bad", "none", ""]
 """Colour of a cell: as expected, undecided, not as expected, absent, or uncoloured."""
 
+Agreement = Literal["within", "above", "below", "neither", "open", "absent"]
+"""A result beside the published one: within the noise, above or below it, neither converged, no verdict, not run."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -48,6 +51,10 @@ class Row:
     cells: tuple[Cell, ...]
     algorithm: str = ""
     known: bool = True
+    anchor: str = ""
+    """Name of the row, for links to it."""
+    agreement: Agreement | None = None
+    """Square of the row in the overview; None: it has none."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,11 @@ class Line:
     points: Sequence[tuple[float, float]]
     band: Sequence[tuple[float, float]] = ()
     dots: bool = False
+    """Whether to mark the points, with the band as bars."""
     algorithm: str = ""
     """Determines the colour."""
+    published: Sequence[tuple[float, float, float]] = ()
+    """Published scores: place, mean and standard deviation; drawn hollow."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +82,24 @@ class Plot:
     x: str
     y: str
     logarithmic: bool = False
-    """Whether the x axis is logarithmic."""
+    """Whether the x axis is logarithmic, with ticks at the points."""
+    beside_paper: bool = False
+    """Whether it compares our scores with the published ones, point by point."""
 
     @property
     def description(self) -> str:
         """Text alternative of the plot, for screen readers."""
-        ends = "; ".join(f"{line.label} ends at {line.points[-1][1]:.1f}" for line in self.lines)
-        best = "; ".join(f"{line.label} is highest at {max(line.points, key=_height)[0]:g}" for line in self.lines)
-        return f"{self.y} against {self.x}. {best if self.logarithmic else ends}."
+        return f"{self.y} against {self.x}. {'; '.join(map(self._in_words, self.lines))}."
+
+    def _in_words(self, line: Line) -> str:
+        if self.beside_paper:
+            both = ([f"{y:.1f} at {x:g}" for x, y, *_ in points] for points in (line.points, line.published))
+            ours, papers = map(", ".join, both)
+            return f"{line.label}: ours {ours or 'not run'}, the paper's {papers}"
+        if self.logarithmic:
+            return f"{line.label} is highest at {max(line.points, key=_height)[0]:g}"
+        papers = "".join(f", the paper's at {mean:.1f}" for _, mean, _ in line.published)
+        return f"{line.label} ends at {line.points[-1][1]:.1f}{papers}"
 
 
 @dataclass(frozen=True)
@@ -93,6 +113,8 @@ class Section:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
     plots: tuple[Plot, ...] = ()
+    brief: str = ""
+    """Short title, for the overview."""
 
     @property
     def known(self) -> bool:
@@ -111,6 +133,29 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """A claim in one line, with its verdict."""
+
+    sign: str
+    """Mark of the verdict, readable without colour."""
+    says: str
+    verdict: Cell
+    extent: str
+    """How much of it was tested."""
+    link: str
+    """Anchor of the details."""
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Summary of a report, to be read in a minute; its grid shows the rows of the sections that have an agreement."""
+
+    says: str
+    findings: tuple[Finding, ...]
+    plots: tuple[Plot, ...] = ()
+
+
+@dataclass(frozen=True)
 class Document:
     """A whole report."""
 
@@ -120,6 +165,7 @@ class Document:
     legend: tuple[str, ...] = ()
     """How to read the tables."""
     drawings: tuple[Drawing, ...] = ()
+    overview: Overview | None = None
 
 
 def _height(point: tuple[float, float]) -> float:

@@ -1,4 +1,4 @@
-"""A report as files: one HTML page, Markdown and LaTeX."""
+"""A report as files: one HTML page, Markdown, LaTeX and a picture of its grid."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from pathlib import Path
 
 from quasiglobal.common.files import replacing
 from quasiglobal.report.document import Document
+from quasiglobal.report.grid import grid
 from quasiglobal.report.latex import latex
 from quasiglobal.report.markdown import markdown
 from quasiglobal.report.page import page
 
-FORMATS = {"html": ("index.html", page), "markdown": ("tables.md", markdown), "latex": ("tables.tex", latex)}
+FORMATS = {
+    "html": ("index.html", page), "markdown": ("tables.md", markdown), "latex": ("tables.tex", latex),
+    "svg": ("grid.svg", grid),
+}
 """The file of each format, and the function that renders it."""
 
 

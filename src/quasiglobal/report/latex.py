@@ -10,7 +10,7 @@ SIGNS = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", "±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "β": r"$\beta$", "τ": r"$\tau$", "μ": r"$\mu$",
-    "²": "$^2$", "₊": "$_+$", "⋆": r"$\star$", "“": "``", "”": "''",
+    "²": "$^2$", "₊": "$_+$", "⋆": r"$\star$", "∞": r"$\infty$", "“": "``", "”": "''",
 }
 """LaTeX source of characters that pdflatex treats as special or does not know."""
 

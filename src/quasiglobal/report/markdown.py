@@ -21,7 +21,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def markdown(document: Document) -> str:
     """Render a whole report."""
-    paragraphs = [f"# {escaped(document.title)}", *map(escaped, document.says)]
+    headline = (document.overview.says,) if document.overview else ()
+    paragraphs = [f"# {escaped(document.title)}", *map(escaped, (*headline, *document.says))]
     for section in document.sections:
         paragraphs += [f"## {escaped(section.title)}", escaped(section.says), _rows(section)]
         paragraphs += [escaped(note) for note in section.notes]

@@ -1,10 +1,11 @@
-"""Noise of score differences: Welch's test from means, standard deviations and numbers of seeds."""
+"""Noise of score differences: seed by seed if the sides share their partitions, otherwise Welch's test."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 LEVEL = 0.05
 """Significance level: how often scores with equal true means are called different."""
@@ -14,7 +15,9 @@ EXPLANATION = (
     "k seeds and t Student's 97.5 % quantile at Welch's degrees of freedom: scores that are the same in truth pass at "
     "least 19 times in 20. Three seeds each leave 2 to 4 degrees of freedom, so t is 4.3 to 2.8, not 2. A score of one "
     "seed, or one without a standard deviation, borrows that of the scores it is compared with; of fewer than three "
-    "seeds the noise is so large that being within it says nothing."
+    "seeds the noise is so large that being within it says nothing. Our runs of the same seed share its partition of "
+    "the data, so two methods of ours are compared on each seed that both have: s is the standard deviation of these k "
+    "differences, and t has k − 1 degrees of freedom. Of one seed the noise is unknown."
 )
 
 
@@ -25,6 +28,34 @@ class Sample:
     mean: float
     std: float | None
     seeds: int
+    by_seed: Mapping[int, float] = field(default_factory=dict)
+    """Score of each seed, if known."""
+    partition: Hashable = None
+    """Identifies the partitions that the seeds draw; None if unknown."""
+
+
+def paired(terms: Sequence[tuple[float, Sample]]) -> list[tuple[float, Sample]]:
+    """Terms of the same partition become one: their weighted sum on each seed that all of them have.
+
+    >>> high = Sample(82.0, 2.0, 3, {0: 84.0, 1: 82.0, 2: 80.0}, "alpha = 0.1")
+    >>> low = Sample(80.0, 2.0, 2, {0: 81.0, 1: 79.0}, "alpha = 0.1")
+    >>> ((_, found),) = paired([(1, high), (-1, low)])
+    >>> found.mean, found.std, found.seeds
+    (3.0, 0.0, 2)
+    """
+    groups: dict[Hashable, list[tuple[float, Sample]]] = {}
+    for k, (factor, sample) in enumerate(terms):
+        groups.setdefault(k if sample.partition is None else (sample.partition,), []).append((factor, sample))
+    found: list[tuple[float, Sample]] = []
+    for group in groups.values():
+        seeds = set.intersection(*(set(sample.by_seed) for _, sample in group))
+        if len(group) == 1 or not seeds:
+            found += group
+            continue
+        sums = [sum(factor * sample.by_seed[seed] for factor, sample in group) for seed in sorted(seeds)]
+        std = statistics.stdev(sums) if len(sums) > 1 else None
+        found.append((1.0, Sample(statistics.fmean(sums), std, len(sums))))
+    return found
 
 
 def difference(terms: Sequence[tuple[float, Sample]]) -> float:

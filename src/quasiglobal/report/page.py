@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from html import escape
 from importlib import resources
 
-from quasiglobal.report.document import Cell, Column, Document, Drawing, Row, Section
+from quasiglobal.report.document import Cell, Column, Document, Drawing, Finding, Row, Section
+from quasiglobal.report.grid import gridded, page_grid, theme
 from quasiglobal.report.svg import figure, palette
 
 
@@ -24,7 +25,7 @@ def page(document: Document) -> str:
 <link rel="icon" href="data:,">
 <title>{title}</title>
 <style>
-{style}{palette()}
+{theme()}{style}{palette()}
 {dark}
 </style>
 </head>
@@ -32,11 +33,8 @@ def page(document: Document) -> str:
 <header>
 <h1>{title}</h1>
 {_paragraphs(document.says)}
-<p><a href="#legend">How to read it</a></p>
-<ul class="overview">
-{_lines(_overview(section) for section in document.sections)}
-{_lines(f'<li><a href="#{one.anchor}">{escape(one.title)}</a><span>figure</span></li>' for one in document.drawings)}
-</ul>
+{_overview(document) if document.overview else ""}
+<nav aria-label="Contents">{_contents(document)}</nav>
 </header>
 <div class="bar"><form>
 <label>Algorithm <select id="algorithm" autocomplete="off">{_algorithms(document)}</select></label>
@@ -57,9 +55,34 @@ def page(document: Document) -> str:
 """
 
 
-def _overview(section: Section) -> str:
-    done = sum(row.known for row in section.rows)
-    return f'<li><a href="#{section.anchor}">{escape(section.title)}</a><span>{done} of {len(section.rows)}</span></li>'
+def _overview(document: Document) -> str:
+    """The grid of all cells, the claims in a line each, and the published figures beside ours."""
+    overview = document.overview
+    assert overview
+    figures = f'<div class="plots">\n{_lines(map(figure, overview.plots))}\n</div>'
+    plots = f"<h2>The paper's figures, with our results over them</h2>\n{figures}" if overview.plots else ""
+    return f"""<p class="headline">{escape(overview.says)}</p>
+{page_grid(document)}
+<h2>What the paper claims, and whether it holds in our runs</h2>
+<ul class="findings">
+{_lines(map(_finding, overview.findings))}
+</ul>
+{plots}"""
+
+
+def _finding(one: Finding) -> str:
+    sign = f'<span class="{one.verdict.mark}" aria-hidden="true">{escape(one.sign)}</span>'
+    verdict = f'<span class="{one.verdict.mark}">{escape(one.verdict.text)}</span>'
+    link = f'<a href="#{escape(one.link)}">{_unbroken(one.says)}</a>'
+    return f'<li>{sign}{link}{verdict}<span class="soft">{escape(one.extent)}</span></li>'
+
+
+def _contents(document: Document) -> str:
+    """Links to the parts that the overview does not link to."""
+    linked = gridded(document) if document.overview else []
+    titles = {section.anchor: section.title for section in document.sections if section not in linked}
+    titles |= {one.anchor: one.title for one in document.drawings} | {"legend": "How to read it"}
+    return " · ".join(f'<a href="#{anchor}">{escape(title)}</a>' for anchor, title in titles.items())
 
 
 def _algorithms(document: Document) -> str:
@@ -104,7 +127,9 @@ def _head(column: Column) -> str:
 
 def _row(row: Row, columns: tuple[Column, ...]) -> str:
     cells = "".join(_cell(cell, column) for cell, column in zip(row.cells, columns, strict=True))
-    return f'<tr role="row" data-algorithm="{escape(row.algorithm)}"{"" if row.known else " class=absent"}>{cells}</tr>'
+    anchor = f' id="{escape(row.anchor)}"' if row.anchor else ""
+    known = "" if row.known else " class=absent"
+    return f'<tr role="row"{anchor} data-algorithm="{escape(row.algorithm)}"{known}>{cells}</tr>'
 
 
 def _cell(cell: Cell, column: Column) -> str:

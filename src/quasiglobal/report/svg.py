@@ -19,25 +19,35 @@ SHADES = tuple(dict.fromkeys([*CYCLE, *COLOURS.values()]))
 def figure(plot: Plot) -> str:
     """Render a plot as an HTML figure with a legend and a text alternative for screen readers."""
     shades = _shades(plot.lines)
-    across = _scale([x for line in plot.lines for x, _ in line.points], LEFT, WIDTH - RIGHT, plot.logarithmic)
+    places = sorted({x for line in plot.lines for x, *_ in (*line.points, *line.published)})
+    spread = SPREAD if plot.beside_paper else 0
+    inset = spread * len(plot.lines)
+    across = _scale(places, LEFT + inset, WIDTH - RIGHT - inset, plot.logarithmic)
     heights = [y for line in plot.lines for _, y in line.points]
     heights += [y for line in plot.lines for pair in line.band for y in pair]
+    heights += [y for line in plot.lines for _, mean, std in line.published for y in (mean - std, mean + std)]
     up = _scale(heights, HEIGHT - BOTTOM, TOP, False)
-    rates = sorted({x for line in plot.lines for x, _ in line.points})
-    marks = rates if plot.logarithmic else _round_numbers(min(rates), max(rates))
+    marks = places if plot.logarithmic else _round_numbers(min(places), max(places))
+    shifts = [spread * (2 * k - len(plot.lines) + 0.5) for k in range(len(plot.lines))]
     levels = _round_numbers(min(heights), max(heights))
     parts = [
-        *(f'<path class="grid" d="M{LEFT} {up(y):.1f}H{WIDTH - RIGHT}"/>' for y in levels),
+        *(f'<path class="axis" d="M{LEFT} {up(y):.1f}H{WIDTH - RIGHT}"/>' for y in levels),
         *(f'<text x="{LEFT - 6}" y="{up(y) + 4:.1f}" text-anchor="end">{y:g}</text>' for y in levels),
         *(f'<text x="{across(x):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{x:g}</text>' for x in marks),
         f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 4}" text-anchor="middle">{escape(plot.x)}</text>',
-        *(_curve(line, shade, across, up) for line, shade in zip(plot.lines, shades, strict=True)),
+        *(
+            _published(line, shade, _moved(across, shift), up)
+            + _curve(line, shade, _moved(across, shift + spread), up)
+            for line, shade, shift in zip(plot.lines, shades, shifts, strict=True)
+        ),
     ]
     keys = "".join(
         f'<li><svg class="key {shade}" viewBox="0 0 26 6" aria-hidden="true"><path class="line" d="M0 3H26"/></svg>'
         f"{escape(line.label)}</li>"
         for line, shade in zip(plot.lines, shades, strict=True)
     )
+    if any(line.published for line in plot.lines):
+        keys += f'<li class="soft">{HOLLOW}the paper</li>'
     name = escape(plot.anchor)
     return (
         f'<figure id="{name}"><figcaption>{escape(plot.title)} <span>{escape(plot.y)}</span></figcaption>\n'
@@ -45,6 +55,16 @@ def figure(plot: Plot) -> str:
         f'<title id="{name}-title">{escape(plot.title)}</title><desc id="{name}-desc">{escape(plot.description)}</desc>'
         f'{"".join(parts)}</svg>\n<ul class="keys">{keys}</ul></figure>'
     )
+
+
+SPREAD = 4
+"""Pixels between the points of a place, where scores are compared with published ones."""
+
+HOLLOW = (
+    '<svg class="key published shade-none" viewBox="0 0 26 6" aria-hidden="true"><path class="line" d="M0 3H26"/>'
+    '<circle cx="13" cy="3" r="3"/></svg>'
+)
+"""Legend entry of published scores."""
 
 
 def palette(lighter: bool = False) -> str:
@@ -68,17 +88,45 @@ def _shades(lines: Sequence[Line]) -> list[str]:
     return [own[k] if k in own else next(free) for k in range(len(lines))]
 
 
+def _published(line: Line, shade: str, across: Axis, up: Axis) -> str:
+    """Published scores: hollow dots with bars, joined by a dotted line."""
+    if not line.published:
+        return ""
+    points = [(across(x), up(mean)) for x, mean, _ in line.published]
+    bars = "".join(_bar(across(x), up(mean - std), up(mean + std)) for x, mean, std in line.published)
+    return f'<g class="{shade} published"><path class="line" d="{_path(points)}"/>{bars}{_dots(points)}</g>'
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _bar(x: float, low: float, high: float) -> str:
+    return f'<path class="bar-of" d="M{x:.1f} {low:.1f}V{high:.1f}"/>'
+
+
+def _dots(points: Sequence[tuple[float, float]]) -> str:
+    return "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points)
+
+
 def _curve(line: Line, shade: str, across: Axis, up: Axis) -> str:
+    if not line.points:
+        return ""
     points = [(across(x), up(y)) for x, y in line.points]
-    path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    if line.dots:
+        bars = "".join(_bar(x, up(low), up(high)) for (x, _), (low, high) in zip(points, line.band, strict=False))
+        return f'<g class="{shade}"><path class="line" d="{_path(points)}"/>{bars}{_dots(points)}</g>'
     band = ""
     if line.band:
         places = [x for x, _ in points]
         edge = [(x, up(low)) for x, (low, _) in zip(places, line.band, strict=True)]
         edge += [(x, up(high)) for x, (_, high) in reversed(list(zip(places, line.band, strict=True)))]
         band = f'<path class="band" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in edge)}Z"/>'
-    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points) if line.dots else ""
-    return f'<g class="{shade}">{band}<path class="line" d="{path}"/>{dots}</g>'
+    return f'<g class="{shade}">{band}<path class="line" d="{_path(points)}"/></g>'
+
+
+def _moved(axis: Axis, by: float) -> Axis:
+    return lambda value: axis(value) + by
 
 
 def _scale(values: Sequence[float], start: float, end: float, logarithmic: bool) -> Axis:

@@ -72,12 +72,12 @@ def legend_entries(axes: Sequence[Axes]) -> tuple[list[Artist], list[str]]:
 
 
 def score_rows(found: Sequence[Outcome]) -> list[dict[str, object]]:
-    """One row per cell: our score and the paper's."""
+    """One row per cell: our score after the last epoch and of the best, and the paper's."""
     rows: list[dict[str, object]] = []
     for one in found:
         values: dict[str, object] = {"row": str(one.cell.row), "column": str(one.cell.column)}
         values |= {"lr": one.experiment.lr, "seeds": len(one.runs)}
-        for whose, score in (("ours", one.ours()), ("paper", one.cell.score)):
+        for whose, score in (("ours", one.ours()), ("best", one.ours("best")), ("paper", one.cell.score)):
             values |= {whose: score.mean if score else None, f"{whose}_std": score.std if score else None}
         rows.append(values)
     return rows
