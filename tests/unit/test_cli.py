@@ -1,6 +1,7 @@
 """The command line: output, exit status and error messages."""
 
 import json
+import logging
 import subprocess
 import sys
 
@@ -203,6 +204,20 @@ def test_a_trial_that_diverged_on_another_machine_does_not_stop_the_watching(tmp
     with watcher("plain") as watch:
         watch(runs, [run.read_records()[-1] for run in runs])
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")] == said
+
+
+def test_log_lines_are_printed_while_runs_are_watched(capsys):
+    logger = logging.getLogger("quasiglobal")
+    with watcher("plain"):
+        logger.info("compiling a network")
+        logger.debug("a detail")
+        logger.warning("a slow network")
+    logger.info("nobody watches")
+    shown = capsys.readouterr()
+    assert shown.out.split("\n", 1)[0] == "compiling a network"
+    assert "detail" not in shown.out
+    assert "nobody" not in shown.out
+    assert "a slow network" in shown.err
 
 
 def test_brackets_in_a_name_are_not_markup(monkeypatch, capsys, tmp_path):

@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -153,8 +153,32 @@ def watcher(log: str, runs: int | None = None) -> Iterator[Watcher]:
                 speed, so_far = f"{record['images_per_second']:,.0f} examples/s", f"; {whole}" if whole else ""
                 console.print(f"epoch {record['epoch']}: {text}, {speed}{so_far}")
 
-        with _preparing(progress, bar):
+        with _preparing(progress, bar), nullcontext() if log == "json" else _log_lines(to):
             yield watch
+
+
+@contextmanager
+def _log_lines(logger: logging.Logger) -> Iterator[None]:
+    """Print what the library logs, such as the compilation of a network, above the progress bar."""
+    handler, level = LogLines(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class LogLines(logging.Handler):
+    """A log handler that prints information on the console; warnings go where they go without a handler."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line."""
+        if record.levelno < logging.WARNING:
+            console.print(record.getMessage(), soft_wrap=True)
+        elif logging.lastResort:
+            logging.lastResort.handle(record)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,9 @@ class Images:
         channels = (-1,) + (1,) * (len(self.stored) - 1)
         self.mean = torch.tensor(mean, dtype=dtype, device=device).view(channels) * scale
         self.std = torch.tensor(std, dtype=dtype, device=device).view(channels) * scale
+        boxed = self.augmentation == "resize-crop" and self.moving
+        self.by_kernel = self.x.is_cuda and x.ndim == 4 and dtype == torch.float32 and not boxed and _has_triton()
+        """Whether one kernel shows a batch."""
 
     def framed(self, x: Tensor) -> Tensor:
         """Stored images with the border from which they are cropped, or without the border that is never shown."""
@@ -93,6 +97,11 @@ class Images:
 
     def show(self, index: Tensor, flip: Tensor | None = None, place: Tensor | None = None) -> Tensor:
         """The images at these indices, [..., C, H, W], augmented as drawn, as model input."""
+        if self.by_kernel:
+            from quasiglobal.data.image_kernel import show
+
+            size = self.x.shape[1:] if flip is None else self.stored
+            return show(self.x, size, self.mean, self.std, index, flip, place)
         if flip is None or place is None:
             pixels = self.x[index]
         elif self.augmentation == "flip-crop":
@@ -131,6 +140,10 @@ class Images:
         return self.x[
             index[..., None, None, None], channels, rows[..., None, :, None], columns[..., None, None, :]
         ]
+
+
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def random_boxes(rng: np.random.Generator, count: int, height: int, width: int) -> NDArray[np.int64]:

@@ -101,7 +101,8 @@ class Program:
         self.model = model or networks.stacked(recomputing=recomputing, long=long)
         if self._fused and device.type == "cuda":
             self.model.route.fuses = True
-            if task.data.pad is None:                       # texts have other shapes in each batch
+            by_kernel = getattr(self.feed.inputs, "by_kernel", False)
+            if task.data.pad is None and not by_kernel:     # texts have other shapes in each batch
                 self.feed.show = Fused(self.feed.show)
         self.evaluation = Evaluation(task, self.model, device, networks.dtype)
 

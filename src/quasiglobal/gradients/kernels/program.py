@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -92,6 +92,12 @@ class StackedProgram:
             self.segments = {one.nodes[0]: one for one in found if one.is_worth_compiling}
 
     @property
+    def parts(self) -> str:
+        """What there is to compile, in words."""
+        count = sum("place" in node.meta or "pools" in node.meta for node in self.program.graph.nodes)
+        return f"kernels for {count} operations, {len(self.segments)} groups of other operations"
+
+    @property
     def gains(self) -> bool:
         """Whether the kernels compute some convolution, and no operation depends on the memory layout of tensors."""
         return self.convolves and not self.strided
@@ -114,8 +120,7 @@ class StackedProgram:
         leaves = {name: value.detach().requires_grad_() for name, value in self.layout.views(x).items()}
         for region in self.regions:
             region.open(x)
-        run = AllModels(self.program, self.regions, self.segments, self.compiled, x[:, :0]).run
-        outputs, after = run(leaves, buffers, inputs)
+        outputs, after = self._all_models(x).run(leaves, buffers, inputs)
         after = {name: value.detach() for name, value in after.items()}
 
         def gradient(number: Tensor) -> Tensor:
@@ -131,6 +136,18 @@ class StackedProgram:
             return g
 
         return outputs, after, gradient
+
+    def compile_segments(self, x: Tensor, calls: Iterable[tuple[Segment, Sequence[Tensor]]]) -> None:
+        """Compile the segments of these calls, forward and backward."""
+        run = self._all_models(x)
+        for segment, values in calls:
+            own = [value.detach().requires_grad_(value.requires_grad) for value in values]
+            results = run.compute(segment, own)
+            if numbers := [one.float().sum() for one in results if isinstance(one, Tensor) and one.requires_grad]:
+                torch.stack(numbers).sum().backward()  # type: ignore[no-untyped-call]
+
+    def _all_models(self, x: Tensor) -> AllModels:
+        return AllModels(self.program, self.regions, self.segments, self.compiled, x[:, :0])
 
     def _place(self, x: Tensor) -> None:
         """Assign the parameters of each kernel operation to a region."""
@@ -233,7 +250,9 @@ class AllModels(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         node: Any = n
         if node in self.segments:
-            self._run_compiled(self.segments[node])
+            segment = self.segments[node]
+            results = self.compute(segment, [self.env[one] for one in segment.inputs])
+            self.ready = dict.fromkeys(segment.nodes) | dict(zip(segment.results, results, strict=True))
         if node in self.ready:
             return self.ready.pop(node)
         if node.op != "call_function" or _is_alike(node):
@@ -257,8 +276,8 @@ class AllModels(fx.Interpreter):
         dims = (0, *(0 if one.meta["stacked"] else None for one in inputs))
         return vmap(of_one, in_dims=dims, randomness="different")(self.models, *(env[one] for one in inputs))
 
-    def _run_compiled(self, segment: Segment) -> None:
-        """Run all operations of a segment as one compiled function."""
+    def compute(self, segment: Segment, values: list[Any]) -> list[Any]:
+        """The results of a segment, by one compiled function."""
         def of_all(*values: Any) -> list[Any]:
             env = dict(zip(segment.inputs, values, strict=True))
             node: Any
@@ -267,8 +286,8 @@ class AllModels(fx.Interpreter):
                 env[node] = node.target(*given[0], **given[1]) if _is_alike(node) else self._vectorised(node, env)
             return [env[node] for node in segment.results]
 
-        results = self.compiled(segment, of_all, [self.env[node] for node in segment.inputs])
-        self.ready = dict.fromkeys(segment.nodes) | dict(zip(segment.results, results, strict=True))
+        results: list[Any] = self.compiled(segment, of_all, values)
+        return results
 
     def _by_kernel(self, node: fx.Node, x: Tensor, *rest: Any) -> Any:
         if node.target is NORMALISE:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from quasiglobal.gradients.compiling import Fused
 from quasiglobal.gradients.kernels.program import StackedProgram, stacked_program
+from quasiglobal.gradients.kernels.rehearsal import rehearse
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree, in_dtype
 from quasiglobal.gradients.routes import Compiled
+from quasiglobal.metrics import accuracy
+
+MOST_CLASSES = 1024
+"""Classes above which the loss has no kernel: there, a program has all classes of an example."""
 
 
 class Kernels(Compiled):
@@ -29,7 +35,7 @@ class Kernels(Compiled):
             return super().gradients(x, buffers, inputs, targets)
         with self.one.autocast(x.device):
             outputs, after, gradient = program(x, buffers, inputs)
-        losses, right = (self.fused_score if self.fuses else self.score)(in_dtype(outputs, x.dtype), targets)
+        losses, right = self._score(in_dtype(outputs, x.dtype), targets)
         return Gradients(losses.detach(), right, gradient(losses.sum()), after)
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
@@ -45,6 +51,25 @@ class Kernels(Compiled):
             outputs, _, _ = program(models, own, shown)
         return tree_map(lambda values: values.view(len(x), batches, *values.shape[1:]), outputs)
 
+    def _score(self, outputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+        """Each model's loss and accuracy: by a kernel for the usual ones; others are compiled if that pays off."""
+        if self._scores_by_kernel(outputs, targets):
+            from quasiglobal.gradients.kernels.cross_entropy import CrossEntropy
+
+            losses, right = CrossEntropy.apply(outputs, targets)  # type: ignore[no-untyped-call]
+            return losses, right
+        losses, right = (self.fused_score if self.fuses else self.score)(outputs, targets)
+        return losses, right
+
+    def _scores_by_kernel(self, outputs: Tree, targets: Tree) -> bool:
+        """Whether these are class outputs [n, b, c] and classes [n, b], for cross-entropy and accuracy."""
+        if self.one.loss is not nn.functional.cross_entropy or self.one.right is not accuracy:
+            return False
+        if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.ndim != 3:
+            return False
+        typed = outputs.is_cuda and outputs.dtype == torch.float32 and targets.dtype == torch.int64
+        return typed and outputs.shape[:2] == targets.shape and 1 < outputs.shape[2] <= MOST_CLASSES
+
     def _stacked(self, x: Tensor, buffers: Buffers, inputs: Tree) -> StackedProgram | None:
         """The program for a shape, built at its first call; None if none can be built."""
         if not self._are_images(inputs):
@@ -52,7 +77,11 @@ class Kernels(Compiled):
         module = self.one.module
         key = (module.training, inputs.shape, inputs.dtype)
         if key not in self.programs:
-            self.programs[key] = stacked_program(module, self.one.layout, x, buffers, inputs)
+            program = stacked_program(module, self.one.layout, x, buffers, inputs)
+            if program is not None and x.is_cuda:
+                with self.one.autocast(x.device):
+                    rehearse(program, type(module).__name__, x, buffers, inputs)
+            self.programs[key] = program
         return self.programs[key]
 
     def _are_images(self, inputs: Tree) -> bool:

@@ -66,11 +66,16 @@ class CompiledSegments:
 
     def __init__(self) -> None:
         self._programs: dict[object, Callable[..., Any]] = {}
+        self.postponed: list[tuple[Segment, Sequence[Any]]] | None = None
+        """Calls in a rehearsal (`rehearsal.py`), which are not compiled yet; None in any other run."""
 
     def __call__(
         self, segment: Segment, function: Callable[..., Any], values: Sequence[Any]
     ) -> Any:
         """Call `function`, which computes the segment's results from `values`, compiled at the first call."""
+        if self.postponed is not None:
+            self.postponed.append((segment, values))
+            return function(*values)
         like = tuple((value.dtype, value.stride(), value.requires_grad) for value in values)
         key = segment.key, like
         if key not in self._programs:

@@ -1,0 +1,99 @@
+"""Compile a program at once, before its first step.
+
+Triton compiles a kernel at its first launch: dozens of kernels of a network one after the other, half a second each. In
+a rehearsal the program runs on zeros, and a launch only submits its kernel to a pool of threads. Most of the compiler's
+time is outside of Python, so the threads use all cores. Meanwhile the rehearsal compiles the segments.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Timer, get_ident
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from quasiglobal.gradients.kernels.program import StackedProgram
+    from quasiglobal.gradients.kernels.segments import Segment
+
+log = logging.getLogger("quasiglobal")
+
+QUICK = 1.0
+"""Seconds that a rehearsal takes at most if all is found in the caches on disk; after these, a line is logged."""
+
+
+def rehearse(program: StackedProgram, name: str, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> None:
+    """Compile a program for arguments like these, and log it under the network's `name` if that takes a while.
+
+    Nothing is lost if the rehearsal fails: the rest is compiled when it is first called.
+    """
+    import triton
+
+    if not hasattr(triton, "AsyncCompileMode"):             # Triton before 3.5
+        return
+    text = f"compiling {name} for {len(x)} models: {program.parts}; later starts find them in the cache"
+    line = Timer(QUICK, log.info, [text])
+    line.start()
+    try:
+        with (
+            ThreadPoolExecutor() as pool,
+            triton.AsyncCompileMode(pool, ignore_errors=True),
+            torch.random.fork_rng([x.device] if x.is_cuda else []),
+        ):
+            calls = _run_without_kernels(program, x, buffers, inputs)
+            program.compile_segments(x, calls)              # while the threads compile the kernels
+    except Exception as error:
+        log.debug(f"the rehearsal of {name} failed: {error!r}")
+    finally:
+        line.cancel()
+
+
+def _run_without_kernels(
+    program: StackedProgram, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
+) -> list[tuple[Segment, Sequence[Tensor]]]:
+    """Run the forward pass, and the backward pass if gradients are enabled; return the calls of segments."""
+    calls: list[tuple[Segment, Sequence[Tensor]]] = []
+    program.compiled.postponed = calls
+    # Triton's compilation is of one thread, so the backward pass may not have its own.
+    with torch.autograd.set_multithreading_enabled(False), _launches_only_compile(), _zeros():
+        try:
+            outputs, _, gradient = program(x, buffers, inputs)
+            leaves = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
+            total = torch.stack([one.float().sum() for one in leaves]).sum()
+            if total.requires_grad:
+                gradient(total)
+        finally:
+            program.compiled.postponed = None
+    return calls
+
+
+@contextmanager
+def _launches_only_compile() -> Iterator[None]:
+    """Let launches by this thread compile their kernel, and do no more."""
+    from triton.runtime.jit import JITFunction
+
+    run, here = JITFunction.run, get_ident()
+
+    def compiling(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return run(kernel, *arguments, grid=grid, warmup=warmup or get_ident() == here, **options)
+
+    with patch.object(JITFunction, "run", compiling):
+        yield
+
+
+@contextmanager
+def _zeros() -> Iterator[None]:
+    """Fill new memory, which no kernel fills now, with zeros: other operations may use it, say as indices."""
+    with (
+        patch.object(torch, "empty", torch.zeros),
+        patch.object(torch, "empty_like", torch.zeros_like),
+        patch.object(Tensor, "new_empty", Tensor.new_zeros),
+    ):
+        yield
