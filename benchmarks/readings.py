@@ -2,6 +2,7 @@
 
     python benchmarks/readings.py docs/results/runs --runs runs --data-dir data      # train what is missing, on a GPU
     python benchmarks/readings.py docs/results/runs --runs runs --show               # the table of what was trained
+    python benchmarks/readings.py … --every-epoch '*-qg-dsgdm-n-ring16-a0.1-s[01]-*'   # test two runs in every epoch
 
 The first folder has the runs of `evonorm-released`, whose tuned learning rates are used.
 """
@@ -12,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from quasiglobal.paper.readings import ScoreReadings
-from quasiglobal.paper.readings_table import experiments, table
+from quasiglobal.paper.readings_table import experiments, table, table_of_more_tests
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunStore
@@ -24,12 +25,19 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--every-epoch", nargs="+", default=[], metavar="GLOB",
+        help="also test the runs with these names in every epoch, to measure what more tests add to the best",
+    )
     parser.add_argument("--show", action="store_true", help="train nothing")
     chosen = parser.parse_args()
     if not chosen.show:
         options = Options(runs=chosen.runs, data_dir=chosen.data_dir, seeds=1)
-        train(experiments(RunStore.read(chosen.tuned), chosen.seeds), options, callbacks=[ScoreReadings()])
-    print(table(RunStore.read(chosen.runs)))
+        scores = ScoreReadings(chosen.every_epoch)
+        train(experiments(RunStore.read(chosen.tuned), chosen.seeds), options, callbacks=[scores])
+    store = RunStore.read(chosen.runs)
+    print(table(store))
+    print(table_of_more_tests(store))
 
 
 if __name__ == "__main__":

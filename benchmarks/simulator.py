@@ -151,7 +151,7 @@ def centralized(task: Task, experiment: Experiment, device: torch.device, steps:
     optimizer = torch.optim.SGD(
         model.parameters(), lr=torch.tensor(0.1), momentum=0.9, nesterov=True, weight_decay=1e-4, fused=True
     )
-    feed.load(0)
+    feed.load([0])
     drawn, at = feed.plan.epoch(0, device), feed.counter
     total, right = (torch.zeros((), device=device) for _ in range(2))
     scores = compiled(scores_of(task, model, experiment), device)

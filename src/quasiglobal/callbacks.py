@@ -173,7 +173,7 @@ class KeepBest:
                 path = _note(folder, node)
                 if path.exists():
                     note = read_json(path)
-                    if note["epoch"] <= run.epoch:
+                    if note["epoch"] <= run.epochs_of(k):
                         self.best[k][node] = note["epoch"], note["value"]
 
     def on_epoch(self, run: Any) -> None:
@@ -188,14 +188,15 @@ class KeepBest:
                 (node, value) for node, value in zip(nodes, values, strict=False)
                 if node not in self.best[k] or score.worth(value) > score.worth(self.best[k][node][1])
             ]
-            rows = run.program.rows_of(k) if better else {}
+            rows = run.rows_of(k) if better else {}
             for node, value in better:
-                self.best[k][node] = run.epoch, value
+                self.best[k][node] = record["epoch"], value
                 state = complete_state(run.program.task.module(0), rows, run.program.layout, nodes.index(node))
                 if run.folders:
                     path = _note(run.folders[k], node)
                     write_tensors(path.with_suffix(".safetensors"), state)
-                    write_json(path, {"node": node, "epoch": run.epoch, "metric": score.name, "value": _cell(value)})
+                    note = {"node": node, "epoch": record["epoch"], "metric": score.name, "value": _cell(value)}
+                    write_json(path, note)
                 else:
                     self.models[k][node] = state
 
@@ -230,7 +231,7 @@ class EarlyStopping:
 
 
 def _experiment(run: Any, k: int) -> Any:
-    return run.program.experiments[k]
+    return run.experiments[k]
 
 
 def _name(run: Any, k: int) -> str:

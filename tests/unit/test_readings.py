@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
-from small_runs import SHORT, settled
+from small_runs import SHORT, assert_same_run, settled
 
 import quasiglobal as qg
 from quasiglobal.common.files import write_lines
 from quasiglobal.paper.readings import FILE, READINGS, ScoreReadings, last_and_best, read_readings
-from quasiglobal.paper.readings_table import experiments, table
+from quasiglobal.paper.readings_table import experiments, table, table_of_more_tests
 from quasiglobal.runs.local import train
 from quasiglobal.runs.store import RunFolder, RunStore
 
@@ -19,7 +19,7 @@ ONE = replace(SHORT, model="resnet8", norm="evonorm-running", width=0.25, epochs
 def test_each_reading_scores_as_a_run_with_its_norm(tmp_path):
     """Training is the same for all norms, so a run with a reading's norm ends with the same weights and its score."""
     (run,) = train(ONE, settled(tmp_path / "all"), callbacks=[ScoreReadings()])
-    lines = read_readings(run.folder)
+    lines = read_readings(run)
     assert [line["epoch"] for line in lines] == [1, 2]
     for name, norm in READINGS.items():
         (own,) = train(replace(ONE, norm=norm), settled(tmp_path / norm))
@@ -28,6 +28,21 @@ def test_each_reading_scores_as_a_run_with_its_norm(tmp_path):
             assert line[f"{name}_averaged"] == pytest.approx(record["accuracy_averaged"], abs=1e-6)
         assert last_and_best(lines, name)[1] == max(line[name] for line in lines)
     assert len({tuple(line[name] for line in lines) for name in READINGS}) > 1
+
+
+def test_chosen_runs_are_tested_in_every_epoch_and_stay_the_same_runs(tmp_path):
+    one = replace(ONE, topology="ring:3", epochs=3, eval_every=2, steps=2)
+    both = [one, one.with_seed(1)]
+    plain = train(both, settled(tmp_path / "plain"), callbacks=[ScoreReadings()])
+    often = train(both, settled(tmp_path / "often"), callbacks=[ScoreReadings(["*-s1-*"])])
+    for usual, run, tested in zip(plain, often, ([2, 3], [1, 2, 3]), strict=True):
+        assert_same_run(usual, run)
+        assert run.folder.name == usual.folder.name
+        assert [line["epoch"] for line in read_readings(run, every_epoch=True)] == tested
+        assert read_readings(run) == read_readings(usual)
+    assert table_of_more_tests(RunStore.read(tmp_path / "plain")) == ""
+    assert "-s1-" in table_of_more_tests(RunStore.read(tmp_path / "often"))
+    assert "-s0-" not in table_of_more_tests(RunStore.read(tmp_path / "often"))
 
 
 def test_the_table_of_readings_measures_deviations_in_units_of_the_noise(tmp_path):
@@ -41,8 +56,8 @@ def test_the_table_of_readings_measures_deviations_in_units_of_the_noise(tmp_pat
             folder.finish("finished", {})
             wrong = 0.01 * one.seed
             write_lines(folder.folder / FILE, [
-                {"epoch": 1, "batch": 0.95 - wrong, "hybrid": 0.9128, "running": 0.5},
-                {"epoch": 2, "batch": 0.90 - wrong, "hybrid": 0.9128, "running": 0.5},
+                {"epoch": 290, "batch": 0.95 - wrong, "hybrid": 0.9128, "running": 0.5},
+                {"epoch": 300, "batch": 0.90 - wrong, "hybrid": 0.9128, "running": 0.5},
             ])
     *_, row, total = table(RunStore.read(tmp_path / "runs")).strip().splitlines()
     assert "91.28 ± 0.38 | 89.50 ± 0.71 (2) | 94.50 ± 0.71 (2) | 91.28 ± 0.00 (2)" in row

@@ -12,6 +12,7 @@ from quasiglobal.data.sources import load
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.local import train
 from quasiglobal.runs.store import RunFolder
+from quasiglobal.runs.utilisation import utilisation
 from quasiglobal.training.program import Program
 
 
@@ -94,9 +95,60 @@ def test_partitions_whose_epochs_differ_do_not_share_a_program(tmp_path):
         Program(task, settings[:2], CPU)
 
 
-def test_a_row_that_diverged_is_not_watched_any_more(tmp_path):
+def test_a_run_that_diverged_leaves_its_program_and_changes_no_other(tmp_path, monkeypatch):
+    rows, regroup = [], Program.regroup
+
+    def noted(program, *arguments):
+        regroup(program, *arguments)
+        rows.append(program.state.x.shape[0])
+
+    monkeypatch.setattr(Program, "regroup", noted)
+    good = replace(SHORT, precision="fp64", warmup=0.0, steps=2)
+    settings = [replace(good, algorithm=name, topology="lazy/ring:4") for name in ("mimelite", "slowmo:tau=4", "d2+")]
+    settings.append(replace(good, topology="one-peer-exponential:4"))
+    bad = replace(good, lr=1e12)
     watched = []
-    settings = [SHORT, replace(SHORT, lr=1e12)]
-    train(settings, settled(tmp_path), lambda runs, records: watched.append(len(runs)))
-    assert watched[0] == 2
-    assert watched[-1] == 1
+    options = settled(tmp_path, utilisation=tmp_path / "utilisation.jsonl")
+    *runs, diverged = train([*settings, bad], options, lambda runs, records: watched.append(len(runs)))
+    used = utilisation(options.utilisation, since=0.0)
+    assert used.examples == (5 + 4 + 4) * 4 * 2 * 64, "nodes, steps, batch"
+    assert 12 < used.row_seconds / used.seconds["training"] < 20
+    assert used.row_seconds == used.computed, "no row was computed in vain"
+    assert watched == [5, 4, 4]
+    assert rows == [4 * 4]
+    assert diverged.status == "diverged"
+    assert [record["epoch"] for record in diverged.records()] == [1]
+    assert diverged.summary.partition == train(replace(bad, lr=0.1), settled(tmp_path))[0].summary.partition
+    for run, alone in zip(runs, train(settings, settled(tmp_path / "alone")), strict=True):
+        ours, theirs = final(run), final(alone)
+        assert all((ours[name] - theirs[name]).abs().max() <= 1e-12 for name in ours), run.folder.name
+        assert [record["epoch"] for record in run.records()] == [1, 2, 3]
+
+
+def test_waiting_runs_take_the_rows_of_runs_that_end(tmp_path, monkeypatch):
+    """Rows are at different epochs then, also after a stop; each run is the same as alone."""
+    monkeypatch.setattr("quasiglobal.runs.grouping.runs_that_fit", lambda *_: 2)
+    common = replace(SHORT, precision="fp64", topology="lazy/ring:4", warmup=0.0, eval_every=2, steps=2)
+    settings = [
+        replace(common, lr=1e12), *(replace(common, algorithm=name) for name in ("qg-dsgdm-n", "dadam", "mimelite")),
+        common.with_seed(1),
+    ]
+    seen = []
+
+    def watch(runs, records):
+        seen.append(sorted(record["epoch"] for record in records))
+        if len(seen) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(settings, settled(tmp_path / "rows", checkpoint_seconds=1e9), watch)
+    runs = train(settings, settled(tmp_path / "rows"), watch)
+    assert seen == [[1, 1], [1, 2], [2, 3], [1, 3], [1, 2], [2, 3], [3]]
+    alone = [run for one in settings for run in train(one, settled(tmp_path / "alone"))]
+    assert [run.status for run in runs] == ["diverged", *["finished"] * 4] == [run.status for run in alone]
+    for run, other in zip(runs[1:], alone[1:], strict=True):
+        ours, theirs = final(run), final(other)
+        assert all((ours[name] - theirs[name]).abs().max() <= 1e-12 for name in theirs), run.folder.name
+        assert [record["lr"] for record in run.records()] == [record["lr"] for record in other.records()]
+        assert [record.get("accuracy") for record in run.records()] == [
+            record.get("accuracy") for record in other.records()]

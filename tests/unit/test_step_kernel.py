@@ -305,3 +305,26 @@ def test_nodes_that_agree_stay_equal():
     band.step_in_place(x, g, 1, x.new_tensor(1.0), x.new_tensor(0.1), None, fused=False)
     assert [type(program) for program in band.programs.values()] == [StepKernel]
     assert x.equal(expected)
+
+
+@pytest.mark.parametrize("lr", [torch.tensor(0.1, dtype=torch.float64), "own"], ids=["one rate", "own rates"])
+def test_a_kernel_serves_another_number_of_runs(lr):
+    def step(band, x, in_place):
+        rates = 0.1 + 0.01 * random(len(x), 1, seed=2).abs() if lr == "own" else lr.to(x)
+        how = (random(*x.shape, seed=1), 1, x.new_tensor(1), rates, torch.zeros_like)
+        return band.step_in_place(x, *how, fused=False) if in_place else band.step(x, *how)
+
+    first, x = band_of("slowmo:tau=3,buffers=average")
+    step(first, x, in_place=True)
+    (kernel,) = first.programs.values()
+    for runs in (1, 3):
+        (band, x), (plain, same) = (band_of("slowmo:tau=3,buffers=average", runs=runs) for _ in range(2))
+        band.take_kernels(first)
+        step(band, x, in_place=True)
+        assert list(band.programs.values()) == [kernel]
+        assert (x - step(plain, same, in_place=False)).abs().max() <= 1e-12
+    alone, x = band_of("sgdm-n", "complete:1", runs=1)
+    several, _ = band_of("sgdm-n", "complete:1")
+    step(alone, x, in_place=True)
+    several.take_kernels(alone)
+    assert not several.programs, "in a single row, a scalar looks like a column"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +12,7 @@ from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import Around, Folder, Json, call, only_simulated, store_at
 from quasiglobal.cli.paper_tables import beside_the_paper, runs_needed, targets
-from quasiglobal.cli.terminal import console, log_as, preparing, print_json, say_written, watcher
+from quasiglobal.cli.terminal import console, log_as, preparing, print_json, say_utilisation, say_written, watcher
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.paper.cells import Scale
 from quasiglobal.paper.figures import Reproduced, draw_from_store, make_figure, title_of, write_figure
@@ -69,8 +71,12 @@ def reproduce(
         return
     log_as(options.log)
     if table.cells:
+        began, measured = time.time(), options.utilisation or Path(f"{options.runs.resolve()}-utilisation.jsonl")
+        options = replace(options, utilisation=measured)
         with watcher(options.log, runs_needed(table, scale, cells, tune_short, options)) as watch:
             found = run_missing(table, scale, options.seeds, cells, options, watch, tune_short)
+        if not json:
+            say_utilisation(measured, began)
         lacking = [one.cell for one in found if len(one.runs) < options.seeds]
         for sentence in missing_data(lacking, scale, options.data_dir).values():
             console.print(f"data missing: {sentence}", soft_wrap=True)

@@ -20,6 +20,8 @@ from quasiglobal.cli import discard_output
 from quasiglobal.common.files import as_line, finite
 from quasiglobal.common.progress import showing
 from quasiglobal.runs.store import RunFolder, Watcher
+from quasiglobal.runs.utilisation import utilisation
+from quasiglobal.topology import count_nodes
 from quasiglobal.training.metrics import Ranking, Record, number, ranking
 
 
@@ -55,6 +57,13 @@ def show_warning(message: Warning | str, *rest: Any) -> None:
 def say_written(paths: Sequence[Path]) -> None:
     """Print the files that were written."""
     console.print("wrote " + ", ".join(str(path) for path in paths), soft_wrap=True)
+
+
+def say_utilisation(path: Path, since: float) -> None:
+    """Print the utilisation by the programs in a file that began after a time, if any."""
+    used = utilisation(path, since)
+    if used.examples:
+        console.print(f"utilisation: {used}", soft_wrap=True)
 
 
 def progress_bar() -> Progress:
@@ -143,14 +152,16 @@ def watcher(log: str, runs: int | None = None) -> Iterator[Watcher]:
             what = names.pop() if len(names) == 1 else f"{len(runs)} runs"
             total = runs[0].experiment.epochs
             progress.update(bar, completed=record["epoch"], total=total, description=f"{what}  {text}")
+            speed = f"{record['images_per_second']:,.0f} examples/s"
             if whole:
+                speed += f" with {sum(map(_rows, runs))} rows"
                 whole.update(runs, records)
-                progress.update(over_all, completed=whole.done, total=whole.total)
+                progress.update(over_all, completed=whole.done, total=whole.total, description=f"all runs, {speed}")
             if log == "json":
                 for run, measured in zip(runs, records, strict=True):
                     to.info("epoch %d", measured["epoch"], extra={"facts": {"run": run.folder.name} | dict(measured)})
             elif not console.is_terminal and tested:
-                speed, so_far = f"{record['images_per_second']:,.0f} examples/s", f"; {whole}" if whole else ""
+                so_far = f"; {whole}" if whole else ""
                 console.print(f"epoch {record['epoch']}: {text}, {speed}{so_far}")
 
         with _preparing(progress, bar), nullcontext() if log == "json" else _log_lines(to):
@@ -195,6 +206,10 @@ def _preparing(progress: Progress, bar: TaskID) -> Iterator[None]:
 
     with showing(show):
         yield
+
+
+def _rows(run: RunFolder) -> int:
+    return count_nodes(run.experiment.topology)
 
 
 def _in_words(records: Sequence[Record], score: Ranking) -> str:

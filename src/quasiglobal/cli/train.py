@@ -106,7 +106,7 @@ def node(
         device: auto, cpu or cuda.
         peer_timeout: Seconds after which the node continues without a neighbour that does not answer.
         patience: Seconds to wait for the neighbours at the start.
-        checkpoint_seconds: Save a checkpoint at the end of an epoch if the last one is this old; 0: every epoch.
+        checkpoint_seconds: Save a checkpoint at the end of an epoch before the last one is this old; 0: every epoch.
         tensorboard: Also write the metrics for TensorBoard, into the run folder.
         log: Log format: plain sentences, or one JSON object per line.
     """

@@ -64,13 +64,17 @@ class Plan:
         """The batch size of each step of an epoch."""
         return step_sizes(self.lengths or [len(owner.examples) for owner in self.owners], self.batch, self.steps)
 
-    def epoch(self, number: int, device: torch.device) -> Epoch:
-        """The draws of epoch 0, 1, …; indices beyond the last step's size are padding."""
+    def epoch(self, number: int | Sequence[int], device: torch.device) -> Epoch:
+        """The draws of epoch 0, 1, …, the same for all owners or one for each.
+
+        Indices beyond the last step's size are padding.
+        """
+        numbers = [number] * len(self.owners) if isinstance(number, int) else number
         steps, need = len(self.sizes), sum(self.sizes)
         index = np.zeros((len(self.owners), steps * self.batch), dtype=np.int64)
         moves = []
-        for row, owner in enumerate(self.owners):
-            rng = generator(owner.seed, owner.node, number)
+        for row, (owner, of_owner) in enumerate(zip(self.owners, numbers, strict=True)):
+            rng = generator(owner.seed, owner.node, of_owner)
             index[row, :need] = owner.examples[_stream(rng, len(owner.examples), need)]
             moves.append(self.draw(rng, index.shape[1]))
 

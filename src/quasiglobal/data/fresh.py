@@ -30,10 +30,10 @@ class Fresh:
     sources: tuple[Any, ...] = ()
     """The user's data sets."""
 
-    def keyed(self, rows: Sequence[Sequence[int]], owners: Sequence[tuple[int, int]], epoch: int) -> list[Keyed]:
-        """The rows [k, size] of each owner (seed, node), each with its key."""
+    def keyed(self, rows: Sequence[Sequence[int]], owners: Sequence[tuple[int, int, int]]) -> list[Keyed]:
+        """The rows [k, size] of each owner (seed, node, epoch), each with its key."""
         return [
-            (row, (*owner, epoch, self.index[row]))
+            (row, (*owner, self.index[row]))
             for of, owner in zip(rows, owners, strict=True)
             for row in of
         ]

@@ -76,6 +76,8 @@ class Streamed:
         """Begin an epoch with the batches index [steps, k, batch], on the host; a step has `sizes[step]` examples."""
         if self._ahead is not None:
             self._ahead[1].result()                         # a step of an earlier epoch that was left out
+        if index.shape[1] != self._index.shape[1]:
+            self._places, self._slots = {}, {}
         self._index, self._sizes, self._ahead = index, sizes, None
 
     def place(self, step: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.capture import overwrite
 from quasiglobal.engines.host import Host
-from quasiglobal.engines.step_kernel import step_kernel, step_of_tensors
+from quasiglobal.engines.step_kernel import StepKernel, step_kernel, step_of_tensors
 from quasiglobal.gradients.compiling import Untraceable, compiled_in_place
 from quasiglobal.gradients.precision import full_precision
 
@@ -33,6 +33,12 @@ class Band:
         """Return the kind of step t; steps of one kind apply the same operations to their tensors."""
         return self.algorithm.phase(t), (t - 1) % self.engine.topology.period
 
+    def take_kernels(self, other: Band) -> None:
+        """Use the kernels of a band that may have another number of runs."""
+        if (self.algorithm, self.engine.topology) == (other.algorithm, other.engine.topology):
+            kernels = {kind: one for kind, one in other.programs.items() if isinstance(one, StepKernel)}
+            self.programs |= {kind: one for kind, one in kernels.items() if one.any_rows}
+
     def step(
         self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor, full_gradient: FullGradient
     ) -> Tensor:
@@ -48,7 +54,7 @@ class Band:
         `fused` compiles any other step to few kernels, which takes seconds for each kind of step.
         """
         names, values = list(self.state), list(self.state.values())
-        kind = self.kind(t)
+        kind = self.kind(t), lr.ndim
         if kind not in self.programs:
             kernel = step_kernel(self.algorithm, self.engine, self.weight_decay, t, x, g, time, lr, self.state)
             self.programs[kind] = self._fused(x, g, t, time, lr) if kernel is None and fused else kernel

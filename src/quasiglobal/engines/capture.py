@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,11 +28,15 @@ class Captured:
 
     def __init__(self, tensors: Callable[[], list[Tensor]]) -> None:
         self.tensors = tensors
+        self.seconds = 0.0
+        """Time spent on recording, which includes the compilation of kernels."""
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
 
     def __call__(self, key: Hashable, step: Callable[[], None]) -> None:
         if key not in self.graphs:
+            began = time.perf_counter()
             self.graphs[key] = self._record(step)
+            self.seconds += time.perf_counter() - began
         graph = self.graphs[key]
         if graph is None:
             step()
@@ -63,6 +69,13 @@ class Captured:
             step()
         torch.cuda.set_rng_state(drawn)
         return graph
+
+
+def release(device: torch.device) -> None:
+    """Free the GPU memory of a finished training; collect garbage first, since captured graphs are in a cycle."""
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @contextmanager

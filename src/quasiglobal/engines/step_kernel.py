@@ -87,15 +87,20 @@ class StepKernel:
         self.further = [value.to(x.device) for value in source.constants]
         self.further += source.mixes * [torch.from_numpy(engine.topology.weights(t)).to(x.device, x.dtype)]
         self.sizes = (n, padded, d, _shared(engine, x), block, columns)
-        self.grid = (-(-d // block), len(x) // n)
+        self.blocks = -(-d // block)
+        self.any_rows = len(x) > 1 and not source.constants         # in one row, a scalar looks like a column
+        """Whether the kernel can also run with another number of runs."""
         self.function = _jitted(source.text)
 
     def __call__(self, *arguments: Tensor) -> None:
-        self._run(self.function[self.grid], arguments)
+        self._run(self.function[self._grid(arguments)], arguments)
 
     def compile(self, *arguments: Tensor) -> None:
         """Compile without a launch."""
-        self._run(partial(self.function.warmup, grid=self.grid), arguments)
+        self._run(partial(self.function.warmup, grid=self._grid(arguments)), arguments)
+
+    def _grid(self, arguments: tuple[Tensor, ...]) -> tuple[int, int]:
+        return self.blocks, len(arguments[0]) // self.sizes[0]
 
     def _run(self, launch: Callable[..., Any], arguments: tuple[Tensor, ...]) -> None:
         """Launch with products and sums rounded one by one: nodes that agree stay equal, bit for bit."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from fnmatch import fnmatch
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +18,9 @@ from quasiglobal.common.files import append_line, read_lines, write_lines
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.runs.building import make_task
+from quasiglobal.runs.store import Run
 from quasiglobal.training.evaluation import Evaluation
+from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.metrics import SCORE
 from quasiglobal.training.networks import Networks
@@ -35,9 +37,12 @@ class ScoreReadings(Callback):
     """Tests the models of runs with `norm = "evonorm-running"` in all three readings, and writes readings.jsonl.
 
     Such a run keeps the running statistics of all batch normalisations, which the other readings use in part.
+    Runs whose name matches a pattern of `every_epoch` are tested in every epoch, others every `eval_every` epochs.
+    These tests change neither the training nor the experiment.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, every_epoch: Sequence[str] = ()) -> None:
+        self.every_epoch = every_epoch
         self.tests: dict[str, Evaluation] = {}
 
     def on_start(self, loop: Loop) -> None:
@@ -47,29 +52,38 @@ class ScoreReadings(Callback):
             raise InputError(f"the readings need norm = {READINGS['running']!r}, got {program.experiment.norm!r}")
         if not loop.folders:
             raise InputError("the readings are written into run folders; train with runs=FOLDER")
-        others = {name: norm for name, norm in READINGS.items() if norm != program.experiment.norm}
-        self.tests = {name: _evaluation(program, norm) for name, norm in others.items()}
-        for folder in loop.folders:
-            lines = [line for line in read_lines(folder / FILE) if line["epoch"] <= loop.epoch]
+        self.tests = {name: _evaluation(program, norm) for name, norm in READINGS.items()}
+        for k, folder in enumerate(loop.folders):
+            lines = [line for line in read_lines(folder / FILE) if line["epoch"] <= loop.epochs_of(k)]
             write_lines(folder / FILE, lines)
 
     def on_epoch(self, loop: Loop) -> None:
-        """Add a line for each run if the epoch was tested."""
-        if not loop.tested:
+        """Add a line for each run that is tested in this epoch."""
+        chosen = [k for k, record in loop.latest.items() if SCORE in record or self._often(loop.experiments[k])]
+        if not chosen:
             return
-        found = {name: _accuracies(loop.program, test) for name, test in self.tests.items()}
-        for k, own in loop.latest.items():
-            line: dict[str, Any] = {
-                "epoch": loop.epoch, "running": own["accuracy"], "running_averaged": own["accuracy_averaged"]
-            }
+        places = [loop.place(k) for k in chosen]
+        found = {
+            name: _accuracies(loop.program, test, places) for name, test in self.tests.items()
+            if name != "running" or any(SCORE not in loop.latest[k] for k in chosen)
+        }
+        for place, k in enumerate(chosen):
+            own = loop.latest[k]
+            line: dict[str, Any] = {"epoch": own["epoch"]}
+            if SCORE in own:                                # the run's own test
+                line |= {"running": own["accuracy"], "running_averaged": own["accuracy_averaged"]}
             for name, accuracies in found.items():
-                line |= {name: accuracies[k][0], f"{name}_averaged": accuracies[k][1]}
+                line |= {name: accuracies[place][0], f"{name}_averaged": accuracies[place][1]}
             append_line(loop.folders[k] / FILE, line)
 
+    def _often(self, experiment: Experiment) -> bool:
+        return any(fnmatch(experiment.name, pattern) for pattern in self.every_epoch)
 
-def read_readings(folder: Path) -> list[dict[str, Any]]:
-    """The tests of a run in all readings."""
-    return read_lines(folder / FILE)
+
+def read_readings(run: Run, every_epoch: bool = False) -> list[dict[str, Any]]:
+    """The tests of a run in all readings: those of its experiment, or all that were made."""
+    one, lines = run.experiment, read_lines(run.folder / FILE)
+    return [line for line in lines if every_epoch or line["epoch"] % one.eval_every == 0 or line["epoch"] == one.epochs]
 
 
 def last_and_best(lines: Sequence[dict[str, Any]], reading: str) -> tuple[float, float]:
@@ -90,16 +104,16 @@ def _evaluation(program: Program, norm: str) -> Evaluation:
     return Evaluation(task, networks.stacked(recomputing=False, long=False), program.device, networks.dtype)
 
 
-def _accuracies(program: Program, test: Evaluation) -> list[tuple[float, float]]:
-    """For each run the mean accuracy of its nodes, and that of their average."""
-    x, buffers = program.with_averages()
+def _accuracies(program: Program, test: Evaluation, runs: Sequence[int]) -> list[tuple[float, float]]:
+    """For each of the runs the mean accuracy of its nodes, and that of their average."""
+    x, buffers = program.models(runs)
     with torch.no_grad():
         tally = test(x, {name: buffers[name] for name in Layout.buffers(test.model.module)}, [-1] * len(x))
-    nodes, runs = len(program.engine.nodes), len(program.experiments)
+    nodes = len(program.engine.nodes)
     return [
         (
             fmean(tally.of_model(row)[SCORE] for row in range(r * nodes, (r + 1) * nodes)),
-            tally.of_model(runs * nodes + r)[SCORE],
+            tally.of_model(len(runs) * nodes + r)[SCORE],
         )
-        for r in range(runs)
+        for r in range(len(runs))
     ]

@@ -43,12 +43,12 @@ def table(store: RunStore) -> str:
     """
     rows, sums = [], {(name, which): 0.0 for name in READINGS for which in WHICH}
     for cell in filter(_compares, TABLES["cifar10"].cells):
-        runs = [run for run in store.ended.get(setting(_running(cell)), ()) if read_readings(run.folder)]
+        runs = [run for run in store.ended.get(setting(_running(cell)), ()) if read_readings(run)]
         if not runs or cell.score is None:
             continue
         cells = []
         for key in sums:
-            values = [100 * last_and_best(read_readings(run.folder), key[0])[WHICH.index(key[1])] for run in runs]
+            values = [100 * last_and_best(read_readings(run), key[0])[WHICH.index(key[1])] for run in runs]
             ours = Score.of(values)
             cells.append(f"{ours} ({len(values)})")
             sums[key] += _deviation(ours, len(values), cell.score) ** 2
@@ -57,6 +57,22 @@ def table(store: RunStore) -> str:
         raise InputError(f"{store.root} has no runs with readings; train those of `experiments` with ScoreReadings")
     total = ["sum of squared deviations", "", "", *(f"{value:.1f}" for value in sums.values())]
     return markdown_table(["method", "setting", "paper", *(f"{name}, {which}" for name, which in sums)], [*rows, total])
+
+
+def table_of_more_tests(store: RunStore) -> str:
+    """What a test in every epoch adds to the best, for the runs that have one: in all readings, as Markdown."""
+    rows = []
+    for run in (run for runs in store.ended.values() for run in runs):
+        usual, all_tests = read_readings(run), read_readings(run, every_epoch=True)
+        if not usual or len(all_tests) == len(usual):
+            continue
+        for name in READINGS:
+            last, best = last_and_best(usual, name)
+            more = last_and_best(all_tests, name)[1]
+            numbers = [f"{100 * value:.2f}" for value in (last, best, more, more - best)]
+            rows.append([run.folder.name, name, f"{len(usual)}, {len(all_tests)}", *numbers])
+    header = ["run", "reading", "tests", "last", "best", "best of all epochs", "difference"]
+    return markdown_table(header, rows) if rows else ""
 
 
 WHICH = ("last", "best")

@@ -47,8 +47,9 @@ def run_missing(
     store = RunStore.read(options.runs)
     settled = [one.cell.name for one in wanted(store, scale) if one.fixed or one.tuned] if tune_short else []
     untuned = [one for one in wanted(store, tried) if one.cell.name not in settled]
-    for rates, experiments in _grids(untuned, tried).items():
-        tune(experiments, {"lr": rates}, replace(options, seeds=1), FEWEST_RATES if scale == "smoke" else CAP, watch)
+    if grids := _grids(untuned, tried):                     # all cells at once, so that their trials fill programs
+        over = [{"lr": rates} for rates in grids.values()]
+        tune(list(grids), over, replace(options, seeds=1), FEWEST_RATES if scale == "smoke" else CAP, watch)
     store = RunStore.read(options.runs)
     rated = wanted(store, scale)
     if tune_short:
@@ -109,16 +110,15 @@ def absent(names: Iterable[str], data_dir: Path | None) -> list[str]:
     return [name for name in names if name not in here]
 
 
-def _grids(found: Iterable[Outcome], scale: Scale) -> dict[tuple[float, ...], list[Experiment]]:
-    """The experiments still to tune, by their initial learning rates, which include those already tried."""
-    grids: dict[tuple[float, ...], dict[Experiment, None]] = {}
+def _grids(found: Iterable[Outcome], scale: Scale) -> dict[Experiment, tuple[float, ...]]:
+    """The experiments still to tune, with their initial learning rates, which include those already tried."""
+    grids: dict[Experiment, tuple[float, ...]] = {}
     for one in found:
         if not one.fixed and (not one.tuned or one.cell.algorithms):
             for experiment in one.cell.experiments(scale):
                 start = one.cell.rates or rates_around(experiment.peak_lr)
-                rates = tuple(sorted({*start, *one.trials}))
-                grids.setdefault(rates, {})[experiment] = None
-    return {rates: list(experiments) for rates, experiments in grids.items()}
+                grids[experiment] = tuple(sorted({*grids.get(experiment, ()), *start, *one.trials}))
+    return grids
 
 
 def seeds_to_run(one: Outcome, seeds: int) -> list[Experiment]:

@@ -11,12 +11,17 @@ from quasiglobal.data.partition import fingerprint
 from quasiglobal.runs.saving import Saving
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.runs.tensorboard import EventFiles
+from quasiglobal.runs.utilisation import WriteUtilisation
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.program import Program
 
+__all__ = [
+    "SaveCheckpoints", "Watch", "WriteRecords", "WriteSummaries", "WriteTensorBoard", "WriteUtilisation", "facts",
+]
+
 
 class WriteRecords(Callback):
-    """Writes the record of every epoch, and the summary when a run ends."""
+    """Writes the record of every epoch."""
 
     def __init__(self, runs: Sequence[RunFolder]) -> None:
         self.runs = runs
@@ -24,26 +29,43 @@ class WriteRecords(Callback):
     def on_epoch(self, loop: Loop) -> None:
         for k, record in loop.latest.items():
             self.runs[k].write(record)
-        for k in loop.diverged:
-            self.runs[k].finish("diverged", facts(loop.program, k))
+
+
+class WriteSummaries(Callback):
+    """Writes the summary of a run when it ends; called after its last checkpoint."""
+
+    def __init__(self, runs: Sequence[RunFolder]) -> None:
+        self.runs = runs
+        self.written: set[int] = set()
+
+    def on_start(self, loop: Loop) -> None:
+        self._write(loop)
+
+    def on_epoch(self, loop: Loop) -> None:
+        self._write(loop)
 
     def on_end(self, loop: Loop) -> None:
-        if loop.ended:
-            for k in loop.going:
-                self.runs[k].finish("finished", facts(loop.program, k))
+        self._write(loop)
+
+    def _write(self, loop: Loop) -> None:
+        for k in loop.ends.keys() - self.written:
+            self.runs[k].finish(loop.ends[k], facts(loop.program, loop.place(k)))
+            self.written.add(k)
 
 
 class SaveCheckpoints(Callback):
-    """Saves the runs after an epoch if their last checkpoint is `seconds` old, and at the end; stops after Ctrl-C."""
+    """Saves the runs before their last checkpoints are `seconds` old, and at their end; stops after Ctrl-C."""
 
     def __init__(self, runs: Sequence[RunFolder], seconds: float, noted: list[int]) -> None:
         """`noted` is the list that `patient_interrupts` yields."""
         self.runs, self.saving = runs, Saving(seconds, noted)
 
     def on_epoch(self, loop: Loop) -> None:
+        saved = [k for k in loop.latest if loop.ends.get(k) == "finished"]
         if self.saving.now(loop):
-            for k in loop.going:
-                self.runs[k].checkpoint(loop.program.rows_of(k), loop.epoch)
+            saved += loop.going
+        for k in saved:
+            self.runs[k].checkpoint(loop.rows_of(k), loop.epochs_of(k))
 
 
 class Watch(Callback):

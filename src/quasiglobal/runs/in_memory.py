@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from quasiglobal.runs.grouping import programs
+from quasiglobal.runs.grouping import queues
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.store import folders_of
 from quasiglobal.training.callbacks import Interrupts, patient_interrupts
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.loop import Loop
+from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.metrics import Record
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import NamedRows, models_of
@@ -26,15 +26,28 @@ def train(
     found: dict[Experiment, tuple[list[Record], NamedRows, str]] = {}
     folders = folders_of(experiment, options)
     with patient_interrupts() as noted:
-        for chosen, group in programs(dict.fromkeys(folders), lambda one: task, device):
-            if noted:
-                break
-            program = Program(chosen, [run.experiment for run in group], device, **options.of_program)
-            loop = Loop(program, [*callbacks, Interrupts(noted)])
-            loop.run()
-            for k, run in enumerate(group):
-                status = "diverged" if k not in loop.going else "finished" if loop.ended else "unfinished"
-                found[run.experiment] = loop.runs[k], models_of(program.rows_of(k)), status
-            if loop.interrupted and not program.finished:
-                warnings.warn(f"stopped by Ctrl-C after epoch {loop.epoch} of {experiment.epochs}", stacklevel=4)
+        for waiting in queues(dict.fromkeys(folders), lambda one: task, device):
+            for group in waiting.groups():
+                if noted:
+                    break
+                diverged = KeepDiverged()
+                program = Program(task, [run.experiment for run in group], device, **options.of_program)
+                loop = Loop(program, [*callbacks, diverged, Interrupts(noted)])
+                loop.run()
+                for k, run in enumerate(group):
+                    rows = diverged.models[k] if k in diverged.models else models_of(loop.rows_of(k))
+                    found[run.experiment] = loop.runs[k], rows, loop.ends.get(k, "unfinished")
+                if loop.interrupted and not loop.ended:
+                    warnings.warn(f"stopped by Ctrl-C after epoch {loop.epoch} of {experiment.epochs}", stacklevel=4)
     return [(run.experiment, *found[run.experiment]) for run in folders if run.experiment in found]
+
+
+class KeepDiverged(Callback):
+    """Keeps the models of runs that diverged, which leave their program."""
+
+    def __init__(self) -> None:
+        self.models: dict[int, NamedRows] = {}
+
+    def on_epoch(self, loop: Loop) -> None:
+        for k in loop.diverged:
+            self.models[k] = models_of(loop.rows_of(k))

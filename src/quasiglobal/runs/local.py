@@ -6,8 +6,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from quasiglobal.runs.callbacks import SaveCheckpoints, Watch, WriteRecords, WriteTensorBoard
-from quasiglobal.runs.grouping import programs
+from quasiglobal.runs.callbacks import (
+    SaveCheckpoints,
+    Watch,
+    WriteRecords,
+    WriteSummaries,
+    WriteTensorBoard,
+    WriteUtilisation,
+    facts,
+)
+from quasiglobal.runs.grouping import Entering, Waiting, queues
 from quasiglobal.runs.loading import task_of
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.own_objects import check_objects
@@ -35,8 +43,9 @@ def train(
 
     `task` replaces the task that the experiments name. `callbacks` are the user's.
 
-    Compatible runs train together as rows of one program, if they fit the memory. They may differ in the seed, the
-    partition, the learning rate and its schedule, the algorithm and the topology (with the same number of nodes).
+    Compatible runs train together as rows of one program, as many as fit the memory; the others wait for the rows of
+    runs that end. They may differ in the seed, the partition, the learning rate and its schedule, the algorithm, the
+    topology (with the same number of nodes) and the number of completed epochs.
     """
     experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
     folders = [folder for one in experiments for folder in folders_of(one, options)]
@@ -57,15 +66,22 @@ def train(
     def task_for(one: Experiment) -> Task:
         return task or task_of(one, options)
 
+    for folder, found in list(saved.items()):
+        if found and found[1].epochs >= folder.experiment.epochs:       # its summary is missing or damaged
+            program = Program(task_for(folder.experiment), [folder.experiment], device, **options.of_program)
+            with folder.locked():
+                folder.begin(found[1])
+                folder.finish("finished", facts(program, 0))
+            del saved[folder]
     before, model = None, None                              # a model keeps its compiled programs
-    for chosen, group in programs(saved, task_for, device):
-        model = model if chosen is before else None
-        program = Program(
-            chosen, [run.experiment for run in group], device, model=model, **options.of_program
-        )
-        _train_together(program, {run: saved.pop(run) for run in group}, options, watch, board, callbacks)
-        before, model = chosen, program.model
-        del program                                         # so that its memory can be released
+    for waiting in queues(saved, task_for, device):
+        model = model if waiting.task is before else None
+        for group in waiting.groups():
+            experiments = [run.experiment for run in group]
+            program = Program(waiting.task, experiments, device, model=model, **options.of_program)
+            _train_together(program, group, waiting, saved, options, watch, board, callbacks)
+            before, model = waiting.task, program.model
+            del program                                     # so that its memory can be released
     if board:
         board.close()
     return [folder.read() for folder in folders]
@@ -73,30 +89,35 @@ def train(
 
 def _train_together(
     program: Program,
+    group: Sequence[RunFolder],
+    waiting: Waiting,
     saved: dict[RunFolder, Saved],
     options: Options,
     watch: Watcher,
     board: EventFiles | None,
     callbacks: Sequence[Any],
 ) -> None:
-    """Train runs with the same number of completed epochs as rows of one program."""
-    runs = list(saved)
+    """Train runs as rows of one program, and waiting runs in the rows of those that end.
+
+    A user's callbacks see the same runs from start to end, so with callbacks no run enters later.
+    """
     with ExitStack() as locks, patient_interrupts() as noted:
-        for run in runs:
-            locks.enter_context(run.locked())
-        if found := [checkpoint for checkpoint in saved.values() if checkpoint]:
-            program.restore([rows for rows, _ in found], found[0][1].epochs)
-        for run, checkpoint in saved.items():
-            run.begin(checkpoint and checkpoint[1])
-        boards: list[Callback] = [WriteTensorBoard(runs, board)] if board else []
+        queue = Entering(waiting, saved, locks)
+        first = [queue.enter(run) for run in group]
+        if any(one.epochs for one in first):
+            program.regroup(program.experiments, [one.rows for one in first], [one.epochs for one in first])
+        further: list[Callback] = [WriteTensorBoard(queue.runs, board)] if board else []
+        if options.utilisation:
+            further.append(WriteUtilisation(options.utilisation))
         Loop(
             program,
             [
-                WriteRecords(runs), *boards, Watch(runs, watch), *callbacks,
-                SaveCheckpoints(runs, options.checkpoint_seconds, noted),
+                WriteRecords(queue.runs), *further, Watch(queue.runs, watch), *callbacks,
+                SaveCheckpoints(queue.runs, options.checkpoint_seconds, noted), WriteSummaries(queue.runs),
             ],
-            folders=[run.folder for run in runs],
-            history=[run.read_records() for run in runs],
+            folders=[one.folder for one in first],
+            history=[one.history for one in first],
+            queue=None if callbacks else queue,
         ).run()
     if noted:                                               # also in the last epoch: start nothing else
         raise Stopped

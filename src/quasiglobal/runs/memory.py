@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 
 import torch
@@ -52,13 +51,6 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
     activations = sum(size for place, size in kept.items() if place not in own) * experiment.batch // tried
     tensors = 1 + _state(experiment.algorithm) + COPIES
     return count_nodes(experiment.topology) * (activations + parameters * dtype.itemsize * tensors)
-
-
-def release(device: torch.device) -> None:
-    """Free the GPU memory of a finished training; collect garbage first, since captured graphs are in a cycle."""
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def _state(name: str) -> int:

@@ -35,7 +35,7 @@ class Options:
     device: str = "auto"
     """Device: auto, cpu or cuda."""
     checkpoint_seconds: float = 60.0
-    """Minimum seconds between checkpoints, written at the end of an epoch; 0: every epoch."""
+    """Maximum age of a checkpoint in seconds, unless an epoch takes longer; 0: save every epoch."""
     tensorboard: bool = False
     """Also write the metrics for TensorBoard, into each run folder."""
     engine: Literal["simulator", "distributed"] = "simulator"
@@ -50,6 +50,8 @@ class Options:
     """Log format: plain text, or one JSON object per line."""
     recompute: bool = False
     """Activation checkpointing for hf: models: store only layer inputs. Less memory, slower."""
+    utilisation: Path | None = None
+    """File to which each program appends how long the device trained, and on how many rows."""
     on: Literal["here", "ray"] = "here"
     """here: this machine; ray: its Ray cluster, a GPU per experiment or a CPU per run; share the folder --runs."""
 

@@ -82,7 +82,7 @@ class Participant:
         model = self.engine.mean_of_neighbours(program.state.x)
         if model is not None and epoch - saved > STALE_EPOCHS:
             program.begin_at(model)
-        program.state.epochs = epoch
+        program.state.epochs = [epoch] * len(self.runs)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -100,7 +100,7 @@ class Participant:
         """
         for run, part in zip(self.runs, self.parts, strict=True):
             run.describe()
-            part.begin(self.program.state.epochs)
+            part.begin(self.program.state.epochs[0])
         with patient_interrupts() as noted:
             seconds = self.options.checkpoint_seconds
             saving = Saving(seconds, noted)

@@ -41,9 +41,11 @@ class Saving:
     """Decides for a single process, such as the simulator's, by its own clock and its own Ctrl-C."""
 
     def __init__(self, seconds: float, noted: list[int]) -> None:
-        """Save when the last checkpoint is `seconds` old; `noted` is the list that `patient_interrupts` yields."""
+        """Save before the last checkpoint is `seconds` old; `noted` is the list that `patient_interrupts` yields."""
         self.seconds, self.noted = seconds, noted
-        self._saved = time.monotonic()
+        self._saved = self._called = time.monotonic()
+        self._epoch = 0.0
+        """Duration of the last epoch."""
         self._ending = False
 
     def end(self) -> None:
@@ -52,6 +54,8 @@ class Saving:
 
     def now(self, loop: Loop) -> bool:
         """Whether to save after this epoch; also stops the loop after Ctrl-C."""
+        now = time.monotonic()
+        self._epoch, self._called = now - self._called, now
         if self._ending:
             loop.end()
         elif self.noted:
@@ -62,7 +66,8 @@ class Saving:
         return False
 
     def _due(self) -> bool:
-        return time.monotonic() - self._saved >= self.seconds
+        """Whether the checkpoint would be too old at the end of the next epoch."""
+        return time.monotonic() - self._saved + self._epoch >= self.seconds
 
 
 class AgreedSaving(Saving):

@@ -33,7 +33,8 @@ def sweep(
         one for one in experiments if any(folder.read_summary() is None for folder in folders_of(one, options))
     ]
     there = replace(
-        options, on="here", runs=options.runs.absolute(), data_dir=data_folder(options.data_dir).absolute()
+        options, on="here", runs=options.runs.absolute(), data_dir=data_folder(options.data_dir).absolute(),
+        utilisation=options.utilisation and options.utilisation.absolute(),
     )
     job = ray.remote(_train).options(
         max_retries=RETRIES, retry_exceptions=True, num_gpus=1 if gpus else 0, num_cpus=0 if gpus else 1

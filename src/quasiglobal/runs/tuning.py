@@ -59,7 +59,7 @@ class Tuned:
 
 def tune(
     experiments: Sequence[Experiment],
-    over: Mapping[str, Sequence[float]],
+    over: Mapping[str, Sequence[float]] | Sequence[Mapping[str, Sequence[float]]],
     options: Options,
     cap: int = CAP,
     watch: Watcher = unwatched,
@@ -67,7 +67,8 @@ def tune(
 ) -> list[Tuned]:
     """Tune each experiment over the full product of the values, then run all seeds at its best.
 
-    A name is a numeric field of `Experiment` or an option of its algorithm. The trials use the experiment's own
+    `over` has the values of all experiments, or a mapping for each. A name is a numeric field of `Experiment` or an
+    option of its algorithm. The trials use the experiment's own
     seed; the trials of all experiments train together. If the best point lies at an end of the grid, the grid grows
     at that end, up to `cap` trials; a name with a single value stays fixed. The best point has the highest accuracy
     in the last test; a diverged trial ranks last. Ties go to the smaller values, compared in the order of the names.
@@ -75,7 +76,8 @@ def tune(
     """
     if cap < 0:
         raise InputError(f"cap must be >= 0, got {cap}")
-    searches = [_Search.of(experiment, over) for experiment in experiments]
+    overs = [over] * len(experiments) if isinstance(over, Mapping) else over
+    searches = [_Search.of(experiment, own) for experiment, own in zip(experiments, overs, strict=True)]
     once = replace(options, seeds=1)
     while wanted := [(search, point) for search in searches for point in search.untried()]:
         trials = [as_stored(search.at(point), options.runs) for search, point in wanted]

@@ -1,4 +1,4 @@
-"""Rows of a program grouped into bands: one band for each pair of algorithm and topology."""
+"""Rows of a program grouped into bands: one band for each algorithm, topology and number of completed epochs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,19 @@ EngineFactory = Callable[..., Host]
 class Bands:
     """The bands of all experiments, in row order."""
 
-    def __init__(self, experiments: Sequence[Experiment], shared: int, engine: EngineFactory = Simulator) -> None:
-        """`shared` is the number of leading columns of a row that are communicated."""
+    def __init__(
+        self, experiments: Sequence[Experiment], epochs: Sequence[int], shared: int, engine: EngineFactory = Simulator
+    ) -> None:
+        """`epochs` are those that each experiment has completed; `shared` leading columns of a row are communicated."""
         self.bands: list[Band] = []
-        for _, alike in groupby(experiments, key=steps_alike):
-            group = list(alike)
+        self.firsts: list[int] = []
+        """The first experiment of each band."""
+        alike = [(steps_alike(one), done) for one, done in zip(experiments, epochs, strict=True)]
+        for _, places in groupby(range(len(experiments)), key=alike.__getitem__):
+            group = list(places)
             first = self.bands[-1].rows.stop if self.bands else 0
-            self.bands.append(_band(group, shared, engine, first))
+            self.firsts.append(group[0])
+            self.bands.append(_band([experiments[place] for place in group], shared, engine, first))
         self.engine = self.bands[0].engine
         self.rows = self.bands[-1].rows.stop
         self.bytes_per_step = [
@@ -45,23 +51,29 @@ class Bands:
         for band in self.bands:
             band.begin_at(x[band.rows])
 
-    def kind(self, t: int) -> tuple[Hashable, ...]:
-        """Key that is equal for steps with the same operations on the same tensors."""
-        return tuple(band.kind(t) for band in self.bands)
+    def take_kernels(self, earlier: Bands) -> None:
+        """Use the kernels of earlier bands with the same algorithm and topology."""
+        for band in self.bands:
+            for other in earlier.bands:
+                band.take_kernels(other)
+
+    def kind(self, t: Sequence[int]) -> tuple[Hashable, ...]:
+        """Key that is equal for steps with the same operations on the same tensors; `t` is each experiment's step."""
+        return tuple(band.kind(t[first]) for band, first in zip(self.bands, self.firsts, strict=True))
 
     def step(
-        self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor,
+        self, x: Tensor, g: Tensor, t: Sequence[int], time: Sequence[Tensor], lr: Tensor,
         full_gradient: Callable[[slice, Tensor], Tensor], in_place: bool, fused: bool,
     ) -> Tensor:
-        """Run step t of every algorithm on its own rows; return the new x.
+        """Run one step of every algorithm on its own rows, step `t[r]` of experiment r; return the new x.
 
         `in_place` overwrites x and the states; `fused` then compiles a step that has no kernel of its own.
         """
         stepped = []
-        for band in self.bands:
+        for band, first in zip(self.bands, self.firsts, strict=True):
             rows = band.rows
             own = lr if lr.ndim == 0 else lr[rows]
-            how = (t, time, own, partial(full_gradient, rows))
+            how = (t[first], time[first], own, partial(full_gradient, rows))
             if in_place:
                 band.step_in_place(x[rows], g[rows], *how, fused=fused)
             else:
@@ -82,11 +94,14 @@ class Bands:
         return {name: value[first : first + nodes] for name, value in band.state.items()}
 
     def restore(self, saved: Sequence[dict[str, Tensor]], device: torch.device) -> None:
-        """Restore the states of all experiments, as returned by `state_of`."""
-        first = 0
-        for band in self.bands:
-            own = saved[first : (first := first + len(band.engine.seeds))]
-            band.state = {name: torch.cat([run[name] for run in own]).to(device) for name in band.state}
+        """Restore the states of all experiments, as returned by `state_of`; an empty one stays as it is initially."""
+        nodes = len(self.engine.nodes)
+        for band, first in zip(self.bands, self.firsts, strict=True):
+            own = list(enumerate(saved[first : first + len(band.engine.seeds)]))
+            band.state = {
+                name: torch.cat([run[name].to(device) if run else value[k * nodes : (k + 1) * nodes] for k, run in own])
+                for name, value in band.state.items()
+            }
 
 
 def _band(group: Sequence[Experiment], shared: int, engine: EngineFactory, first: int) -> Band:

@@ -224,6 +224,11 @@ def steps_alike(experiment: Experiment) -> Hashable:
     return algorithm(experiment.algorithm), parse(experiment.topology)
 
 
+def step_order(experiment: Experiment) -> tuple[str, str]:
+    """Sort key for the rows of a program: experiments with the same algorithm and topology are adjacent."""
+    return experiment.algorithm, experiment.topology
+
+
 def setting(experiment: Experiment) -> str:
     """Key that is equal for experiments that differ only in seed and learning rate, or in fields without effect.
 

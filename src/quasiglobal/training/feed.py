@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from quasiglobal.data.arrays import on_device
-from quasiglobal.data.batches import Owner, Plan, step_sizes
+from quasiglobal.data.batches import Epoch, Owner, Plan, step_sizes
 from quasiglobal.data.dataset import Dataset, Indices
 from quasiglobal.data.fresh import Keyed
 from quasiglobal.data.inputs import inputs_of
@@ -31,26 +31,25 @@ FULL_GRADIENT_BATCH = 256
 class Feed:
     """The training examples of every row, and each epoch's random draws.
 
-    An epoch's draws overwrite the previous epoch's, so that a captured step reads them from the same storage.
+    An epoch's draws overwrite the previous epoch's, so that a captured step reads them from the same storage. Each run
+    has its own epoch.
     """
 
     def __init__(
         self,
         data: Dataset,
-        experiments: Sequence[Experiment],
-        parts: Sequence[Sequence[Indices]],
-        nodes: Sequence[int],
         device: torch.device,
         dtype: torch.dtype,
+        *,
+        augment: bool,
         workers: int = 0,
     ) -> None:
-        """`parts` has the examples of each node of each experiment; `nodes` are the nodes hosted here.
+        """Load the data; `assign` tells the rows.
 
         `workers` processes read the examples that are read anew in each epoch; 0: this process does.
         """
-        first = experiments[0]
-        self.device, self.dtype, self.nodes = device, dtype, len(nodes)
-        self.inputs = inputs_of(data, data.train, device=device, dtype=dtype, moving=first.augment)
+        self.device, self.dtype = device, dtype
+        self.inputs = inputs_of(data, data.train, device=device, dtype=dtype, moving=augment)
         self.show: Callable[..., Any] = self.inputs.show
         """Called for each batch; may be replaced by a compiled function."""
         self.streamed = self.inputs if isinstance(self.inputs, Streamed) else None
@@ -59,6 +58,20 @@ class Feed:
         self.fresh = data.fresh
         self._workers = Workers(data.fresh, workers) if data.fresh is not None and workers else None
         self._keyed: list[list[Keyed]] = []
+
+    def assign(
+        self,
+        experiments: Sequence[Experiment],
+        parts: Sequence[Sequence[Indices]],
+        nodes: Sequence[int],
+        epochs: Sequence[int],
+    ) -> None:
+        """Feed these experiments from now on.
+
+        `parts` has the examples of each node of each experiment; `nodes` are the nodes hosted here. Experiments with
+        the same number of completed `epochs` share a clock.
+        """
+        first, self.nodes = experiments[0], len(nodes)
         self._read: dict[int, Any] = {}
         """Inputs and targets of the current step, by batch size, if they are read anew each epoch."""
         lengths = [[len(part) for part in of] for of in parts]
@@ -71,13 +84,20 @@ class Feed:
         ]
         self.plan = Plan(owners, first.batch, self.inputs.draw, lengths[0], first.steps, self.inputs.need)
         self.schedules = [schedule_of(one, self.steps_per_epoch) for one in experiments]
+        self.steps = self.steps_per_epoch * first.epochs
+        """Number of steps of a whole training."""
         self.shapes: Sequence[tuple[int, ...]] = ()
-        self.counter = torch.zeros(1, dtype=torch.int64, device=device)
-        self.time = torch.zeros((), dtype=dtype, device=device)
+        self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
+        clocks = {epoch: torch.zeros((), dtype=self.dtype, device=self.device) for epoch in epochs}
+        self.clocks = list(clocks.values())
+        self.times = [clocks[epoch] for epoch in epochs]
+        """The current step t of each experiment, as a tensor."""
+        self._drawn: tuple[list[int], Epoch] | None = None
         self._index: Tensor | None = None
         self._moves: tuple[Tensor, ...] = ()
-        self._rates = torch.zeros(self.steps_per_epoch, len(experiments), dtype=dtype, device=device)
-        self._one_rate = all(schedule == self.schedules[0] for schedule in self.schedules)
+        self._rates = torch.zeros(self.steps_per_epoch, len(experiments), dtype=self.dtype, device=self.device)
+        self._one_rate = len(clocks) == 1 and all(schedule == self.schedules[0] for schedule in self.schedules)
+        self.__dict__.pop("everything", None)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -89,26 +109,39 @@ class Feed:
         """Number of examples per row in one epoch."""
         return sum(self.plan.sizes)
 
-    def load(self, epoch: int) -> None:
-        """Draw the batches of epoch 0, 1, … and move to its first step."""
-        drawn = self.plan.epoch(epoch, self.device)
+    def draw(self, epochs: Sequence[int]) -> None:
+        """Draw the batches of epoch 0, 1, … of each experiment on the host, ahead of `load`."""
+        numbers = [epoch for epoch in epochs for _ in range(self.nodes)]
+        self._drawn = numbers, self.plan.epoch(numbers, torch.device("cpu"))
+
+    def load(self, epochs: Sequence[int]) -> None:
+        """Load the batches of epoch 0, 1, … of each experiment, drawn now or before, and move to its first step."""
+        numbers = [epoch for epoch in epochs for _ in range(self.nodes)]
+        if self._drawn is None or self._drawn[0] != numbers:
+            self.draw(epochs)
+        assert self._drawn is not None
+        drawn, self._drawn = self._drawn[1], None
         self.shapes = drawn.shapes
         if self.streamed is not None:
-            self.streamed.begin(drawn.index.cpu(), self.plan.sizes)
+            self.streamed.begin(drawn.index, self.plan.sizes)
         if self.fresh is not None:
-            owners = [(owner.seed, owner.node) for owner in self.plan.owners]
+            owners = [(one.seed, one.node, number) for one, number in zip(self.plan.owners, numbers, strict=True)]
             batches = zip(drawn.index.tolist(), self.plan.sizes, strict=True)
-            self._keyed = [self.fresh.keyed([of[:size] for of in rows], owners, epoch) for rows, size in batches]
+            self._keyed = [self.fresh.keyed([of[:size] for of in rows], owners) for rows, size in batches]
             if self._workers is not None:
                 self._workers.begin(self._keyed)
-        first = epoch * self.steps_per_epoch
-        steps = range(first + 1, first + 1 + self.steps_per_epoch)
-        rates = [[schedule(step) for schedule in self.schedules] for step in steps]
+        firsts = [epoch * self.steps_per_epoch + 1 for epoch in epochs]
+        rates = [
+            [schedule(min(first + step, self.steps)) for first, schedule in zip(firsts, self.schedules, strict=True)]
+            for step in range(self.steps_per_epoch)
+        ]                                                   # a run that has ended may stay, with its last rate
         self._rates.copy_(torch.tensor(rates, dtype=self.dtype))
         self.counter.zero_()
-        self.time.fill_(first + 1)
+        for time, first in zip(self.times, firsts, strict=True):
+            time.fill_(first)
         if self._index is None:
-            self._index, self._moves = drawn.index, drawn.moves
+            self._index = drawn.index.to(self.device)
+            self._moves = tuple(values.to(self.device) for values in drawn.moves)
         else:
             self._index.copy_(drawn.index)
             for old, new in zip(self._moves, drawn.moves, strict=True):
@@ -150,7 +183,8 @@ class Feed:
     def advance(self) -> None:
         """Move to the next step."""
         self.counter.add_(1)
-        self.time.add_(1)
+        for clock in self.clocks:
+            clock.add_(1)
 
     @cached_property
     def everything(self) -> list[tuple[Tensor, tuple[int, ...]]]:

@@ -6,16 +6,18 @@ Callbacks do the logging, saving, display and stopping.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.metrics import is_lower
+from quasiglobal.training.experiment import Experiment, step_order
 from quasiglobal.training.metrics import LOSS, Measures, Ranking, Record, RecordList, combined, diverged, ranking
 from quasiglobal.training.program import Program
-from quasiglobal.training.rows import module_of
+from quasiglobal.training.rows import NamedRows, module_of
 
 
 class Callback:
@@ -50,8 +52,36 @@ def checked_callbacks(callbacks: Any) -> list[Any]:
     return made
 
 
+@dataclass(frozen=True)
+class Entrant:
+    """A run that enters a loop while others train."""
+
+    experiment: Experiment
+    folder: Path
+    rows: NamedRows | None = None
+    """The rows of its checkpoint; None: it starts."""
+    epochs: int = 0
+    """Number of completed epochs."""
+    history: Sequence[Record] = ()
+    """The records of these epochs."""
+
+
+class Queue(Protocol):
+    """Runs that wait for free rows."""
+
+    def __len__(self) -> int:
+        """Number of waiting runs."""
+
+    def take(self, count: int) -> list[Entrant]:
+        """Remove and return at most `count` runs."""
+
+
 class Loop:
-    """Trains a program to its end and calls the callbacks in order. It is the `run` that a callback receives."""
+    """Trains a program to its end and calls the callbacks in order. It is the `run` that a callback receives.
+
+    A run has the same index in all lists here, from its start to its end. A run that diverged or finished leaves the
+    program at the end of that epoch, and a waiting run takes its rows.
+    """
 
     def __init__(
         self,
@@ -60,38 +90,47 @@ class Loop:
         *,
         folders: Sequence[Path] = (),
         history: Sequence[Sequence[Record]] = (),
+        queue: Queue | None = None,
     ) -> None:
-        """`folders` are the run folders, if any; `history` has the records of each experiment before a resume."""
-        self.program, self.callbacks, self.folders = program, callbacks, list(folders)
+        """`folders` are the run folders, if any; `history` has the records of each experiment before a resume.
+
+        `queue` has further runs, for the rows of those that end.
+        """
+        self.program, self.callbacks, self.folders, self.queue = program, callbacks, list(folders), queue
+        self.experiments = list(program.experiments)
+        """The experiments, also those that have left the program."""
         self.runs = [RecordList(of) for of in history] or [RecordList() for _ in program.experiments]
         """The records of each experiment so far."""
-        self.going = list(range(len(program.experiments)))
-        """Indices of the experiments that have not diverged."""
+        self.members = list(range(len(program.experiments)))
+        """Index of the experiment at each place of the program."""
+        self.ends: dict[int, str] = {}
+        """The end of each experiment that has ended: diverged or finished."""
+        self.going: list[int] = []
+        """Indices of the experiments that still train."""
+        self.tested = False
+        """Whether the last epoch ended with a test of some run: every `eval_every`-th epoch and the final epoch do."""
+        self._epoch_seconds = 0.0
         self.measures: list[Measures] = []
-        """Per-node values of the hosted nodes in the last epoch, for every experiment."""
+        """Per-node values of the hosted nodes in the last epoch, for every place of the program."""
         self.latest: dict[int, Record] = {}
         """Combined record of the hosted nodes in the last epoch, for each experiment that trained in it."""
         self.diverged: list[int] = []
         """Indices of the experiments that diverged in the last epoch."""
-        self.step = program.state.epochs * program.feed.steps_per_epoch
+        self.step = program.state.epochs[0] * program.feed.steps_per_epoch
+        self._begin(self.members)
         self.stopping = self.interrupted = False
         self.end_together: Callable[[], None] | None = None
         """Asks all processes of a run to end after one epoch; None if this process decides alone."""
 
     @property
     def epoch(self) -> int:
-        """Number of completed epochs."""
-        return self.program.state.epochs
-
-    @property
-    def tested(self) -> bool:
-        """Whether the last epoch ended with a test: every `eval_every`-th epoch and the final epoch do."""
-        return self.epoch % self.program.experiment.eval_every == 0 or self.program.finished
+        """Number of completed epochs, of the first experiment that still trains."""
+        return self.epochs_of(self.going[0]) if self.going else self.program.state.epochs[0]
 
     @property
     def over(self) -> bool:
         """Whether no epoch follows."""
-        return self.program.finished or self.stopping or not self.going
+        return self.stopping or not self.going
 
     @property
     def records(self) -> list[Record]:
@@ -117,16 +156,30 @@ class Loop:
         nodes = self.program.engine.nodes
         if node not in nodes:
             raise InputError(f"node {node} is not here; this process has the nodes {nodes[0]} to {nodes[-1]}")
-        return module_of(self.program.task.module(0), self.program.rows_of(run), self.program.layout, nodes.index(node))
+        return module_of(self.program.task.module(0), self.rows_of(run), self.program.layout, nodes.index(node))
 
     def average(self, run: int = 0) -> nn.Module:
         """The average of all models that are hosted here, of one experiment."""
-        return module_of(self.program.task.module(0), self.program.rows_of(run), self.program.layout, None)
+        return module_of(self.program.task.module(0), self.rows_of(run), self.program.layout, None)
+
+    def rows_of(self, run: int) -> NamedRows:
+        """The rows of an experiment; raise InputError if it diverged or finished in an earlier epoch."""
+        return self.program.rows_of(self.place(run))
+
+    def epochs_of(self, run: int) -> int:
+        """Number of completed epochs of an experiment in the program."""
+        return self.program.state.epochs[self.place(run)]
+
+    def place(self, run: int) -> int:
+        """The place of an experiment in the program."""
+        if run not in self.members:
+            raise InputError(f"run {run} has {self.ends[run]}, and its rows have left the program; use them before")
+        return self.members.index(run)
 
     @property
     def ended(self) -> bool:
-        """Whether the run ended: after its last epoch, or because a callback stopped it; not by Ctrl-C."""
-        return self.program.finished or (self.stopping and not self.interrupted)
+        """Whether the runs ended: after their last epochs, or because a callback stopped them; not by Ctrl-C."""
+        return not self.going or (self.stopping and not self.interrupted)
 
     def stop(self) -> None:
         """End the run after the current epoch; over processes, after an epoch that all can agree on."""
@@ -144,22 +197,80 @@ class Loop:
         self.stopping = self.interrupted = True
 
     def run(self) -> None:
-        """Train from the program's current epoch to the end."""
+        """Train from the program's current epochs to the end."""
         self._call("on_start")
         watched = self._methods("on_step")
         while not self.over:
-            self.measures = self.program.train_epoch(self._after_step if watched else None)
-            self.step = self.measures[0]["step"]
-            if self.tested:
-                for measures, test in zip(self.measures, self.program.evaluate(), strict=True):
-                    measures |= test
-            self.latest = {k: combined([self.measures[k]]) for k in self.going}
-            for k, record in self.latest.items():
-                self.runs[k].append(record)
-            self.diverged = [k for k, record in self.latest.items() if diverged(record, self.program.task.large_loss)]
-            self.going = [k for k in self.going if k not in self.diverged]
-            self._call("on_epoch")
+            self._train_epoch(self._after_step if watched else None)
+            with self.program.timed("saving"):
+                self._call("on_epoch")
+            if not self.stopping:
+                self._regroup()
+        if self.ended:
+            self.ends |= dict.fromkeys(self.going, "finished")
         self._call("on_end")
+
+    def _train_epoch(self, after_step: Callable[[int], None] | None) -> None:
+        """Train an epoch of every run, test those that are due, and note those that end."""
+        program, before = self.program, self.program.seconds["training"]
+        self.measures = program.train_epoch(after_step)
+        self._epoch_seconds = program.seconds["training"] - before
+        self.step = self.measures[0]["step"]
+        due = [place for place in range(len(self.members)) if program.due(place)]
+        self.tested = bool(due)
+        if due:
+            with program.timed("testing"):
+                for place, test in zip(due, program.evaluate(due), strict=True):
+                    self.measures[place] |= test
+        for measures in self.measures:                      # without rows that are computed in vain
+            measures["images_per_second"] *= len(self.going) / len(self.members)
+        self.latest = {k: combined([self.measures[self.place(k)]]) for k in self.going}
+        for k, record in self.latest.items():
+            self.runs[k].append(record)
+        self.diverged = [k for k, record in self.latest.items() if diverged(record, program.task.large_loss)]
+        self.ends |= dict.fromkeys(self.diverged, "diverged")
+        trained, self.going = self.going, []
+        self._begin([k for k in trained if k not in self.ends])
+
+    def _begin(self, runs: Sequence[int]) -> None:
+        """Note which of these runs train, and which have had all their epochs."""
+        for k in runs:
+            if self.epochs_of(k) < self.experiments[k].epochs:
+                self.going.append(k)
+            else:
+                self.ends[k] = "finished"
+
+    # ---------------------------------------------------------------------------------------------- other runs
+
+    def _regroup(self) -> None:
+        """Let the runs that ended leave the program, and waiting runs enter; the last runs stay, with their models."""
+        gone = len(self.members) - len(self.going)
+        alone = self.program.engine.waits_for_nobody        # over processes, all would have to do so
+        if not gone or not alone or not (self.going or self.queue) or not self._pays_off(gone):
+            return
+        entering = self.queue.take(gone) if self.queue else []
+        stay: list[tuple[int, NamedRows | None, int]] = [(k, self.rows_of(k), self.epochs_of(k)) for k in self.going]
+        new = range(len(self.runs), len(self.runs) + len(entering))
+        self.runs += [RecordList(one.history) for one in entering]
+        self.folders += [one.folder for one in entering]
+        self.experiments += [one.experiment for one in entering]
+        stay += [(k, one.rows, one.epochs) for k, one in zip(new, entering, strict=True)]
+        stay.sort(key=lambda run: (step_order(self.experiments[run[0]]), run[2]))
+        self.members = [k for k, _, _ in stay]
+        _, saved, epochs = zip(*stay, strict=True)
+        self.program.regroup([self.experiments[k] for k in self.members], saved, epochs)
+        self._begin(new)
+
+    def _pays_off(self, gone: int) -> bool:
+        """Whether regrouping saves more time than it takes to record the steps again.
+
+        Until then, the rows of runs that ended are computed in vain. If a model draws random numbers, such as dropout,
+        these depend on the rows in the program, so the rows must not depend on the clock.
+        """
+        if not self.going or self.program.model.random:
+            return True
+        epochs = max(self.experiments[k].epochs - (0 if self.queue else self.epochs_of(k)) for k in self.going)
+        return gone / len(self.members) * epochs * self._epoch_seconds >= self.program.compiling
 
     def _after_step(self, step: int) -> None:
         self.step = step

@@ -7,8 +7,9 @@ then each algorithm updates its own rows (`bands.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from quasiglobal.data.randomness import seeded
-from quasiglobal.engines.capture import Captured, overwrite
+from quasiglobal.engines.capture import Captured, overwrite, release
 from quasiglobal.gradients.stack import Fused, Gradients, StackedModel
 from quasiglobal.training.bands import Bands, EngineFactory
 from quasiglobal.training.evaluation import Evaluation
@@ -26,7 +27,7 @@ from quasiglobal.training.feed import Feed
 from quasiglobal.training.metrics import Measures, average, measures_of_all, measures_of_models
 from quasiglobal.training.networks import Networks
 from quasiglobal.training.partitions import partition_of
-from quasiglobal.training.rows import buffers_of, named_rows, state_of
+from quasiglobal.training.rows import NamedRows, buffers_of, named_rows, state_of
 from quasiglobal.training.task import Task
 
 WORTH_FUSING = 2.5e11
@@ -53,15 +54,18 @@ class ProgramState:
     """[rows], summed over the examples of the current epoch."""
     right: Tensor
     """[rows], number of correctly classified examples of the current epoch."""
-    epochs: int = 0
-    """Number of completed epochs."""
+    epochs: list[int]
+    """Number of completed epochs of each experiment."""
 
 
 class Program:
     """Several experiments as rows of one program, for the nodes that an engine hosts.
 
     The experiments may differ in the fields `experiment.OWN`, such as the seed, the partition, the learning rate and
-    the algorithm. `engine` is the simulator by default. `workers` processes read data that are read anew in each epoch.
+    the algorithm, and in the number of completed epochs. Rows do not depend on each other: at the end of an epoch
+    experiments may leave, and others take their place (`regroup`).
+
+    `engine` is the simulator by default. `workers` processes read data that are read anew in each epoch.
     `model` reuses the compiled kernels of an earlier program of the same task. `capture` returns a `StepRunner` for
     in-place steps; by default it uses CUDA graphs if one GPU hosts all nodes.
     """
@@ -78,24 +82,20 @@ class Program:
         model: StackedModel | None = None,
         capture: Callable[[Callable[[], list[Tensor]]], StepRunner] | None = None,
     ) -> None:
-        self.task, self.experiments, self.device = task, together(experiments), device
-        networks = Networks(task, self.experiments, device)
+        self.task, self.device, self._engine_factory = task, device, [engine] if engine else []
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """Seconds spent so far on training, compiling, loading, and on what callers time with `timed`."""
+        networks = Networks(task, together(experiments), device)
         self.layout = networks.layout
-        self.bands = Bands(self.experiments, self.layout.shared, *([engine] if engine else []))
-        self.engine = self.bands.engine
-        self.partitions = [partition_of(task.data, one) for one in self.experiments]
-        self.feed = Feed(
-            task.data, self.experiments, self.partitions, self.engine.nodes, device, networks.dtype, workers
-        )
+        self.feed = Feed(task.data, device, networks.dtype, augment=experiments[0].augment, workers=workers)
+        self._lay_out(experiments, [0] * len(experiments))
         networks.check_batches(self.feed.plan.sizes)
-        x, buffers = networks.start(len(self.engine.nodes))
-        self.state = ProgramState(x, buffers, loss=x.new_zeros(len(x)), right=x.new_zeros(len(x)))
-        self.bands.begin_at(x)
         can_capture = device.type == "cuda" and self.engine.waits_for_nobody and not task.draws_elsewhere
         if capture is None and can_capture and not recomputing:     # recomputing reads RNG states: not capturable
             capture = Captured
-        self._runner = capture(self._tensors) if capture else None
-        changed = self.steps * x.numel()
+        self._capture = capture
+        self._begin(*networks.start(len(self.engine.nodes)), epochs=[0] * len(experiments))
+        changed = self.steps * self.state.x.numel()
         self._fused = changed >= WORTH_FUSING
         long = capture is not None and changed >= WORTH_COMPILING
         self.model = model or networks.stacked(recomputing=recomputing, long=long)
@@ -106,6 +106,20 @@ class Program:
                 self.feed.show = Fused(self.feed.show)
         self.evaluation = Evaluation(task, self.model, device, networks.dtype)
 
+    def _lay_out(self, experiments: Sequence[Experiment], epochs: Sequence[int]) -> None:
+        """Assign the rows to experiments."""
+        self.experiments = together(experiments)
+        self.bands = Bands(self.experiments, epochs, self.layout.shared, *self._engine_factory)
+        self.engine = self.bands.engine
+        self.partitions = [partition_of(self.task.data, one) for one in self.experiments]
+        self.feed.assign(self.experiments, self.partitions, self.engine.nodes, epochs)
+
+    def _begin(self, x: Tensor, buffers: dict[str, Tensor], epochs: list[int]) -> None:
+        """Begin with these models, after these epochs, and with the algorithms' initial states."""
+        self.state = ProgramState(x, buffers, x.new_zeros(len(x)), x.new_zeros(len(x)), epochs)
+        self.bands.begin_at(x)
+        self._runner = self._capture(self._tensors) if self._capture else None
+
     @property
     def experiment(self) -> Experiment:
         """The first experiment; use it only for fields that all experiments share."""
@@ -114,12 +128,17 @@ class Program:
     @property
     def steps(self) -> int:
         """Number of steps of the whole training."""
-        return self.feed.steps_per_epoch * self.experiment.epochs
+        return self.feed.steps
 
     @property
     def finished(self) -> bool:
-        """Whether all epochs are done."""
-        return self.state.epochs >= self.experiment.epochs
+        """Whether all epochs of all experiments are done."""
+        return min(self.state.epochs) >= self.experiment.epochs
+
+    def due(self, run: int) -> bool:
+        """Whether an experiment is to be tested now: after every `eval_every`-th epoch and after the last."""
+        done, one = self.state.epochs[run], self.experiments[run]
+        return done == one.epochs or (done < one.epochs and done % one.eval_every == 0)
 
     # -------------------------------------------------------------------------------------------- steps
 
@@ -128,21 +147,27 @@ class Program:
 
         `after_step` is called with the number of completed steps, counted from the start of the run.
         """
-        began = time.perf_counter()
-        self.begin_epoch()
-        first = self.state.epochs * self.feed.steps_per_epoch
+        began, before = time.perf_counter(), sum(self.seconds.values())
+        with self.timed("loading"):
+            self.begin_epoch()
+        compiling, first = self.compiling, self.state.epochs[0] * self.feed.steps_per_epoch
         for step in range(self.feed.steps_per_epoch):
             self.advance(step)
             if after_step is not None:
                 after_step(first + step + 1)
-        self.state.epochs += 1
+        self.state.epochs = [epochs + 1 for epochs in self.state.epochs]
+        if not self.finished:
+            self.feed.draw(self.state.epochs)               # while a GPU still trains
         loss, right = self.sums()
-        seconds, examples, done = time.perf_counter() - began, self.feed.examples, first + self.feed.steps_per_epoch
+        seconds, examples = time.perf_counter() - began, self.feed.examples
+        self.seconds["compiling"] += self.compiling - compiling
+        self.seconds["training"] += seconds - (sum(self.seconds.values()) - before)
+        done = [epochs * self.feed.steps_per_epoch for epochs in self.state.epochs]
         return [
             {
-                "epoch": self.state.epochs,
-                "step": done,
-                "lr": self.feed.schedules[r](done),
+                "epoch": self.state.epochs[r],
+                "step": done[r],
+                "lr": self.feed.schedules[r](min(done[r], self.steps)),
                 "nodes": list(self.engine.nodes),
                 "loss": [value / examples for value in loss[r]],
                 **({"train_accuracy": [value / examples for value in right[r]]} if self.task.classifies else {}),
@@ -159,9 +184,10 @@ class Program:
 
     def advance(self, step: int) -> None:
         """Run step 0, 1, … of the epoch."""
-        t, shape = self.state.epochs * self.feed.steps_per_epoch + step + 1, self.feed.shapes[step]
+        t = [epochs * self.feed.steps_per_epoch + step + 1 for epochs in self.state.epochs]
+        shape = self.feed.shapes[step]
         self.feed.read(step)
-        with self.seeded(t):
+        with self.seeded(*t):
             if self._runner is None:
                 self._step(t, *shape)
             else:
@@ -186,8 +212,8 @@ class Program:
         self.feed.read(int(self.feed.counter))
         return self.model.gradients(self.state.x, self.state.buffers, *self.feed.batch(*shape))
 
-    def seeded(self, t: int) -> AbstractContextManager[None]:
-        """Seed the random numbers of step t (dropout) from the seeds, the first node here and the step.
+    def seeded(self, *t: int) -> AbstractContextManager[None]:
+        """Seed the random numbers of step t (dropout) from the seeds, the first node here and the experiments' steps.
 
         A resumed run draws the same numbers again. Another placement of nodes on processes, or another set of seeds
         trained together, draws other numbers from the same distribution.
@@ -195,15 +221,30 @@ class Program:
         if not self.model.random:
             return nullcontext()
         seeds = (one.seed for one in self.experiments)
-        return seeded(self.device, *seeds, self.engine.nodes[0], t, elsewhere=self.task.draws_elsewhere)
+        steps = dict.fromkeys(t)
+        return seeded(self.device, *seeds, self.engine.nodes[0], *steps, elsewhere=self.task.draws_elsewhere)
 
-    def _step(self, t: int, size: int, *need: int) -> None:
-        """Run step t on the current batch, entirely on the device."""
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Add the time of a block to `seconds`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] += time.perf_counter() - began
+
+    @property
+    def compiling(self) -> float:
+        """Seconds spent on recording the steps of these rows."""
+        return self._runner.seconds if isinstance(self._runner, Captured) else 0.0
+
+    def _step(self, t: Sequence[int], size: int, *need: int) -> None:
+        """Run one step on the current batch, entirely on the device: step `t[r]` of experiment r."""
         state, in_place = self.state, self._runner is not None
         found = self.model.gradients(state.x, state.buffers, *self.feed.batch(size, *need))
         g = found.g if self.experiment.clip is None else clipped(found.g, self.experiment.clip)
         state.x = self.bands.step(
-            state.x, g, t, self.feed.time, self.feed.rate(), self._full_gradient, in_place, self._fused
+            state.x, g, t, self.feed.times, self.feed.rate(), self._full_gradient, in_place, self._fused
         )
         if in_place:
             overwrite(list(state.buffers.values()), list(found.buffers.values()))
@@ -228,25 +269,26 @@ class Program:
         """All tensors that a step changes."""
         state, feed = self.state, self.feed
         models = [state.x, *self.bands.tensors(), *state.buffers.values()]
-        return [*models, feed.counter, feed.time, state.loss, state.right]
+        return [*models, feed.counter, *feed.clocks, state.loss, state.right]
 
     # -------------------------------------------------------------------------------------------- tests
 
-    def evaluate(self) -> list[Measures]:
-        """Test the models of each experiment, and their average if all nodes are here."""
-        nodes, runs = len(self.engine.nodes), len(self.experiments)
-        everybody = nodes == self.engine.topology.n
-        x, buffers = self.with_averages() if everybody else (self.state.x, self.state.buffers)
-        owners = [*self.engine.nodes] * runs + [-1] * (len(x) - runs * nodes)
-        steps = self.state.epochs * self.feed.steps_per_epoch
-        with self.seeded(TESTS + steps):                    # for models that draw random numbers in tests too
+    def evaluate(self, runs: Sequence[int] | None = None) -> list[Measures]:
+        """Test the models of all or some experiments, and their averages if all nodes are here."""
+        chosen = range(len(self.experiments)) if runs is None else runs
+        nodes, everybody = len(self.engine.nodes), len(self.engine.nodes) == self.engine.topology.n
+        x, buffers = self.models(chosen, averages=everybody)
+        owners = [*self.engine.nodes] * len(chosen) + [-1] * (len(x) - len(chosen) * nodes)
+        steps = [self.state.epochs[run] * self.feed.steps_per_epoch for run in chosen]
+        with self.seeded(*(TESTS + done for done in steps)):        # for models that draw random numbers in tests too
             tested = self.evaluation(x, buffers, owners)
         found: list[Measures] = []
-        for r, own in enumerate(self.state.x.view(runs, nodes, -1)):
-            measures = tested.measures(slice(r * nodes, (r + 1) * nodes))
-            measures |= measures_of_models(own, self.bands.bytes_per_step[r] * steps)
+        for place, run in enumerate(chosen):
+            rows = slice(place * nodes, (place + 1) * nodes)
+            measures = tested.measures(rows)
+            measures |= measures_of_models(x[rows], self.bands.bytes_per_step[run] * steps[place])
             if everybody:
-                measures |= measures_of_all(own, tested.of_model(runs * nodes + r))
+                measures |= measures_of_all(x[rows], tested.of_model(len(chosen) * nodes + place))
             found.append(measures)
         return found
 
@@ -256,11 +298,15 @@ class Program:
         buffers = {name: average(value.to(self.device), dim=0)[None] for name, value in buffers_of(rows).items()}
         return measures_of_all(x, self.evaluation(average(x, dim=0)[None], buffers, [-1]).of_model(0))
 
-    def with_averages(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The models and buffers of all rows, followed by the mean over the nodes of each experiment."""
+    def models(self, runs: Sequence[int], averages: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
+        """The models and buffers of some experiments' rows, followed by the mean over the nodes of each experiment."""
+        everything = list(runs) == list(range(len(self.experiments)))
+
         def followed(values: Tensor) -> Tensor:
             by_run = values.view(len(self.experiments), len(self.engine.nodes), *values.shape[1:])
-            return torch.cat([values, average(by_run, dim=1)])
+            by_run = by_run if everything else by_run[list(runs)]
+            rows = by_run.flatten(0, 1)
+            return torch.cat([rows, average(by_run, dim=1)]) if averages else rows
 
         return followed(self.state.x), {name: followed(value) for name, value in self.state.buffers.items()}
 
@@ -277,16 +323,36 @@ class Program:
         self.state.x = x
         self.bands.begin_at(x)
 
-    def restore(self, saved: Sequence[dict[str, Tensor]], epochs: int) -> None:
-        """Resume after `epochs` epochs from the rows of every experiment, as returned by `rows_of`."""
+    def restore(self, saved: Sequence[NamedRows], epochs: int) -> None:
+        """Resume all experiments after `epochs` epochs from their rows, as returned by `rows_of`."""
         def stacked(values: Sequence[Tensor]) -> Tensor:
             return torch.cat(list(values)).to(self.device)
 
-        self.state.x = stacked([rows["x"] for rows in saved])
-        kept = [buffers_of(rows) for rows in saved]
-        self.state.buffers = {name: stacked([buffers[name] for buffers in kept]) for name in self.state.buffers}
+        x, kept = stacked([rows["x"] for rows in saved]), [buffers_of(rows) for rows in saved]
+        buffers = {name: stacked([of[name] for of in kept]) for name in self.state.buffers}
+        self._begin(x, buffers, [epochs] * len(saved))
         self.bands.restore([state_of(rows) for rows in saved], self.device)
-        self.state.epochs = epochs
+
+    def regroup(
+        self, experiments: Sequence[Experiment], saved: Sequence[NamedRows | None], epochs: Sequence[int]
+    ) -> None:
+        """Continue with these experiments, each after its own number of epochs and from its rows; None: from its start.
+
+        The data, the compiled models and the kernels of the steps are used again.
+        """
+        with self.timed("loading"):
+            earlier, self._runner = self.bands, None
+            release(self.device)
+            rows = [self._first_rows(one) if of is None else of for one, of in zip(experiments, saved, strict=True)]
+            self._lay_out(experiments, epochs)
+            self.bands.take_kernels(earlier)
+            self.restore(rows, 0)
+            self.state.epochs = list(epochs)
+
+    def _first_rows(self, experiment: Experiment) -> NamedRows:
+        """The models of an experiment before its first epoch."""
+        x, buffers = Networks(self.task, [experiment], self.device).start(len(self.engine.nodes))
+        return named_rows(x, {}, buffers)
 
 
 def clipped(g: Tensor, largest: float) -> Tensor:
