@@ -1,7 +1,8 @@
-"""The kernels of convolutions against PyTorch's, over a table of geometries: outputs and both gradients."""
+"""The kernels of convolutions with what follows, against PyTorch, over a table of geometries: results and gradients."""
 
 import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from quasiglobal.gradients.kernels.functions import Convolution
 from quasiglobal.gradients.kernels.geometry import Geometry, geometry_of
+from quasiglobal.gradients.kernels.operations import convolve
 
 pytest.importorskip("triton")
 if "TRITON_INTERPRET" not in os.environ:
@@ -65,38 +67,47 @@ CASES |= {
 }
 
 
-def convolved(x, w, geometry):
-    """One model's convolution by PyTorch."""
-    if geometry.transposed:
-        terms = geometry.stride, geometry.padding, geometry.extra, geometry.groups, geometry.dilation
-        return nn.functional.conv_transpose2d(x, w, None, *terms)
-    return nn.functional.conv2d(x, w, None, geometry.stride, geometry.padding, geometry.dilation, geometry.groups)
+AFTER = {"alone": (False, False, False), "bias": (True, False, False), "bias, sum and relu": (True, True, True)}
+FAST = {
+    "alone": ("swept 2×3", "dilation and strides", "odd groups", "depthwise dilation, strides", "transposed, padded"),
+    "bias, sum and relu": ("swept 3×1", "3×3", "1-D multiplier", "transposed groups"),
+}
 
 
-FAST = ("swept 2×3", "dilation and strides", "odd groups", "depthwise dilation, strides", "transposed, padded")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CASES]
-)
-def test_the_kernels_compute_pytorchs_convolution_and_its_gradients(name):
+@pytest.mark.parametrize(("name", "after"), [
+    pytest.param(name, after, marks=() if name in FAST.get(after, ()) else pytest.mark.slow)
+    for after in AFTER for name in CASES
+])
+def test_the_kernels_compute_pytorchs_convolution_and_its_gradients(name, after):
     (inner, outer), size, geometry = CASES[name]
+    biased, summed, relu = AFTER[after]
     torch.manual_seed(0)
+    new = partial(torch.randn, dtype=torch.float64)
     left, right = (inner, outer) if geometry.transposed else (outer, inner)
-    w = torch.randn(N, left, right // geometry.groups, *geometry.kernel, dtype=torch.float64, requires_grad=True)
-    x = torch.randn(N, BATCH, inner, *size, dtype=torch.float64, requires_grad=True)
-    expected = torch.stack([convolved(x[i], w[i], geometry) for i in range(N)])
+    w = new(N, left, right // geometry.groups, *geometry.kernel).requires_grad_()
+    x = new(N, BATCH, inner, *size).requires_grad_()
+    shape = geometry.before(size) if geometry.transposed else geometry.after(size)
+    bias = new(N, 2 * outer)[:, :outer].requires_grad_() if biased else None
+    rest = new(N, BATCH, outer, *shape).requires_grad_() if summed else None
+    how = geometry.stride, geometry.padding, geometry.dilation, geometry.transposed, geometry.extra, geometry.groups
+    of_each = [[None] * N if value is None else value for value in (bias, rest)]
+    each = [convolve(x[i], w[i], *(value[i] for value in of_each), *how, relu) for i in range(N)]
+    expected = torch.stack(each)
     dy, later = torch.randn_like(expected), torch.randn_like(x)
-    dx, dw = torch.autograd.grad([expected, x * 1], [x, w], [dy, later])
+    inputs = [value for value in (x, w, bias, rest) if value is not None]
+    dx, dw, *others = torch.autograd.grad([expected, x * 1], inputs, [dy, later])
 
     order = (0, *(1 + dim for dim in geometry.order))
     values = w.detach().permute(order).contiguous()
-    shares = torch.full((2, *values.shape), torch.nan, dtype=torch.float64)
-    y, passed = Convolution.apply(lambda: shares, values, x, w, geometry)
-    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
-    (found,) = torch.autograd.grad([y, passed], [x], [dy, later])
-    torch.testing.assert_close(found, dx, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(shares.sum(0), dw.permute(order), rtol=1e-10, atol=1e-10)
+    shares, of_bias = (new(2, *sizes) * torch.nan for sizes in (values.shape, (N, outer)))
+    y, passed = Convolution.apply(lambda: shares, lambda: of_bias, values, x, w, bias, rest, geometry, relu, False)
+    close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
+    close(y, expected)
+    found = torch.autograd.grad([y, passed], [x, rest] if summed else [x], [dy, later])
+    close(found, (dx, *others[biased:]))
+    close(shares.sum(0), dw.permute(order))
+    if biased:
+        close(of_bias.sum(0), others[0])
 
 
 def test_few_channels_are_swept():

@@ -15,14 +15,15 @@ if "TRITON_INTERPRET" not in os.environ:
 
 N, EPS, MOMENTUM = 2, 1e-5, 0.1
 
-OWN, ALL = ("evonorm", "group"), ("evonorm", "group", "batch", "shift")
+OWN, ALL = ("evonorm", "group"), ("evonorm", "group", "batch")
 SIZES = {
     "whole images": (ALL, 3, 4, (4, 8), 2),
     "odd sizes": (ALL, 2, 6, (5, 7), 6),
     "blocks of channels": (ALL, 1, 128, (3, 2), 32),
     "images in blocks": (OWN, 1, 16, (41, 32), 4),
-    "several images in a part": (("batch", "shift"), 64, 4, (3, 3), 1),
-    "parts in blocks": (("batch", "shift"), 16, 64, (21, 16), 1),
+    "several images in a part": (("batch",), 64, 4, (3, 3), 1),
+    "several parts": (("batch",), 16, 64, (21, 16), 1),
+    "a part in blocks": (("batch",), 1, 16, (1031, 1), 1),
 }
 """Kinds, images, channels, height and width, groups."""
 
@@ -48,9 +49,8 @@ def test_the_kernels_compute_the_normalisation_and_its_gradients(kind, size, aft
     each = [normalise(x[i], weight[i], bias[i], rests[i], [old[i] for old in running], *how) for i in range(N)]
     expected, *statistics = map(torch.stack, zip(*each, strict=True))
     dy = new(expected.shape)
-    inputs = [x, bias, *([] if kind == "shift" else [weight]), *([rest] if summed else [])]
-    dx, db, *others = torch.autograd.grad(expected, inputs, dy)
-    gradients = torch.cat([db] if kind == "shift" else [others.pop(0), db], 1)
+    dx, dw, db, *others = torch.autograd.grad(expected, [x, weight, bias, *([rest] if summed else [])], dy)
+    gradients = torch.cat([dw, db], 1)
 
     shares = []
     y, *found = Normalised.apply(
@@ -65,7 +65,7 @@ def test_the_kernels_compute_the_normalisation_and_its_gradients(kind, size, aft
 
 def _shares(made, batch, kind, gradients):
     """Space for the partial sums of the parameters' gradients, which the test reads later."""
-    from quasiglobal.gradients.kernels.normalisation import parts
+    from quasiglobal.gradients.kernels.normalisation import shares
 
-    made.append(torch.full((parts(batch, kind), *gradients.shape), torch.nan, dtype=gradients.dtype))
+    made.append(torch.full((shares(batch, kind), *gradients.shape), torch.nan, dtype=gradients.dtype))
     return made[0]

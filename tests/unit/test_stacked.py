@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
+from quasiglobal.gradients.kernels.fusion import convolves
 from quasiglobal.gradients.kernels.program import stacked_program
 from quasiglobal.gradients.kernels.route import Kernels
 from quasiglobal.gradients.layout import Layout
@@ -96,6 +97,17 @@ class Convolutions(nn.Module):
         return self.head(y.mean(2))
 
 
+class Pooled(nn.Sequential):
+    """Convolutions with a bias and a ReLU; one result is pooled, the other is also used otherwise."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 10, 3), nn.ReLU())
+
+    def forward(self, x):
+        x = super().forward(x)
+        return nn.functional.max_pool2d(x, 2).mean((2, 3)) + x.mean((2, 3))
+
+
 class Signals(nn.Module):
     """1-D convolutions of inputs [b, channels, length]."""
 
@@ -111,7 +123,7 @@ class Signals(nn.Module):
         return self.head((self.batch(self.depth(x)) + x).amax(2))
 
 
-NETWORKS = {"usual": Usual, "unusual": Unusual, "convolutions": Convolutions, "signals": Signals}
+NETWORKS = {"usual": Usual, "unusual": Unusual, "convolutions": Convolutions, "signals": Signals, "pooled": Pooled}
 NETWORKS |= {"vgg11": partial(build, "vgg11", width=0.125)} | {
     norm: partial(build, "resnet8", norm=norm, width=0.5) for norm in RESIDUAL
 }
@@ -155,7 +167,7 @@ def one_by_one(module, layout, x, buffers, inputs, targets, autocast=False):
     return torch.stack(rows), after
 
 
-INTERPRETED = ("usual", "signals")
+INTERPRETED = ("usual", "signals", "pooled")
 """Networks that the fast tests run in the interpreter, which takes seconds for each."""
 
 CASES = [("operations", name) for name in NETWORKS] + [
@@ -213,8 +225,15 @@ def test_only_convolutions_with_shared_or_frozen_weights_are_left_to_vmap(name, 
     pytest.importorskip("triton")
     module, layout, x, buffers, inputs, _ = example(name)
     nodes = stacked_program(module, layout, x, buffers, inputs, by_kernels=True).program.graph.nodes
-    convolutions = [node for node in nodes if "convolution" in str(node.target)]
-    assert sum("place" not in node.meta for node in convolutions) == without
+    assert sum("convolution" in str(node.target) for node in nodes) == without
+    assert all("kernel" in node.meta for node in nodes if convolves(node))
+
+
+def test_convolutions_take_over_what_follows_them():
+    module, layout, x, buffers, inputs, _ = example("usual")
+    nodes = stacked_program(module, layout, x, buffers, inputs).program.graph.nodes
+    assert [node.args[-1] for node in nodes if convolves(node)] == [True, False, False]
+    assert "aten.relu.default" not in {str(node.target) for node in nodes}
 
 
 def by_the_kernels(module):
@@ -341,7 +360,12 @@ def test_pooling_is_pytorchs(dtype):
     (dx,) = torch.autograd.grad(expected, images, dy)
     y, which = pooling.pool(x, 3)
     torch.testing.assert_close(y.flatten(0, 1).movedim(-1, 1), expected, rtol=0, atol=0, equal_nan=True)
-    back = pooling.pool_back(dy.movedim(1, -1).unflatten(0, (2, 3)).contiguous(), which, 3)
+    arrived = dy.movedim(1, -1).unflatten(0, (2, 3)).contiguous()
+    back = pooling.pool_back(arrived, None, which, 3)
+    torch.testing.assert_close(back.flatten(0, 1).movedim(-1, 1), dx, rtol=0, atol=0)
+    (dx,) = torch.autograd.grad(nn.functional.max_pool2d(images.relu(), 3), images, dy)
+    y, which = pooling.pool(x.relu(), 3)
+    back = pooling.pool_back(arrived, y, which, 3)
     torch.testing.assert_close(back.flatten(0, 1).movedim(-1, 1), dx, rtol=0, atol=0)
 
 

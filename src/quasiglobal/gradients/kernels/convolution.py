@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quasiglobal.gradients.kernels import depthwise, sweep
 from quasiglobal.gradients.kernels.accumulators import accumulator, on_tensor_cores
+from quasiglobal.gradients.kernels.epilogue import Epilogue, positive
 from quasiglobal.gradients.kernels.geometry import Geometry, Pair
 from quasiglobal.gradients.kernels.taps import first_tap
 
@@ -30,18 +31,19 @@ def _taps(first, C: tl.constexpr, S: tl.constexpr, BK: tl.constexpr):
 
 @triton.jit
 def _convolution(
-    x, w, later, y, batch, stride,
+    x, w, y, later, bias, batch, stride, of_bias,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr, STEP: tl.constexpr,
     DILATION: tl.constexpr, PAD: tl.constexpr, BLOCKS: tl.constexpr, TOGETHER: tl.constexpr, BACK: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, LATER: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
+    LATER: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
 ):
     """Pixel (i, j) of y sums w's tap (r, s) times x's pixel ((i · UP − PAD + r · DILATION) / DOWN, and so for j and s).
 
-    w is [channels out, R, S, channels in]; BACK reads it flipped and transposed. If LATER, `later` is added to y. Only
-    taps with an integer pixel index count. All i of a block are equal modulo DOWN, and so are all j: all pixels of a
-    block use the same taps, every STEP-th. C and OC are the channels of a block of groups: of BLOCKS blocks, each of
-    TOGETHER groups, and between two of these groups the weights are 0.
+    w is [channels out, R, S, channels in]; BACK reads it flipped and transposed. LATER, BIAS and RELU are parts of the
+    `Epilogue`. Only taps with an integer pixel index count. All i of a block are equal modulo DOWN, and so
+    are all j: all pixels of a block use the same taps, every STEP-th. C and OC are the channels of a block of groups:
+    of BLOCKS blocks, each of TOGETHER groups, and between two of these groups the weights are 0.
     """
     KINDS: tl.constexpr = DOWN[0] * DOWN[1]
     RU: tl.constexpr = (R + STEP[0] - 1) // STEP[0]
@@ -55,6 +57,7 @@ def _convolution(
     y += node * batch * (OH * OW * YC)
     later += node * batch * (OH * OW * YC)
     w += node * stride
+    bias += node * of_bias
     place = tl.program_id(0) * BM + tl.arange(0, BM)
     kind = tl.program_id(1) % KINDS
     part = tl.program_id(1) // KINDS
@@ -62,6 +65,7 @@ def _convolution(
         x += part % BLOCKS * C
         y += part % BLOCKS * OC
         later += part % BLOCKS * OC
+        bias += part % BLOCKS * OC
         w += part % BLOCKS * (C * R * S * OC // TOGETHER)
         part = part // BLOCKS
     out = part * BN + tl.arange(0, BN)
@@ -104,6 +108,10 @@ def _convolution(
             at = (tap * (C // TOGETHER) + inner)[:, None] + out[None, :] * (R * S * C // TOGETHER)
         right = tl.load(w + at, mask=present, other=0.0)
         total = tl.dot(left, right, total, input_precision="ieee", out_dtype=ACC)
+    if BIAS:
+        total += tl.load(bias + out, mask=out < OC, other=0.0).to(ACC)[None, :]
+    if RELU:
+        total = positive(total)
     tl.store(y + where, total.to(y.dtype.element_ty), mask=inside)
 
 
@@ -156,30 +164,31 @@ def _weight_gradient(
     tl.store(dw + k[:, None] + out[None, :] * (R * S * C // TOGETHER), total, mask=known)
 
 
-def convolve(x: Tensor, w: Tensor, geometry: Geometry, later: Tensor | None = None) -> Tensor:
-    """Convolve x [n, b, h, w, c] with each model's own kernels w [n, out, r, s, c / groups], and add `later`.
+def convolve(x: Tensor, w: Tensor, geometry: Geometry, epilogue: Epilogue) -> Tensor:
+    """Convolve x [n, b, h, w, c] with each model's own kernels w [n, out, r, s, c / groups].
 
     Depthwise kernels are [n, 1, r, s, out], here and below.
     """
     n, batch, *size, _ = x.shape
-    y = x.new_empty(n, batch, *geometry.after(size), w.shape[4 if geometry.depthwise else 1])
+    shape = n, batch, *geometry.after(size), w.shape[4 if geometry.depthwise else 1]
+    y = x.new_empty(shape, dtype=epilogue.dtype(x))
     if sweep.sweeps(x, y.shape[4], geometry):
-        return sweep.launch(x, w, later, y, geometry, padding=geometry.padding)
+        return sweep.launch(x, w, y, epilogue, geometry, padding=geometry.padding)
     launch = depthwise.launch if geometry.depthwise else _launch
-    return launch(x, w, later, y, geometry, up=geometry.stride, down=(1, 1), padding=geometry.padding)
+    return launch(x, w, y, epilogue, geometry, up=geometry.stride, down=(1, 1), padding=geometry.padding)
 
 
-def convolve_back(dy: Tensor, w: Tensor, later: Tensor | None, size: torch.Size, geometry: Geometry) -> Tensor:
-    """The gradient of a convolution's input of shape `size`, plus `later`, the gradient of its other uses."""
-    dx = dy.new_empty(size)
+def convolve_back(dy: Tensor, w: Tensor, size: torch.Size, geometry: Geometry, epilogue: Epilogue) -> Tensor:
+    """The gradient of a convolution's input of shape `size`; the `later` of the epilogue is that of its other uses."""
+    dx = dy.new_empty(size, dtype=epilogue.dtype(dy))
     if sweep.sweeps(dy, dx.shape[4], geometry, back=True):
-        return sweep.launch(dy, w, later, dx, geometry, padding=geometry.around, back=True)
+        return sweep.launch(dy, w, dx, epilogue, geometry, padding=geometry.around, back=True)
     launch = depthwise.launch if geometry.depthwise else _launch
-    return launch(dy, w, later, dx, geometry, up=(1, 1), down=geometry.stride, padding=geometry.around, back=True)
+    return launch(dy, w, dx, epilogue, geometry, up=(1, 1), down=geometry.stride, padding=geometry.around, back=True)
 
 
 def _launch(
-    x: Tensor, w: Tensor, later: Tensor | None, y: Tensor, geometry: Geometry, *, up: Pair, down: Pair, padding: Pair,
+    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, *, up: Pair, down: Pair, padding: Pair,
     back: bool = False,
 ) -> Tensor:
     n, _, *source = x.shape
@@ -193,10 +202,11 @@ def _launch(
     bk = _columns(r * s, inner, most)
     grid = (triton.cdiv(places, bm), triton.cdiv(outer, bn) * kinds, n)
     step = tuple(by // gcd(by, dilation) for by, dilation in zip(down, geometry.dilation, strict=True))
+    tensors, of_bias, parts = epilogue.arguments(y)
     _convolution[grid](
-        x, w, x if later is None else later, y, batch, w.stride(0), *source[:2], inner, height, width, outer, r, s,
-        up, down, step, geometry.dilation, padding, blocks, together, back, bm, bk, bn, accumulator(x),
-        later is not None, num_warps=4, num_stages=stages,
+        x, w, y, *tensors, batch, w.stride(0), of_bias, *source[:2], inner, height, width, outer, r, s, up, down, step,
+        geometry.dilation, padding, blocks, together, back, bm, bk, bn, accumulator(x), *parts,
+        num_warps=4, num_stages=stages,
     )
     return y
 

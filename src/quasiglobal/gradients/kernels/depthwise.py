@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quasiglobal.gradients.kernels.accumulators import accumulator
+from quasiglobal.gradients.kernels.epilogue import Epilogue, positive
 from quasiglobal.gradients.kernels.geometry import Geometry, Pair
 from quasiglobal.gradients.kernels.taps import first_tap
 
@@ -31,11 +32,12 @@ def _plus(total, value, factors, APART: tl.constexpr, STEP: tl.constexpr, COUNT:
 
 @triton.jit
 def _depthwise(
-    x, w, later, y, batch, stride,
+    x, w, y, later, bias, batch, stride, of_bias,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr, STEP: tl.constexpr,
     DILATION: tl.constexpr, PAD: tl.constexpr, BACK: tl.constexpr,
-    T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr, LATER: tl.constexpr,
+    T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+    LATER: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
 ):
     """One block of strips × channels of y, as `_convolution`; BACK reads w flipped. T is a multiple of DOWN[1]."""
     STRIPS: tl.constexpr = (OW + T - 1) // T
@@ -84,11 +86,17 @@ def _depthwise(
                         _plus(total[t], value, taps, (FIRST + v) * DOWN[1] + PAD[1] - t * UP[1], DILATION[1], S),
                     )
                 total = after
+    if BIAS:
+        offset = tl.load(bias + node * of_bias + c, mask=c < OC, other=0.0).to(ACC)
     for t in tl.static_range(T):
         inside = known & (j + t < OW) & (c < OC)
         result = total[t]
         if LATER:
             result += tl.load(later + where + t * OC, mask=inside, other=0.0).to(ACC)
+        if BIAS:
+            result += offset
+        if RELU:
+            result = positive(result)
         tl.store(y + where + t * OC, result.to(y.dtype.element_ty), mask=inside)
 
 
@@ -144,7 +152,7 @@ def _depthwise_weights(
 
 
 def launch(
-    x: Tensor, w: Tensor, later: Tensor | None, y: Tensor, geometry: Geometry, *, up: Pair, down: Pair, padding: Pair,
+    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, *, up: Pair, down: Pair, padding: Pair,
     back: bool = False,
 ) -> Tensor:
     """Fill y with a convolution (`down` is 1) or, with `back`, with the gradient of a convolution's input."""
@@ -156,10 +164,10 @@ def launch(
     bp = max(1, 32 * WARPS * together // bc)
     places = batch * triton.cdiv(height, down[0]) * triton.cdiv(width, strip)
     step = tuple(by // gcd(by, dilation) for by, dilation in zip(down, geometry.dilation, strict=True))
+    tensors, of_bias, parts = epilogue.arguments(y)
     _depthwise[(triton.cdiv(places, bp), triton.cdiv(channels, bc) * down[0], n)](
-        x, w, x if later is None else later, y, batch, w.stride(0), *source, height, width, channels,
-        *geometry.kernel, up, down, step, geometry.dilation, padding, back, strip, bp, bc, accumulator(x),
-        later is not None, num_warps=WARPS,
+        x, w, y, *tensors, batch, w.stride(0), of_bias, *source, height, width, channels, *geometry.kernel, up, down,
+        step, geometry.dilation, padding, back, strip, bp, bc, accumulator(x), *parts, num_warps=WARPS,
     )
     return y
 

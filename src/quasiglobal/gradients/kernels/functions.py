@@ -16,50 +16,57 @@ from quasiglobal.gradients.kernels.geometry import Geometry
 
 
 class Convolution(torch.autograd.Function):
-    """Convolution that also returns x, so that its backward kernel adds the gradients of later uses of x.
+    """`operations.convolve` of all models, which also returns x, so that its backward kernel adds later gradients of x.
 
-    `weight` is an argument only for autograd: the kernels read `values`, and write the gradient to `shares`. A
-    transposed convolution is the input gradient of a convolution, and vice versa.
+    `weight` is an argument only for autograd: the kernels read `values`. They write the gradients of weight and bias to
+    `shares` and `bias_shares`. A transposed convolution is the input gradient of a convolution, and vice versa. If
+    `masked`, the gradient that arrives is that before the ReLU.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, shares: Callable[[], Tensor], values: Tensor, x: Tensor, weight: Tensor, geometry: Geometry
+        ctx: Any, shares: Callable[[], Tensor], bias_shares: Callable[[], Tensor], values: Tensor, x: Tensor,
+        weight: Tensor, bias: Tensor | None, rest: Tensor | None, geometry: Geometry, relu: bool, masked: bool,
     ) -> tuple[Tensor, Tensor]:
         from quasiglobal.gradients.kernels.convolution import convolve, convolve_back
+        from quasiglobal.gradients.kernels.epilogue import Epilogue
 
         images = _channels_last(x)
-        ctx.save_for_backward(images, values)
-        ctx.shares, ctx.geometry = shares, geometry
-        ctx.set_materialize_grads(False)
+        epilogue = Epilogue(None if rest is None else _channels_last(rest), bias, relu)
         if geometry.transposed:
             n, batch, *size, _ = images.shape
             channels = weight.shape[2] * geometry.groups
             after = torch.Size((n, batch, *geometry.before(size), channels))
-            y = convolve_back(images, values, None, after, geometry)
+            y = convolve_back(images, values, after, geometry, epilogue)
         else:
-            y = convolve(images, values, geometry)
+            y = convolve(images, values, geometry, epilogue)
+        ctx.save_for_backward(images, values, y if relu and not masked else None)
+        ctx.shares, ctx.bias_shares, ctx.geometry = shares, bias_shares, geometry
+        ctx.set_materialize_grads(False)
         return _channels_first(y, x), x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, later: Tensor | None) -> Any:
         from quasiglobal.gradients.kernels.convolution import convolve, convolve_back, weight_gradient
+        from quasiglobal.gradients.kernels.epilogue import Epilogue, before
 
-        dx, geometry = later, ctx.geometry
+        dx, drest, geometry = later, None, ctx.geometry
         if dy is not None:
-            images, values = ctx.saved_tensors
-            arrived = _channels_last(dy)
-            x, y = (arrived, images) if geometry.transposed else (images, arrived)
-            weight_gradient(x, y, ctx.shares(), geometry)
-            if ctx.needs_input_grad[2]:
-                later = later if later is None else _channels_last(later)
+            images, values, result = ctx.saved_tensors
+            g = before(_channels_last(dy), result, ctx.bias_shares() if ctx.needs_input_grad[5] else None)
+            drest = _channels_first(g, dy) if ctx.needs_input_grad[6] else None
+            g = g.to(images.dtype)
+            left, right = (g, images) if geometry.transposed else (images, g)
+            weight_gradient(left, right, ctx.shares(), geometry)
+            if ctx.needs_input_grad[3]:
+                epilogue = Epilogue(later if later is None else _channels_last(later))
                 if geometry.transposed:
-                    dx = convolve(arrived, values, geometry, later)
+                    dx = convolve(g, values, geometry, epilogue)
                 else:
-                    dx = convolve_back(arrived, values, later, images.shape, geometry)
+                    dx = convolve_back(g, values, images.shape, geometry, epilogue)
                 dx = _channels_first(dx, dy)
-        return None, None, dx, None, None
+        return None, None, None, dx, None, None, drest, *(None,) * 3
 
 
 class Normalised(torch.autograd.Function):
@@ -70,12 +77,11 @@ class Normalised(torch.autograd.Function):
         ctx: Any, shares: Callable[[], Tensor], dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor,
         rest: Tensor | None, running: list[Tensor], kind: str, groups: int, eps: float, momentum: float, relu: bool,
     ) -> tuple[Tensor, ...]:
-        from quasiglobal.gradients.kernels.normalisation import masks_by_result, normalise
+        from quasiglobal.gradients.kernels.normalisation import normalise
 
         images, added = _channels_last(x), None if rest is None else _channels_last(rest)
         y, moments, after = normalise(images, weight, bias, added, running, kind, groups, eps, momentum, relu, dtype)
-        mask = y if relu and masks_by_result(kind, rest is not None) else None
-        ctx.save_for_backward(images, weight, bias, mask, moments)
+        ctx.save_for_backward(images, y if relu and rest is not None else None, moments)
         ctx.shares, ctx.how = shares, (kind, groups, relu, rest is not None)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*after)
@@ -88,21 +94,24 @@ class Normalised(torch.autograd.Function):
 
         dx, drest = None, None
         if dy is not None:
-            images, weight, bias, y, moments = ctx.saved_tensors
-            dx, drest = normalise_back(images, weight, bias, y, _channels_last(dy), moments, ctx.shares(), *ctx.how)
+            images, y, moments = ctx.saved_tensors
+            dx, drest = normalise_back(images, y, moments, _channels_last(dy), ctx.shares(), *ctx.how)
             dx, drest = _channels_first(dx, dy), _channels_first(drest, dy) if ctx.how[-1] else None
         return None, None, dx, None, None, drest, *(None,) * 6
 
 
 class Pooled(torch.autograd.Function):
-    """Maximum pooling over squares of side `window`."""
+    """Maximum pooling over squares of side `window`.
+
+    If x is the result of a ReLU that only the pooling reads, `masks` computes the gradient before the ReLU.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, window: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, window: int, masks: bool) -> Tensor:
         from quasiglobal.gradients.kernels.pooling import pool
 
         y, which = pool(_channels_last(x), window)
-        ctx.save_for_backward(which)
+        ctx.save_for_backward(which, y if masks else None)
         ctx.window = window
         return y.movedim(-1, 2)
 
@@ -111,8 +120,8 @@ class Pooled(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         from quasiglobal.gradients.kernels.pooling import pool_back
 
-        (which,) = ctx.saved_tensors
-        return pool_back(_channels_last(dy), which, ctx.window).movedim(-1, 2), None
+        which, y = ctx.saved_tensors
+        return pool_back(_channels_last(dy), y, which, ctx.window).movedim(-1, 2), None, None
 
 
 def _channels_last(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from quasiglobal.gradients.kernels.geometry import Geometry, geometry_of
-from quasiglobal.gradients.kernels.operations import NORMALISE
+from quasiglobal.gradients.kernels.operations import NORMALISE, convolve
 
 aten = torch.ops.aten
 
@@ -18,16 +18,13 @@ COUNT = aten._foreach_add.Scalar
 
 
 def convolves(node: Any) -> bool:
-    """Whether the kernels compute this convolution: 1-D or 2-D, and nothing else uses its weight."""
-    if node.target is not aten.convolution.default:
-        return False
-    x, weight, *_ = node.args
-    return len(shape_of(weight)) in (3, 4) and len(shape_of(x)) == len(shape_of(weight)) and _is_own(weight)
+    """Whether the kernels compute this convolution, in a graph after `fuse`."""
+    return node.target is convolve
 
 
 def geometry(node: Any) -> Geometry:
     """The geometry of a convolution."""
-    return geometry_of(shape_of(node.args[1]), *node.args[3:])
+    return geometry_of(shape_of(node.args[1]), *node.args[4:-1])
 
 
 def pools(node: Any) -> bool:
@@ -41,25 +38,34 @@ def pools(node: Any) -> bool:
     return squares and len(shape_of(x)) == 4 and all(user.args[1] == 0 for user in node.users)
 
 
+def masks(node: Any) -> bool:
+    """Whether this pooling computes the gradient before the ReLU of a convolution, whose result only it reads.
+
+    The ReLU's gradient is 0 where the pooled value is 0, which is a tensor of a quarter of the size.
+    """
+    x = node.args[0]
+    return convolves(x) and "kernel" in x.meta and x.args[-1] is True and len(x.users) == 1
+
+
 def normalises(node: Any) -> bool:
     """Whether the kernels compute this normalisation: group size 1, or group size and channels are powers of two."""
     if node.target is not NORMALISE or not all(map(_is_own, node.args[1:3])):
         return False
     x, _, _, _, _, kind, groups, *_ = node.args
     channels = shape_of(x)[1]
-    size = channels // groups if kind in ("evonorm", "group") else 1
+    size = 1 if kind == "batch" else channels // groups
     return size == 1 or (size & (size - 1) == 0 and channels & (channels - 1) == 0)
 
 
 def only_for_kernels(node: Any) -> bool:
     """Whether the result of this normalisation has the precision of matrix products.
 
-    This holds if only convolutions and sums of the kernels read it, and for batch normalisation and biases.
-    Otherwise the result has the precision of the parameters, as under autocast.
+    This holds if only convolutions and sums of the kernels read it, and for batch normalisation. Otherwise the result
+    has the precision of the parameters, as under autocast.
     """
-    y = next(user for user in node.users if user.args[1] == 0)
-    return node.args[5] in ("batch", "shift") or all(
-        "place" in user.meta and (user.target is not NORMALISE or user.args[0] is not y) for user in y.users
+    y = _result(node)
+    return node.args[5] == "batch" or all(
+        "kernel" in user.meta and (user.target is not NORMALISE or user.args[0] is not y) for user in y.users
     )
 
 
@@ -69,19 +75,14 @@ def shape_of(node: Any) -> tuple[int, ...]:
 
 
 def fuse(graph: fx.Graph) -> None:
-    """Turn a convolution's bias into a shift, and fuse a sum and a ReLU into the preceding normalisation."""
-    for node in list(graph.nodes):
-        if convolves(node) and (bias := node.args[2]) is not None:
-            node.args = (*node.args[:2], None, *node.args[3:])
-            with graph.inserting_after(node):
-                shift = graph.call_function(NORMALISE, (node, bias, bias, None, [], "shift", 1, 0.0, 0.0, False))
-            with graph.inserting_after(shift):
-                y = graph.call_function(operator.getitem, (shift, 0))
-            y.meta = node.meta
-            node.replace_all_uses_with(y, delete_user_cb=lambda user, shift=shift: user is not shift)
+    """Fuse a sum and a ReLU into the convolution or the normalisation before them."""
+    for node in graph.nodes:
+        if node.target is aten.convolution.default and _suits(node):
+            node.target = convolve
+            node.args = (*node.args[:3], None, *node.args[3:], False)
     hidden = any("batch_norm" in str(node.target) for node in graph.nodes)      # writes into its arguments
     for node in list(graph.nodes):
-        if node.target is NORMALISE:
+        if node.target in (convolve, NORMALISE):
             _absorb(node)
         elif node.target is aten.copy.default and node.meta["val"].dtype == node.args[1].meta["val"].dtype:
             node.replace_all_uses_with(node.args[1])
@@ -113,7 +114,7 @@ def _counts(node: Any) -> bool:
 
 def _absorb(node: Any) -> None:
     """Fuse the only user of the result: a sum with an earlier tensor of the same shape, then a ReLU."""
-    y = next(user for user in node.users if user.args[1] == 0)
+    y = _result(node)
     x, weight, bias, rest, *how, relu = node.args
     if (add := _only_user(y, aten.add.Tensor)) and not add.kwargs:
         other = add.args[1] if add.args[0] is y else add.args[0]
@@ -126,6 +127,18 @@ def _absorb(node: Any) -> None:
         activation.replace_all_uses_with(y)
         activation.args = ()
     node.args = (x, weight, bias, rest, *how, relu)
+
+
+def _suits(node: Any) -> bool:
+    """Whether a convolution is 1-D or 2-D, and nothing else uses its parameters."""
+    x, weight, bias, *_ = node.args
+    own = _is_own(weight) and (bias is None or _is_own(bias))
+    return own and len(shape_of(weight)) in (3, 4) and len(shape_of(x)) == len(shape_of(weight))
+
+
+def _result(node: Any) -> Any:
+    """The images that a convolution or a normalisation returns; a normalisation also returns running statistics."""
+    return node if convolves(node) else next(user for user in node.users if user.args[1] == 0)
 
 
 def _is_own(parameter: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Normalisations of n models at once, with the sum and the activation that follow: EvoNorm, group, batch, bias.
+"""Normalisations of n models at once, with the sum and the activation that follow: EvoNorm, group, batch.
 
 Images are [n, batch, height, width, channels], contiguous. In the kernels an "image" is one of the `parts` of a batch:
-a single image, or for batch and shift also several.
+a single image, or for batch any number of pixels.
 """
 
 from __future__ import annotations
@@ -76,6 +76,23 @@ def _rows(sums, stride, c, images, C: tl.constexpr, BB: tl.constexpr):
 
 
 @triton.jit
+def _coefficients(moments, c, C: tl.constexpr):
+    """The stored mean, 1 / standard deviation, factor and offset of each channel."""
+    mean = tl.load(moments + c, mask=c < C, other=0.0)
+    scale = tl.load(moments + C + c, mask=c < C, other=0.0)
+    factor = tl.load(moments + 2 * C + c, mask=c < C, other=0.0)
+    offset = tl.load(moments + 3 * C + c, mask=c < C, other=0.0)
+    return mean, scale, factor, offset
+
+
+@triton.jit
+def _store_sums(sums, at, C: tl.constexpr, along, total, mask):
+    """Store a contribution to the gradients: weights, then biases."""
+    tl.store(sums + at, along, mask=mask)
+    tl.store(sums + at + C, total, mask=mask)
+
+
+@triton.jit
 def _moments(
     x, own, base, node, images, c, HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
@@ -121,8 +138,6 @@ def _sigmoid(x):
 def _affine(weight, bias, mean, scale, row, c, C: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr):
     """Factor and offset of each channel, such that `_scaled` is the normalised, scaled and shifted value."""
     offset = tl.load(bias + row + c, mask=c < C, other=0.0).to(ACC)
-    if KIND == "shift":
-        return scale, offset
     factor = scale * tl.load(weight + row + c, mask=c < C, other=0.0).to(ACC)
     return factor, offset if KIND == "evonorm" else offset - mean * factor
 
@@ -131,9 +146,7 @@ def _affine(weight, bias, mean, scale, row, c, C: tl.constexpr, KIND: tl.constex
 def _scaled(value, factor, offset, KIND: tl.constexpr):
     if KIND == "evonorm":
         value = value * _sigmoid(value)
-    if KIND != "shift":
-        value *= factor[None, :]
-    return value + offset[None, :]
+    return value * factor[None, :] + offset[None, :]
 
 
 @triton.jit
@@ -147,11 +160,8 @@ def _normalise(
     node = image // images
     base = image * HW * C
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    mean = tl.zeros([BC], dtype=ACC)
-    scale = tl.zeros([BC], dtype=ACC)
-    if KIND != "shift":
-        mean, variance = _moments(x, own, base, node, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
-        scale = 1 / tl.sqrt(variance + eps)
+    mean, variance = _moments(x, own, base, node, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
+    scale = 1 / tl.sqrt(variance + eps)
     factor, offset = _affine(weight, bias, mean, scale, node * stride, c, C, KIND, ACC)
     for p in range(0, HW, BP):
         value = _scaled(_load(x, base, p, c, HW, C, BP, ACC), factor, offset, KIND)
@@ -160,10 +170,12 @@ def _normalise(
         if RELU:
             value = tl.maximum(value, 0.0)
         _store(y, base, p, c, value, HW, C, BP)
-    if KIND != "shift" and (KIND != "batch" or image == node * images):
-        at = (node if KIND == "batch" else image) * 2 * C + c
-        tl.store(moments + at, mean, mask=c < C)
-        tl.store(moments + at + C, scale, mask=c < C)
+    if KIND != "batch" or image == node * images:
+        moments += (node if KIND == "batch" else image) * 4 * C
+        tl.store(moments + c, mean, mask=c < C)
+        tl.store(moments + C + c, scale, mask=c < C)
+        tl.store(moments + 2 * C + c, factor, mask=c < C)
+        tl.store(moments + 3 * C + c, offset, mask=c < C)
     if TRACKED and image == node * images:
         spread = variance * (images * HW) / (images * HW - 1)
         _follow(running_mean, new_mean, mean, node * C + c, c < C, momentum)
@@ -186,13 +198,6 @@ def _arriving(
 
 
 @triton.jit
-def _normalised_by(moments, image, images, c, C: tl.constexpr, KIND: tl.constexpr):
-    """The stored mean and 1 / standard deviation of an image's channels."""
-    at = (image // images if KIND == "batch" else image) * 2 * C + c
-    return tl.load(moments + at, mask=c < C, other=0.0), tl.load(moments + at + C, mask=c < C, other=0.0)
-
-
-@triton.jit
 def _own_sums(
     x, y, dy, base, c, mean, scale, factor, offset,
     HW: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
@@ -204,82 +209,67 @@ def _own_sums(
     for p in range(0, HW, BP):
         value, g = _arriving(x, y, dy, base, p, c, factor, offset, HW, C, KIND, MASK, BP, ACC, "evict_last")
         total += tl.sum(g, axis=0)
-        if KIND != "shift":
-            unit = value * _sigmoid(value) if KIND == "evonorm" else value - mean[None, :]
-            along += tl.sum(g * unit, axis=0)
+        unit = value * _sigmoid(value) if KIND == "evonorm" else value - mean[None, :]
+        along += tl.sum(g * unit, axis=0)
     return along * scale, total
 
 
 @triton.jit
-def _store_sums(
-    sums, image, images, of_image, of_node, c, along, total, C: tl.constexpr, KIND: tl.constexpr
-):
-    """Store one image's contribution to the gradients: weights (except for shift), then biases."""
-    sums += image % images * of_image + image // images * of_node
-    if KIND != "shift":
-        tl.store(sums + c, along, mask=c < C)
-        sums += C
-    tl.store(sums + c, total, mask=c < C)
-
-
-@triton.jit
 def _batch_sums(
-    x, weight, bias, y, dy, moments, sums, images, of_image, of_node, stride,
+    x, y, dy, moments, sums, images,
     HW: tl.constexpr, C: tl.constexpr, MASK: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
 ):
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    mean, scale = _normalised_by(moments, image, images, c, C, "batch")
-    factor, offset = _affine(weight, bias, mean, scale, image // images * stride, c, C, "batch", ACC)
+    mean, scale, factor, offset = _coefficients(moments + image // images * 4 * C, c, C)
     along, total = _own_sums(
         x, y, dy, image * HW * C, c, mean, scale, factor, offset, HW, C, "batch", MASK, BP, BC, ACC
     )
-    _store_sums(sums, image, images, of_image, of_node, c, along, total, C, "batch")
+    _store_sums(sums, image * 2 * C + c, C, along, total, c < C)
 
 
 @triton.jit
 def _normalise_back(
-    x, weight, bias, y, dy, moments, sums, dx, drest, images, of_image, of_node, stride,
+    x, y, dy, moments, sums, own, dx, drest, images, of_image, of_node,
     HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, MASK: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
 ):
-    """Gradients of one image of x and of `rest`, and its contribution to the gradients of weight and bias."""
+    """Gradients of one image of x and of `rest`, and its contribution to the gradients of weight and bias in `own`.
+
+    For batch, the first image contributes the sum over all images, which are in `sums`.
+    """
     image = tl.program_id(0).to(tl.int64)
     node = image // images
     base = image * HW * C
     c = tl.program_id(1) * BC + tl.arange(0, BC)
-    mean = tl.zeros([BC], dtype=ACC)
-    scale = tl.zeros([BC], dtype=ACC)
-    if KIND != "shift":
-        mean, scale = _normalised_by(moments, image, images, c, C, KIND)
-    factor, offset = _affine(weight, bias, mean, scale, node * stride, c, C, KIND, ACC)
+    mean, scale, factor, offset = _coefficients(moments + (node if KIND == "batch" else image) * 4 * C, c, C)
     if KIND == "batch":
-        along = tl.sum(_rows(sums + node * of_node, of_image, c, images, C, BB), axis=0)
-        total = tl.sum(_rows(sums + node * of_node + C, of_image, c, images, C, BB), axis=0)
+        sums += node * images * 2 * C
+        along = tl.sum(_rows(sums, 2 * C, c, images, C, BB), axis=0)
+        total = tl.sum(_rows(sums + C, 2 * C, c, images, C, BB), axis=0)
         count = images * HW
     else:
         along, total = _own_sums(
             x, y, dy, base, c, mean, scale, factor, offset, HW, C, KIND, MASK, BP, BC, ACC
         )
         count = HW * GROUP
-    if KIND != "shift":                                     # the gradient is linear in x, apart from the slope's term
-        slope = scale * _in_groups(along * factor, BC, GROUP) / (count - 1 if KIND == "evonorm" else count)
-        level = mean * slope
-        if KIND != "evonorm":
-            level -= _in_groups(total * factor, BC, GROUP) / count
+    # the gradient is linear in x, apart from the slope's term
+    slope = scale * _in_groups(along * factor, BC, GROUP) / (count - 1 if KIND == "evonorm" else count)
+    level = mean * slope
+    if KIND != "evonorm":
+        level -= _in_groups(total * factor, BC, GROUP) / count
     for p in range(0, HW, BP):
         value, g = _arriving(x, y, dy, base, p, c, factor, offset, HW, C, KIND, MASK, BP, ACC, "evict_first")
         if SUM and MASK != "":                              # without ReLU the gradient of `rest` is dy
             _store(drest, base, p, c, g, HW, C, BP)
-        if KIND != "shift":
-            g *= factor[None, :]
-            if KIND == "evonorm":
-                s = _sigmoid(value)
-                g *= s + value * s * (1 - s)
-            g += level[None, :] - value * slope[None, :]
+        g *= factor[None, :]
+        if KIND == "evonorm":
+            s = _sigmoid(value)
+            g *= s + value * s * (1 - s)
+        g += level[None, :] - value * slope[None, :]
         _store(dx, base, p, c, g, HW, C, BP)
-    if KIND != "batch":
-        _store_sums(sums, image, images, of_image, of_node, c, along, total, C, KIND)
+    if KIND != "batch" or image == node * images:
+        _store_sums(own, image % images * of_image + node * of_node + c, C, along, total, c < C)
 
 
 def normalise(
@@ -287,70 +277,76 @@ def normalise(
     kind: str, groups: int, eps: float, momentum: float, relu: bool, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Return y in `dtype`, the moments for the backward pass, and the new running statistics."""
-    n, batch, places, channels = _parts(x, kind)
+    n, count, places, channels = _parts(x, kind)
     y = torch.empty_like(x, dtype=dtype)
-    moments, own = (x.new_empty(n, batch, 2, channels, dtype=wide(x)) for _ in range(2))
-    before = [value.contiguous() for value in running] or [own, own]
-    after = [torch.empty_like(value) for value in running] or [own.new_empty(0) for _ in before]
-    grid, blocks, warps = _blocks(x, kind, groups, 16384)
+    moments = x.new_empty(n, 1 if kind == "batch" else count, 4, channels, dtype=wide(x))
+    before = [value.contiguous() for value in running] or [moments, moments]
+    after = [torch.empty_like(value) for value in running] or [moments.new_empty(0) for _ in before]
+    grid, (bp, bc, bb, acc), warps = _blocks(x, kind, groups, 16384)
+    own = moments
     if kind == "batch":
-        _image_moments[grid](x, own, places, channels, blocks[0], blocks[1], blocks[3], num_warps=warps)
+        own = x.new_empty(n, count, 2, channels, dtype=wide(x))
+        _image_moments[grid](x, own, places, channels, bp, bc, acc, num_warps=warps)
     _normalise[grid](
-        x, weight, bias, x if rest is None else rest, own, y, moments, *before, *after, batch, bias.stride(0), eps,
-        momentum, places, channels, _size(channels, groups, kind), kind, rest is not None, relu, bool(running), *blocks,
-        num_warps=warps,
+        x, weight, bias, x if rest is None else rest, own, y, moments, *before, *after, count, bias.stride(0), eps,
+        momentum, places, channels, _size(channels, groups, kind), kind, rest is not None, relu, bool(running),
+        bp, bc, bb, acc, num_warps=warps,
     )
     return y, moments, after
 
 
 def normalise_back(
-    x: Tensor, weight: Tensor, bias: Tensor, y: Tensor | None, dy: Tensor, moments: Tensor, sums: Tensor,
+    x: Tensor, y: Tensor | None, moments: Tensor, dy: Tensor, own: Tensor,
     kind: str, groups: int, relu: bool, summed: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and `rest`; fill `sums` [parts, n, …] with the gradients of weight and bias.
+    """Return the gradients of x and `rest`; fill `own` [shares, n, …] with the gradients of weight and bias.
 
-    y is required if `masks_by_result`.
+    The ReLU's mask is read from its result y if `summed`; otherwise it is computed from x.
     """
-    _, batch, places, channels = _parts(x, kind)
-    mask = ("y" if masks_by_result(kind, summed) else "x") if relu else ""
+    n, count, places, channels = _parts(x, kind)
+    mask = ("y" if summed else "x") if relu else ""
     y = x if y is None else y
     dx = torch.empty_like(x)
     drest = torch.empty_like(x) if summed and relu else dy
-    grid, blocks, warps = _blocks(x, kind, groups, 8192)
-    strides = sums.stride(0), sums.stride(1)
+    grid, (bp, bc, bb, acc), warps = _blocks(x, kind, groups, 8192)
+    sums = moments
     if kind == "batch":
-        _batch_sums[grid](
-            x, weight, bias, y, dy, moments, sums, batch, *strides, weight.stride(0), places, channels, mask,
-            blocks[0], blocks[1], blocks[3], num_warps=warps,
-        )
+        sums = moments.new_empty(n, count, 2, channels)
+        _batch_sums[grid](x, y, dy, moments, sums, count, places, channels, mask, bp, bc, acc, num_warps=warps)
     _normalise_back[grid](
-        x, weight, bias, y, dy, moments, sums, dx, drest, batch, *strides, weight.stride(0),
-        places, channels, _size(channels, groups, kind), kind, summed, mask, *blocks, num_warps=warps,
+        x, y, dy, moments, sums, own, dx, drest, count, own.stride(0), own.stride(1), places, channels,
+        _size(channels, groups, kind), kind, summed, mask, bp, bc, bb, acc, num_warps=warps,
     )
     return dx, drest
 
 
-def masks_by_result(kind: str, summed: bool) -> bool:
-    """Whether the backward pass of the ReLU reads the result; otherwise it computes the result's sign from x."""
-    return summed or kind == "shift"
-
-
 def _size(channels: int, groups: int, kind: str) -> int:
-    """Channels per group; 1 for batch and shift."""
-    return channels // groups if kind in ("evonorm", "group") else 1
+    """Channels per group; 1 for batch."""
+    return 1 if kind == "batch" else channels // groups
 
 
-def parts(batch: int, kind: str) -> int:
-    """Number of equal parts of a batch: one per image, or fewer if statistics are not per image (batch, shift)."""
-    fewer = max(count for count in range(1, 17) if batch % count == 0)
-    return batch if kind in ("evonorm", "group") or fewer < 8 else fewer
+def shares(batch: int, kind: str) -> int:
+    """Number of partial sums of the gradients of weight and bias: one per image; for batch, only their sum."""
+    return 1 if kind == "batch" else batch
 
 
 def _parts(x: Tensor, kind: str) -> tuple[int, int, int, int]:
-    """Number of models, parts per model, pixels per part, and channels."""
+    """Number of models, equal parts per model, pixels per part, and channels.
+
+    A part is an image; for batch, whose statistics are not per image, about `PART` numbers.
+    """
     n, batch, height, width, channels = x.shape
-    count = parts(batch, kind)
-    return n, count, batch // count * height * width, channels
+    places = batch * height * width
+    if kind != "batch":
+        return n, batch, places // batch, channels
+    most = max(1, min(places * min(channels, 64) // PART, MOST_PARTS))
+    count = max(count for count in range(1, most + 1) if places % count == 0)
+    return n, count, places // count, channels
+
+
+PART, MOST_PARTS = 8192, 64
+"""Numbers of a part of batch normalisation, as many as a block has; parts of a model, at most, since every block of the
+second kernel reads the sums of all parts."""
 
 
 def _blocks(
@@ -363,5 +359,6 @@ def _blocks(
     if kind != "batch" and whole * bc > limit:              # small blocks: more of them run at a time
         limit //= 2
     bp = min(whole, max(1, limit // bc))
+    warps = 8 if bp * bc >= 16384 or whole * bc > 16384 else 4
     blocks = bp, bc, triton.next_power_of_2(batch), accumulator(x)
-    return (n * batch, triton.cdiv(channels, bc)), blocks, 8 if bp * bc >= 16384 or whole * bc > 16384 else 4
+    return (n * batch, triton.cdiv(channels, bc)), blocks, warps

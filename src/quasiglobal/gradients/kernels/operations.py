@@ -1,9 +1,19 @@
-"""Normalisation as one operation of a trace, in plain PyTorch: the reference for its kernels."""
+"""Convolution and normalisation, with what follows, as operations of a trace in plain PyTorch: the reference."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None, stride: list[int], padding: list[int],
+    dilation: list[int], transposed: bool, extra: list[int], groups: int, relu: bool,
+) -> Tensor:
+    """Convolve one model's images [b, c, h, w] or [b, c, w], add the bias and `rest`, apply ReLU."""
+    y = torch.convolution(x, weight, bias, stride, padding, dilation, transposed, extra, groups)
+    y = y if rest is None else y + rest
+    return y.relu() if relu else y
 
 
 def normalise(
@@ -12,7 +22,7 @@ def normalise(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise one model's images [b, c, h, w], add `rest`, apply ReLU; also return the new running statistics.
 
-    `kind` is evonorm, group, batch, or shift: a convolution's bias, without a scale.
+    `kind` is evonorm, group or batch.
     """
     mean, variance = running or (bias.new_empty(0), bias.new_empty(0))
     x = x.to(bias.dtype)
@@ -23,15 +33,13 @@ def normalise(
             count = x.numel() // x.shape[1]
             mean = torch.lerp(mean, centre.flatten().to(mean.dtype), momentum)
             variance = torch.lerp(variance, (var.flatten() * (count / (count - 1))).to(mean.dtype), momentum)
-    elif kind == "shift":
-        unit = x
     else:
         grouped = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
         var, centre = torch.var_mean(grouped, dim=(2, 3, 4), correction=int(kind == "evonorm"), keepdim=True)
         unit = nn.functional.silu(grouped) if kind == "evonorm" else grouped - centre
         unit = (unit / (var + eps).sqrt()).reshape(x.shape)
     weight, bias = (values.view(-1, *(1,) * (x.ndim - 2)) for values in (weight, bias))
-    y = unit + bias if kind == "shift" else unit * weight + bias
+    y = unit * weight + bias
     y = y if rest is None else y + rest
     return (y.relu() if relu else y), mean, variance
 

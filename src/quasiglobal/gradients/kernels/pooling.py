@@ -37,12 +37,15 @@ def _pool(
 
 @triton.jit
 def _pool_back(
-    dy, dx, which, total, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SIZE: tl.constexpr
+    dy, y, dx, which, total, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SIZE: tl.constexpr,
+    RELU: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     first = _place(at, OH, OW, C, K)
     value = tl.load(dy + at, mask=at < total, other=0.0)
     where = tl.load(which + at, mask=at < total, other=0)
+    if RELU:
+        value = tl.where(tl.load(y + at, mask=at < total, other=0.0) <= 0, 0.0, value)
     for k in tl.static_range(0, K * K):
         tl.store(dx + first + (k // K * (OW * K) + k % K) * C, tl.where(where == k, value, 0.0), mask=at < total)
 
@@ -56,11 +59,13 @@ def pool(x: Tensor, window: int) -> tuple[Tensor, Tensor]:
     return y, which
 
 
-def pool_back(dy: Tensor, which: Tensor, window: int) -> Tensor:
-    """The gradient of the pooling's input."""
+def pool_back(dy: Tensor, y: Tensor | None, which: Tensor, window: int) -> Tensor:
+    """The gradient of the pooling's input; with the result y, the gradient before a ReLU that precedes the pooling."""
     n, batch, height, width, channels = dy.shape
     dx = dy.new_empty(n, batch, height * window, width * window, channels)
-    _pool_back[(triton.cdiv(dy.numel(), POOLED),)](dy, dx, which, dy.numel(), *dy.shape[2:], window, POOLED)
+    _pool_back[(triton.cdiv(dy.numel(), POOLED),)](
+        dy, dy if y is None else y, dx, which, dy.numel(), *dy.shape[2:], window, POOLED, y is not None
+    )
     return dx
 
 

@@ -1,7 +1,7 @@
 """n copies of one convolutional network as one program of operations on stacked images.
 
 The module's forward pass is traced for one model (`tracing.py`) and executed for all models. Kernels with channels-last
-images compute convolutions, pooling, and normalisations with the sum and the ReLU after them (`fusion.py`); vmap
+images compute pooling, and convolutions and normalisations with the sum and the ReLU after them (`fusion.py`); vmap
 computes the rest. The backward pass uses autograd, except for the gradients of the kernels' parameters: the kernels
 write partial sums ("shares"), and one kernel per region adds them up into the columns of g [n, d].
 """
@@ -26,6 +26,7 @@ from quasiglobal.gradients.kernels.fusion import (
     convolves,
     fuse,
     geometry,
+    masks,
     normalises,
     only_for_kernels,
     pools,
@@ -88,7 +89,7 @@ class StackedProgram:
         self.segments: dict[fx.Node, Segment] = {}
         """Segments to compile, by their first operation."""
         if self.regions and _compiler_runs(x):
-            found = segments(self.program.graph, lambda node: "place" in node.meta or "pools" in node.meta)
+            found = segments(self.program.graph, lambda node: "kernel" in node.meta or "pools" in node.meta)
             self.segments = {one.nodes[0]: one for one in found if one.is_worth_compiling}
 
     @property
@@ -151,29 +152,31 @@ class StackedProgram:
 
     def _place(self, x: Tensor) -> None:
         """Assign the parameters of each kernel operation to a region."""
-        from quasiglobal.gradients.kernels.convolution import shares
-        from quasiglobal.gradients.kernels.normalisation import parts
+        from quasiglobal.gradients.kernels import convolution, epilogue, normalisation
 
         columns = self.layout.views(torch.arange(x.shape[1], device=x.device))
         places = self.program.graph.find_nodes(op="placeholder")
         of, names = (dict(zip(places, values, strict=False)) for values in (columns.values(), columns))
-        weights, norms = [], []
+        weights, others = [], []
         for node in self.program.graph.nodes:
             if convolves(node):
                 how = geometry(node)
                 own = of[node.args[1]]
                 own = (own if own.ndim == 4 else own.unsqueeze(2)).permute(how.order)
                 batch, _, *size = shape_of(node.args[0] if how.transposed else node)
-                weights.append((node, own, shares(len(x), batch * prod(size), own.shape, how)))
-                self.in_regions.add(names[node.args[1]])
+                weights.append((node, own, convolution.shares(len(x), batch * prod(size), own.shape, how)))
+                if (bias := node.args[2]) is not None:
+                    batch, _, *size = shape_of(node)
+                    others.append((node, of[bias], epilogue.shares(len(x), batch * prod(size))))
             elif normalises(node):
-                parameters = dict.fromkeys(node.args[1:3])
-                self.in_regions.update(names[parameter] for parameter in parameters)
-                own = torch.cat([of[parameter] for parameter in parameters])
-                norms.append((node, own, parts(shape_of(node.args[0])[0], node.args[5])))
+                own = torch.cat([of[parameter] for parameter in node.args[1:3]])
+                others.append((node, own, normalisation.shares(shape_of(node.args[0])[0], node.args[5])))
             elif pools(node):
                 node.meta["pools"] = True
-        self.regions = [WeightRegion(weights), *([Region(norms)] if norms else [])]
+        for node in (node for node, *_ in weights + others):
+            node.meta["kernel"] = True
+            self.in_regions.update(names[parameter] for parameter in node.args[1:3] if parameter is not None)
+        self.regions = [WeightRegion(weights), *([Region(others)] if others else [])]
 
 
 class Region:
@@ -181,11 +184,11 @@ class Region:
 
     def __init__(self, operations: list[tuple[fx.Node, Tensor, int]]) -> None:
         """Accept each operation with its columns of x and its number of shares."""
-        self.nodes = [node for node, *_ in operations]
         end = 0
+        self.places: dict[fx.Node, tuple[slice, torch.Size, int]] = {}
         for node, own, shares in operations:
             begin, end = end, end + own.numel()
-            node.meta["place"] = slice(begin, end), own.shape, shares
+            self.places[node] = slice(begin, end), own.shape, shares
         self.columns = torch.cat([own.flatten() for _, own, _ in operations]).int()
         counts = torch.cat([torch.full_like(own, shares).flatten() for _, own, shares in operations]).int()
         self.most = max(shares for *_, shares in operations)
@@ -196,14 +199,14 @@ class Region:
         """Begin a step."""
         self.new_shares = partial(x.new_empty, self.most, len(x), len(self.columns))
         self.shares: Tensor | None = None
-        self.missing = set(self.nodes)
+        self.missing = set(self.places)
 
     def own_shares(self, node: fx.Node) -> Tensor:
         """Shares [shares, n, …] of an operation, to be filled."""
         if self.shares is None:                             # allocated by the backward pass: evaluation has none
             self.shares = self.new_shares()
         self.missing.discard(node)
-        columns, shape, shares = node.meta["place"]
+        columns, shape, shares = self.places[node]
         return self.shares[:shares, :, columns].view(shares, -1, *shape)
 
     def close(self, g: Tensor) -> None:
@@ -229,7 +232,7 @@ class WeightRegion(Region):
 
     def own_values(self, node: fx.Node) -> Tensor:
         """Weights [n, …] of a convolution, in the kernels' order."""
-        columns, shape, _ = node.meta["place"]
+        columns, shape, _ = self.places[node]
         return self.values[:, columns].view(-1, *shape)
 
 
@@ -242,7 +245,7 @@ class AllModels(fx.Interpreter):
     ) -> None:
         """`segments` are compiled. Operations without inputs are vectorised over `models`, [n, …]."""
         super().__init__(program)
-        self.weights, self.norms = (*regions, None, None)[:2]
+        self.weights, self.others = (*regions, None, None)[:2]
         self.segments, self.compiled, self.models = segments, compiled, models
         self.ready: dict[fx.Node, Any] = {}
         """Results of the operations of compiled segments; None for those that no other operation reads."""
@@ -257,10 +260,12 @@ class AllModels(fx.Interpreter):
             return self.ready.pop(node)
         if node.op != "call_function" or _is_alike(node):
             return super().run_node(node)
-        if "place" in node.meta:
+        if "kernel" in node.meta:
             return self._by_kernel(node, *fx.node.map_arg(node.args, self.env.__getitem__))
         if "pools" in node.meta:
-            pooled = Pooled.apply(self.env[node.args[0]], node.args[1][0])  # type: ignore[no-untyped-call]
+            pooled = Pooled.apply(  # type: ignore[no-untyped-call]
+                self.env[node.args[0]], node.args[1][0], masks(node)
+            )
             return pooled, None
         return self._vectorised(node, self.env)
 
@@ -289,15 +294,16 @@ class AllModels(fx.Interpreter):
         results: list[Any] = self.compiled(segment, of_all, values)
         return results
 
-    def _by_kernel(self, node: fx.Node, x: Tensor, *rest: Any) -> Any:
+    def _by_kernel(self, node: Any, x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, *how: Any) -> Any:
+        shares = partial(self.others.own_shares, node) if bias is not None else None
         if node.target is NORMALISE:
-            dtype = x.dtype if only_for_kernels(node) else rest[0].dtype
-            return Normalised.apply(  # type: ignore[no-untyped-call]
-                partial(self.norms.own_shares, node), dtype, x, *rest
-            )
-        shares, values = partial(self.weights.own_shares, node), self.weights.own_values(node)
+            dtype = x.dtype if only_for_kernels(node) else weight.dtype
+            return Normalised.apply(shares, dtype, x, weight, bias, rest, *how)  # type: ignore[no-untyped-call]
+        values = self.weights.own_values(node)
+        masked = any("pools" in user.meta and masks(user) for user in node.users)
         y, passed = Convolution.apply(  # type: ignore[no-untyped-call]
-            shares, values, x.to(values.dtype), rest[0], geometry(node)
+            partial(self.weights.own_shares, node), shares, values, x.to(values.dtype), weight, bias, rest,
+            geometry(node), how[-1], masked,
         )
         if x.dtype == values.dtype:
             self.env[node.all_input_nodes[0]] = passed

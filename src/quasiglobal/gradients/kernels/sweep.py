@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quasiglobal.gradients.kernels.accumulators import accumulator, on_tensor_cores
+from quasiglobal.gradients.kernels.epilogue import Epilogue, positive
 from quasiglobal.gradients.kernels.geometry import Geometry, Pair
 
 
@@ -36,14 +37,15 @@ def _band(
 
 @triton.jit
 def _sweep(
-    x, w, later, y, batch, stride,
+    x, w, y, later, bias, batch, stride, of_bias,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
     R: tl.constexpr, S: tl.constexpr, PAD: tl.constexpr, BACK: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr, LATER: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, ACC: tl.constexpr,
+    LATER: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
 ):
     """ROWS rows of y, whose pixel (i, j) sums w's tap (r, s) times x's pixel (i − PAD[0] + r, j − PAD[1] + s).
 
-    If LATER, `later` is added to y.
+    LATER, BIAS and RELU are parts of the `Epilogue`.
     """
     WINDOW: tl.constexpr = (G + S - 1) * C
     CHUNKS: tl.constexpr = (WINDOW + BK - 1) // BK
@@ -67,6 +69,8 @@ def _sweep(
     result = ((image * OH + first - (R - 1)) * OW + j)[:, None] * OC + out[None, :]
     known = (image < batch)[:, None]
     inside = known & (out < G * OC)[None, :] & (j[:, None] + (out // OC)[None, :] < OW)
+    if BIAS:
+        offset = tl.load(bias + node * of_bias + out % OC).to(ACC)
     total = (tl.zeros([BM, BN], dtype=ACC),) * R            # total[r]: the row of y whose next row of the kernel is r
     for step in range(ROWS + R - 1):
         row = first - PAD[0] + step
@@ -85,6 +89,10 @@ def _sweep(
         value = total[R - 1]
         if LATER:
             value += tl.load(later + result + step * (OW * OC), mask=finished, other=0.0).to(ACC)
+        if BIAS:
+            value += offset[None, :]
+        if RELU:
+            value = positive(value)
         tl.store(y + result + step * (OW * OC), value.to(y.dtype.element_ty), mask=finished)
         total = (tl.zeros([BM, BN], dtype=ACC),) + total[:R - 1]
 
@@ -163,7 +171,7 @@ FEW, MANY = 256, 1024
 
 
 def launch(
-    x: Tensor, w: Tensor, later: Tensor | None, y: Tensor, geometry: Geometry, *, padding: Pair, back: bool = False
+    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, *, padding: Pair, back: bool = False
 ) -> Tensor:
     """Fill y with a convolution or, with `back`, with the gradient of a convolution's input."""
     n, _, *source = x.shape
@@ -173,10 +181,11 @@ def launch(
     bn = max(16, triton.next_power_of_2(group * channels))
     bk = triton.next_power_of_2(window) if group == 2 else 32
     bm, rows = 64, min(8, height)
-    _sweep[(triton.cdiv(batch * triton.cdiv(width, group), bm), triton.cdiv(height, rows), n)](
-        x, w, x if later is None else later, y, batch, w.stride(0), *source, height, width, channels,
-        *geometry.kernel, padding, back, group, rows, bm, bk, bn, accumulator(x), later is not None,
-        num_warps=WARPS, num_stages=STAGES,
+    grid = triton.cdiv(batch * triton.cdiv(width, group), bm), triton.cdiv(height, rows), n
+    tensors, of_bias, parts = epilogue.arguments(y)
+    _sweep[grid](
+        x, w, y, *tensors, batch, w.stride(0), of_bias, *source, height, width, channels, *geometry.kernel, padding,
+        back, group, rows, bm, bk, bn, accumulator(x), *parts, num_warps=WARPS, num_stages=STAGES,
     )
     return y
 
