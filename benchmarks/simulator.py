@@ -167,7 +167,7 @@ def centralized(task: Task, experiment: Experiment, device: torch.device, steps:
         right.add_(answers)
         at.add_(1)
 
-    again = partial(Captured(lambda: [at]), 0, step) if device.type == "cuda" else step
+    again = partial(Captured(), 0, step) if device.type == "cuda" else step
 
     def run() -> None:
         at.zero_()

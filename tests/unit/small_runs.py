@@ -70,3 +70,18 @@ def by_algorithm(runs):
     for run in runs:
         groups[run.experiment.algorithm].append(run)
     return dict(groups)
+
+
+def only_runs_together(monkeypatch, most, epoch=0):
+    """Let the steps of programs with more runs find no memory, from this epoch on; return the programs' sizes."""
+    advance, seen = Program.advance, []
+
+    def own(self, step):
+        if step == 0:
+            seen.append(len(self.experiments))
+        if len(self.experiments) > most and max(self.state.epochs) >= epoch and step == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.99 GiB.")
+        advance(self, step)
+
+    monkeypatch.setattr(Program, "advance", own)
+    return seen

@@ -50,7 +50,7 @@ def test_captured_steps_equal_the_cpu(algorithm):
     for name, value in here.bands.bands[0].state.items():
         torch.testing.assert_close(there.bands.bands[0].state[name].cpu(), value, rtol=0, atol=1e-7)
     kernels = {type(program) is StepKernel for program in there.bands.bands[0].programs.values()}
-    assert kernels == {algorithm not in ("qg-dadam", "mimelite")}
+    assert kernels == {algorithm != "mimelite"}
 
 
 @pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "qg-dadam", "slowmo:tau=3", "mimelite"])

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from small_runs import SHORT, settled
+from small_runs import SHORT, only_runs_together, settled
 
+import quasiglobal as qg
 from quasiglobal.data.sources import load
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.estimate import estimate, prepare
@@ -12,9 +13,10 @@ from quasiglobal.runs.memory import bytes_of_run
 
 
 def test_an_estimate_is_what_the_run_takes(tmp_path):
-    program = prepare(replace(SHORT, algorithm="dsgdm-n"), settled(tmp_path))
-    taken = estimate(program, tmp_path / "not" / "there")
-    d = program.layout.size
+    options = settled(tmp_path / "not" / "there")
+    task, experiments = prepare(replace(SHORT, algorithm="dsgdm-n"), options)
+    taken = estimate(task, experiments, options)
+    d = sum(parameter.numel() for parameter in task.module(0).parameters())
     assert (taken.parameters, taken.steps, taken.sent_a_step) == (d, 18, 2 * 4 * d)
     assert (taken.rows, taken.checkpoints) == (3 * 4 * 4 * d, 2 * 2 * 4 * 4 * d)
     assert 0 < taken.step_seconds * 18 < taken.seconds < 60
@@ -27,7 +29,21 @@ def test_an_estimate_is_what_the_run_takes(tmp_path):
 )
 def test_an_estimate_warns(tmp_path, change, says):
     with pytest.warns(UserWarning, match=says):
-        estimate(prepare(replace(SHORT, **change), settled(tmp_path)), tmp_path)
+        estimate(*prepare(replace(SHORT, **change), settled(tmp_path)), settled(tmp_path))
+
+
+def test_an_estimate_is_of_the_runs_that_fit_together(tmp_path, monkeypatch):
+    only_runs_together(monkeypatch, 2)
+    options = settled(tmp_path, seeds=5)
+    several, one = (estimate(*prepare(SHORT, chosen), chosen) for chosen in (options, settled(tmp_path)))
+    assert (several.together, one.together) == (2, 1)
+    assert (several.rows, several.checkpoints) == (2 * one.rows, 5 * one.checkpoints)
+
+
+def test_a_run_that_does_not_fit_is_one_sentence(tmp_path, monkeypatch):
+    only_runs_together(monkeypatch, 0)
+    with pytest.raises(qg.InputError, match="4 models mlp with batch 64 do not fit the memory; use a smaller --batch"):
+        estimate(*prepare(SHORT, settled(tmp_path)), settled(tmp_path))
 
 
 def test_what_a_run_takes_grows_with_its_nodes_its_batch_and_its_algorithms_state():

@@ -11,6 +11,7 @@ from quasiglobal.engines.simulator import Simulator
 from quasiglobal.runs.estimate import prepare
 from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.program import Program
 
 N, D, STEPS = 16, 200, 240
 
@@ -134,7 +135,7 @@ def test_what_differences_mixed_models_is_not_sent_in_16_bits(algorithm):
 
 def training_on_digits(algorithm):
     experiment = Experiment(model="mlp", topology="lazy/ring:4", algorithm=algorithm, wire="bf16")
-    return prepare(experiment, Options(device="cpu"))
+    return Program(*prepare(experiment, Options(device="cpu")), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("spec", ["ring:400", "one-peer-exponential:256", "every:2/ring:400"])

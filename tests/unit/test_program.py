@@ -60,7 +60,7 @@ def test_steps_that_write_into_their_storage_are_the_same():
     ]
     task = make_task(experiments[0], load("digits"))
     plain = Program(task, experiments, CPU)
-    program = Program(task, experiments, CPU, capture=lambda tensors: lambda key, step: step(), model=plain.model)
+    program = Program(task, experiments, CPU, capture=lambda: lambda key, step: step(), model=plain.model)
     storage = program.state.x.data_ptr()
     for one in (plain, program):
         Loop(one).run()

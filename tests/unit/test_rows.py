@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_runs import CPU, SHORT, final, settled
+from small_runs import CPU, SHORT, final, only_runs_together, settled
 
 import quasiglobal as qg
 from quasiglobal.data.sources import load
@@ -59,11 +59,31 @@ def test_runs_that_cannot_share_a_program_train_one_after_the_other(tmp_path, mo
     runs = train([*settings, common], settled(tmp_path / "a"), watch)
     assert programs == [2, 1, 1]
     assert [run.experiment for run in runs] == [*settings, common]
-    monkeypatch.setattr("quasiglobal.runs.grouping.runs_that_fit", lambda *_: 2)
+    monkeypatch.setattr("quasiglobal.runs.grouping.runs_that_fit", lambda *_, **how: 2)
     train(common, settled(tmp_path / "b", seeds=5), watch)
     assert programs[3:] == [2, 2, 1], "as many at a time as fit in memory"
     with pytest.raises(qg.InputError, match="runs that train together need one batch, got 64 and 32"):
         Program(make_task(common, load("digits")), settings[:2], CPU)
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_runs_that_do_not_fit_the_memory_together_continue_as_smaller_groups(tmp_path, monkeypatch, caplog, epoch):
+    common = replace(SHORT, precision="fp64", epochs=2)
+    whole = train(common, settled(tmp_path / "whole", seeds=5))
+    sizes = only_runs_together(monkeypatch, 2, epoch)
+    split = train(common, settled(tmp_path / "split", seeds=5))
+    assert list(dict.fromkeys(sizes)) == [5, 3, 2, 1]
+    for runs, fewer in ((5, 3), (3, 2)):
+        assert caplog.text.count(f"{runs} runs together do not fit the memory: {fewer} at a time") == 1
+    for one, other in zip(split, whole, strict=True):
+        assert [record["epoch"] for record in one.records()] == [1, 2]
+        torch.testing.assert_close(final(one)["x"], final(other)["x"], rtol=1e-9, atol=1e-9)
+
+
+def test_a_run_that_does_not_fit_the_memory_is_one_sentence(tmp_path, monkeypatch):
+    only_runs_together(monkeypatch, 0)
+    with pytest.raises(qg.InputError, match="4 models mlp with batch 64 do not fit the memory; use a smaller --batch"):
+        train(SHORT, settled(tmp_path))
 
 
 @pytest.mark.parametrize("rate", [0.1, 1e30])
@@ -127,7 +147,7 @@ def test_a_run_that_diverged_leaves_its_program_and_changes_no_other(tmp_path, m
 
 def test_waiting_runs_take_the_rows_of_runs_that_end(tmp_path, monkeypatch):
     """Rows are at different epochs then, also after a stop; each run is the same as alone."""
-    monkeypatch.setattr("quasiglobal.runs.grouping.runs_that_fit", lambda *_: 2)
+    monkeypatch.setattr("quasiglobal.runs.grouping.runs_that_fit", lambda *_, **how: 2)
     common = replace(SHORT, precision="fp64", topology="lazy/ring:4", warmup=0.0, eval_every=2, steps=2)
     settings = [
         replace(common, lr=1e12), *(replace(common, algorithm=name) for name in ("qg-dsgdm-n", "dadam", "mimelite")),

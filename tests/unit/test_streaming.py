@@ -92,16 +92,13 @@ def test_a_captured_step_finds_its_batch_in_a_fixed_place(folder):
     one = experiment_on(folder)
     places = {}
 
-    def runner(tensors):
-        def run(key, step):
-            inputs = program.feed.streamed._places
-            for size, placed in inputs.items():
-                assert places.setdefault(size, placed.x.data_ptr()) == placed.x.data_ptr()
-            step()
+    def run(key, step):
+        inputs = program.feed.streamed._places
+        for size, placed in inputs.items():
+            assert places.setdefault(size, placed.x.data_ptr()) == placed.x.data_ptr()
+        step()
 
-        return run
-
-    program = Program(make_task(one, load(f"folder:{folder}", stream=True)), [one], CPU, capture=runner)
+    program = Program(make_task(one, load(f"folder:{folder}", stream=True)), [one], CPU, capture=lambda: run)
     Loop(program).run()
     assert places
 
@@ -180,18 +177,23 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_lost(folder, monkeypatch):
 @pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "mimelite"])
 def test_an_estimate_decodes_no_images(folder, tmp_path, monkeypatch, algorithm):
     one = replace(experiment_on(folder), algorithm=algorithm)
-    real = estimate(prepare(one, Options(runs=tmp_path, device="cpu")), tmp_path)
+
+    def estimated(**how):
+        options = Options(runs=tmp_path, device="cpu", **how)
+        return estimate(*prepare(one, options), options)
+
+    real = estimated()
 
     def refuse(*args):
         raise AssertionError("decoded")
 
     monkeypatch.setattr(folders, "_decode", refuse)
     monkeypatch.setattr(folders, "_decode_to_disk", refuse)
-    found = estimate(prepare(one, Options(runs=tmp_path, device="cpu")), tmp_path)
+    found = estimated()
     pixels = IMAGES * 3 * SIDE * SIDE
     assert (found.steps, found.data, found.shards) == (real.steps, pixels + 8 * IMAGES, 0)
     if algorithm != "mimelite":
-        streamed = estimate(prepare(one, Options(runs=tmp_path, device="cpu", stream=True)), tmp_path)
+        streamed = estimated(stream=True)
         assert (streamed.data, streamed.shards) == (8 * IMAGES, pixels)
 
 

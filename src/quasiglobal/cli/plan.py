@@ -44,9 +44,9 @@ def check(command: Check) -> None:
     experiment, options = command.experiment, command.options
     graph = topology_values(parse(experiment.topology))
     with preparing():
-        program = prepare(experiment, options)
+        prepared = prepare(experiment, options)
     with console.status("timing a few steps"):
-        taken = estimate(program, options.runs)
+        taken = estimate(*prepared, options)
     own = has_own_data(experiment)
     if own:
         console.print("each owner has its own data: its memory and the time of its tests are not counted")
@@ -58,7 +58,9 @@ def check(command: Check) -> None:
     nodes = f"{graph['nodes']} nodes" + (f" × {options.seeds} seeds" if options.seeds > 1 else "")
     data = "" if own else f", {size_in_words(taken.data)} for the data"
     shards = f", {size_in_words(taken.shards)} for the data" if taken.shards else ""
-    peak = f", {size_in_words(taken.peak)} peak on the GPU" if taken.peak else ""
+    most, there = size_in_words(taken.peak), size_in_words(taken.memory)
+    peak = f", at most {most} of the GPU's {there}, in tests too" if taken.peak else ""
+    peak += f"; {taken.together} of {options.seeds} seeds at a time" if taken.together < options.seeds else ""
     sent, rows = size_in_words(taken.sent_a_step), size_in_words(taken.rows)
     console.print(facts_table(topology_facts(graph) | {
         "model": f"{experiment.model}, {taken.parameters:,} parameters, {nodes}",
@@ -72,7 +74,7 @@ def check(command: Check) -> None:
 
 UNITS = {
     "sent_a_step": "sent_bytes_per_step", "rows": "models_bytes", "data": "data_bytes", "peak": "gpu_peak_bytes",
-    "shards": "data_on_disk_bytes",
+    "memory": "gpu_bytes", "together": "seeds_at_a_time", "shards": "data_on_disk_bytes",
     "checkpoints": "checkpoint_bytes",
 }
 """Names in JSON of the estimate's fields in bytes."""

@@ -1,4 +1,4 @@
-"""Free memory of this machine and of its GPUs."""
+"""Free memory of this machine and of its GPUs, and errors that say that there is too little."""
 
 from __future__ import annotations
 
@@ -26,3 +26,16 @@ def free_bytes(device: torch.device) -> int:
     except (OSError, ValueError):
         return here
     return min(here, most - used)
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, says that memory could not be allocated.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory")), is_out_of_memory(ValueError())
+    (True, False)
+    """
+    if error is None:
+        return False
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    said = isinstance(error, RuntimeError) and re.search("allocate|out of memory|ALLOC_FAILED", str(error))
+    return known or bool(said) or is_out_of_memory(error.__cause__ or error.__context__)

@@ -79,8 +79,8 @@ class Band:
         names = list(self.state)
         step = step_of_tensors(self.engine, self.algorithm, self.weight_decay, t, names)
         outputs, arguments = [0, *range(4, 4 + len(names))], (x, g, time, lr, *self.state.values())
+        self.engine.prepare(t, x)
         try:
-            step(*arguments)                                # fills the engine's caches on the device, such as W
             return compiled_in_place(step, outputs, arguments)
         except Untraceable:
             return None

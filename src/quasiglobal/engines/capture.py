@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,57 +16,63 @@ from torch import Tensor
 log = logging.getLogger("quasiglobal")
 
 
+WAITED = "synchronizing CUDA operation"
+"""Part of PyTorch's warning."""
+
+
 class Captured:
     """Runs steps that change tensors in place, with one CUDA graph per kind of step.
 
-    Two steps with the same key must apply the same operations to the same storage. The first step with a key runs
-    twice without a graph, on a side stream, to compile kernels and allocate memory; the tensors are restored each time.
-    Then the step is recorded, and from then on it is replayed. Random draws are as if it had run once.
+    Two steps with the same key must apply the same operations to the same storage. The first step with a key runs as it
+    is, which compiles kernels, and so does the second, which shows whether a step waits for the GPU. The third is
+    recorded, which does not run it, and from then on steps are replayed. So no copy of the tensors is ever needed.
 
     A step that waits for the GPU, as a model does that branches on the value of a tensor, cannot be recorded: it runs
     as it is each time, with one line in the log.
+
+    All graphs have one memory: no step needs what another has left there.
     """
 
-    def __init__(self, tensors: Callable[[], list[Tensor]]) -> None:
-        self.tensors = tensors
+    def __init__(self) -> None:
         self.seconds = 0.0
-        """Time spent on recording, which includes the compilation of kernels."""
+        """Time until steps are replayed, which includes the compilation of kernels."""
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self._begun: set[Hashable] = set()
+        """Keys of which one step has run."""
+        self._warm: set[Hashable] = set()
+        """Keys of which two steps have run, without waiting."""
+        self._memory: Any = None
 
     def __call__(self, key: Hashable, step: Callable[[], None]) -> None:
-        if key not in self.graphs:
-            began = time.perf_counter()
-            self.graphs[key] = self._record(step)
-            self.seconds += time.perf_counter() - began
-        graph = self.graphs[key]
-        if graph is None:
+        graph = self.graphs.get(key)
+        if graph is not None:
+            graph.replay()
+        elif key in self.graphs:
             step()
         else:
-            graph.replay()
+            began = time.perf_counter()
+            self._begin(key, step)
+            self.seconds += time.perf_counter() - began
 
-    def _record(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-        before, drawn = [tensor.clone() for tensor in self.tensors()], torch.cuda.get_rng_state()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        waits = False
-        with torch.cuda.stream(stream):
-            for tries in range(2):
-                try:
-                    with errors_on_waiting(tries == 1):
-                        step()
-                except RuntimeError as error:
-                    if "synchronizing CUDA operation" not in str(error):
-                        raise
-                    waits = True
-                for tensor, value in zip(self.tensors(), before, strict=True):
-                    tensor.copy_(value)
-        torch.cuda.current_stream().wait_stream(stream)
-        if waits:
-            torch.cuda.set_rng_state(drawn)
+    def _begin(self, key: Hashable, step: Callable[[], None]) -> None:
+        """One of the first three steps with a key."""
+        if key in self._warm:
+            self.graphs[key] = graph = self._record(step)
+            graph.replay()
+        elif key not in self._begun:
+            step()
+            self._begun.add(key)
+        elif waits(step):
             log.warning("a step waits for values on the GPU, so it is not recorded as a CUDA graph, which is slower")
-            return None
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+            self.graphs[key] = None
+        else:
+            self._warm.add(key)
+
+    def _record(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Record a step; random draws are as if this had not happened."""
+        self._memory = self._memory or torch.cuda.graph_pool_handle()
+        drawn, graph = torch.cuda.get_rng_state(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
             step()
         torch.cuda.set_rng_state(drawn)
         return graph
@@ -78,21 +85,20 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-@contextmanager
-def errors_on_waiting(on: bool) -> Iterator[None]:
-    """If `on`, raise an error at an operation that waits for the GPU."""
+def waits(step: Callable[[], None]) -> bool:
+    """Run a step; return whether it waited for the GPU, which PyTorch then warns of."""
     before = torch.cuda.get_sync_debug_mode()
-
-    def switch(mode: int | str) -> None:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-            torch.cuda.set_sync_debug_mode(mode)
-
-    switch("error" if on else before)
-    try:
-        yield
-    finally:
-        switch(before)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    for one in said:
+        if not re.search(f"{WAITED}|Synchronization debug mode", str(one.message)):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return any(WAITED in str(one.message) for one in said)
 
 
 def overwrite(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:

@@ -41,7 +41,6 @@ class Host(ABC):
         self.seeds = tuple(seeds)
         self.shared, self.rounded = shared, rounded
         self._seeds = torch.tensor(self.seeds)
-        self.latest: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -76,9 +75,7 @@ class Host(ABC):
             g = g + weight_decay * x
         elif weight_decay:
             g = torch.add(g, x, alpha=weight_decay)         # one pass; golden results depend on its rounding
-        x, state = self.advance(algorithm, x, g, dict(state), StepNode(t, time, lr, self, full))
-        self.latest = x
-        return x, state
+        return self.advance(algorithm, x, g, dict(state), StepNode(t, time, lr, self, full))
 
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
@@ -90,6 +87,10 @@ class Host(ABC):
                 f"step of {type(algorithm).__name__} returns a {type(stepped).__name__}; it has to return (x, state)"
             )
         return stepped
+
+    def prepare(self, t: int, like: Tensor) -> None:
+        """Move to the device of x what step t needs there, so that the step can be traced without computing it."""
+        self._seeds = self._seeds.to(like.device)
 
     @abstractmethod
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:

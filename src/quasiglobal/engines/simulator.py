@@ -68,6 +68,11 @@ class Simulator(Host):
         with full_precision(like.device.type):
             return tuple(self.with_own(self._addmm(self.by_run(v), delta), v) for v in tensors)
 
+    def prepare(self, t: int, like: Tensor) -> None:
+        super().prepare(t, like)
+        self._neighbours(t, like.dtype, like.device)
+        self._delta(t, torch.float64 if self.faults else like.dtype, like.device)
+
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
         """Return the mean of each run's rows, in every row of the run."""
         if self.faults:

@@ -2,16 +2,16 @@
 
 The step is traced once for each kind of step, and translated (`step_source.py`). A program of the kernel has a block of
 columns of all nodes of one run, so that gossip needs no other program: each tensor is read once and written once, in
-place.
+place. A step with a norm of each row, as of qg-dadam, has a kernel before it that reads each tensor once more.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import linecache
 import logging
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -46,7 +46,7 @@ def step_kernel(
 ) -> Callable[..., None] | None:
     """Return the kernel for steps of the kind of t: a function of (x, g, time, lr, *state) that steps in place.
 
-    None if the step cannot be translated, for example since it needs further gradients or a norm of a row.
+    None if the step cannot be translated, for example since it needs further gradients.
     """
     if not available(x) or type(engine) is not Simulator or not _fits(engine, x):
         return None
@@ -57,12 +57,12 @@ def step_kernel(
     names = ["x", "g", "time", "lr", *state]
     try:
         program = _traced(algorithm, engine, weight_decay, t, list(state), arguments)
-        source = write(program, names, outputs, x, _shared(engine, x), _senders(engine))
+        sources = write(program, names, outputs, x, _shared(engine, x), _senders(engine))
     except Exception as error:                              # an algorithm may do anything; its plain step still works
         log.debug(f"no kernel for a step of {algorithm}: {error!r}")
         return None
     try:
-        kernel = StepKernel(source, engine, t, x)
+        kernel = StepKernel(sources, engine, t, x)
         kernel.compile(*arguments)
     except Exception as error:
         log.warning(f"Triton cannot compile the step of {algorithm}; it runs without, slower: {str(error)[:160]}")
@@ -76,7 +76,27 @@ def available(x: Tensor) -> bool:
 
 
 class StepKernel:
-    """A translated step: the launch of its kernel, with the weights of step t of the engine."""
+    """A translated step: the kernels of its sums over columns, and the kernel that steps."""
+
+    def __init__(self, sources: Sequence[StepSource], engine: Simulator, t: int, x: Tensor) -> None:
+        self.passes = [Pass(source, engine, t, x) for source in sources]
+        self.any_rows = all(one.any_rows for one in self.passes)
+        """Whether the kernels can also run with another number of runs."""
+
+    def __call__(self, *arguments: Tensor) -> None:
+        sums: list[Tensor] = []
+        for one in self.passes:
+            sums += one.run(arguments, sums)
+
+    def compile(self, *arguments: Tensor) -> None:
+        """Compile without a launch."""
+        sums: list[Tensor] = []
+        for one in self.passes:
+            sums += one.run(arguments, sums, compiles=True)
+
+
+class Pass:
+    """The launch of one kernel, with the weights of step t of the engine."""
 
     def __init__(self, source: StepSource, engine: Simulator, t: int, x: Tensor) -> None:
         self.source, n, d = source, engine.topology.n, x.shape[1]
@@ -84,29 +104,28 @@ class StepKernel:
         columns = PER_THREAD // (padded * len(source.arguments))
         columns = max(1, min(1 << max(0, columns.bit_length() - 1), 16 // size))    # at most 16 bytes in one load
         block = 32 * WARPS * columns
-        self.further = [value.to(x.device) for value in source.constants]
-        self.further += source.mixes * [torch.from_numpy(engine.topology.weights(t)).to(x.device, x.dtype)]
+        self.constants = [value.to(x.device) for value in source.constants]
+        self.weights = source.mixes * [torch.from_numpy(engine.topology.weights(t)).to(x.device, x.dtype)]
         self.sizes = (n, padded, d, _shared(engine, x), block, columns)
         self.blocks = -(-d // block)
-        self.any_rows = len(x) > 1 and not source.constants         # in one row, a scalar looks like a column
-        """Whether the kernel can also run with another number of runs."""
+        self.any_rows = len(x) > 1 and not source.constants and source.finish is None
+        """Whether the kernel can also run with another number of runs: in one row, a scalar looks like a column."""
         self.function = _jitted(source.text)
 
-    def __call__(self, *arguments: Tensor) -> None:
-        self._run(self.function[self._grid(arguments)], arguments)
+    def run(self, arguments: Sequence[Tensor], sums: Sequence[Tensor], compiles: bool = False) -> list[Tensor]:
+        """Launch, or only compile; return the sums over the columns [rows, 1], if this is their kernel.
 
-    def compile(self, *arguments: Tensor) -> None:
-        """Compile without a launch."""
-        self._run(partial(self.function.warmup, grid=self._grid(arguments)), arguments)
-
-    def _grid(self, arguments: tuple[Tensor, ...]) -> tuple[int, int]:
-        return self.blocks, len(arguments[0]) // self.sizes[0]
-
-    def _run(self, launch: Callable[..., Any], arguments: tuple[Tensor, ...]) -> None:
-        """Launch with products and sums rounded one by one: nodes that agree stay equal, bit for bit."""
+        Products and sums are rounded one by one: nodes that agree stay equal, bit for bit.
+        """
         values = [arguments[at].contiguous() for at in self.source.arguments]
+        finish, rows = self.source.finish, len(arguments[0])
+        grid = self.blocks, rows // self.sizes[0]
+        partial = [values[0].new_empty(self.blocks, rows)] if finish else []
+        values += [*self.constants, *(sums[k] for k in self.source.sums), *partial, *self.weights]
+        launch = functools.partial(self.function.warmup, grid=grid) if compiles else self.function[grid]
         with torch.cuda.device_of(values[0]):  # type: ignore[no-untyped-call]
-            launch(*values, *self.further, *self.sizes, num_warps=WARPS, enable_fp_fusion=False)
+            launch(*values, *self.sizes, num_warps=WARPS, enable_fp_fusion=False)
+        return [finish(partial[0].sum(dim=0))[:, None]] if finish else []
 
 
 class TracedEngine(Host):
@@ -181,7 +200,7 @@ def _senders(engine: Simulator) -> list[list[int]]:
     return [[j for j in np.flatnonzero(row).tolist() if j != i] for i, row in enumerate(links)]
 
 
-@cache
+@functools.cache
 def _jitted(text: str) -> Any:
     """The kernel of a source text, which Triton reads through `linecache`, as a debugger does."""
     import triton

@@ -1,4 +1,7 @@
-"""Translation of a traced step to the source of one Triton kernel: a line for each operation on a tile of columns."""
+"""Translation of a traced step to the source of a Triton kernel: a line for each operation on a tile of columns.
+
+A sum over the columns, as in a norm, needs all programs of a kernel: it is a kernel of its own, before the step's.
+"""
 
 from __future__ import annotations
 
@@ -42,43 +45,66 @@ class StepSource:
     """Positions of the step's arguments that the kernel reads or writes."""
     constants: list[Tensor]
     """Further tensors that the kernel reads."""
+    sums: list[int]
+    """Indices of the earlier kernels whose sums the kernel reads, after the constants."""
     mixes: int
     """Number of gossips; the weights [n, n] are the last arguments, once for each.
 
     With one argument for all, the compiler would keep the weights in registers from one gossip to the next.
     """
+    finish: Callable[[Tensor], Tensor] | None
+    """Function of the sums over the columns; None for the step's own kernel."""
 
 
 def write(
     program: fx.GraphModule, names: Sequence[str], outputs: Sequence[int], x: Tensor, shared: int,
     senders: Sequence[Sequence[int]],
-) -> StepSource:
+) -> list[StepSource]:
     """Translate a traced step of the arguments `names` that returns the new values of the arguments at `outputs`.
+
+    The last source is the step, the others are its sums over columns, in order: each kernel computes again what it
+    needs, which takes less time than to store and read it.
 
     x is the tensor of all rows; its first `shared` columns are mixed. Node i receives from the nodes `senders[i]`.
     Raise `Untraceable` for a step with other operations than `OPERATIONS`, or on tensors of other shapes and types.
     """
-    kernel = _Kernel((len(x), x.shape[1]), x.dtype, shared)
     program.graph.eliminate_dead_code()
     nodes = list(program.graph.nodes)
     inputs, results = [node for node in nodes if node.op == "placeholder"], nodes[-1].args[0]
     changed = {at: result for at, result in zip(outputs, results, strict=True) if result is not inputs[at]}
     if not changed:
         raise Untraceable("the step changes nothing")
-    read = {node for node in nodes for user in node.users if user.op != "output" or node in changed.values()}
-    arguments = [at for at, node in enumerate(inputs) if node in read or at in changed]
-    pointers = {at: kernel.parameter(names[at]) for at in arguments}
-    for at, name in pointers.items():
-        if inputs[at] in read:
-            kernel.load(inputs[at], name, inputs[at].meta["val"])
-    for node in nodes:
-        if node.op == "get_attr":
-            kernel.constant(node, getattr(program, node.target))
-        elif node.op == "call_function":
-            kernel.operation(node)
-    for at, result in changed.items():
-        kernel.store(result, pointers[at], inputs[at].meta["val"])
-    return StepSource(kernel.text(senders), arguments, kernel.constants, kernel.mixes)
+    sums = [node for node in nodes if node.target in SUMS]
+
+    def source(total: fx.Node | None) -> StepSource:
+        """The kernel of one sum, or of the step."""
+        kernel = _Kernel((len(x), x.shape[1]), x.dtype, shared)
+        stored = {} if total else changed
+        needed = {total.all_input_nodes[0]} if total else {*changed.values()}
+        for node in reversed(nodes):
+            needed.update(node.all_input_nodes if node in needed and node not in sums else ())
+        pointers = {at: kernel.parameter(names[at]) for at, node in enumerate(inputs) if node in needed or at in stored}
+        for at, name in pointers.items():
+            if inputs[at] in needed:
+                kernel.load(inputs[at], name, inputs[at].meta["val"])
+        own = [node for node in nodes if node in needed and node not in sums]
+        for node in own:
+            if node.op == "get_attr":
+                kernel.constant(node, getattr(program, node.target))
+        read = [k for k, node in enumerate(sums) if node in needed]
+        for k in read:
+            kernel.load(sums[k], kernel.parameter("total"), sums[k].meta["val"])
+        for node in own:
+            if node.op == "call_function":
+                kernel.operation(node)
+        if total:
+            kernel.sum(total)
+        for at, result in stored.items():
+            kernel.store(result, pointers[at], inputs[at].meta["val"])
+        finish = SUMS[total.target][1] if total else None
+        return StepSource(kernel.text(senders), [*pointers], kernel.constants, read, kernel.mixes, finish)
+
+    return [*map(source, sums), source(None)]
 
 
 RESERVED: set[str] = {"tl", "tile", "triton", "step", "mix", "node", "column", "row", "at", "here", "weights", "dtype"}
@@ -177,6 +203,17 @@ class _Kernel:
         self._check_rows(like)
         self._check_rows(node.meta["val"])
         self.stores.append(f"tl.store({name}_at + at, {self.names[node]}, mask=here)")
+
+    def sum(self, node: fx.Node) -> None:
+        """Store the sums over this program's columns, [programs, rows]; a later kernel reads the result of all."""
+        values, value = node.all_input_nodes[0], node.meta["val"]
+        self._check_rows(values.meta["val"])
+        if tuple(value.shape) != (self.shape[0], 1) or value.dtype != self.dtype:
+            raise Untraceable(f"{node.target} with the result {list(value.shape)} has no translation")
+        term = SUMS[node.target][0](self.names[values], *node.args[1:])
+        place = f"{self.parameter('partial')}_at + tl.program_id(0).to(tl.int64) * {self.shape[0]} + row"
+        total = f"tl.sum(tl.where(here, {term}, 0.0), axis=0, keep_dims=True)"
+        self.stores.append(f"tl.store({place}, {total}, mask=node < NODES)")
 
     def text(self, senders: Sequence[Sequence[int]]) -> str:
         """The whole source; the barrier makes every thread read before any thread writes."""
@@ -289,6 +326,18 @@ def _infix_number(symbol: str) -> Callable[[Any, float], str]:
 def _call(function: str) -> Callable[..., str]:
     return lambda *terms: f"{function}({', '.join(map(str, terms))})"
 
+
+def _of_squares(a: Any, order: float = 2, *_: Any) -> str:
+    if order != 2:
+        raise Untraceable(f"a norm of order {order} has no translation")
+    return f"{a} * {a}"
+
+
+SUMS: dict[Any, tuple[Callable[..., str], Callable[[Tensor], Tensor]]] = {
+    aten.linalg_vector_norm.default: (_of_squares, torch.sqrt),
+    aten.sum.dim_IntList: (lambda a, *_: a, torch.clone),
+}
+"""Sums over the columns: their terms, and a function of each sum."""
 
 SAME = {
     aten.alias.default, aten.clone.default, aten.detach.default, aten.expand.default, aten.lift_fresh_copy.default,

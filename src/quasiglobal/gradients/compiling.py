@@ -42,9 +42,9 @@ def compiled_in_place(
 ) -> Callable[..., None]:
     """Compile a pure function of tensors to a program that overwrites the arguments at `outputs` with its results.
 
-    The function is first traced to plain tensor operations: the compiler handles these more reliably than the
-    Python code around them, such as precision switches. A result that is itself an argument is copied outside of
-    the program: Inductor removes its clone as redundant and would read the argument after it was overwritten.
+    The function is first traced to plain tensor operations, without computing them: the compiler handles these more
+    reliably than the Python code around them, such as precision switches. A result that is itself an argument is copied
+    outside of the program: Inductor removes its clone as redundant and would read the argument after it has changed.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
 
@@ -58,7 +58,7 @@ def compiled_in_place(
             else:
                 moved[at] = source
 
-    program = compiled(make_fx(in_place)(*(value.clone() for value in arguments)), backend)
+    program = compiled(make_fx(in_place, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments), backend)
 
     def call(*values: Tensor) -> None:
         held = {at: values[source].clone() for at, source in moved.items() if at != source}

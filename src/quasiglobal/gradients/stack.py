@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.common.memory import is_out_of_memory
 from quasiglobal.gradients.compiling import Fused
 from quasiglobal.gradients.kernels.route import Kernels
 from quasiglobal.gradients.layout import Layout
@@ -128,7 +129,7 @@ class StackedModel:
                     result = getattr(route, what)(*arguments)
                 break
             except Exception as error:
-                if route.slower is None or _not_the_routes(error):
+                if route.slower is None or is_out_of_memory(error):      # another route needs as much
                     raise
                 failure = failure or error
                 route = route.slower(route.one)
@@ -176,13 +177,6 @@ def rows_of(outputs: Tree) -> list[Tree]:
 
 def _nothing() -> None:
     """Replace `flatten_parameters` of recurrent layers, which needs weights that are not stacked."""
-
-
-def _not_the_routes(error: Exception) -> bool:
-    """Whether another route would not help: no memory left, or a value was read while steps may not wait for it."""
-    text = str(error)
-    no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate" in text
-    return no_memory or "synchronizing CUDA operation" in text
 
 
 def choose_route(module: nn.Module, precision: str, long: bool = False) -> Callable[[OneModel], Route]:

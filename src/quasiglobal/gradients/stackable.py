@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
@@ -121,11 +122,24 @@ class _Folded(torch.autograd.Function):
         query, key, value = (
             tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, len(lead) - 1) for tensor in (query, key, value)
         )
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            result = attention(query, key, value, mask, **how)      # there may be an outer vmap
+        result = _by_kernels(query, key, value, mask, how)
+        if result is None:
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+                result = attention(query, key, value, mask, **how)      # there may be an outer vmap
         result = result.reshape(*lead, *result.shape[1:])
         few = tensors[0].ndim + (in_dims[1] is None) < 4  # type: ignore[union-attr]
         return result.squeeze(1) if few else result, 0
+
+
+def _by_kernels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: dict[str, Any]) -> Tensor | None:
+    """Attention by our own kernels, which are faster for short texts; None if they do not suit."""
+    if find_spec("triton") is None or any(map(is_stacked, (query, key, value, mask))):
+        return None
+    from quasiglobal.gradients.kernels.attention import attend, suits
+
+    if not suits(query, key, value, mask, how):
+        return None
+    return attend(query, key, value, mask, how["dropout_p"], how.get("scale"))
 
 
 # ------------------------------------------------------------------------------------------ linear layers

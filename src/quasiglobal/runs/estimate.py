@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.data.shards import Blank, Shards, undecoded
+from quasiglobal.engines.capture import release
 from quasiglobal.runs.agreement import agreement, has_own_data, stand_in
 from quasiglobal.runs.building import model_of
 from quasiglobal.runs.loading import task_of
+from quasiglobal.runs.memory import bytes_of_data, enough_memory, fewer, runs_that_fit, trial
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.store import folders_of
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.program import Program
+from quasiglobal.training.task import Task
 
 FORWARD = 1 / 3
 """Cost of a forward pass relative to a training step, per example."""
@@ -40,8 +42,12 @@ class Estimate:
     """Bytes of the examples on the device."""
     shards: int
     """Bytes of the examples on disk, if they stay there."""
+    together: int
+    """Number of runs that train at a time."""
     peak: int
-    """Peak GPU memory, measured in a few steps; 0 on a CPU."""
+    """Peak memory on the GPU, as reserved by PyTorch, measured in a few steps and a test; 0 on a CPU."""
+    memory: int
+    """Bytes of the GPU's memory; 0 on a CPU."""
     checkpoints: int
     """Bytes of the two checkpoints kept for every run."""
     step_seconds: float
@@ -49,40 +55,61 @@ class Estimate:
     """Time of all steps and tests, without compilation."""
 
 
-def prepare(experiment: Experiment, options: Options) -> Program:
-    """The initial program of an experiment, as in `train`; noise stands for data that are at their owners."""
+def prepare(experiment: Experiment, options: Options) -> tuple[Task, list[Experiment]]:
+    """The task of an experiment, and the experiment with each of its seeds.
+
+    Images are not decoded; noise stands for data that are at their owners.
+    """
     own = has_own_data(experiment)
     experiment = agreement(experiment) if own else experiment
     with undecoded():
         task = stand_in(experiment) if own else task_of(experiment, options)
-    experiments = [folder.experiment for folder in folders_of(experiment, options)]
-    return Program(task, experiments, choose_device(options.device), **options.of_program)
+    return task, [folder.experiment for folder in folders_of(experiment, options)]
 
 
-def estimate(program: Program, folder: Path, steps: int = 3) -> Estimate:
-    """Run a few steps and warn of likely problems. The program cannot be used afterwards."""
+def estimate(task: Task, experiments: Sequence[Experiment], options: Options) -> Estimate:
+    """Run a few steps of what `prepare` returns, with as many runs at a time as `train`; warn of likely problems."""
+    device, how = choose_device(options.device), options.of_program
+    most, found = runs_that_fit(task, experiments, device, **how), list[Estimate]()
+
+    def measure(together: Sequence[Experiment]) -> None:
+        found.append(_estimate(Program(task, together, device, **how), len(experiments), options.runs))
+
+    while not enough_memory(measure, experiments[:most]):
+        release(device)
+        most = fewer(experiments[:most], device)
+    return found[0]
+
+
+def _estimate(program: Program, runs: int, folder: Path) -> Estimate:
+    """The estimate for some runs, as many of which train together as the program has."""
     experiment, graph, state = program.experiment, program.engine.topology, program.state
-    step_seconds = _seconds_a_step(program, steps)
+    on_gpu, together = program.device.type == "cuda", len(program.experiments)
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(program.device)
+    step_seconds = trial(program)
     kept = [state.x, *program.bands.tensors(), *state.buffers.values()]
-    saved = 2 * sum(tensor.nbytes for tensor in kept)
+    saved = 2 * sum(tensor.nbytes for tensor in kept) * runs // together
     tests, rows = program.evaluation, program.bands.rows
     data = tests.data
     on_disk = [of.shards.x.nbytes for of in (data.train, data.test) if of.shards and not _fits(of.shards)]
-    stored = tree_leaves((program.feed.inputs.x, tests.inputs.x, program.feed.targets, tests.targets))
+    blank = [of.shards.x.nbytes for of in (data.train, data.test) if of.shards and _fits(of.shards)]    # not there yet
     times = -(-experiment.epochs // experiment.eval_every)
-    shown = times * len(tests.data.test) * (rows + len(program.experiments))
+    shown = times * len(tests.data.test) * (rows + together)
     a_second = rows * experiment.batch / step_seconds
     result = Estimate(
         parameters=program.layout.size,
         steps=program.steps,
         sent_a_step=program.bands.bytes_per_step[0],
         rows=sum(tensor.nbytes for tensor in kept) + state.x.nbytes,
-        data=sum(tensor.nbytes for tensor in stored) - sum(on_disk),
+        data=bytes_of_data(program) - sum(on_disk),
         shards=sum(on_disk),
-        peak=torch.cuda.max_memory_allocated() if program.device.type == "cuda" else 0,
+        together=together,
+        peak=torch.cuda.max_memory_reserved(program.device) + sum(blank) if on_gpu else 0,
+        memory=torch.cuda.mem_get_info(program.device)[1] if on_gpu else 0,
         checkpoints=saved,
         step_seconds=step_seconds,
-        seconds=program.steps * step_seconds + FORWARD * shown / a_second,
+        seconds=(program.steps * step_seconds + FORWARD * shown / a_second) * -(-runs // together),
     )
     smallest = min(len(owner.examples) for owner in program.feed.plan.owners)
     if smallest < experiment.batch:
@@ -123,18 +150,6 @@ def images_per_second(experiment: Experiment, classes: int, shape: Sequence[int]
         loss.item()                                                 # waits for the device
         took.append(time.perf_counter() - began)
     return batch / min(took[1:])
-
-
-def _seconds_a_step(program: Program, steps: int) -> float:
-    """Time per step over the first steps of an epoch, after compilation."""
-    steps = min(steps, program.feed.steps_per_epoch)
-    for _ in range(2):
-        program.begin_epoch()
-        began = time.perf_counter()
-        for step in range(steps):
-            program.advance(step)
-        program.sums()                                              # waits for the device
-    return (time.perf_counter() - began) / steps
 
 
 def _fits(shards: Shards) -> bool:

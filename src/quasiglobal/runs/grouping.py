@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from quasiglobal.common.objects import is_own
 from quasiglobal.data.batches import step_sizes
 from quasiglobal.engines.capture import release
-from quasiglobal.runs.memory import runs_that_fit
+from quasiglobal.runs.memory import enough_memory, fewer, runs_that_fit
 from quasiglobal.runs.store import RunFolder, Saved
 from quasiglobal.training.experiment import Experiment, program_key, step_order
 from quasiglobal.training.loop import Entrant
@@ -27,17 +28,28 @@ class Waiting:
     runs: list[RunFolder]
     most: int
     """Number of runs that fit the memory."""
-    saved: Mapping[RunFolder, Saved]
+    saved: dict[RunFolder, Saved]
     device: torch.device
 
     def __len__(self) -> int:
         return len(self.runs)
 
-    def groups(self) -> Iterator[list[RunFolder]]:
-        """Yield the runs of a program until none waits; the memory of a program is released before the next."""
+    def train(self, train_group: TrainGroup, again: Callable[[list[RunFolder]], dict[RunFolder, Saved]]) -> None:
+        """Train groups of runs until none waits; the memory of a group is released before the next.
+
+        If the memory does not suffice, half as many runs continue at a time. `again` returns those of the given runs
+        that have not ended, with their newest checkpoints.
+        """
         while self.runs:
-            yield self.take(self.most)
+            group = self.take(self.most)
+            entered: list[RunFolder] = []
+            fits = enough_memory(train_group, self, group, entered)
             release(self.device)
+            if not fits:
+                self.most = fewer([run.experiment for run in group], self.device)
+                left = again(list(dict.fromkeys([*group, *entered])))
+                self.saved.update(left)
+                self.runs = [*left, *self.runs]
 
     def take(self, count: int) -> list[RunFolder]:
         """Remove and return at most `count` runs, sorted by algorithm, topology and epochs."""
@@ -45,12 +57,16 @@ class Waiting:
         return sorted(taken, key=lambda run: (step_order(run.experiment), _epochs(self.saved[run])))
 
 
+TrainGroup = Callable[[Waiting, list[RunFolder], list[RunFolder]], None]
+"""Trains a group of runs; adds those that enter the program, also later, to the last argument."""
+
+
 class Entering:
     """Lets waiting runs enter a loop: locks their folders, and cuts their records back to their checkpoints."""
 
-    def __init__(self, waiting: Waiting, saved: dict[RunFolder, Saved], locks: ExitStack) -> None:
-        self.waiting, self.saved, self.locks = waiting, saved, locks
-        self.runs: list[RunFolder] = []
+    def __init__(self, waiting: Waiting, locks: ExitStack, runs: list[RunFolder]) -> None:
+        self.waiting, self.locks = waiting, locks
+        self.runs = runs
         """The runs that have entered, in the order of the loop."""
 
     def __len__(self) -> int:
@@ -63,23 +79,27 @@ class Entering:
     def enter(self, run: RunFolder) -> Entrant:
         """Let a run enter."""
         self.locks.enter_context(run.locked())
-        rows, progress = self.saved.pop(run) or (None, None)
+        rows, progress = self.waiting.saved.pop(run) or (None, None)
         run.begin(progress)
         self.runs.append(run)
         return Entrant(run.experiment, run.folder, rows, progress.epochs if progress else 0, run.read_records())
 
 
 def queues(
-    saved: Mapping[RunFolder, Saved], task_of: Callable[[Experiment], Task], device: torch.device
+    saved: dict[RunFolder, Saved], task_of: Callable[[Experiment], Task], device: torch.device, **how: Any
 ) -> Iterator[Waiting]:
-    """Yield the runs that can be rows of one program, those with a checkpoint first."""
+    """Yield the runs that can be rows of one program, those with a checkpoint first.
+
+    `how` are the options of a `Program`.
+    """
     groups: dict[str, list[RunFolder]] = {}
     for run in sorted(saved, key=lambda run: saved[run] is None):
         groups.setdefault(program_key(run.experiment), []).append(run)
     for alike in groups.values():
         task = task_of(alike[0].experiment)
         for same in _of_equal_epochs(alike, task):
-            yield Waiting(task, same, runs_that_fit(task, [run.experiment for run in same], device), saved, device)
+            most = runs_that_fit(task, [run.experiment for run in same], device, **how)
+            yield Waiting(task, same, most, saved, device)
 
 
 def _epochs(saved: Saved) -> int:

@@ -61,7 +61,7 @@ def train(
             folder.describe()                               # `find_runs` needs experiment.json
     board = EventFiles() if options.tensorboard else None
     device = choose_device(options.device)
-    saved = {folder: folder.newest_locked() for folder in unfinished}
+    saved = _newest(unfinished)
 
     def task_for(one: Experiment) -> Task:
         return task or task_of(one, options)
@@ -74,35 +74,43 @@ def train(
                 folder.finish("finished", facts(program, 0))
             del saved[folder]
     before, model = None, None                              # a model keeps its compiled programs
-    for waiting in queues(saved, task_for, device):
-        model = model if waiting.task is before else None
-        for group in waiting.groups():
-            experiments = [run.experiment for run in group]
-            program = Program(waiting.task, experiments, device, model=model, **options.of_program)
-            _train_together(program, group, waiting, saved, options, watch, board, callbacks)
-            before, model = waiting.task, program.model
-            del program                                     # so that its memory can be released
+
+    def train_group(waiting: Waiting, group: list[RunFolder], entered: list[RunFolder]) -> None:
+        nonlocal before, model
+        model, before = model if waiting.task is before else None, waiting.task
+        experiments = [run.experiment for run in group]
+        program = Program(waiting.task, experiments, device, model=model, **options.of_program)
+        _train_together(program, group, waiting, entered, options, watch, board, callbacks)
+        model = program.model
+
+    for waiting in queues(saved, task_for, device, **options.of_program):
+        waiting.train(train_group, _newest)
     if board:
         board.close()
     return [folder.read() for folder in folders]
+
+
+def _newest(runs: Sequence[RunFolder]) -> dict[RunFolder, Saved]:
+    """The runs that have not ended, with their newest checkpoints."""
+    return {run: run.newest_locked() for run in runs if run.read_summary() is None}
 
 
 def _train_together(
     program: Program,
     group: Sequence[RunFolder],
     waiting: Waiting,
-    saved: dict[RunFolder, Saved],
+    entered: list[RunFolder],
     options: Options,
     watch: Watcher,
     board: EventFiles | None,
     callbacks: Sequence[Any],
 ) -> None:
-    """Train runs as rows of one program, and waiting runs in the rows of those that end.
+    """Train runs as rows of one program, and waiting runs in the rows of those that end; `entered` gets all of them.
 
     A user's callbacks see the same runs from start to end, so with callbacks no run enters later.
     """
     with ExitStack() as locks, patient_interrupts() as noted:
-        queue = Entering(waiting, saved, locks)
+        queue = Entering(waiting, locks, entered)
         first = [queue.enter(run) for run in group]
         if any(one.epochs for one in first):
             program.regroup(program.experiments, [one.rows for one in first], [one.epochs for one in first])

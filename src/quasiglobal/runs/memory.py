@@ -1,32 +1,53 @@
-"""Memory: the number of runs that fit as rows of one program."""
+"""Memory: the number of runs that fit as rows of one program, from a bound or from a trial."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from quasiglobal.algorithms import algorithm
-from quasiglobal.common.memory import USABLE, free_bytes
+from quasiglobal.common.memory import USABLE, free_bytes, is_out_of_memory
+from quasiglobal.engines.capture import release
+from quasiglobal.errors import InputError
 from quasiglobal.gradients.one_model import arguments
 from quasiglobal.gradients.precision import PRECISIONS
 from quasiglobal.topology import count_nodes
 from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task
 
+log = logging.getLogger("quasiglobal")
+
 COPIES = 17
-"""Parameter-sized temporary tensors of a step, besides x and the algorithm's state; includes partial gradients.
+"""Parameter-sized temporary tensors of a step, besides x and the algorithm's state: more than any step needs."""
 
-Measured on an H200 for two runs of 16 MiniLM-L6 with `qg-dadam` and captured steps; 11 with `dadam`.
-"""
+MEASURED_USABLE = 0.9
+"""Fraction of the free memory to use if the need of a run was measured; the rest is for fragmentation."""
 
 
-def runs_that_fit(task: Task, experiments: Sequence[Experiment], device: torch.device) -> int:
-    """Number of runs, each as large as the largest, that fit the free memory of the device; at least 1."""
+def runs_that_fit(task: Task, experiments: Sequence[Experiment], device: torch.device, **how: Any) -> int:
+    """Number of runs, each as large as the largest, that fit the free memory of the device; at least 1.
+
+    An upper bound of their need decides if all fit. If not, a GPU tries the largest run. `how` are options of its
+    `Program`.
+    """
     if len(experiments) == 1:
         return 1
-    largest = max(experiments, key=lambda one: _state(one.algorithm))
-    return max(1, int(USABLE * free_bytes(device) // bytes_of_run(task, largest)))
+    largest, free = max(experiments, key=lambda one: _state(one.algorithm)), free_bytes(device)
+    by_bound = int(USABLE * free // bytes_of_run(task, largest))
+    if by_bound >= len(experiments) or device.type != "cuda":
+        return max(1, by_bound)
+    found: list[tuple[int, int]] = []
+    if not enough_memory(lambda: found.append(_measured(task, largest, device, **how))):
+        release(device)
+        return 1                                            # the training says that a single run does not fit
+    shared, own = found[0]
+    return max(1, int((MEASURED_USABLE * free - shared) // own))
 
 
 def bytes_of_run(task: Task, experiment: Experiment) -> int:
@@ -51,6 +72,75 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
     activations = sum(size for place, size in kept.items() if place not in own) * experiment.batch // tried
     tensors = 1 + _state(experiment.algorithm) + COPIES
     return count_nodes(experiment.topology) * (activations + parameters * dtype.itemsize * tensors)
+
+
+def trial(program: Program, steps: int = 3) -> float:
+    """Run some of the first epoch's steps and, on a GPU, the longest step and a test; return the seconds per step.
+
+    Steps run until they are compiled and captured, so that the GPU's peak memory is that of the training. The program
+    cannot be used afterwards.
+    """
+    on_gpu, steps = program.device.type == "cuda", min(steps, program.feed.steps_per_epoch)
+    for _ in range(4 if on_gpu else 2):
+        program.begin_epoch()
+        began = time.perf_counter()
+        for step in range(steps):
+            program.advance(step)
+        program.sums()                                              # waits for the device
+    took = (time.perf_counter() - began) / steps
+    if on_gpu:
+        longest = max(range(program.feed.steps_per_epoch), key=program.feed.shapes.__getitem__)
+        for _ in range(3 if program.feed.shapes[longest] not in program.feed.shapes[:steps] else 0):
+            program.begin_epoch()
+            program.feed.counter.fill_(longest)
+            program.advance(longest)
+        program.evaluate()
+    return took
+
+
+def bytes_of_data(program: Program) -> int:
+    """Bytes of the examples that a program keeps, on its device or on disk."""
+    feed, tests = program.feed, program.evaluation
+    return sum(tensor.nbytes for tensor in tree_leaves((feed.inputs.x, tests.inputs.x, feed.targets, tests.targets)))
+
+
+def enough_memory(function: Callable[..., object], *given: Any) -> bool:
+    """Call a function; return False if memory for it could not be allocated. Its tensors can be released afterwards."""
+    try:
+        function(*given)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    return True
+
+
+def fewer(experiments: Sequence[Experiment], device: torch.device) -> int:
+    """Number of runs to try next if these do not fit the memory together; raise InputError if it is a single run."""
+    one, here = experiments[0], "the GPU's memory" if device.type == "cuda" else "the memory"
+    if len(experiments) == 1:
+        further = ", fewer nodes, --recompute or --train lora:8" if one.model.startswith("hf:") else " or fewer nodes"
+        raise InputError(
+            f"{count_nodes(one.topology)} models {one.model} with batch {one.batch} do not fit {here}; use a smaller "
+            f"--batch{further}"
+        )
+    half = -(-len(experiments) // 2)
+    log.warning(f"{len(experiments)} runs together do not fit {here}: {half} at a time")
+    return half
+
+
+def _measured(task: Task, experiment: Experiment, device: torch.device, **how: Any) -> tuple[int, int]:
+    """Bytes that all runs share, the data, and bytes of each run, from a trial on the GPU."""
+    release(device)
+    before = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    program = Program(task, [experiment], device, **how)
+    shared = bytes_of_data(program)
+    trial(program)
+    peak = torch.cuda.max_memory_reserved(device) - before
+    del program
+    release(device)
+    return shared, max(1, peak - shared)
 
 
 def _state(name: str) -> int:

@@ -66,8 +66,8 @@ class Program:
     experiments may leave, and others take their place (`regroup`).
 
     `engine` is the simulator by default. `workers` processes read data that are read anew in each epoch.
-    `model` reuses the compiled kernels of an earlier program of the same task. `capture` returns a `StepRunner` for
-    in-place steps; by default it uses CUDA graphs if one GPU hosts all nodes.
+    `model` reuses the compiled kernels of an earlier program of the same task. `capture` returns what runs the steps,
+    in place; by default it uses CUDA graphs if one GPU hosts all nodes.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Program:
         recomputing: bool = False,
         workers: int = 0,
         model: StackedModel | None = None,
-        capture: Callable[[Callable[[], list[Tensor]]], StepRunner] | None = None,
+        capture: Callable[[], StepRunner] | None = None,
     ) -> None:
         self.task, self.device, self._engine_factory = task, device, [engine] if engine else []
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -118,7 +118,7 @@ class Program:
         """Begin with these models, after these epochs, and with the algorithms' initial states."""
         self.state = ProgramState(x, buffers, x.new_zeros(len(x)), x.new_zeros(len(x)), epochs)
         self.bands.begin_at(x)
-        self._runner = self._capture(self._tensors) if self._capture else None
+        self._runner = self._capture() if self._capture else None
 
     @property
     def experiment(self) -> Experiment:
@@ -264,12 +264,6 @@ class Program:
             g = self.model.gradients(x, buffers, self.feed.inputs.show(index, *need), targets).g
             total += g * index.shape[1]
         return total / examples
-
-    def _tensors(self) -> list[Tensor]:
-        """All tensors that a step changes."""
-        state, feed = self.state, self.feed
-        models = [state.x, *self.bands.tensors(), *state.buffers.values()]
-        return [*models, feed.counter, *feed.clocks, state.loss, state.right]
 
     # -------------------------------------------------------------------------------------------- tests
 

@@ -13,6 +13,7 @@ from multiprocessing.util import Finalize
 import torch
 from torch import Tensor
 
+from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.engines.distributed.edge import Moment
 from quasiglobal.engines.distributed.gloo import Group, Meeting, Store, open_group
 from quasiglobal.engines.distributed.membership import Membership
@@ -66,6 +67,7 @@ class Distributed(Host):
         self._store = Meeting(store)
         self._moment: Moment = (0, 0)
         self._at_exit: Finalize | None = None
+        self._latest: Tensor | None = None
         self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self.members = Membership(
             self._store, rank, self._neighbouring_processes(), timeout=timeout, host=host,
@@ -81,6 +83,13 @@ class Distributed(Host):
         self._moment, self.members.step = (step, 0), step
         self.members.find(patience or self.timeout)
         return self
+
+    def advance(
+        self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
+    ) -> tuple[Tensor, State]:
+        """Call the algorithm, and keep its models for processes that join later."""
+        self._latest, state = super().advance(algorithm, x, g, state, node)
+        return self._latest, state
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Send, receive, and move towards the received rows, always in full precision."""
@@ -199,7 +208,7 @@ class Distributed(Host):
 
     def _mean_here(self) -> Tensor | None:
         """The mean of the models here, all runs in one row; None before the first step."""
-        latest = self.latest
+        latest = self._latest
         if latest is None:
             return None
         return latest.view(len(self.seeds), len(self.nodes), -1).mean(dim=1).flatten().cpu()
