@@ -27,6 +27,7 @@ def forget(package: ModuleType) -> None:
                     kernel.device_caches.clear()
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_after_a_rehearsal_a_step_compiles_no_kernel(name, monkeypatch):

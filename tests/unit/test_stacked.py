@@ -15,6 +15,7 @@ from quasiglobal.gradients.kernels.route import Kernels
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.routes import Compiled, OneByOne
 from quasiglobal.gradients.stack import StackedModel
+from quasiglobal.gradients.stackable import stackable
 from quasiglobal.models import RESIDUAL, build
 
 K, BATCH = 2, 3
@@ -389,3 +390,21 @@ def test_weights_are_packed_and_gradients_collected_in_the_kernels_order(n):
     expected = torch.full_like(x, 3.0)
     expected[:, columns.long()] = shares[:, :, places.long()].nan_to_num(0.0).sum(0)
     assert g.equal(expected)
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("how", [
+    {}, {"padding": 1}, {"padding": 1, "ceil_mode": True}, {"ceil_mode": True, "count_include_pad": False},
+    {"padding": 1, "ceil_mode": True, "count_include_pad": False}, {"padding": 1, "stride": 3, "ceil_mode": True},
+], ids=str)
+def test_average_pooling_is_pytorchs(dims, how):
+    pool = {1: nn.functional.avg_pool1d, 2: nn.functional.avg_pool2d}[dims]
+    for size in range(5, 10):
+        x = torch.randn(2, 3, *(size, 12)[:dims], dtype=torch.float64, requires_grad=True)
+        options = {"kernel_size": 3, "stride": 2} | how
+        with stackable(x, everywhere=True):
+            y = pool(x, **options)
+        expected = pool(x, **options)
+        dy = torch.randn_like(expected)
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(value, x, dy) for value in (y, expected)))

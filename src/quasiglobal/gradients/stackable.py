@@ -6,6 +6,8 @@
 - Convolutions, `linear`, `addmm` and `prelu` are decomposed before autocast applies: the bias, and with it the output,
   would stay in float32. Their arguments are cast first.
 - `batch_norm` and `instance_norm` do not accept weights in float32 for inputs in 16 bits. They are written out.
+- Average pooling with padding, or of windows beyond the edge: the gradient is wrong for images with channels last on a
+  GPU (pytorch/pytorch#188344), and compiled (pytorch/pytorch#198119). Images are padded first.
 - Others read values (`one_hot`), write into an argument that is not stacked (`normalize` with `out`), or have no rule.
 
 The replacements need autograd outside of vmap (`routes.by_autograd`).
@@ -13,6 +15,7 @@ The replacements need autograd outside of vmap (`routes.by_autograd`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -247,6 +250,37 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
+def _avg_pool(pool: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
+    """Average pooling over the last `dims` dimensions without padding, of images that are padded first if necessary."""
+    def own(
+        input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Tensor:
+        kernel, step, pad = (
+            [value] * dims if isinstance(value, int) else [*value] * (dims // len(value))
+            for value in (kernel_size, stride or kernel_size, padding)
+        )
+        if not ceil_mode and not any(pad):
+            further = {} if divisor_override is None else {"divisor_override": divisor_override}
+            return pool(input, kernel, step, **further)
+        edges, factors = [], []
+        for size, k, s, p in zip(input.shape[-dims:], kernel, step, pad, strict=True):
+            count = (size + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
+            count -= ceil_mode and (count - 1) * s >= size + p
+            first = torch.arange(count, device=input.device) * s - p
+            low, high = (-p, size + p) if count_include_pad else (0, size)
+            factors.append(k / ((first + k).clamp(max=high) - first.clamp(min=low)))
+            edges.append((p, max(0, (count - 1) * s + k - size - p)))
+        mean = pool(nn.functional.pad(input, [edge for pair in reversed(edges) for edge in pair]), kernel, step)
+        if divisor_override is not None:
+            return mean * (math.prod(kernel) / divisor_override)
+        for at, factor in enumerate(reversed(factors)):
+            mean = mean * factor.to(mean.dtype).view(-1, *(1,) * at)
+        return mean
+
+    return own
+
+
 def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     product = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
     return product if bias is None else product + bias
@@ -283,6 +317,8 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "one_hot": _one_hot,
     "normalize": _normalize,
     "_weight_norm": _weight_norm,
+    "avg_pool1d": _avg_pool(nn.functional.avg_pool1d, 1),
+    "avg_pool2d": _avg_pool(nn.functional.avg_pool2d, 2),
     "bilinear": _bilinear,
     "embedding_bag": _embedding_bag,
     **RECURRENT,

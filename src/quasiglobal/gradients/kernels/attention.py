@@ -16,8 +16,8 @@ from torch import Tensor
 
 from quasiglobal.gradients.kernels.accumulators import accumulator
 
-LONGEST = 128
-"""Length of texts up to which one program can hold all scores."""
+LENGTHS = range(65, 129)
+"""Lengths of texts: one program can hold all scores, and PyTorch's kernels, of blocks of 64, are slower."""
 
 WARPS = 8
 """Warps of a program; with fewer, its registers would not suffice."""
@@ -118,7 +118,7 @@ def suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: d
         query.is_cuda
         and query.ndim == 4
         and all(tensor.shape == shape and tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors)
-        and 16 <= shape[2] <= LONGEST
+        and shape[2] in LENGTHS
         and shape[3] in (16, 32, 64, 128)
         and (mask is None or mask.dtype == torch.bool)
         and not how.keys() - {"dropout_p", "scale", "is_causal", "enable_gqa"}
