@@ -74,7 +74,7 @@ BAD = {
     ("algorithms", "no_such_module:Name"): "qg: cannot import no_such_module",
     ("tune", "--engine", "distributed", "--processes", "2"): "qg: qg tune trains on the simulator; leave out --engine",
     ("train", "--model", "os:path"): "qg: os:path is neither an nn.Module nor a function that returns one",
-    ("train", "--batch", "100000000000"): "qg: not enough memory (",
+    ("train", "--batch", "100000000000"): "qg: 16 models cnn with batch 100000000000 do not fit the memory; use",
     ("train", "--warmup", "1e308"): "qg: warmup must be at most 1,000,000,000, got 1e+308",
     ("train", "--seed", "99999999999999999999"): "qg: seed must be at most",
     ("train", "--width", "nan"): "qg: width must be > 0 and finite, got nan",

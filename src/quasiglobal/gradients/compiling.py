@@ -72,7 +72,8 @@ def compiled_in_place(
 def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.GraphModule:
     """Trace the function to a list of tensor operations, which avoids vmap's overhead per operation.
 
-    Views become `reshape`, unless the result is written into: a compiler may choose other strides than those traced.
+    Views become `reshape`, since a compiler may choose other strides than those traced; unless something is written
+    into their memory.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
 
@@ -81,10 +82,11 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.Graph
         program = make_fx(lambda *values: function(*values))(*arguments)
     aten = torch.ops.aten
     reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+    written = _written(program.graph)
     for node in program.graph.nodes:
         if node.target in reshaping and _shape(node) == _shape(node.args[0]):
             node.replace_all_uses_with(node.args[0])
-        elif node.target in reshaping[:2] and not _is_written(node):
+        elif node.target in reshaping[:2] and _origin(node) not in written:
             node.target = aten.reshape.default
     program.graph.eliminate_dead_code()
     program.recompile()
@@ -137,13 +139,21 @@ class Fused:
             return compiled(traced(self.function, tree_map(Tensor.detach, arguments)))
 
 
-def _is_written(node: fx.Node) -> bool:
-    """Whether an operation writes into a node's result, or into a view of it."""
-    def writes(user: Any) -> bool:
-        schema = getattr(user.target, "_schema", None)
-        return schema is not None and (schema.is_mutable or (user.target.is_view and _is_written(user)))
+def _written(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes whose results operations write into, directly or through a view; views count as their origin."""
+    return {_origin(node.args[0]) for node in graph.nodes if _writes(node)}
 
-    return any(map(writes, node.users))
+
+def _origin(node: Any) -> Any:
+    """The node whose memory a view, or the result of an operation in place, is."""
+    while _writes(node) or getattr(node.target, "is_view", False) or node.target is torch.ops.aten.reshape.default:
+        node = node.args[0]
+    return node
+
+
+def _writes(node: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
 
 
 def _shape(node: Any) -> object:

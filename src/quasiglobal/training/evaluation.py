@@ -103,7 +103,8 @@ class Evaluation:
         """Cut the rows into indices [batches, batch]."""
         by_batch = any(map(_normalises_by_batch, self.model.module.modules()))
         at_once = SHOWN_AT_ONCE // (models * self.inputs.cost)
-        size = test_batch(self.model.module, min(500, max(32, at_once)))
+        most = 2000 if self.device.type == "cuda" else 500  # a GPU waits for the host between small batches
+        size = test_batch(self.model.module, min(most, max(32, at_once)))
         order = torch.from_numpy(rows)
         whole = len(order) // size * size
         together = torch.split(order[:whole].view(-1, size), min(16, max(1, at_once // size)) if by_batch else 1)
