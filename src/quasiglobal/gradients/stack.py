@@ -6,7 +6,7 @@
 | CPU | deep, large (`Stacking.large`), or BatchNorm in bf16 | one by one |
 | any | other transformers (`Stacking.autograd` is outside), in a short training | vectorised |
 | GPU | a recurrent network without convolutions, whose steps would take minutes to compile | vectorised |
-| GPU | in fp64: Inductor's derivatives of hard activations are correct to 1e-10 only | vectorised |
+| GPU | in fp64: Inductor's hardswish and hardsigmoid are correct to 3e-8 only | vectorised |
 | CPU | anything else | vectorised, traced |
 | GPU | a convolutional network in bf16 | our kernels |
 | GPU | anything else | vectorised, compiled |
