@@ -113,6 +113,7 @@ class Attending(nn.Module):
         return self.out(found.transpose(1, 2).flatten(2)).mean(1)
 
 
+@pytest.mark.slow
 def test_stacked_models_attend_by_the_kernels_also_in_a_trace(monkeypatch):
     monkeypatch.setattr(attention, "suits", lambda *given: True)
     torch.manual_seed(0)

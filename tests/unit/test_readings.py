@@ -30,6 +30,7 @@ def test_each_reading_scores_as_a_run_with_its_norm(tmp_path):
     assert len({tuple(line[name] for line in lines) for name in READINGS}) > 1
 
 
+@pytest.mark.slow
 def test_chosen_runs_are_tested_in_every_epoch_and_stay_the_same_runs(tmp_path):
     one = replace(ONE, topology="ring:3", epochs=3, eval_every=2, steps=2)
     both = [one, one.with_seed(1)]

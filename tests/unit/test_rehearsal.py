@@ -50,6 +50,7 @@ def test_after_a_rehearsal_a_step_compiles_no_kernel(name, monkeypatch):
     assert torch.cuda.get_rng_state().equal(state), "a rehearsal draws no random numbers"
 
 
+@pytest.mark.slow
 def test_after_a_rehearsal_a_step_compiles_no_segment(monkeypatch):
     """Here traced instead of compiled, and with the kernels in Triton's interpreter."""
     if "TRITON_INTERPRET" not in os.environ:
