@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import networkx as nx
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quasiglobal import algorithms, topology
 from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.algorithms.base import NodeView
+from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.errors import InputError
 from quasiglobal.minimize import Diverged, Result, minimize
@@ -75,8 +80,27 @@ class Problem:
         return self.curvature * (x - self.centre)
 
 
+def _pairs(first: int) -> NDArray[np.float64]:
+    """W in which nodes average in pairs, beginning with the pair (first, first + 1)."""
+    pairs = np.roll(np.kron(np.eye(3), np.full((2, 2), 0.5)), (first, first), axis=(0, 1))
+    return np.asarray(pairs)
+
+
 GRAPHS = (topology.ring(N := 6).lazy(), topology.one_peer_exponential(N))
-"""A fixed symmetric graph that meets every method's needs, and a directed, time-varying graph."""
+"""A fixed symmetric graph that meets every method's needs of W, and a directed, time-varying graph."""
+
+UNDIRECTED = (GRAPHS[0], topology.from_matrices([_pairs(0), _pairs(1)]))
+"""The same, and a time-varying graph: each node with its left neighbour, then with its right neighbour."""
+
+TREES = (topology.from_graph(nx.path_graph(N)), topology.from_graph(nx.full_rary_tree(2, N)))
+"""A chain and a binary tree."""
+
+
+def graphs(algorithm: Algorithm) -> tuple[Topology, ...]:
+    """The graphs to check an algorithm on."""
+    needs = algorithm.needs
+    return TREES if needs.tree else UNDIRECTED if needs.undirected else GRAPHS
+
 
 STEPS = 30
 """Enough for two of SlowMo's rounds of 12 steps."""
@@ -112,9 +136,9 @@ def differ(a: Tensor, b: Tensor) -> bool:
 
 def check_shapes(algorithm: Algorithm) -> None:
     """State has a row per node, and x and state keep their names, shapes and types."""
-    p = problem(dtype=torch.float32)
-    before = {name: (value.shape, value.dtype) for name, value in algorithm.init(p.x0).items()}
-    result = run(algorithm, p, GRAPHS[0])
+    p, graph = problem(dtype=torch.float32), graphs(algorithm)[0]
+    before = {name: (value.shape, value.dtype) for name, value in Simulator(graph).begin(algorithm, p.x0).items()}
+    result = run(algorithm, p, graph)
     for name, value in result.state.items():
         if value.shape[0] != N:
             raise Broken(f"state {name!r} has shape {list(value.shape)}; give it one row per node")
@@ -146,7 +170,7 @@ class WatchingSimulator(Simulator):
 
 def check_pure(algorithm: Algorithm) -> None:
     """`step` mutates nothing."""
-    for graph in GRAPHS:
+    for graph in graphs(algorithm):
         run(algorithm, problem(), graph, engine=WatchingSimulator(graph))
 
 
@@ -167,7 +191,7 @@ class OverwritingSimulator(Simulator):
 
 def check_storage(algorithm: Algorithm) -> None:
     """The result is correct under an engine that overwrites x, g and state in place."""
-    for graph in GRAPHS:
+    for graph in graphs(algorithm):
         plain = run(algorithm, problem(), graph)
         try:
             overwritten = run(algorithm, problem(), graph, engine=OverwritingSimulator(graph))
@@ -179,9 +203,9 @@ def check_storage(algorithm: Algorithm) -> None:
 
 def check_resume(algorithm: Algorithm) -> None:
     """x and state hold all memory: a resumed run is bit-equal to an uninterrupted one."""
-    for graph in GRAPHS:
+    for graph in graphs(algorithm):
+        whole = run(algorithm, problem(), graph)
         for stop in (1, 7, STEPS // 2):
-            whole = run(algorithm, problem(), graph)
             half = run(algorithm, problem(), graph, steps=stop)
             run(algorithm, problem(1), graph, steps=3)      # overwrites memory outside x and state
             rest = run(algorithm, problem(), graph, resume=half)
@@ -214,7 +238,7 @@ class _At(NodeView):
 
 def check_phase(algorithm: Algorithm) -> None:
     """Control flow depends on t only through `phase(t)`."""
-    for graph in GRAPHS:
+    for graph in graphs(algorithm):
         plain = run(algorithm, problem(), graph)
         if not plain.history.equal(run(algorithm, problem(), graph, engine=PhaseSimulator(graph)).history):
             raise Broken("step branches on node.t in a way that phase(t) does not cover; override phase")
@@ -234,7 +258,7 @@ def check_permutation(algorithm: Algorithm) -> None:
     """Permuting the nodes permutes the result."""
     p, index = problem(), ORDER.numpy()
     permuted = Problem(p.centre[ORDER], p.curvature[ORDER], p.x0[ORDER])
-    for graph in GRAPHS:
+    for graph in graphs(algorithm):
         renamed = topology.from_matrices([W[index][:, index] for W in graph.matrices])
         result = run(algorithm, permuted, renamed, engine=RenamingSimulator(renamed))
         if differ(run(algorithm, p, graph).history[:, ORDER], result.history):
@@ -245,20 +269,23 @@ def check_mean(algorithm: Algorithm) -> None:
     """If `keeps_mean`, the nodes' mean does not change while g = 0 and W is doubly stochastic."""
     p = problem()
     still = Problem(p.centre, torch.zeros_like(p.curvature), p.centre)
-    for graph in GRAPHS:
+    for graph in graphs(algorithm):
         means = run(algorithm, still, graph).history.mean(dim=1)
         if algorithm.keeps_mean and differ(means, means[:1].expand_as(means)):
             raise Broken("the nodes' mean moves though g = 0; mix every update of x, or return False from keeps_mean")
 
 
 def check_consensus(algorithm: Algorithm) -> None:
-    """Nodes with equal x and zero gradients do not move."""
+    """Nodes with equal x and zero gradients do not move, also if messages are lost."""
     p = problem()
     still = Problem(p.centre, torch.zeros_like(p.curvature), p.x0)
-    for graph in GRAPHS:
-        history = run(algorithm, still, graph).history
+    refused = algorithm.needs.loss == "refused" or traffic(algorithm).everybody      # a mean needs every message
+    losses = (0.0,) if refused else (0.0, 0.3)
+    for graph, drop in itertools.product(graphs(algorithm), losses):
+        history = run(algorithm, still, graph, engine=Simulator(graph, drop=drop)).history
         if differ(history, history[:1].expand_as(history)):
-            raise Broken("x drifts though all nodes agree and g = 0")
+            when = "; after lost messages, use the mask of what came" if drop else ""
+            raise Broken(f"x drifts though all nodes agree and g = 0{when}")
 
 
 def check_runs(algorithm: Algorithm) -> None:
@@ -266,7 +293,7 @@ def check_runs(algorithm: Algorithm) -> None:
     first, second = problem(0), problem(1)
     both = Problem(*(torch.cat(pair) for pair in zip(_parts(first), _parts(second), strict=True)))
     factors = torch.tensor([1.0, 0.5], dtype=torch.float64).repeat_interleave(N)[:, None]
-    for graph in GRAPHS:
+    for graph in graphs(algorithm):
         engine = Simulator(graph, seeds=(3, 4))
         rows = run(algorithm, both, graph, engine=engine, lr=lambda t: rate(t) * factors).history
         for k, (p, seed) in enumerate(((first, 3), (second, 4))):
@@ -278,15 +305,15 @@ def check_runs(algorithm: Algorithm) -> None:
 
 def check_rates(algorithm: Algorithm) -> None:
     """The learning rate may be a scalar, [k, 1], or [1, d] for parameter groups."""
-    p = problem()
-    plain = run(algorithm, p, GRAPHS[0]).history
+    p, graph = problem(), graphs(algorithm)[0]
+    plain = run(algorithm, p, graph).history
     for ones in (torch.ones_like(p.x0[:, :1]), torch.ones_like(p.x0[:1])):
-        if differ(plain, run(algorithm, p, GRAPHS[0], lr=lambda t, ones=ones: rate(t) * ones).history):
+        if differ(plain, run(algorithm, p, graph, lr=lambda t, ones=ones: rate(t) * ones).history):
             raise Broken(f"a learning rate of shape {list(ones.shape)} changes the result; let it broadcast")
     alike = Problem(*(part[:, :1].repeat(1, 2) for part in _parts(p)))
     groups = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
-    slow, fast = (run(algorithm, alike, GRAPHS[0], lr=partial(_scaled, f)).history for f in (0.5, 1.0))
-    ways = run(algorithm, alike, GRAPHS[0], lr=lambda t: rate(t) * groups).history
+    slow, fast = (run(algorithm, alike, graph, lr=partial(_scaled, f)).history for f in (0.5, 1.0))
+    ways = run(algorithm, alike, graph, lr=lambda t: rate(t) * groups).history
     if differ(slow, fast) and not differ(ways[..., 0], ways[..., 1]):
         raise Broken("parameters with different learning rates move alike; let node.lr broadcast to x")
 
@@ -296,7 +323,7 @@ def check_zero_rate(algorithm: Algorithm) -> None:
     if algorithm.divides_by_lr:
         return
     try:
-        run(algorithm, problem(), GRAPHS[0], lr=lambda t: rate(t) * (t < STEPS // 2))
+        run(algorithm, problem(), graphs(algorithm)[0], lr=lambda t: rate(t) * (t < STEPS // 2))
     except Diverged:
         raise Broken("step divides by node.lr; return True from divides_by_lr") from None
 

@@ -16,7 +16,9 @@ from torch import Tensor
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.host import Host
-from quasiglobal.engines.simulator import Simulator, warn_of_w
+from quasiglobal.engines.needs import check_needs
+from quasiglobal.engines.simulator import Simulator
+from quasiglobal.engines.wire import checked_wire
 from quasiglobal.errors import InputError, whole
 from quasiglobal.topology import Topology, parse
 
@@ -64,6 +66,7 @@ def minimize(
     *,
     full_gradient: Callable[[Tensor], Any] | None = None,
     seed: int = 0,
+    wire: str = "full",
     resume: Result | None = None,
     keep_history: bool = True,
     engine: Host | None = None,
@@ -81,7 +84,8 @@ def minimize(
         weight_decay: L2 factor, added to the gradient as weight_decay · x; a number, or a tensor like lr.
         full_gradient: full_gradient(x) → [n, d], each node's gradient over all of its data, used by `mimelite`.
             By default the gradient at the same step.
-        seed: random seed from which `mimelite` samples its clients.
+        seed: random seed from which `mimelite` samples its clients, and `proxskip` draws its steps with gossip.
+        wire: format of the messages: full, bf16, or for `choco` topk:0.01, randk:0.01, sign or qsgd:4.
         resume: an earlier result of the same run to resume from, instead of x0.
         keep_history: False to keep only the last iterate, for long runs.
         engine: the engine to run on, by default a `Simulator` of the topology; x0 has the engine's number of rows.
@@ -97,13 +101,16 @@ def minimize(
     [3.5, 3.5, 3.5, 3.5, 3.5, 3.5, 3.5, 3.5]
     """
     algorithm, topology = algorithms.algorithm(algorithm), parse(topology)
-    engine = engine or Simulator(topology, seeds=(seed,))
+    if engine is None:
+        engine = Simulator(topology, seeds=(seed,), rounded=wire == "bf16", wire=checked_wire(wire, algorithm))
+    elif wire != "full":
+        raise InputError("with an engine of your own, the wire is the engine's; leave out wire")
     if engine.topology != topology:
         other = "another topology of the same name" if str(engine.topology) == str(topology) else str(topology)
         raise InputError(f"the engine is for {engine.topology}, but the topology is {other}; use one topology for both")
     if gradient is not None and not callable(gradient):
         raise InputError(f"gradient must be a function of (x, t), got {gradient!r}")
-    warn_of_w(algorithm, topology)
+    check_needs(algorithm, topology, engine.faults if isinstance(engine, Simulator) else None)
     x = _start(x0, engine)
     rates = _learning_rates(lr, steps, algorithm, x)
     decay = _rate(weight_decay, "weight_decay", x)
@@ -114,7 +121,7 @@ def minimize(
     def full_gradient_at(x: Tensor, t: int) -> Tensor:
         return gradient_at(x, t) if full_gradient is None else _as_gradient(full_gradient(x.clone()), x)
 
-    result = Result(x, x[None], algorithm.init(x), 0)
+    result = Result(x, x[None], engine.begin(algorithm, x), 0)
     if resume is not None:
         _check_resume(resume, result)
         result = resume
@@ -123,9 +130,9 @@ def minimize(
         g = gradient_at(result.x, t)
         if not g.isfinite().all():
             raise Diverged("the gradient", t, *_first_bad(g, engine), result)
-        full = partial(full_gradient_at, t=t)
         x, state = engine.step(
-            algorithm, result.x, g, result.state, t=t, lr=rates[t - 1], full_gradient=full, weight_decay=decay
+            algorithm, result.x, g, result.state, t=t, lr=rates[t - 1], weight_decay=decay,
+            full_gradient=partial(full_gradient_at, t=t), gradient=partial(gradient_at, t=t),
         )
         if not x.isfinite().all():
             raise Diverged("x", t, *_first_bad(x, engine), result)

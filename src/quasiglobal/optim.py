@@ -6,6 +6,7 @@ import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +14,10 @@ from torch import Tensor
 
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
-from quasiglobal.algorithms.local_step import refusal
 from quasiglobal.engines.distributed.engine import Distributed
 from quasiglobal.engines.distributed.gloo import Meeting, Store
 from quasiglobal.engines.distributed.rendezvous import all_gather, join
-from quasiglobal.engines.simulator import warn_of_w
+from quasiglobal.engines.needs import check_needs
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology, parse
 
@@ -40,9 +40,10 @@ class GossipOptimizer(torch.optim.Optimizer):
         optimizer = qg.optim.GossipOptimizer(params, "dsgd", "ring:8", base=base)
 
     Call `step` on this optimizer only. `param_groups` and `state` are the base's own, so a scheduler of either
-    optimizer changes both. The base's buffers stay on their node; only parameters are averaged. `d2+`, and `slowmo`
-    around either, such as `slowmo:base=dsgd`, also accept a base; the other algorithms refuse it with the reason. `d2+`
-    corrects the base's direction, so it reaches the exact minimiser with SGD or momentum as base, but not with Adam.
+    optimizer changes both. The base's buffers stay on their node; only parameters are averaged. `d2+`, `ed`, `k-gt`,
+    `led`, `proxskip`, `gossip-pga`, `relaysgd`, `lt-admm`, and `slowmo` around any of them, such as `slowmo:base=dsgd`,
+    also accept a base; the other algorithms refuse it with the reason. All but `gossip-pga` and `slowmo` correct the
+    base's direction, so they reach the exact minimiser with SGD or momentum as base, but not with Adam.
 
     Args:
         params: parameters or groups, as for every torch optimizer.
@@ -82,7 +83,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             _check_same_parameters(self, base)
             self._share_groups()
             base.register_load_state_dict_post_hook(lambda _: self._share_groups())
-        warn_of_w(self.algorithm, self.topology)
+        check_needs(self.algorithm, self.topology)
         self._trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         kinds = {(p.dtype, p.device) for p in self._trained}
         if len(kinds) != 1 or next(iter(kinds))[0] not in (torch.float32, torch.float64):
@@ -99,7 +100,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.steps = 0
         self._rows: dict[str, tuple[list[tuple[float, int]], Tensor]] = {}
         self._write(self.engine.broadcast(self._row()))
-        self._state: State = self.algorithm.init(self._row())
+        self._state: State = self.engine.begin(self.algorithm, self._row())
 
     _step_supports_amp_scaling = True
     """Marks that `step`, not the gradient scaler, unscales gradients and handles overflows."""
@@ -120,10 +121,11 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.steps += 1
         x, state = self.engine.step(
             self.algorithm, self._row(), g, self._state, t=self.steps, lr=self._of_groups("lr"),
-            full_gradient=_no_full_gradient, weight_decay=weight_decay,
+            gradient=partial(self._gradient_at, closure), full_gradient=_no_full_gradient, weight_decay=weight_decay,
         )
         self._write(x)
-        if self.base is not None or not failed:         # with a base, no gradient enters the algorithm's state
+        kept = self.base is not None or self.algorithm.follows_messages     # with a base, the state has no gradient
+        if kept or not failed:
             self._state = {name: value.clone() for name, value in state.items()}
         return loss
 
@@ -192,6 +194,17 @@ class GossipOptimizer(torch.optim.Optimizer):
             g = g / scale
         decays = any(group["weight_decay"] for group in self.param_groups)
         return loss, g, self._of_groups("weight_decay") if decays else 0.0
+
+    def _gradient_at(self, closure: Callable[[], Any] | None, y: Tensor) -> Tensor:
+        """The gradient that the closure computes with the parameters y; it restores the parameters."""
+        if closure is None or self.base is not None:
+            raise InputError("this algorithm needs the gradient at further points: call step(closure), without a base")
+        own = self._row()
+        self._write(y)
+        with torch.enable_grad():
+            closure()
+        self._write(own)
+        return self._row(gradient=True)
 
     def _with_base(
         self, base: torch.optim.Optimizer, closure: Callable[[], Any] | None, failed: bool
@@ -269,7 +282,7 @@ def _check_base(
         raise InputError(f"base must be a torch optimizer, such as torch.optim.AdamW(params), got {base!r}")
     if lr is not None or weight_decay is not None:
         raise InputError(f"with base, lr and weight_decay are the base's; give them to {type(base).__name__} instead")
-    if reason := refusal(algorithm):
+    if reason := algorithm.refuses_base:
         name = given if isinstance(given, str) else type(algorithm).__name__
         raise InputError(f"{name} does not accept a base: it {reason}; "
                          "use dsgd, d2+ or slowmo:base=dsgd, or omit base")

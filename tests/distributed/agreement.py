@@ -1,23 +1,38 @@
 """One run on either engine; test processes import this module."""
 
+import networkx as nx
 import torch
 from torch.distributed import PrefixStore
 
 import quasiglobal as qg
 from quasiglobal.engines.distributed import Distributed, spread
+from quasiglobal.engines.faults import Faults
 
-D, SEEDS = 7, (3, 5)
+D, SEEDS, DROP = 7, (3, 5), 0.3
 
 
 def settings(name, topology):
-    """Return the graph, and start, targets and noise that differ per node; D² gets a lazy W, which it needs."""
+    """Return the graph, and start, targets and noise that differ per node; D² gets a lazy W, RelaySGD a chain."""
     graph = qg.topology.parse(f"lazy/{topology}" if name.startswith("d2") else topology)
+    if name.startswith("relaysgd"):
+        graph = qg.topology.from_graph(nx.path_graph(graph.n), name=f"chain:{graph.n}")
+    if name.startswith("lt-admm") and not graph.is_symmetric:
+        graph = qg.topology.ring(graph.n)
     generator = torch.Generator().manual_seed(0)
     rows = len(SEEDS) * graph.n
     x0 = torch.randn(rows, D, dtype=torch.float64, generator=generator)
     targets = torch.randn(rows, D, dtype=torch.float64, generator=generator)
     noise = torch.randn(60, rows, D, dtype=torch.float64, generator=generator)
     return graph, x0, targets, noise
+
+
+class Lossy(Distributed):
+    """One node per process; it ignores the messages that the simulator loses with probability `DROP`."""
+
+    def _receive(self, moment, shapes, like):
+        received, (i,) = super()._receive(moment, shapes, like), self.nodes
+        came = Faults(drop=DROP).arrived(torch.tensor(self.seeds), torch.tensor(moment[0]), self.topology.n)[0, i]
+        return {there: rows for there, rows in received.items() if came[there]}
 
 
 def run(name, topology, engine_of, rows_of):
@@ -35,27 +50,28 @@ def run(name, topology, engine_of, rows_of):
 
 
 def hosted_rows(engine, graph):
-    return torch.tensor([r * graph.n + i for r in range(len(SEEDS)) for i in engine.nodes])
+    return torch.tensor([r * graph.n + i for r in range(len(engine.seeds)) for i in engine.nodes])
 
 
-def in_a_process(rank, store, processes, cases, rounded=False):
+def in_a_process(rank, store, processes, cases, rounded=False, kind=Distributed, seeds=SEEDS, wire=None):
     results = []
     for k, (name, topology) in enumerate(cases):
         place, engines = PrefixStore(f"case/{k}", store), []
 
         def engine_of(graph, place=place, engines=engines):
             hosted = spread(graph.n, processes)
-            engines.append(Distributed(graph, place, rank, hosted, seeds=SEEDS, shared=5, rounded=rounded, timeout=60))
+            how = {"seeds": seeds, "shared": 5, "rounded": rounded, "wire": wire, "timeout": 60}
+            engines.append(kind(graph, place, rank, hosted, **how))
             return engines[0].connect()
 
         result = run(name, topology, engine_of, hosted_rows)
         place.set(f"done/{rank}", "1")
         place.wait([f"done/{process}" for process in range(processes)])     # no process exits before all have received
         engines[0].close()
-        results.append((hosted_rows_of(rank, processes, topology), result.x, result.state))
+        results.append((hosted_rows_of(rank, processes, topology, len(seeds)), result.x, result.state))
     return results
 
 
-def hosted_rows_of(rank, processes, topology):
+def hosted_rows_of(rank, processes, topology, runs):
     n = qg.topology.parse(topology).n
-    return [r * n + i for r in range(len(SEEDS)) for i in spread(n, processes)[rank]]
+    return [r * n + i for r in range(runs) for i in spread(n, processes)[rank]]

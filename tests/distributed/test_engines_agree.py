@@ -1,17 +1,21 @@
 """Each algorithm gives the same numbers over processes and on stacked tensors."""
 
 import pytest
-from agreement import SEEDS, hosted_rows, in_a_process, run
+from agreement import DROP, SEEDS, Distributed, Lossy, hosted_rows, in_a_process, run
 from processes import together
 
+from later_methods import LATER
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.engines.wire import wire_of
 
 
-def compare(processes, cases, rounded=False):
-    everywhere = together(processes, in_a_process, processes, cases, rounded)
+def compare(processes, cases, rounded=False, drop=0.0, wire=None):
+    how = (Lossy, SEEDS[:1]) if drop else (Distributed, SEEDS)
+    everywhere = together(processes, in_a_process, processes, cases, rounded, *how, wire)
+    options = {"seeds": how[1], "shared": 5, "rounded": rounded, "drop": drop, "wire": wire}
     for k, (name, topology) in enumerate(cases):
-        whole = run(name, topology, lambda graph: Simulator(graph, seeds=SEEDS, shared=5, rounded=rounded), hosted_rows)
+        whole = run(name, topology, lambda graph: Simulator(graph, **options), hosted_rows)
         for answers in everywhere:
             rows, x, state = answers[k]
             scale = whole.x.norm(dim=1).max()
@@ -21,23 +25,46 @@ def compare(processes, cases, rounded=False):
                 assert (value - expected).norm() <= 1e-9 * (1 + expected.norm()), (name, topology, key)
 
 
-@pytest.mark.filterwarnings("ignore:D2 needs")
-def test_every_algorithm_is_the_same_over_processes():
-    compare(2, [(name, "ring:8") for name in ALGORITHMS])
+FAST = [name for name in ALGORITHMS if name not in LATER] + ["momentum-tracking", "edm", "proxskip", "k-gt"]
 
 
-@pytest.mark.filterwarnings("ignore:D2 needs")
+@pytest.mark.filterwarnings("ignore:.* needs a fixed", "ignore:D2 needs")
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(FAST, id="fast"),
+        pytest.param([*LATER, "diloco:tau=7", "momentum-tracking:init=mean"], id="later", marks=pytest.mark.slow),
+    ],
+)
+def test_every_algorithm_is_the_same_over_processes(names):
+    compare(2, [(name, "ring:8") for name in names])
+
+
+@pytest.mark.filterwarnings("ignore:.* needs a fixed", "ignore:D2 needs")
 def test_time_varying_and_directed_graphs_are_too():
-    names = ("dsgd", "qg-dsgdm-n", "dsgdm-n-gt", "slowmo", "mimelite")
+    names = ("dsgd", "qg-dsgdm-n", "dsgdm-n-gt", "slowmo", "mimelite", "push-diging:sums=true,beta=0.9")
     compare(4, [(name, "one-peer-exponential:8") for name in names])
+
+
+@pytest.mark.filterwarnings("ignore:.*loses its exactness")
+def test_lost_messages_have_the_same_effect():
+    names = ("qg-dsgdm-n", "relaysgd:fill=start", "lt-admm:tau=2", "sgp", "push-diging:sums=true,beta=0.9", "ab")
+    compare(4, [(name, "ring:4") for name in names], drop=DROP)
 
 
 def test_models_that_travel_in_16_bits_are_too():
     compare(2, [(name, "ring:8") for name in ("gossip", "dsgdm-n", "dsgdm-n-gt")], rounded=True)
 
 
+@pytest.mark.parametrize(
+    "wire", ["qsgd:4", *(pytest.param(one, marks=pytest.mark.slow) for one in ("topk:0.4", "randk:0.4", "sign"))]
+)
+def test_compressed_messages_are_too(wire):
+    compare(2, [("choco", "ring:4")], wire=wire_of(wire))
+
+
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:D2 needs")
+@pytest.mark.filterwarnings("ignore:.* needs a fixed", "ignore:D2 needs")
 @pytest.mark.parametrize(("topology", "processes"), [("ring:8", 8), ("one-peer-exponential:8", 8), ("social", 4)])
 def test_every_algorithm_on_every_graph(topology, processes):
     compare(processes, [(name, topology) for name in ALGORITHMS])

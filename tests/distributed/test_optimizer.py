@@ -223,13 +223,19 @@ def test_a_base_shares_its_groups_and_refuses_foreign_states_and_later_parameter
     assert ["make a new GossipOptimizer" in sentence for sentence in said] == [False, False, True, True]
 
 
+ONE_WAY = [[0.5, 0, 0, 0.5], [0.5, 0.5, 0, 0], [0.25, 0.25, 0.5, 0], [0, 0, 0.5, 0.5]]
+LOCAL = ("ed", "gossip-pga", "k-gt", "led", "proxskip")
+"""Methods of 2019 and later that correct or average the results of local steps."""
+
+
 @pytest.mark.parametrize("name", [*ALGORITHMS, *(f"slowmo:tau=3,base={name}" for name in ("dsgd", "d2+", "d2"))])
 def test_an_algorithm_accepts_a_base_only_if_x_minus_lr_g_is_all_it_uses(name):
     """The base's result replaces x − ηg: an accepting algorithm moves from (x, g) as from (x − ηg, 0)."""
-    algorithm, engine = qg.algorithms.algorithm(name), Simulator(qg.topology.ring(4))
+    graph = {"relaysgd": "star:4", "sgp": qg.topology.from_matrices([ONE_WAY])}.get(name, "lazy/ring:4")
+    algorithm, engine = qg.algorithms.algorithm(name), Simulator(qg.topology.parse(graph))
     generator = torch.Generator().manual_seed(0)
     x = y = torch.randn(4, 3, dtype=torch.float64, generator=generator)
-    state, same = algorithm.init(x), algorithm.init(x)
+    state, same = engine.begin(algorithm, x), engine.begin(algorithm, x)
     for t in range(1, 14):
         g = torch.randn(4, 3, dtype=torch.float64, generator=generator)
         lr = torch.tensor(1 / t, dtype=torch.float64)
@@ -239,8 +245,9 @@ def test_an_algorithm_accepts_a_base_only_if_x_minus_lr_g_is_all_it_uses(name):
     accepts = torch.allclose(x, y, rtol=1e-12, atol=1e-12)
     params = list(loops.model().parameters())
     with pytest.raises(qg.InputError, match="torchrun" if accepts else "does not accept a base: it "):
-        qg.optim.GossipOptimizer(params, name, "lazy/ring:4", base=loops.sgdm(params))
-    assert accepts == (name in ("dsgd", "d2+", "slowmo:tau=3,base=dsgd", "slowmo:tau=3,base=d2+"))
+        qg.optim.GossipOptimizer(params, name, graph, base=loops.sgdm(params))
+    slowmo = ("slowmo:tau=3,base=dsgd", "slowmo:tau=3,base=d2+")
+    assert accepts == (name in ("dsgd", "d2+", "relaysgd", "lt-admm", "choco", *slowmo, *LOCAL))
 
 
 class Own(qg.Algorithm):

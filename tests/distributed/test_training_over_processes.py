@@ -60,6 +60,31 @@ def test_a_run_is_the_simulators(tmp_path, simulated):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "topology", "communication"),
+    [
+        ("lt-admm:tau=4", "ring:8", "merge@end"), ("relaysgd:beta=0.9", "star:8", ""),
+        ("sgp", "ring:8", "complete@0.5-0.8"),
+    ],
+)
+def test_messages_per_edge_and_schedules_of_communication_are_the_simulators(
+    algorithm, topology, communication, tmp_path
+):
+    exact = replace(
+        CONSTANT, topology=topology, precision="fp64", epochs=2, algorithm=algorithm, communication=communication,
+        lr=0.02,
+    )
+    simulate(exact, Options(runs=tmp_path / "simulated", device="cpu"))
+    words = ["--topology", topology, "--precision", "fp64", "--epochs", "2", "--algorithm", algorithm, "--lr", "0.02"]
+    words += ["--communication", communication] if communication else []
+    ended(train(tmp_path / "processes", *words, "--milestones", "--engine", "distributed", "--processes", "3"))
+    assert same(rows(tmp_path / "processes"), rows(tmp_path / "simulated"), 1e-11)
+    (run,), (whole,) = find_runs(tmp_path / "processes"), find_runs(tmp_path / "simulated")
+    assert run.folder.name == whole.folder.name
+    assert run.records()[-1]["bytes_sent"] == whole.records()[-1]["bytes_sent"]
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_over_other_processes_and_in_the_simulator(tmp_path, simulated):
     for processes, epoch in ((2, 2), (3, 4)):
         words = ["--checkpoint-seconds", "0", "--engine", "distributed", "--processes", str(processes)]

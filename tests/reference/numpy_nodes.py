@@ -2,8 +2,8 @@
 
 Written in NumPy from the pseudocode of *Quasi-Global Momentum: Accelerating Decentralized Deep Learning on
 Heterogeneous Data* (Lin et al. 2021), sharing nothing with the library. A `Worker` is the paper's
-`procedure worker-i`. It holds only its own vectors. To communicate, it yields a `Mix` or a `Mean` and receives
-the result. Line numbers are the paper's; `released` follows the authors' code where it differs.
+`procedure worker-i`. It holds only its own vectors. To communicate, it yields a `Mix`, a `Mean`, a `Push` or an
+`Exchange` and receives the result. Line numbers are the paper's; `released` follows the authors' code where it differs.
 """
 
 from collections import defaultdict
@@ -31,7 +31,26 @@ class Mean:
     among: list[int] | None = None
 
 
-Step = Generator[Mix | Mean, Vector, Vector]
+@dataclass
+class Push:
+    """Request of node i for the sum over j of p_ij v_j, where each node j divides v_j into shares that sum to 1."""
+
+    value: Vector
+
+
+@dataclass
+class Exchange:
+    """A message for each neighbour, by its number; the answer has the messages that came, by the sender's number.
+
+    The links are those of step `at`, by default of the current step.
+    """
+
+    messages: dict[int, Vector]
+    at: int | None = None
+
+
+Message = Mix | Mean | Push | Exchange
+Step = Generator[Message, Vector | dict[int, Vector], Vector]
 """Generator that yields messages, receives the answers and returns the node's next x."""
 
 
@@ -45,30 +64,44 @@ def reference(
     weight_decay: float = 0.0,
     full_gradient: Callable[[int, Vector], Vector] | None = None,
     seed: int = 0,
+    period: int = 1,
+    lost: Callable[[int, int, int], bool] = lambda t, i, j: False,
+    wire: str = "full",
 ) -> np.ndarray:
     """The trajectory [steps + 1, n, d] of the algorithm `text`, such as "qg-dsgdm-n:mu=0.5,tau=2".
 
     gradient(i, x_i, t) is node i's gradient at step t = 1, 2, …; full_gradient(i, x_i) is over all its data.
+    W repeats after `period` steps; lost(t, i, j) says whether the message j → i of step t is lost.
     """
     n = len(x0)
+    trees = [weights(t) != 0 for t in range(1, period + 1)]
 
     def full_gradient_of(i: int) -> Callable[[Vector], Vector]:
         return lambda x: full_gradient(i, x) + weight_decay * x
 
-    workers = [worker(text, Place(i, n, seed, full_gradient_of(i))) for i in range(n)]
+    shared = {"weight_decay": weight_decay, "lambda_min": lambda_min(weights), "links": trees, "wire": wire}
+    workers = [worker(text, Place(i, n, seed, full_gradient_of(i), **shared)) for i in range(n)]
     x = [np.array(row) for row in x0]
     history = [np.array(x)]
     for t in range(1, steps + 1):
         procedures = []
         for i in range(n):
-            g = gradient(i, x[i], t) + weight_decay * x[i]
+            decay = 0.0 if workers[i].decoupled else weight_decay
+            g = gradient(i, x[i], t) + decay * x[i]
             procedures.append(workers[i].step(x[i], g, t, lr(t)))
-        x = together(procedures, weights(t))
+        x = together(procedures, weights, t, lost)
         history.append(np.array(x))
     return np.array(history)
 
 
-def together(procedures: list[Step], W: np.ndarray) -> list[Vector]:
+def lambda_min(weights: Callable[[int], np.ndarray]) -> float | None:
+    """The smallest eigenvalue of W; None unless W is fixed and symmetric."""
+    W = weights(1)
+    fixed = all((weights(t) == W).all() for t in range(2, 9))
+    return float(np.linalg.eigvalsh(W)[0]) if fixed and np.allclose(W, W.T) else None
+
+
+def together(procedures: list[Step], weights, t: int, lost) -> list[Vector]:
     """Run one step of all nodes, message by message."""
     answers = [None] * len(procedures)
     while True:
@@ -81,21 +114,40 @@ def together(procedures: list[Step], W: np.ndarray) -> list[Vector]:
         if not sent:
             return returned
         assert not returned, "all nodes must send the same number of messages in a step"
-        answers = [delivered(i, sent, W) for i in range(len(sent))]
+        answers = [delivered(i, sent, weights, t, lost) for i in range(len(sent))]
 
 
-def delivered(i: int, sent: list[Mix | Mean], W: np.ndarray) -> Vector:
+def delivered(i: int, sent: list[Message], weights, t: int, lost) -> Vector | dict[int, Vector]:
     """The answer to node i's message, given the messages of all nodes."""
-    total = 0.0
-    if isinstance(sent[i], Mix):
-        for j in range(len(sent)):
-            if W[i, j] != 0:
-                total = total + W[i, j] * sent[j].value
-        return total
-    among = range(len(sent)) if sent[i].among is None else sent[i].among
-    for j in among:
-        total = total + sent[j].value
-    return total / len(among)
+    own, W = sent[i], weights(t)
+    if isinstance(own, Mean):
+        among = range(len(sent)) if own.among is None else own.among
+        return sum(sent[j].value for j in among) / len(among)
+    if isinstance(own, Exchange):
+        W = W if own.at is None else weights(own.at)
+        return {j: sent[j].messages[i] for j in senders(W, i) if not lost(t, i, j)}
+    if isinstance(own, Push):
+        P = shares(W)
+        return P[i, i] * own.value + sum(P[i, j] * sent[j].value for j in senders(W, i) if not lost(t, i, j))
+    total = W[i, i] * own.value
+    for j in senders(W, i):
+        total = total + W[i, j] * (own.value if lost(t, i, j) else sent[j].value)
+    return total
+
+
+def senders(W: np.ndarray, i: int) -> list[int]:
+    return [j for j in range(len(W)) if W[i, j] != 0 and j != i]
+
+
+def shares(W: np.ndarray) -> np.ndarray:
+    """W if its columns sum to 1; else each node divides what it has equally among itself and its receivers."""
+    if all(abs(sum(W[:, j]) - 1) < 1e-9 for j in range(len(W))):
+        return W
+    P = np.zeros_like(W)
+    for j in range(len(W)):
+        to = [i for i in range(len(W)) if W[i, j] != 0 or i == j]
+        P[to, j] = 1 / len(to)
+    return P
 
 
 def alone(procedure: Step) -> Vector:
@@ -116,6 +168,17 @@ class Place:
     n: int
     seed: int
     full_gradient: Callable[[Vector], Vector]
+    weight_decay: float
+    lambda_min: float | None
+    links: list[np.ndarray]
+    """For each step of a period: whether node i receives from node j."""
+    wire: str = "full"
+
+    def senders(self) -> list[int]:
+        return senders(np.any(self.links, axis=0), self.i)
+
+    def receivers(self) -> list[int]:
+        return senders(np.any(self.links, axis=0).T, self.i)
 
 
 @dataclass(kw_only=True)
@@ -124,6 +187,8 @@ class Worker:
 
     place: Place
     memory: dict[str, Vector] = field(default_factory=lambda: defaultdict(float))
+    decoupled = False
+    """Whether the worker applies the weight decay itself."""
 
     def step(self, x: Vector, g: Vector, t: int, lr: float) -> Step:
         raise NotImplementedError
@@ -374,6 +439,191 @@ class MimeLite(Worker):
         return (yield Mean(y, clients))  # line 14
 
 
+# Messages per edge, and pushes
+
+
+@dataclass(kw_only=True)
+class WithLocalStep(Worker):
+    """A local optimizer inside: SGD, with momentum if β > 0, or Adam."""
+
+    base: str = "dsgdm"
+    beta: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self):
+        self.inner = worker(self.base, self.place)
+        if self.base == "dsgdm":
+            self.inner.beta, self.inner.nesterov = self.beta, self.nesterov
+
+
+@dataclass(kw_only=True)
+class RelaySGD(WithLocalStep):
+    """RelaySum/Model (Vogels et al. 2021), as printed; coordinates p, p + P, … travel on tree p of P."""
+
+    fill: str = "own"
+
+    def step(self, x, g, t, lr):
+        memory, n = self.memory, self.place.n
+        if t == 1:
+            memory["x_ref"] = x
+        x = np.array(alone(self.inner.step(x, g, t, lr)))
+        for p, tree in enumerate(self.place.links):
+            part = slice(p, None, len(self.place.links))
+            old = memory[f"inbox {p}"] or {}
+            messages = {}
+            for j in senders(tree, self.place.i):
+                others = [old[k] for k in old if k != j]
+                m = x[part] + sum(m for m, _ in others)
+                messages[j] = (m, 1 + sum(c for _, c in others))
+            inbox = memory[f"inbox {p}"] = yield Exchange(messages, at=p + 1)
+            s, c = sum(m for m, _ in inbox.values()), sum(c for _, c in inbox.values())
+            if self.fill == "own":
+                x[part] = ((n - c) * x[part] + s) / n
+            else:
+                x[part] = (x[part] + s + (n - 1 - c) * memory["x_ref"][part]) / n
+        return x
+
+
+@dataclass(kw_only=True)
+class LTADMM(Worker):
+    """LT-ADMM (Ren et al. 2025); `beta` replaces the gradient by its moving average."""
+
+    tau: int = 5
+    rho: float = 1.0
+    alpha: float = 0.5
+    beta_a: float = 0.01
+    gamma: float | None = None
+    beta: float = 0.0
+    couple: bool = False
+
+    def step(self, x, g, t, lr):
+        memory, neighbours = self.memory, self.place.senders()
+        gamma = lr if self.gamma is None else self.gamma
+        if t == 1:
+            memory["z"] = dict.fromkeys(neighbours, x)
+        z = memory["z"]
+        if (t - 1) % self.tau == 0:
+            memory["r"] = self.rho * len(neighbours) * x - sum(z.values())
+        memory["m"] = self.beta * memory["m"] + (1 - self.beta) * g
+        x = x - gamma * memory["m"] - self.beta_a * (gamma if self.couple else 1) * memory["r"]
+        if t % self.tau == 0:
+            inbox = yield Exchange({j: z[j] - 2 * self.rho * x for j in neighbours})
+            came = {j: (1 - self.alpha) * z[j] - self.alpha * q for j, q in inbox.items()}
+            memory["z"] = z | came
+        return x
+
+
+@dataclass(kw_only=True)
+class SGP(WithLocalStep):
+    """Stochastic gradient push (Assran et al. 2019): the model is x̃/w."""
+
+    def step(self, x, g, t, lr):
+        memory = self.memory
+        if t == 1:
+            memory.update(x=x, w=1.0)
+        memory["x"] = yield Push(alone(self.inner.step(memory["x"], g, t, lr)))
+        memory["w"] = yield Push(memory["w"])
+        return memory["x"] / memory["w"]
+
+
+@dataclass(kw_only=True)
+class PushDIGing(Worker):
+    """Push-DIGing (Nedić et al. 2017); `sums` sends running sums (Hadjicostis et al. 2016)."""
+
+    beta: float = 0.0
+    sums: bool = False
+
+    def step(self, x, g, t, lr):
+        memory = self.memory
+        if t == 1:
+            memory.update(x=x, w=1.0)
+        v = self.beta * memory["v"] + (1 - self.beta) * g
+        y = memory["y"] + v - memory["v"]
+        memory["v"] = v
+        offered = [memory["x"] - lr * y, y, memory["w"]]
+        if self.sums:
+            new = yield from self.by_sums(offered)
+        else:
+            new = []
+            for value in offered:
+                new.append((yield Push(value)))
+        memory["x"], memory["y"], memory["w"] = new
+        return memory["x"] / memory["w"]
+
+    def by_sums(self, offered):
+        memory, receivers = self.memory, self.place.receivers()
+        a = 1 / (1 + len(receivers))
+        sigma = memory["sigma"] = [s + a * v for s, v in zip(memory["sigma"] or [0.0] * 3, offered, strict=True)]
+        last = memory["rho"] = memory["rho"] or {}
+        inbox = yield Exchange(dict.fromkeys(receivers, sigma))
+        new = [a * v for v in offered]
+        for j, heard in inbox.items():
+            new = [v + h - r for v, h, r in zip(new, heard, last.get(j, [0.0] * 3), strict=True)]
+            last[j] = heard
+        return new
+
+
+@dataclass(kw_only=True)
+class AB(Worker):
+    """AB, or Push-Pull (Xin and Khan 2018): rows of W for models, columns of P for trackers."""
+
+    beta: float = 0.0
+
+    def step(self, x, g, t, lr):
+        memory = self.memory
+        v = self.beta * memory["v"] + (1 - self.beta) * g
+        y = memory["y"] + v - memory["v"]
+        memory["v"] = v
+        x = yield Mix(x - lr * y)
+        memory["y"] = yield Push(y)
+        return x
+
+
+@dataclass(kw_only=True)
+class Choco(WithLocalStep):
+    """CHOCO-SGD (Koloskova et al. 2019), with the run's compression."""
+
+    gamma: float = 0.1
+
+    def step(self, x, g, t, lr):
+        memory = self.memory
+        x = alone(self.inner.step(x, g, t, lr))
+        q = compressed(self.place.wire, x - memory["x_hat"], self.place, t)
+        memory["x_hat"] = memory["x_hat"] + q
+        memory["mixed"] = memory["mixed"] + (yield Mix(q))
+        return x + self.gamma * (memory["mixed"] - memory["x_hat"])
+
+
+def compressed(wire: str, v: Vector, place: Place, t: int) -> Vector:
+    """Q(v): the largest numbers, random numbers, signs, or levels of the norm."""
+    name, _, number = wire.partition(":")
+    d, q = len(v), np.zeros_like(v)
+    bits = [splitmix64(chain(place.seed, 4, 0, t, place.i) + c) for c in range(d)]
+    if name == "full":
+        return v
+    if name in ("topk", "randk"):
+        signed = [b - 2**64 if b >= 2**63 else b for b in bits]
+        order = np.argsort(-np.abs(v)) if name == "topk" else np.argsort(signed)
+        kept = order[: max(1, int(np.ceil(float(number) * d)))]
+        q[kept] = v[kept]
+        return q
+    if name == "sign":
+        return np.where(v >= 0, 1, -1) * np.abs(v).sum() / d
+    levels, length = int(number), norm(v)
+    for c in range(d):
+        level = np.floor(levels * abs(v[c]) / length + (bits[c] >> 11) / 2**53)
+        q[c] = np.sign(v[c]) * min(level, levels) * length / levels
+    return q / (1 + min(d / levels**2, np.sqrt(d) / levels))
+
+
+def chain(*numbers: int) -> int:
+    """Hash a chain of numbers; the next number may be added to it."""
+    key = 0
+    for number in numbers:
+        key = splitmix64((key + number) % 2**64)
+    return key
+
+
 # One worker: everything on the exact mean gradient
 
 
@@ -431,7 +681,17 @@ NAMES = {
     "qg-sgdm": (Centralized, {"base": "qg-dsgdm"}),
     "qg-sgdm-n": (Centralized, {"base": "qg-dsgdm-n"}),
     "qhm": (QHM, {}),
+    "relaysgd": (RelaySGD, {}),
+    "lt-admm": (LTADMM, {}),
+    "sgp": (SGP, {}),
+    "push-diging": (PushDIGing, {}),
+    "ab": (AB, {}),
+    "choco": (Choco, {}),
 }
+
+CHANNELS = ("relaysgd", "lt-admm", "sgp", "push-diging", "ab", "choco")
+"""Methods with messages per edge, pushes or compressed messages; see `test_channel_references.py`."""
+
 
 
 def worker(text: str, place: Place) -> Worker:

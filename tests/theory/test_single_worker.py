@@ -135,6 +135,10 @@ def adam(parameters, **rest):
     return torch.optim.Adam(parameters, betas=(0.9, 0.99), **rest)
 
 
+def adamw(parameters, **rest):
+    return torch.optim.AdamW(parameters, betas=(0.9, 0.99), **rest)
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize(
     ("names", "optimizer"),
@@ -143,6 +147,7 @@ def adam(parameters, **rest):
         pytest.param(("dsgdm", "sgdm"), sgd(momentum=0.9), id="SGD, momentum"),
         pytest.param(("dsgdm-n", "sgdm-n"), sgd(momentum=0.9, nesterov=True), id="SGD, Nesterov"),
         pytest.param(("dadam", "adam"), adam, id="Adam"),
+        pytest.param(("dadamw", "adam:base=dadamw", "diloco"), adamw, id="AdamW"),
     ],
 )
 def test_local_methods_alone_are_those_of_torch(names, optimizer, weight_decay):

@@ -5,15 +5,20 @@ import pytest
 import torch
 
 import quasiglobal as qg
+from quasiglobal.algorithms import text_of
+from quasiglobal.algorithms.momentum_tracking import MomentumTracking
 from quasiglobal.algorithms.quasi_global import QGDSGDm
 from quasiglobal.algorithms.sgd import DSGDm
 from quasiglobal.algorithms.slowmo import SlowMo
 from quasiglobal.engines.costs import catalogue, describe, traffic
+from quasiglobal.engines.simulator import Simulator
 
 NAMES = [
     "sgd", "sgdm", "sgdm-n", "adam", "dsgd", "dsgdm", "dsgdm-n", "dadam", "qg-dsgdm", "qg-dsgdm-n",
     "qg-dadam", "d2", "d2+", "dsgd-gt", "dsgdm-gt", "dsgdm-n-gt", "slowmo", "dmsgd", "dmsgd-2", "mimelite",
-    "gossip", "qg-gossip", "qg-sgdm", "qg-sgdm-n", "qhm",
+    "gossip", "qg-gossip", "qg-sgdm", "qg-sgdm-n", "qhm", "relaysgd", "lt-admm", "sgp", "push-diging", "ab",
+    "choco", "momentum-tracking", "ed", "edm", "decentlam", "gossip-pga", "gut", "qg-gut", "k-gt", "led", "proxskip",
+    "gt-nsgdm", "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "diloco",
 ]
 
 
@@ -24,7 +29,7 @@ def test_every_name_is_there():
 @pytest.mark.parametrize("name", NAMES)
 def test_each_carries_citation_equation_and_difference(name):
     entry, text = describe(name), type(qg.ALGORITHMS[name]).__doc__
-    assert any(year in entry.citation for year in map(str, range(2004, 2022)))
+    assert any(year in entry.citation for year in map(str, range(2004, 2027)))
     assert "←" in text
     assert "Differs from" in text
 
@@ -35,6 +40,13 @@ def test_options_are_read_by_their_type():
     assert qg.algorithm("dsgdm:sync=momentum,over=all") == DSGDm(sync="momentum", over="all")
     assert qg.algorithm("dsgdm: beta = 0.5 ") == DSGDm(beta=0.5)
     assert qg.algorithm("dmsgd:option=2") == qg.ALGORITHMS["dmsgd-2"]
+
+
+def test_an_option_may_have_the_name_of_a_method():
+    chosen = qg.algorithm("momentum-tracking:init=mean")
+    assert chosen == MomentumTracking(init_="mean")
+    assert text_of(chosen) == "momentum-tracking:init=mean"
+    assert qg.algorithm("slowmo:base=momentum-tracking,init=mean").base == chosen
 
 
 def test_wrappers_take_a_base_and_its_options():
@@ -139,6 +151,15 @@ def test_traffic_and_memory_are_the_known_ones():
     assert costs["slowmo"] == ("1 + 1/12 to all", 3)
     assert costs["mimelite"] == ("2 to all", 2)
     assert costs["qg-dadam"] == ("1", 2)
+    assert costs["momentum-tracking"] == ("2", 2)
+    assert costs["edm"] == ("1", 2)
+    assert costs["decentlam"] == ("1", 1)
+    assert costs["gossip-pga"] == ("15/16 + 1/16 to all", 0)
+    assert costs["qg-gut"] == ("1", 4)
+    assert costs["k-gt"] == ("2/5", 2)
+    assert costs["led"] == costs["proxskip"] == ("1/5", 1)
+    assert costs["gt-nsgdm"] == ("2", 2)
+    assert costs["diloco"] == ("1/500 to all", 4)
 
 
 def test_options_change_the_cost():
@@ -164,7 +185,18 @@ def test_traffic_is_found_by_the_phases_alone():
 
 def test_d2_says_what_it_needs_of_w():
     assert describe("d2").needs == "doubly stochastic, fixed, symmetric, λ_min > -0.333"
+    assert describe("edm").needs == "doubly stochastic, fixed, symmetric, λ_min > -0.333, else (I + W)/2"
+    assert describe("proxskip").needs == describe("decentlam").needs == "doubly stochastic, fixed, symmetric"
+    assert describe("gut").needs == "doubly stochastic, fixed"
     assert describe("sgd").needs == "nothing"
+
+
+def test_each_says_what_lost_messages_do_to_it():
+    effects = {name: describe(name).loss for name in ("qg-dsgdm-n", "dsgd-gt", "d2+", "edm", "decentlam", "slowmo")}
+    assert effects == {
+        "qg-dsgdm-n": "tolerated", "dsgd-gt": "harmed", "d2+": "harmed", "edm": "harmed", "decentlam": "refused",
+        "slowmo": "refused",
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -200,3 +232,19 @@ def test_the_released_adam_jumps_where_neighbours_cancel_and_the_next_gradient_i
     )
     moved = float((after - before).abs().max()) / lr
     assert rates[0] < moved < rates[1]
+
+
+def test_the_nodes_of_a_run_mix_together_at_steps_drawn_from_its_seed():
+    graph, p, steps = qg.topology.ring(5), 0.3, 400
+    x = torch.randn(10, 2, generator=torch.Generator().manual_seed(1))
+
+    def mixed(seeds):
+        engine, rows = Simulator(graph, seeds=seeds), x[: 5 * len(seeds)]
+        after = [engine.mix_sometimes(p, t, (rows,), torch.tensor(float(t)))[0] for t in range(1, steps + 1)]
+        return torch.stack([(one != rows).any(dim=1) for one in after]).view(steps, len(seeds), 5)
+
+    both = mixed((3, 4))
+    assert both.eq(both[:, :, :1]).all()
+    assert both[:, :1].equal(mixed((3,)))
+    assert not both[:, 0].equal(both[:, 1])
+    assert abs(both.double().mean() - p) < 5 * (p * (1 - p) / (2 * steps)) ** 0.5

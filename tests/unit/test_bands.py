@@ -14,6 +14,7 @@ from quasiglobal.gradients.compiling import compiled_in_place
 
 ROWS, COLUMNS = 8, 5
 GRAPH = topology.parse("one-peer-exponential:4")
+GRAPHS = {"relaysgd": topology.star(4), "lt-admm": topology.ring(4)}
 
 
 def minimised(name, how):
@@ -21,7 +22,7 @@ def minimised(name, how):
     torch.manual_seed(0)
     target = torch.randn(ROWS, COLUMNS, dtype=torch.float64)
     x = torch.zeros(ROWS, COLUMNS, dtype=torch.float64)
-    engine = Simulator(GRAPH, seeds=(0, 1), shared=COLUMNS - 1)
+    engine = Simulator(GRAPHS.get(name, GRAPH), seeds=(0, 1), shared=COLUMNS - 1)
     band = Band(ALGORITHMS[name], engine, 0, weight_decay=0.1)
     band.begin_at(x)
     rates = torch.linspace(0.05, 0.1, ROWS, dtype=torch.float64)[:, None]

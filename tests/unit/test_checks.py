@@ -115,6 +115,16 @@ class Drifts(Honest):
         return False
 
 
+class ForgetsTheMissing(Honest):
+    def step(self, x, g, state, node):
+        came, _ = node.exchange(x[:, None])
+        return (x + came.sum(dim=1)) / (1 + node.edges.senders.sum(dim=1)) - node.lr * g, state
+
+    @property
+    def keeps_mean(self):
+        return False
+
+
 class MixesRuns(Honest):
     def step(self, x, g, state, node):
         return x - node.lr * g.mean(dim=0, keepdim=True), state
@@ -151,6 +161,7 @@ BROKEN = {
     PlaysFavourites: "permutation: the result depends on the order of the nodes",
     MovesTheMean: "mean: the nodes' mean moves though g = 0",
     Drifts: "consensus: x drifts",
+    ForgetsTheMissing: "consensus: x drifts though all nodes agree and g = 0; after lost messages, use the mask",
     MixesRuns: "runs: runs that share a program disturb each other",
     WantsScalarRate: "rates: a learning rate of shape",
     DividesByRate: "zero rate: step divides by node.lr",

@@ -256,7 +256,7 @@ def test_version(monkeypatch, capsys):
 
 def test_algorithms_lists_and_explains(monkeypatch, capsys):
     _, table, _ = inside(monkeypatch, capsys, "algorithms", "--markdown")
-    assert "| `qg-dsgdm-n` | 1 | 1 | doubly stochastic | Lin et al. 2021 |" in table
+    assert "| `qg-dsgdm-n` | 1 | 1 | doubly stochastic | Lin et al. 2021 | tolerated |" in table
     _, plain, _ = inside(monkeypatch, capsys, "algorithms")
     assert "qg-dsgdm-n" in plain
     _, text, _ = inside(monkeypatch, capsys, "algorithms", "slowmo:tau=6")

@@ -24,6 +24,7 @@ N, D, STEPS, LR = 8, 3, 50, 0.1
 GRAPH = qg.topology.ring(N)
 TARGET = torch.from_numpy(np.random.default_rng(0).normal(size=(N, D)))
 NEIGHBOURLY = [name for name, algorithm in ALGORITHMS.items() if not traffic(algorithm).everybody]
+BEARING = [name for name in NEIGHBOURLY if ALGORITHMS[name].needs.loss != "refused"]
 
 
 def gradient(x, t):
@@ -92,8 +93,9 @@ def test_a_lossy_run_is_a_loop_over_nodes_and_what_came(topology, faults):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.filterwarnings("ignore:.*needs every eigenvalue")
 def test_without_faults_nothing_changes(algorithm):
-    plain = qg.minimize(gradient, torch.zeros(D, dtype=torch.float64), algorithm, GRAPH, LR, 15)
-    assert run(algorithm, steps=15, drop=0.0, churn=0.0).history.equal(plain.history)
+    graph = qg.topology.star(N) if algorithm == "relaysgd" else GRAPH
+    plain = qg.minimize(gradient, torch.zeros(D, dtype=torch.float64), algorithm, graph, LR, 15)
+    assert run(algorithm, graph, steps=15, drop=0.0, churn=0.0).history.equal(plain.history)
 
 
 def test_the_same_seed_draws_the_same_faults_and_another_others():
@@ -109,12 +111,13 @@ def test_each_run_of_a_program_draws_from_its_own_seed():
     torch.testing.assert_close(together, apart, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("algorithm", NEIGHBOURLY)
-@pytest.mark.filterwarnings("ignore:.*needs every eigenvalue")
+@pytest.mark.parametrize("algorithm", BEARING)
+@pytest.mark.filterwarnings("ignore:.*needs every eigenvalue", "ignore:.*loses its exactness")
 def test_a_resumed_run_draws_the_same_faults(algorithm):
-    whole = run(algorithm, drop=0.3, churn=0.1)
-    half = run(algorithm, steps=23, drop=0.3, churn=0.1)
-    assert run(algorithm, drop=0.3, churn=0.1, resume=half).history.equal(whole.history)
+    graph = qg.topology.star(N) if algorithm == "relaysgd" else GRAPH
+    whole = run(algorithm, graph, drop=0.3, churn=0.1)
+    half = run(algorithm, graph, steps=23, drop=0.3, churn=0.1)
+    assert run(algorithm, graph, drop=0.3, churn=0.1, resume=half).history.equal(whole.history)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -186,6 +189,23 @@ def test_the_draws_follow_the_tensor_so_that_a_captured_step_draws_anew():
 def test_an_exact_mean_is_refused(algorithm):
     with pytest.raises(qg.InputError, match=r"exact mean .* needs every node"):
         run(algorithm, drop=0.1)
+
+
+def test_a_method_that_collapses_is_refused():
+    assert set(NEIGHBOURLY) - set(BEARING) == {"decentlam", "qg-gut"}
+    for faults in ({"drop": 0.1}, {"churn": 0.1}):
+        with pytest.raises(qg.InputError, match="DecentLaM collapses when messages are lost"):
+            run("decentlam", **faults)
+    with pytest.raises(qg.InputError, match="use it without drop and churn"):
+        training(replace(SHORT, algorithm="decentlam"))
+
+
+@pytest.mark.parametrize("algorithm", [name for name in NEIGHBOURLY if ALGORITHMS[name].needs.loss == "harmed"])
+@pytest.mark.filterwarnings("ignore:.*needs every eigenvalue")
+def test_methods_that_one_sided_loss_harms_say_so(algorithm):
+    with pytest.warns(UserWarning, match="loses its exactness when messages are lost in one direction"):
+        run(algorithm, steps=1, drop=0.1)
+    run(algorithm, steps=1, churn=0.1)                  # an absent node leaves W doubly stochastic
 
 
 @pytest.mark.parametrize("name", ["drop", "churn"])

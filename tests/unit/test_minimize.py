@@ -87,8 +87,9 @@ def test_a_gradient_by_autograd_works():
 @pytest.mark.parametrize("name", qg.ALGORITHMS)
 def test_a_gradient_that_reuses_its_storage_does_no_harm(name):
     buffer = torch.empty(8, 3, dtype=torch.float64)
-    reused = run(gradient=lambda x, t: torch.sub(x, TARGET, out=buffer), algorithm=name, graph="lazy/ring:8", steps=20)
-    assert reused.history.equal(run(algorithm=name, graph="lazy/ring:8", steps=20).history)
+    graph = "star:8" if name == "relaysgd" else "lazy/ring:8"
+    reused = run(gradient=lambda x, t: torch.sub(x, TARGET, out=buffer), algorithm=name, graph=graph, steps=20)
+    assert reused.history.equal(run(algorithm=name, graph=graph, steps=20).history)
 
 
 def test_a_schedule_that_reuses_its_storage_does_no_harm():
@@ -250,6 +251,30 @@ def test_d2_warns_on_an_even_ring_and_names_the_remedy():
     for name in ("one-peer-exponential:8", "every:4/lazy/ring:8"):
         with pytest.warns(UserWarning, match=f"D2 needs a fixed symmetric W, which {name} is not"):
             run(algorithm="d2", graph=name)
+
+
+@pytest.mark.parametrize("name", ["ed", "edm", "led:tau=2"])
+def test_w_is_made_lazy_where_a_method_needs_it(name, caplog):
+    """Tolerance 1e-12: (v + W v)/2 instead of ((I + W)/2) v. λ_min is −1/3 on an even ring, −0.27 on a ring of 7."""
+    with caplog.at_level("INFO", "quasiglobal"):
+        lazy = run(algorithm=name).x
+    assert "mixes with (I + W)/2, since λ_min of ring:8 is -0.3333" in caplog.text
+    caplog.clear()
+    assert (lazy - run(algorithm=name, graph="lazy/ring:8").x).abs().max() < 1e-12
+    seven = {"x0": torch.zeros(3, dtype=torch.float64), "gradient": lambda x, t: x - TARGET[:7], "algorithm": name}
+    plain, halved = (run(graph=graph, **seven).x for graph in ("ring:7", "lazy/ring:7"))
+    assert (plain - halved).abs().max() > 1e-3
+    assert not caplog.text
+    with pytest.warns(UserWarning, match="needs a fixed symmetric W, which one-peer-exponential:8 is not"):
+        run(algorithm=name, graph="one-peer-exponential:8")
+
+
+def test_rounds_that_meet_only_some_graphs_warn():
+    with pytest.warns(UserWarning, match="KGT with tau = 3 meets only some of the 3 graphs of one-peer-exponential:8"):
+        run(algorithm="k-gt:tau=3", graph="one-peer-exponential:8")
+    for name in ("k-gt:tau=2", "gossip-pga:tau=3", "qg-dsgdm:tau=3", "slowmo:tau=3"):
+        run(algorithm=name, graph="one-peer-exponential:8")
+    run(algorithm="dfedavgm:tau=4", graph="every:4/ring:8")
 
 
 def test_a_w_that_is_not_doubly_stochastic_warns():

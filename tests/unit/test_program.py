@@ -1,5 +1,6 @@
 """A program of many models: correct steps and correct evaluation."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -54,7 +55,10 @@ def test_seeds_as_rows_equal_seeds_alone():
 
 def test_steps_that_write_into_their_storage_are_the_same():
     """Captured steps on a GPU write in place too."""
-    names = ("qg-dsgdm-n:tau=2", "slowmo:tau=3", "mimelite", "dmsgd", "d2+", "dsgdm-n-gt")
+    names = (
+        "qg-dsgdm-n:tau=2", "slowmo:tau=3", "mimelite", "dmsgd", "d2+", "dsgdm-n-gt", "lt-admm:tau=2",
+        "push-diging:sums=true",
+    )
     experiments = [
         replace(SHORT, algorithm=name, topology="ring:5", partition="iid", precision="fp64") for name in names
     ]
@@ -153,3 +157,12 @@ def test_compiled_parts_of_a_step_compute_the_same(monkeypatch):
     assert ends[0].equal(ends[1])
     assert program.feed.show.compiles
     assert program.model.route.fused_score.compiles
+
+
+@pytest.mark.parametrize(("split", "warns"), [("iid", False), ("dirichlet", True), ("shards:2", True)])
+def test_adaptive_consensus_warns_on_heterogeneous_data(split, warns):
+    experiment = replace(SHORT, algorithm="dsgd-ac", partition=split)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Program(make_task(experiment, load("digits")), [experiment], CPU)
+    assert ["data that are alike at all nodes" in str(one.message) for one in caught] == [True] * warns

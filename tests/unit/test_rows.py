@@ -146,11 +146,13 @@ def test_a_run_that_diverged_leaves_its_program_and_changes_no_other(tmp_path, m
 
 
 def test_waiting_runs_take_the_rows_of_runs_that_end(tmp_path, monkeypatch):
-    """Rows are at different epochs then, also after a stop; each run is the same as alone."""
+    """Rows are at different epochs then, also after a stop; each run is the same as alone, also its final merge."""
     monkeypatch.setattr("quasiglobal.runs.grouping.runs_that_fit", lambda *_, **how: 2)
     common = replace(SHORT, precision="fp64", topology="lazy/ring:4", warmup=0.0, eval_every=2, steps=2)
+    common = replace(common, communication="merge@end")
+    names = ("qg-dsgdm-n", "lt-admm:tau=2", "mimelite")     # lt-admm has a state per edge
     settings = [
-        replace(common, lr=1e12), *(replace(common, algorithm=name) for name in ("qg-dsgdm-n", "dadam", "mimelite")),
+        replace(common, lr=1e12), *(replace(common, algorithm=name) for name in names),
         common.with_seed(1),
     ]
     seen = []
@@ -169,6 +171,7 @@ def test_waiting_runs_take_the_rows_of_runs_that_end(tmp_path, monkeypatch):
     for run, other in zip(runs[1:], alone[1:], strict=True):
         ours, theirs = final(run), final(other)
         assert all((ours[name] - theirs[name]).abs().max() <= 1e-12 for name in theirs), run.folder.name
+        assert (ours["x"] == ours["x"][0]).all()
         assert [record["lr"] for record in run.records()] == [record["lr"] for record in other.records()]
         assert [record.get("accuracy") for record in run.records()] == [
             record.get("accuracy") for record in other.records()]

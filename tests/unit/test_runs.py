@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from small_runs import CPU, SHORT, Stop, assert_same_run, final, settled, stop_at
 
 import quasiglobal as qg
+from later_methods import TWINS
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.common import files
 from quasiglobal.data.sources import load
@@ -43,8 +44,9 @@ def test_a_run_is_a_folder_and_is_not_run_twice(tmp_path):
 @pytest.mark.filterwarnings("ignore:D2 needs")
 def test_what_an_algorithm_keeps_can_be_saved_and_loaded(tmp_path):
     """Includes a shared tensor: slowmo's x and x0 are the same tensor after an outer step."""
-    names = sorted(["slowmo:tau=1", *ALGORITHMS])           # the row order of `train`
-    experiments = [replace(SHORT, algorithm=name, topology="ring:5", partition="iid", epochs=1) for name in names]
+    names = sorted(["slowmo:tau=1", *(name for name in ALGORITHMS if name not in TWINS)])   # the row order of `train`
+    graphs = {name: "star:5" if name == "relaysgd" else "ring:5" for name in names}
+    experiments = [replace(SHORT, algorithm=name, topology=graphs[name], partition="iid", epochs=1) for name in names]
     runs = train(experiments, settled(tmp_path))
     program = Program(make_task(SHORT, load("digits")), experiments, CPU)
     Loop(program).run()

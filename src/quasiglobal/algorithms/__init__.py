@@ -8,15 +8,30 @@ from types import NoneType
 
 from torch import Tensor
 
-from quasiglobal.algorithms.adam import DAdam, QGDAdam
+from quasiglobal.algorithms.adam import DAdam, DAdamW, QGDAdam
+from quasiglobal.algorithms.adaptive_consensus import DSGDAC
 from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, Wrapper, checked, option_types
 from quasiglobal.algorithms.centralized import Centralized
+from quasiglobal.algorithms.choco import Choco
 from quasiglobal.algorithms.d2 import D2
+from quasiglobal.algorithms.decentlam import DecentLaM
+from quasiglobal.algorithms.dfedavgm import DFedAvgM
+from quasiglobal.algorithms.diloco import DiLoCo
 from quasiglobal.algorithms.dmsgd import DMSGD
+from quasiglobal.algorithms.edges import Edges
+from quasiglobal.algorithms.exact_diffusion import ExactDiffusion
 from quasiglobal.algorithms.gossip import Gossip
+from quasiglobal.algorithms.gossip_pga import GossipPGA
 from quasiglobal.algorithms.gradient_tracking import GradientTracking
+from quasiglobal.algorithms.gut import GUT
+from quasiglobal.algorithms.heavy_tails import ClippedDSGD, GTNSGDm
+from quasiglobal.algorithms.local_correction import KGT, LED, ProxSkip
+from quasiglobal.algorithms.lt_admm import LTADMM
 from quasiglobal.algorithms.mimelite import MimeLite
+from quasiglobal.algorithms.momentum_tracking import MomentumTracking
+from quasiglobal.algorithms.push_sum import AB, SGP, PushDIGing
 from quasiglobal.algorithms.quasi_global import QHM, QGDSGDm
+from quasiglobal.algorithms.relay import RelaySGD
 from quasiglobal.algorithms.sgd import DSGD, DSGDm
 from quasiglobal.algorithms.slowmo import SlowMo
 from quasiglobal.common.fingerprint import fingerprint
@@ -25,7 +40,7 @@ from quasiglobal.common.objects import is_here, is_own, recall, remember
 from quasiglobal.errors import InputError, unknown
 
 __all__ = [
-    "ALGORITHMS", "Algorithm", "Needs", "Node", "State", "Wrapper", "algorithm", "name_of", "numeric_options",
+    "ALGORITHMS", "Algorithm", "Edges", "Needs", "Node", "State", "Wrapper", "algorithm", "name_of", "numeric_options",
     "text_of", "with_option",
 ]
 
@@ -55,6 +70,28 @@ ALGORITHMS: dict[str, Algorithm] = {
     "qg-sgdm": Centralized(base=QGDSGDm()),
     "qg-sgdm-n": Centralized(base=QGDSGDm(nesterov=True)),
     "qhm": Centralized(base=QHM()),
+    "relaysgd": RelaySGD(base=DSGDm(beta=0.0)),
+    "lt-admm": LTADMM(),
+    "sgp": SGP(base=DSGDm(beta=0.0)),
+    "push-diging": PushDIGing(),
+    "ab": AB(),
+    "choco": Choco(base=DSGDm(beta=0.0)),
+    "momentum-tracking": MomentumTracking(),
+    "ed": ExactDiffusion(),
+    "edm": ExactDiffusion(beta=0.9),
+    "decentlam": DecentLaM(),
+    "gossip-pga": GossipPGA(),
+    "gut": GUT(),
+    "qg-gut": GUT(mu=0.06, beta=0.9),
+    "k-gt": KGT(),
+    "led": LED(),
+    "proxskip": ProxSkip(),
+    "gt-nsgdm": GTNSGDm(),
+    "dsgd-clip": ClippedDSGD(),
+    "dadamw": DAdamW(),
+    "dsgd-ac": DSGDAC(),
+    "dfedavgm": DFedAvgM(),
+    "diloco": DiLoCo(base=DAdamW()),
 }
 """The built-in algorithms by name. `qg.algorithm` looks names up here and sets their options."""
 
@@ -110,7 +147,8 @@ def text_of(chosen: str | Algorithm | type[Algorithm]) -> str:
     for name, known in ALGORITHMS.items():
         if type(known) is type(chosen):
             values = {field.name: getattr(chosen, field.name) for field in fields(chosen)}
-            other = [f"{key}={value}" for key, value in values.items() if value != getattr(known, key)]
+            changed = {key: value for key, value in values.items() if value != getattr(known, key)}
+            other = [f"{key.removesuffix('_')}={value}" for key, value in changed.items()]
             texts.append(f"{name}:{','.join(other)}" if other else name)
     for text in sorted(texts, key=len):
         try:
@@ -180,14 +218,14 @@ def _options(text: str, name: str) -> dict[str, str]:
 def _with_options(chosen: Algorithm | type[Algorithm], name: str, options: dict[str, str]) -> Algorithm:
     """Set options on an algorithm; pass those that it lacks on to its base."""
     kind = chosen if isinstance(chosen, type) else type(chosen)
-    types = option_types(kind)
+    types, options = option_types(kind), {_field(kind, key): text for key, text in options.items()}
     own = {key: _value(types[key], text, f"{key} of {name}") for key, text in options.items() if key in types}
     rest = {key.removeprefix("base."): text for key, text in options.items() if key not in types}
     base = own.get("base", getattr(chosen, "base", None))
     if rest and isinstance(base, Algorithm):
         known = set(types) - {"base"} | _all_options(base)
         for key in rest:
-            if key not in known and not key.startswith("base."):
+            if not {key, f"{key}_"} & known and not key.startswith("base."):
                 raise unknown(f"option of {name}", key, sorted(known))
         own["base"] = _with_options(base, f"{name}'s base", rest)
     elif rest:
@@ -198,6 +236,11 @@ def _with_options(chosen: Algorithm | type[Algorithm], name: str, options: dict[
         return chosen(**own)
     except TypeError as error:
         raise InputError(f"cannot make {name}: {error}") from None
+
+
+def _field(kind: type[Algorithm], option: str) -> str:
+    """The field of an option: `init_` for `init`, since `init` is a method."""
+    return f"{option}_" if f"{option}_" in option_types(kind) else option
 
 
 def _all_options(instance: Algorithm) -> set[str]:

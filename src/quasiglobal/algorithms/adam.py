@@ -1,6 +1,7 @@
 """Decentralized Adam, local and quasi-global.
 
 D. P. Kingma, J. Ba: Adam: a method for stochastic optimization. ICLR 2015.
+I. Loshchilov, F. Hutter: Decoupled weight decay regularization. ICLR 2019.
 T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi: Quasi-Global Momentum. ICML 2021, appendix, QG-DAdam.
 """
 
@@ -55,6 +56,41 @@ class DAdam(_Adam):
         direction = self._direction(*self._unbiased(m, v, node.time))
         return node.mix(descend(x, node.lr, direction)), {"m": m, "v": v}
 
+    @property
+    def refuses_base(self) -> str:
+        return "scales the local step by moments of its own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAdamW(DAdam):
+    """`dadam` with decoupled weight decay.
+
+        m_i, v_i as in `dadam`
+        x_i ← Σ_j w_ij (x_j − η (m̃_j / (√ṽ_j + ε) + λ x_j))
+
+    Differs from `dadam` in the decay λ, which acts on the model and not on the gradient, so that Adam does not rescale
+    it. λ is the run's weight decay. If `lam` is given, λ is `lam`, and the run's weight decay is added to the gradient.
+    """
+
+    citation: ClassVar[str] = "Loshchilov & Hutter 2019"
+    limits: ClassVar[dict[str, str]] = _Adam.limits | {"lam": "[0, inf)"}
+
+    lam: float | None = None
+
+    def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
+        m, v = self._moments(state["m"], state["v"], g)
+        direction = self._direction(*self._unbiased(m, v, node.time))
+        decay = node.weight_decay if self.lam is None else self.lam
+        return node.mix(descend(x, node.lr, direction + decay * x)), {"m": m, "v": v}
+
+    @property
+    def decouples_decay(self) -> bool:
+        return self.lam is None
+
+    @property
+    def keeps_mean(self) -> bool:
+        return not self.lam
+
 
 @dataclass(frozen=True, kw_only=True)
 class QGDAdam(_Adam):
@@ -99,3 +135,6 @@ class QGDAdam(_Adam):
     def keeps_mean(self) -> bool:
         return self.released
 
+    @property
+    def refuses_base(self) -> str:
+        return "scales the local step by quasi-global moments, which would be combined with the base's"

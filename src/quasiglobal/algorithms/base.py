@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
 from types import NoneType
@@ -14,10 +14,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from quasiglobal.algorithms.edges import Edges
+from quasiglobal.common.mixing import TOLERANCE
 from quasiglobal.errors import InputError, unknown, whole
 
 State = dict[str, Tensor]
 """An algorithm's memory between steps: named tensors, each with one row per hosted node."""
+
+Messages = Tensor | Mapping[int, Tensor]
+"""What each node sends along its edges: [k, degree, c], or {j: v} with a tensor [k, c] for each slot j."""
 
 
 class Node(Protocol):
@@ -35,11 +40,47 @@ class Node(Protocol):
     def lr(self) -> Tensor:
         """The learning rate; broadcasts to [k, d]: a scalar, [k, 1] or [1, d]."""
 
+    @property
+    def weight_decay(self) -> float | Tensor:
+        """The weight decay, for an algorithm that decouples it (`decouples_decay`); else 0, since g includes it."""
+
     def mix(self, *tensors: Tensor) -> Any:
         """Σ_j w_ij v_j for each node i, in one message to each neighbour; a tensor, or a tuple for several tensors."""
 
+    def push(self, *tensors: Tensor) -> Any:
+        """Σ_j p_ij v_j for each node i, where P's columns sum to 1: each node j divides v_j among its receivers.
+
+        P is W if its columns sum to 1; otherwise p_ij = 1/(1 + the number of j's receivers). The tensors are [k, c] of
+        any widths c. A lost message is lost, also to its sender.
+        """
+
+    @property
+    def edges(self) -> Edges:
+        """The neighbours of each node, in numbered slots."""
+
+    def exchange(self, *messages: Messages, at: int | None = None) -> tuple[Any, Tensor]:
+        """Send a message of its own along each edge; return those received, and who was not missing.
+
+        `messages` is [k, degree, c], or {j: v} with a tensor [k, c] for each slot j of `edges`; [k, 1, c] sends the
+        same to all. What is received is [k, degree, c] (a tuple for several messages), 0 where nothing came, and
+        the mask of what came is [k, degree, 1] (or [k, degree, c], see `Edges`). The links are those of step t, or of
+        step `at` of the topology.
+        """
+
+    def tell(self, v: Tensor, draw: int = 0) -> tuple[Tensor, Tensor]:
+        """Send v compressed to q by the run's wire; return q, which the neighbours know too, and Σ_j w_ij q_j.
+
+        Without compression q = v. Several calls in one step need different numbers `draw`.
+        """
+
+    def mix_sometimes(self, p: float, *tensors: Tensor) -> Any:
+        """`mix` with probability p, all nodes together, drawn from (the run's seed, t); else the tensors unchanged."""
+
     def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:
         """The exact mean over all nodes of a run, or over the nodes where the [k, 1] mask `among` is 1."""
+
+    def gradient(self, y: Tensor) -> Tensor:
+        """The gradient of the step's own batch at another point y, weight decay included."""
 
     def full_gradient(self, x: Tensor) -> Tensor:
         """Each node's gradient over all of its own data at x, weight decay included."""
@@ -66,11 +107,34 @@ class NodeView:
     def lr(self) -> Tensor:
         return self.node.lr
 
+    @property
+    def weight_decay(self) -> float | Tensor:
+        return self.node.weight_decay
+
     def mix(self, *tensors: Tensor) -> Any:
         return self.node.mix(*tensors)
 
+    def push(self, *tensors: Tensor) -> Any:
+        return self.node.push(*tensors)
+
+    @property
+    def edges(self) -> Edges:
+        return self.node.edges
+
+    def exchange(self, *messages: Messages, at: int | None = None) -> tuple[Any, Tensor]:
+        return self.node.exchange(*messages, at=at)
+
+    def mix_sometimes(self, p: float, *tensors: Tensor) -> Any:
+        return self.node.mix_sometimes(p, *tensors)
+
     def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:
         return self.node.mean(tensor, among)
+
+    def tell(self, v: Tensor, draw: int = 0) -> tuple[Tensor, Tensor]:
+        return self.node.tell(v, draw)
+
+    def gradient(self, y: Tensor) -> Tensor:
+        return self.node.gradient(y)
 
     def full_gradient(self, x: Tensor) -> Tensor:
         return self.node.full_gradient(x)
@@ -80,17 +144,42 @@ class NodeView:
 
 
 class Needs(NamedTuple):
-    """Requirements of an algorithm on the mixing matrix W."""
+    """Requirements of an algorithm on the mixing matrix W, on the links and on the data.
+
+    W may be directed unless it must be symmetric, and may change with t unless it must be fixed.
+    """
 
     doubly_stochastic: bool = True
     lambda_min_above: float | None = None
     """Lower bound on the smallest eigenvalue of W; if set, W must also be fixed and symmetric."""
+    undirected: bool = False
+    """Whether each link needs its reverse at the same step: other graphs are refused."""
+    tree: bool = False
+    """Whether the links of every step must be a spanning tree: other graphs are refused."""
+
+    lazy: bool = False
+    """Whether the engine mixes with (I + W)/2 if W does not meet the bound."""
+    fixed: bool = False
+    symmetric: bool = False
+    loss: Literal["proof", "tolerated", "harmed", "refused"] = "tolerated"
+    """Effect of a message that is lost in one direction: none, a larger error, a wrong result, or not supported."""
+    alike_data: bool = False
+    """Whether the method is meant for data that are alike at all nodes."""
+
+    def allow(self, lambda_min: float | None) -> bool:
+        """Whether the smallest eigenvalue of W is above the bound; None is that of a W not fixed or not symmetric."""
+        bound = self.lambda_min_above
+        return bound is None or lambda_min is None or lambda_min > bound + TOLERANCE
 
     def __str__(self) -> str:
-        if not self.doubly_stochastic:
-            return "nothing"
         bound = self.lambda_min_above
-        return "doubly stochastic" + ("" if bound is None else f", fixed, symmetric, λ_min > {bound:.3g}")
+        words = ["doubly stochastic"] if self.doubly_stochastic else []
+        words += ["fixed"] if self.fixed or bound is not None else []
+        words += ["symmetric"] if self.symmetric or bound is not None else []
+        if bound is not None:
+            words.append(f"λ_min > {bound:.3g}" + (", else (I + W)/2" if self.lazy else ""))
+        words += ["spanning tree"] if self.tree else ["undirected"] if self.undirected else []
+        return ", ".join(words) or "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +211,10 @@ class Algorithm:
         """The state before the first step; x is [k, d], one row per hosted node."""
         return {}
 
+    def init_edges(self, x: Tensor, edges: Edges) -> State:
+        """The state per edge before the first step: further tensors [k, edges.degree, …]."""
+        return {}
+
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         """Compute the new x and the new state from x, the gradients g at x, the state and `node`.
 
@@ -139,9 +232,24 @@ class Algorithm:
         return False
 
     @property
+    def decouples_decay(self) -> bool:
+        """Whether `step` applies `node.weight_decay` to the model; else the engine adds weight_decay · x to g."""
+        return False
+
+    @property
     def needs_full_precision(self) -> bool:
         """Whether `step` uses small differences of mixed models, which the rounding of bf16 messages would hide."""
         return self.divides_by_lr
+
+    @property
+    def compresses(self) -> bool:
+        """Whether all messages are sent by `node.tell`, and the state holds the error of their compression."""
+        return False
+
+    @property
+    def follows_messages(self) -> bool:
+        """Whether the state has to agree with what was sent and received, so that no step's state may be discarded."""
+        return False
 
     @property
     def keeps_mean(self) -> bool:
@@ -150,8 +258,17 @@ class Algorithm:
 
     @property
     def needs(self) -> Needs:
-        """Requirements on W."""
+        """Requirements on W, the links and the data."""
         return Needs()
+
+    @property
+    def refuses_base(self) -> str | None:
+        """Why no torch optimizer can make the local step, to continue a sentence about the algorithm; None if one can.
+
+        The optimizer replaces x − ηg by its own result x½, and the algorithm continues with x½ and gradient 0. This is
+        the same algorithm only if steps from (x, g) and (x − ηg, 0) agree, also while η changes.
+        """
+        return "is not known to be a local step followed by an average of the models"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +280,9 @@ class Wrapper(Algorithm):
     def init(self, x: Tensor) -> State:
         return self.base.init(x)
 
+    def init_edges(self, x: Tensor, edges: Edges) -> State:
+        return self.base.init_edges(x, edges)
+
     def phase(self, t: int) -> Hashable:
         return self.base.phase(t)
 
@@ -171,8 +291,20 @@ class Wrapper(Algorithm):
         return self.base.divides_by_lr
 
     @property
+    def decouples_decay(self) -> bool:
+        return self.base.decouples_decay
+
+    @property
     def needs_full_precision(self) -> bool:
         return self.base.needs_full_precision
+
+    @property
+    def compresses(self) -> bool:
+        return self.base.compresses
+
+    @property
+    def follows_messages(self) -> bool:
+        return self.base.follows_messages
 
     @property
     def keeps_mean(self) -> bool:
@@ -243,3 +375,13 @@ def descend(x: Tensor, lr: Tensor, direction: Tensor) -> Tensor:
 def zeros(x: Tensor, *names: str) -> State:
     """State with a tensor of zeros like x for each name."""
     return {name: torch.zeros_like(x) for name in names}
+
+
+def named(inner: State) -> State:
+    """A base's state, under names of its own in the state of its wrapper."""
+    return {f"base.{name}": value for name, value in inner.items()}
+
+
+def unnamed(state: State) -> State:
+    """The base's state in the state of its wrapper."""
+    return {name.removeprefix("base."): value for name, value in state.items() if name.startswith("base.")}

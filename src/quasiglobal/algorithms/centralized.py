@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Needs, Node, NodeView, State, Wrapper
+from quasiglobal.algorithms.base import Messages, Needs, Node, NodeView, State, Wrapper
+from quasiglobal.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,10 @@ class Centralized(Wrapper):
     def needs(self) -> Needs:
         return Needs(doubly_stochastic=False)
 
+    @property
+    def refuses_base(self) -> str:
+        return "averages the gradients before the step, whereas a base steps on this node's gradient"
+
 
 class Alone(NodeView):
     """Node view for nodes that hold the same model: `mix` and `mean` change nothing."""
@@ -40,8 +45,23 @@ class Alone(NodeView):
     def mix(self, *tensors: Tensor) -> Any:
         return tensors[0] if len(tensors) == 1 else tensors
 
+    def push(self, *tensors: Tensor) -> Any:
+        return self.mix(*tensors)
+
+    def tell(self, v: Tensor, draw: int = 0) -> tuple[Tensor, Tensor]:
+        return v, v
+
+    def exchange(self, *messages: Messages, at: int | None = None) -> tuple[Any, Tensor]:
+        raise InputError("an algorithm that exchanges messages with each neighbour has no centralized form")
+
+    def mix_sometimes(self, p: float, *tensors: Tensor) -> Any:
+        return self.mix(*tensors)
+
     def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:
         return tensor
+
+    def gradient(self, y: Tensor) -> Tensor:
+        return self.node.mean(self.node.gradient(y))
 
     def full_gradient(self, x: Tensor) -> Tensor:
         return self.node.mean(self.node.full_gradient(x))

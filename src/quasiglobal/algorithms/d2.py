@@ -45,4 +45,9 @@ class D2(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(lambda_min_above=-1 / 3)
+        return Needs(lambda_min_above=-1 / 3, loss="harmed")
+
+    @property
+    def refuses_base(self) -> str | None:
+        """D²₊ is x⁺ = W (x½ + (x − x½₋) η/η₋)."""
+        return None if self.plus else "applies the present lr to the last gradient, which the base's step does not show"

@@ -45,3 +45,7 @@ class DMSGD(Algorithm):
             m_hat = self.mu * (x - state["x_old"]) + (1 - self.mu) * (v - state["v_old"])
         start = v if self.option == 1 else x
         return start - node.lr * g + self.beta * m_hat, {"x_old": x, "v_old": v}
+
+    @property
+    def refuses_base(self) -> str:
+        return "adds momentum of its own to the local step, after the average"

@@ -34,6 +34,10 @@ class Gossip(Wrapper):
     def divides_by_lr(self) -> bool:
         return False
 
+    @property
+    def refuses_base(self) -> str:
+        return "uses no gradients"
+
 
 class UnitStep(NodeView):
     """Node view with a learning rate of 1."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Algorithm, Node, State, descend, momentum, zeros
+from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, descend, momentum, zeros
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,3 +42,11 @@ class GradientTracking(Algorithm):
             memory = {"m": m}
         Wx, Wy = node.mix(x, y)
         return descend(Wx, node.lr, direction), {"Wy": Wy, "g_old": g} | memory
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(loss="harmed")
+
+    @property
+    def refuses_base(self) -> str:
+        return "steps along a tracked mean of all nodes' gradients, after the average"

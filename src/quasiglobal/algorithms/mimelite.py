@@ -63,3 +63,7 @@ class MimeLite(Algorithm):
     @property
     def needs(self) -> Needs:
         return Needs(doubly_stochastic=False)
+
+    @property
+    def refuses_base(self) -> str:
+        return "needs the gradient over all of a node's data"

@@ -79,6 +79,10 @@ class QGDSGDm(Algorithm):
     def _sums(self) -> bool:
         return self.released and self.tau > 1
 
+    @property
+    def refuses_base(self) -> str:
+        return "adds quasi-global momentum to the local step, which would be combined with the base's"
+
 
 @dataclass(frozen=True, kw_only=True)
 class QHM(Algorithm):
@@ -103,3 +107,7 @@ class QHM(Algorithm):
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         m = self.beta * state["m"] + g
         return node.mix(descend(x, node.lr, m - self.mu * state["m"])), {"m": m}
+
+    @property
+    def refuses_base(self) -> str:
+        return "adds momentum of its own to the local step"

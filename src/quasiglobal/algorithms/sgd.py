@@ -32,6 +32,10 @@ class DSGD(Algorithm):
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         return node.mix(descend(x, node.lr, g)), state
 
+    @property
+    def refuses_base(self) -> None:
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class DSGDm(Algorithm):
@@ -69,3 +73,7 @@ class DSGDm(Algorithm):
         m, direction = momentum(state["m"], g, self.beta, self.nesterov)        # line 4
         x_new = node.mix(descend(x, node.lr, direction))                        # lines 6-7
         return x_new, {"m": synchronize(m) if self.sync == "momentum" else m}
+
+    @property
+    def refuses_base(self) -> str:
+        return "adds momentum of its own to the local step"

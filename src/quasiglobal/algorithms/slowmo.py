@@ -12,7 +12,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Node, State, Wrapper, zeros
+from quasiglobal.algorithms.base import Node, State, Wrapper, named, unnamed, zeros
+from quasiglobal.algorithms.edges import Edges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +39,21 @@ class SlowMo(Wrapper):
     released: bool = False
 
     def init(self, x: Tensor) -> State:
-        inner = {f"base.{name}": value for name, value in self.base.init(x).items()}
-        return {"x0": x} | zeros(x, "slow_m") | inner
+        return {"x0": x} | zeros(x, "slow_m") | named(self.base.init(x))
+
+    def init_edges(self, x: Tensor, edges: Edges) -> State:
+        return named(self.base.init_edges(x, edges))
 
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         x0, m = state["x0"], state["slow_m"]
-        inner = {name.removeprefix("base."): v for name, v in state.items() if name.startswith("base.")}
-        x, inner = self.base.step(x, g, inner, node)
+        x, inner = self.base.step(x, g, unnamed(state), node)
         if self._outer(node.t):
             x_tau = node.mean(x) if self.average else x
             m = self.beta * m + (x0 - x_tau) / node.lr
             x = x0 = x0 - self.alpha * node.lr * m
             if self.buffers == "average":
                 inner = {name: node.mean(value) for name, value in inner.items()}
-        return x, {"x0": x0, "slow_m": m} | {f"base.{name}": value for name, value in inner.items()}
+        return x, {"x0": x0, "slow_m": m} | named(inner)
 
     def phase(self, t: int) -> Hashable:
         return self._outer(t), self.base.phase(t)
@@ -59,6 +61,13 @@ class SlowMo(Wrapper):
     @property
     def divides_by_lr(self) -> bool:
         return True
+
+    @property
+    def refuses_base(self) -> str | None:
+        if self.buffers == "average":
+            return "averages buffers with buffers=average, but the base's buffers stay on their node"
+        reason = self.base.refuses_base
+        return reason and f"wraps {type(self.base).__name__}, which {reason}"
 
     def _outer(self, t: int) -> bool:
         return (t - self.released) % self.tau == 0

@@ -52,7 +52,7 @@ def algorithms(name: Name = None, markdown: bool = False, check: bool = False, j
 
 UNITS = (
     "Traffic and memory in multiples of the model: sent to each neighbour, or `to all` for an exact mean. "
-    "`qg algorithms NAME` explains one."
+    "Lost messages: the effect of `--drop`. `qg algorithms NAME` explains one."
 )
 
 
@@ -73,7 +73,7 @@ def _entry_values(entry: Entry) -> dict[str, Any]:
     return {
         "name": entry.name, "traffic_neighbours": float(entry.traffic.neighbours),
         "traffic_all": float(entry.traffic.everybody), "memory": float(entry.memory), "needs": entry.needs,
-        "citation": entry.citation,
+        "citation": entry.citation, "loss": entry.loss,
     }
 
 
@@ -92,8 +92,9 @@ def _explain(name: str, json: bool) -> None:
     print(f"{name}  {entry.citation}\n{chosen!r}\n")
     print(*texts, sep="\n\n")
     print()
-    for what, cell in zip(COLUMNS[1:4], entry.cells[1:4], strict=True):
-        print(f"{what}: {cell}")
+    for what, cell in zip(COLUMNS, entry.cells, strict=True):
+        if what not in ("algorithm", "from"):
+            print(f"{what}: {cell}")
 
 
 def topology(

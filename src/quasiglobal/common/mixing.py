@@ -31,6 +31,18 @@ def metropolis(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
     return np.asarray(W + np.diag(1 - W.sum(axis=1)))
 
 
+def column_stochastic(W: Matrix) -> Matrix:
+    """P for a push along W's links: W if its columns sum to 1; otherwise 1/(1 + j's receivers) in column j.
+
+    >>> column_stochastic(np.array([[1, 0, 0], [0.5, 0.5, 0], [0.5, 0, 0.5]]))[:, 0].round(3).tolist()
+    [0.333, 0.333, 0.333]
+    """
+    if np.allclose(W.sum(axis=0), 1, rtol=0, atol=TOLERANCE):
+        return W
+    shares = (W != 0) | np.eye(len(W), dtype=bool)
+    return np.asarray(shares / shares.sum(axis=0))
+
+
 def check_matrix(W: Matrix, name: str) -> None:
     """Raise unless W is square and finite and each row sums to 1."""
     if W.ndim != 2 or W.shape[0] != W.shape[1] or W.size == 0:

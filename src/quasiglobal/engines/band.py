@@ -13,7 +13,8 @@ from quasiglobal.engines.step_kernel import StepKernel, step_kernel, step_of_ten
 from quasiglobal.gradients.compiling import Untraceable, compiled_in_place
 from quasiglobal.gradients.precision import full_precision
 
-FullGradient = Callable[[Tensor], Tensor]
+GradientAt = Callable[[Tensor], Tensor]
+"""The gradients of the band's rows at given models."""
 
 
 class Band:
@@ -27,7 +28,7 @@ class Band:
 
     def begin_at(self, x: Tensor) -> None:
         """Initialise the algorithm's state from these models."""
-        self.state = {name: value.clone() for name, value in self.algorithm.init(x).items()}
+        self.state = {name: value.clone() for name, value in self.engine.begin(self.algorithm, x).items()}
 
     def kind(self, t: int) -> Hashable:
         """Return the kind of step t; steps of one kind apply the same operations to their tensors."""
@@ -40,14 +41,19 @@ class Band:
             self.programs |= {kind: one for kind, one in kernels.items() if one.any_rows}
 
     def step(
-        self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor, full_gradient: FullGradient
+        self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor, full_gradient: GradientAt,
+        gradient: GradientAt | None = None,
     ) -> Tensor:
-        """Return the new x, given x and the gradients of the loss; replace the state."""
-        x, self.state = self._stepped(x, g, self.state, t, time, lr, full_gradient)
+        """Return the new x, given x and the gradients of the loss; replace the state.
+
+        `full_gradient` is over all data of each node, `gradient` over the batch of this step.
+        """
+        x, self.state = self._stepped(x, g, self.state, t, time, lr, full_gradient, gradient)
         return x
 
     def step_in_place(
-        self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor, full_gradient: FullGradient, fused: bool
+        self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor, full_gradient: GradientAt,
+        gradient: GradientAt | None = None, *, fused: bool,
     ) -> None:
         """Run a step in place on x and the state, by one kernel if there is one (`step_kernel`).
 
@@ -63,14 +69,15 @@ class Band:
             with full_precision(x.device.type):
                 program(x, g, time, lr, *values)
             return
-        new, state = self._stepped(x, g, self.state, t, time, lr, full_gradient)
+        new, state = self._stepped(x, g, self.state, t, time, lr, full_gradient, gradient)
         overwrite([x, *values], [new, *(state[name] for name in names)])
 
     def _stepped(
-        self, x: Tensor, g: Tensor, state: State, t: int, time: Tensor, lr: Tensor, full_gradient: FullGradient
+        self, x: Tensor, g: Tensor, state: State, t: int, time: Tensor, lr: Tensor, full_gradient: GradientAt,
+        gradient: GradientAt | None = None,
     ) -> tuple[Tensor, State]:
         return self.engine.step(
-            self.algorithm, x, g, state, t=t, time=time, lr=lr, full_gradient=full_gradient,
+            self.algorithm, x, g, state, t=t, time=time, lr=lr, full_gradient=full_gradient, gradient=gradient,
             weight_decay=self.weight_decay,
         )
 

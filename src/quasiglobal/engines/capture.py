@@ -102,7 +102,11 @@ def waits(step: Callable[[], None]) -> bool:
 
 
 def overwrite(old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
-    """Copy new values into old storage; new values may alias it."""
+    """Copy new values into old storage; new values may alias it. Values that are the old tensors are not copied."""
+    pairs = [(before, after) for before, after in zip(old, new, strict=True) if after is not before]
+    if not pairs:
+        return
+    old, new = ([pair[k] for pair in pairs] for k in (0, 1))
     held = {tensor.data_ptr() for tensor in old}
     safe = [value.clone() if value.data_ptr() in held else value for value in new]
     for dtype in {value.dtype for value in old}:            # one foreach call needs one dtype

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quasiglobal.engines.node import hashed
+from quasiglobal.engines.node import happens, hashed
 from quasiglobal.errors import InputError
 
 WINDOW = 20
@@ -46,8 +46,8 @@ class Faults:
         """
         step, node = time.to(torch.int64), torch.arange(n, device=seeds.device)
         window = (step - 1) // WINDOW
-        here = ~_happens(self.churn, hashed(seeds[:, None], CHURN, window, node))
-        lost = _happens(self.drop, hashed(seeds[:, None, None], DROP, step, node[:, None], node))
+        here = ~happens(self.churn, hashed(seeds[:, None], CHURN, window, node))
+        lost = happens(self.drop, hashed(seeds[:, None, None], DROP, step, node[:, None], node))
         return ~lost & here[:, :, None] & here[:, None, :]
 
 
@@ -55,8 +55,3 @@ def check_probability(name: str, value: float) -> None:
     """Raise `InputError` unless 0 <= value < 1."""
     if not 0 <= value < 1:
         raise InputError(f"{name} must be a probability in [0, 1), got {value}")
-
-
-def _happens(probability: float, key: Tensor) -> Tensor:
-    """Mask the hashes whose first 53 bits, read as a fraction, are below the probability."""
-    return (key >> 11 & (1 << 53) - 1) < round(probability * 2**53)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms import Algorithm, Node, State
-from quasiglobal.engines.node import StepNode, choose
+from quasiglobal.algorithms import Algorithm, Edges, Node, State
+from quasiglobal.common.mixing import column_stochastic
+from quasiglobal.engines.links import Links
+from quasiglobal.engines.node import StepNode, choose, happens, hashed
+from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError, whole
 from quasiglobal.topology import Topology
 
@@ -19,7 +23,7 @@ class Host(ABC):
 
     `mix` and `mean` act within a run. Only the first `shared` columns are communicated (default: all). With `rounded`,
     they are rounded to bfloat16, r(v): mixing is then v + (W − I) r(v), which preserves the mean and leaves nodes
-    that agree unchanged.
+    that agree unchanged. `wire` compresses what `tell` sends, and nothing else.
     """
 
     waits_for_nobody = False
@@ -33,19 +37,29 @@ class Host(ABC):
         seeds: Sequence[int] = (0,),
         shared: int | None = None,
         rounded: bool = False,
+        wire: Wire | None = None,
     ) -> None:
         if not seeds or not all(whole(seed) is not None and 0 <= seed < 2**63 for seed in seeds):
             raise InputError(f"an engine needs a seed for each run, whole numbers >= 0, got {list(seeds)}")
         self.topology = topology
         self.nodes = tuple(range(topology.n) if nodes is None else nodes)
         self.seeds = tuple(seeds)
-        self.shared, self.rounded = shared, rounded
+        self.shared, self.rounded, self.wire = shared, rounded, wire
         self._seeds = torch.tensor(self.seeds)
+        self._pushes: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+        self._places: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
+        self._edges: dict[tuple[int, torch.device], Edges] = {}
 
     @property
     def rows(self) -> int:
         """Number of rows of x here: hosted nodes × runs."""
         return len(self.nodes) * len(self.seeds)
+
+    def begin(self, algorithm: Algorithm, x: Tensor) -> State:
+        """Return the algorithm's state before the first step, per node and per edge."""
+        if self.shared is not None and self.shared > x.shape[1]:
+            raise InputError(f"{self.shared} columns are shared, but x has {x.shape[1]}; share fewer")
+        return algorithm.init(x) | algorithm.init_edges(x, self.edges(x))
 
     def step(
         self,
@@ -57,16 +71,26 @@ class Host(ABC):
         t: int,
         lr: Tensor,
         full_gradient: Callable[[Tensor], Tensor],
+        gradient: Callable[[Tensor], Tensor] | None = None,
         weight_decay: float | Tensor = 0.0,
         time: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """Run one step of all hosted nodes; return the new x and the new state.
 
-        Weight decay, a number or a tensor that broadcasts to x, is added to every gradient here and nowhere else.
+        Weight decay, a number or a tensor that broadcasts to x, is added to every gradient here and nowhere else, or
+        passed on to an algorithm that decouples it.
+        `gradient` computes the gradient of the step's batch at another point.
         `time` is t as a tensor that persists between steps, for a captured step.
         """
         if time is None:
             time = torch.tensor(t, dtype=x.dtype, device=x.device)
+
+        decoupled: float | Tensor = 0.0
+        if algorithm.decouples_decay:
+            decoupled, weight_decay = weight_decay, 0.0
+
+        def further(at: Tensor) -> Tensor:
+            return (gradient or no_further_gradient)(at) + weight_decay * at
 
         def full(at: Tensor) -> Tensor:
             return full_gradient(at) + weight_decay * at
@@ -75,7 +99,10 @@ class Host(ABC):
             g = g + weight_decay * x
         elif weight_decay:
             g = torch.add(g, x, alpha=weight_decay)         # one pass; golden results depend on its rounding
-        return self.advance(algorithm, x, g, dict(state), StepNode(t, time, lr, self, full))
+        needs = algorithm.needs
+        lazy = needs.lazy and not needs.allow(self.topology.lambda_min)
+        node = StepNode(t, time, lr, self, x, further, full, decoupled, lazy)
+        return self.advance(algorithm, x, g, dict(state), node)
 
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
@@ -90,30 +117,128 @@ class Host(ABC):
 
     def prepare(self, t: int, like: Tensor) -> None:
         """Move to the device of x what step t needs there, so that the step can be traced without computing it."""
-        self._seeds = self._seeds.to(like.device)
+        self.seeds_on(like.device)
+        self.edges(like)
+        self.push_weights(t, like)
+        self.wire_key(self.nodes, like.new_zeros(()), 0, 1)
 
     @abstractmethod
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Average each tensor with the neighbours' by W(t); `time` is t as a tensor, for a captured step."""
 
     @abstractmethod
+    def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return p_ii v_i + Σ_j p_ij v_j over the messages that arrive; the columns of P(t) sum to 1."""
+
+    @abstractmethod
+    def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
+        """Compress v to q by the wire; return q and Σ_j w_ij q_j. Columns that are not shared are 0."""
+
+    @abstractmethod
+    def exchange(
+        self, t: int, messages: tuple[Tensor, ...], time: Tensor | None = None, at: int | None = None
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Exchange [rows, degree, c] along the links of step t, or of step `at`; return what came, and its mask."""
+
+    @abstractmethod
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
         """Return, at each row here, the exact mean over the run's nodes, or over the nodes in the mask `among`."""
+
+    @abstractmethod
+    def averaged(self, rows: Tensor) -> Tensor:
+        """Return the mean of [runs, nodes here, columns] over all nodes of each run, [runs, 1, columns]; no faults."""
 
     def sample(self, fraction: float, draw: Tensor) -> Tensor:
         """Return a mask of the rows here: a fraction of each run's nodes, at least one, drawn from (run seed, draw)."""
         n = self.topology.n
-        if self._seeds.device != draw.device:
-            self._seeds = self._seeds.to(draw.device)
-        chosen = choose(self._seeds, draw, n, max(1, round(fraction * n)))
+        chosen = choose(self.seeds_on(draw.device), draw, n, max(1, round(fraction * n)))
         return chosen[:, list(self.nodes)].to(draw.dtype).view(self.rows, 1)
 
+    @cached_property
+    def links(self) -> Links:
+        """The topology's edges in numbered slots."""
+        return Links(self.topology)
+
+    def edges(self, x: Tensor) -> Edges:
+        """Return the neighbours of the nodes here, for models like x."""
+        key = x.shape[1], x.device
+        if key not in self._edges:
+            links = self.links
+            masks = (
+                self._mask(torch.from_numpy(of[list(self.nodes)]).to(x.device), x.shape[1])
+                for of in (links.has_sender, links.has_receiver)
+            )
+            self._edges[key] = Edges(self.topology.n, links.degree, self.topology.period, *masks)
+        return self._edges[key]
+
+    def columns(self, width: int) -> int:
+        """Return how many columns of a tensor of this width are communicated."""
+        return width if self.shared is None else min(self.shared, width)
+
+    def push_weights(self, t: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of P(t) of the nodes here: their own weights, [nodes, 1], and the others', [nodes, n]."""
+        key = ((t - 1) % self.topology.period, like.dtype, like.device)
+        if key not in self._pushes:
+            P, own = torch.from_numpy(column_stochastic(self.topology.weights(t))), list(self.nodes)
+            kept = P[own, own][:, None]
+            P[own, own] = 0.0
+            self._pushes[key] = kept.to(like), P[own].to(like)
+        return self._pushes[key]
+
+    def all_received(
+        self, parts: Sequence[Tensor], arrived: Tensor, widths: Sequence[int]
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return what came, as [rows, degree, width] with 0 where nothing came, and the mask of the widest.
+
+        `parts` are [runs, nodes, degree, columns] for each message of the given widths; `arrived` is a mask
+        [nodes, degree] or [runs, nodes, degree]. Columns that are not shared never arrive.
+        """
+        values, masks = [], {}
+        for part, width in zip(parts, widths, strict=True):
+            masks[width] = mask = self._mask(arrived, width)
+            rows = part.reshape(self.rows, *part.shape[2:])
+            rows = torch.nn.functional.pad(rows, (0, width - rows.shape[-1])) if rows.shape[-1] < width else rows
+            values.append(torch.where(mask, rows, 0.0))
+        return tuple(values), masks[max(widths)]
+
+    def _mask(self, of: Tensor, width: int) -> Tensor:
+        """Expand a mask ([runs,] nodes, degree) to [rows, degree, 1], or to the width if some columns stay here."""
+        mask = of.expand(len(self.seeds), *of.shape[-2:]).reshape(self.rows, of.shape[-1], 1)
+        columns = self.columns(width)
+        return mask if columns == width else mask & (torch.arange(width, device=of.device) < columns)
+
+    def mix_sometimes(self, p: float, t: int, tensors: tuple[Tensor, ...], time: Tensor) -> tuple[Tensor, ...]:
+        """Mix with probability p, all nodes of a run together, drawn from (run seed, step); else change nothing."""
+        rows = self.coin(p, time).repeat_interleave(len(self.nodes))[:, None]
+        return tuple(torch.where(rows, Wv, v) for v, Wv in zip(tensors, self.mix(t, tensors, time), strict=True))
+
+    def coin(self, p: float, time: Tensor) -> Tensor:
+        """Draw for each run at this step; True with probability p, the same in every process.
+
+        Integer arithmetic on the device: CPU and GPU agree, and a captured graph draws anew at each replay.
+        """
+        return happens(p, hashed(self.seeds_on(time.device), COIN, time.to(torch.int64)))
+
+    def seeds_on(self, device: torch.device) -> Tensor:
+        """Return the seeds of the runs as a tensor on the device."""
+        if self._seeds.device != device:
+            self._seeds = self._seeds.to(device)
+        return self._seeds
+
     def by_run(self, v: Tensor) -> Tensor:
-        """Return v's shared columns as [runs, nodes here, columns]."""
-        columns = v.shape[1] if self.shared is None else self.shared
-        if columns > v.shape[1]:
-            raise InputError(f"{columns} columns are shared, but x has {v.shape[1]}; share fewer")
+        """Return v's shared columns as [runs, nodes here, columns]; v may be narrower than a model."""
+        columns = self.columns(v.shape[1])
         return v[:, :columns].reshape(len(self.seeds), len(self.nodes), columns)
+
+    def wire_key(self, nodes: Sequence[int], time: Tensor, draw: int, c: int) -> Tensor | None:
+        """Return a hash for each of c numbers of each node, [runs, nodes, c], if the wire draws random numbers."""
+        if self.wire is None or not self.wire.random:
+            return None
+        known = tuple(nodes), time.device
+        if known not in self._places:                       # a captured step copies nothing to the device
+            self._places[known] = torch.tensor(nodes, device=time.device)[:, None]
+        seeds, column = self.seeds_on(time.device)[:, None, None], torch.arange(c, device=time.device)
+        return hashed(seeds, WIRE, draw, time.to(torch.int64), self._places[known], column)
 
     def told(self, rows: Tensor) -> Tensor:
         """Return the rows as neighbours receive them."""
@@ -123,3 +248,12 @@ class Host(ABC):
         """Return v with its shared columns replaced; the other columns stay."""
         result = shared.expand(len(self.seeds), len(self.nodes), -1).reshape(self.rows, -1)
         return result if result.shape[1] == v.shape[1] else torch.cat([result, v[:, result.shape[1] :]], dim=1)
+
+
+COIN, WIRE = 3, 4
+"""Hash keys that separate the draws of `coin` and of compressed messages from those of `Faults`."""
+
+
+def no_further_gradient(y: Tensor) -> Tensor:
+    """Refuse `node.gradient`, where the engine cannot compute the gradient of a batch again."""
+    raise InputError("this algorithm needs the gradient of its batch at another point, which is not available here")

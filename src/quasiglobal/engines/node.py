@@ -9,6 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from quasiglobal.algorithms.base import Messages
+from quasiglobal.algorithms.edges import Edges
+from quasiglobal.errors import InputError
+
 
 class Engine(Protocol):
     """Operations that every engine provides for the rows of x that it hosts."""
@@ -16,35 +20,99 @@ class Engine(Protocol):
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Average each tensor with the neighbours' by W(t); `time` is t as a tensor, for a captured step."""
 
+    def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Add what each node's senders push to it by P(t)."""
+
+    def exchange(
+        self, t: int, messages: tuple[Tensor, ...], time: Tensor | None = None, at: int | None = None
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Exchange [rows, degree, c] along the links of step t, or of step `at`; return what came, and its mask."""
+
+    def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
+        """Compress v to q by the wire; return q and Σ_j w_ij q_j."""
+
+    def edges(self, x: Tensor) -> Edges:
+        """Return the neighbours of the nodes here, for models like x."""
+
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
         """Return the exact mean over all nodes of each run, or over the nodes in the mask `among`."""
 
     def sample(self, fraction: float, draw: Tensor) -> Tensor:
         """Return a mask of a random fraction of each run's nodes."""
 
+    def mix_sometimes(self, p: float, t: int, tensors: tuple[Tensor, ...], time: Tensor) -> tuple[Tensor, ...]:
+        """Mix with probability p, all nodes of a run together; otherwise return the tensors unchanged."""
+
 
 @dataclass(frozen=True)
 class StepNode:
-    """Implementation of `quasiglobal.algorithms.Node` for step t of an engine."""
+    """Implementation of `quasiglobal.algorithms.Node` for step t of an engine; `lazy` mixes with (I + W)/2."""
 
     t: int
     time: Tensor
     lr: Tensor
     engine: Engine
-    gradient: Callable[[Tensor], Tensor]
+    x: Tensor
+    further: Callable[[Tensor], Tensor]
+    """The gradient of the step's batch elsewhere."""
+    full: Callable[[Tensor], Tensor]
+    weight_decay: float | Tensor = 0.0
+    lazy: bool = False
 
     def mix(self, *tensors: Tensor) -> Any:
-        mixed = self.engine.mix(self.t, tensors, self.time)
-        return mixed[0] if len(tensors) == 1 else mixed
+        return self._mixed(tensors, self.engine.mix(self.t, tensors, self.time))
+
+    def mix_sometimes(self, p: float, *tensors: Tensor) -> Any:
+        return self._mixed(tensors, self.engine.mix_sometimes(p, self.t, tensors, self.time))
 
     def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:
         return self.engine.mean(tensor, among)
 
+    def push(self, *tensors: Tensor) -> Any:
+        pushed = self.engine.push(self.t, tensors, self.time)
+        return pushed[0] if len(tensors) == 1 else pushed
+
+    @property
+    def edges(self) -> Edges:
+        return self.engine.edges(self.x)
+
+    def exchange(self, *messages: Messages, at: int | None = None) -> tuple[Any, Tensor]:
+        stacked = tuple(self._stacked(one) for one in messages)
+        received, arrived = self.engine.exchange(self.t, stacked, self.time, at)
+        return received[0] if len(messages) == 1 else received, arrived
+
+    def tell(self, v: Tensor, draw: int = 0) -> tuple[Tensor, Tensor]:
+        return self.engine.tell(self.t, v, self.time, draw)
+
+    def gradient(self, y: Tensor) -> Tensor:
+        return self.further(y)
+
     def full_gradient(self, x: Tensor) -> Tensor:
-        return self.gradient(x)
+        return self.full(x)
 
     def sample(self, fraction: float, draw: Tensor) -> Tensor:
         return self.engine.sample(fraction, draw)
+
+    def _stacked(self, messages: Messages) -> Tensor:
+        """Messages as [k, degree, c]."""
+        k, degree = len(self.x), self.edges.degree
+        if not isinstance(messages, Tensor):
+            if set(messages) != set(range(degree)):
+                raise InputError(f"exchange needs a message for each slot 0 to {degree - 1}, got {sorted(messages)}")
+            messages = torch.stack([messages[j] for j in range(degree)], dim=1) if degree else self.x[:, None]
+        if messages.ndim != 3 or len(messages) != k or messages.shape[1] not in (1, degree):
+            raise InputError(f"a message to exchange has shape [{k}, {degree}, c], got {list(messages.shape)}")
+        return messages.expand(k, degree, messages.shape[2])
+
+    def _mixed(self, tensors: tuple[Tensor, ...], mixed: tuple[Tensor, ...]) -> Any:
+        if self.lazy:
+            mixed = tuple(torch.lerp(v, Wv, 0.5) for v, Wv in zip(tensors, mixed, strict=True))
+        return mixed[0] if len(tensors) == 1 else mixed
+
+
+def happens(probability: float, key: Tensor) -> Tensor:
+    """Mask the hashes whose first 53 bits, read as a fraction, are below the probability."""
+    return (key >> 11 & (1 << 53) - 1) < round(probability * 2**53)
 
 
 def choose(seeds: Tensor, draw: Tensor, n: int, count: int) -> Tensor:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms import Algorithm
-from quasiglobal.common.mixing import TOLERANCE
 from quasiglobal.engines.faults import Faults
 from quasiglobal.engines.host import Host
+from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
 from quasiglobal.topology import Topology
@@ -37,13 +35,15 @@ class Simulator(Host):
         seeds: Sequence[int] = (0,),
         shared: int | None = None,
         rounded: bool = False,
+        wire: Wire | None = None,
         drop: float = 0.0,
         churn: float = 0.0,
     ) -> None:
-        super().__init__(topology, seeds=seeds, shared=shared, rounded=rounded)
+        super().__init__(topology, seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.faults = Faults(drop, churn)
         self._deltas: dict[tuple[int, torch.dtype, torch.device], Tensor | None] = {}
         self._sparse: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor] | None] = {}
+        self._slots: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return v + (W − I)(v − v₀) for each tensor, v₀ the run's first row, always in full precision.
@@ -63,8 +63,7 @@ class Simulator(Host):
         if delta is None:
             return tensors
         if self.faults:
-            now = torch.tensor(t, device=like.device) if time is None else time
-            delta = self._arriving(now, delta).to(like.dtype)
+            delta = self._arriving(self._came(t, time, like.device), delta).to(like.dtype)
         with full_precision(like.device.type):
             return tuple(self.with_own(self._addmm(self.by_run(v), delta), v) for v in tensors)
 
@@ -72,6 +71,47 @@ class Simulator(Host):
         super().prepare(t, like)
         self._neighbours(t, like.dtype, like.device)
         self._delta(t, torch.float64 if self.faults else like.dtype, like.device)
+        for position in range(self.topology.period):        # messages per edge may take the links of any step
+            self._links_at(position + 1, like.device)
+
+    def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Return P v for each tensor, in full precision; what a lost message carries is lost.
+
+        If P is W, this is `mix` without faults, with its small rounding error.
+        """
+        like = tensors[0]
+        with full_precision(like.device.type):
+            if self.topology.keeps_mean and not self.faults:
+                delta = self._delta(t, like.dtype, like.device)
+                return tensors if delta is None else tuple(
+                    self.with_own(self._addmm(self.by_run(v), delta), v) for v in tensors
+                )
+            kept, sent = self.push_weights(t, like)
+            if self.faults:
+                sent = sent * self._came(t, time, like.device)
+            pushed = ((kept * own, sent @ self.told(own)) for own in map(self.by_run, tensors))
+            return tuple(self.with_own(own + came, v) for (own, came), v in zip(pushed, tensors, strict=True))
+
+    def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
+        """Compress every row, then mix."""
+        rows, wire = self.by_run(v), self.wire
+        key = self.wire_key(self.nodes, time, draw, rows.shape[2])
+        q = self.with_own(self.told(rows) if wire is None else wire(rows, key), torch.zeros_like(v))
+        return q, self.mix(t, (q,), time)[0]
+
+    def exchange(
+        self, t: int, messages: tuple[Tensor, ...], time: Tensor | None = None, at: int | None = None
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Gather each node's messages from its senders' slots."""
+        runs, n, device = len(self.seeds), self.topology.n, messages[0].device
+        index, senders, arrived = self._links_at(t if at is None else at, device)
+        if self.faults:
+            arrived = arrived & self._came(t, time, device).gather(2, senders.expand(runs, *senders.shape))
+        widths = [v.shape[2] for v in messages]
+        sent = (self.told(v[..., : self.columns(v.shape[2])]) for v in messages)
+        by_slot = (v.reshape(runs, n * v.shape[1], v.shape[2]) for v in sent)
+        came = [v.index_select(1, index).view(runs, *senders.shape, v.shape[2]) for v in by_slot]
+        return self.all_received(came, arrived, widths)
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
         """Return the mean of each run's rows, in every row of the run."""
@@ -79,9 +119,13 @@ class Simulator(Host):
             raise InputError(NO_MEAN)
         rows = self.by_run(tensor)
         if among is None:
-            return self.with_own(rows.mean(dim=1, keepdim=True), tensor)
+            return self.with_own(self.averaged(rows), tensor)
         weights = among.view(len(self.seeds), self.topology.n, 1)
         return self.with_own((weights * rows).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True), tensor)
+
+    def averaged(self, rows: Tensor) -> Tensor:
+        """Return the mean of each run's rows."""
+        return rows.mean(dim=1, keepdim=True)
 
     def _delta(self, t: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """W(t) − I as a tensor, or None for a step without gossip."""
@@ -119,13 +163,28 @@ class Simulator(Host):
                 self._sparse[key] = (torch.from_numpy(index).to(device), torch.from_numpy(values).to(device, dtype))
         return self._sparse[key]
 
-    def _arriving(self, time: Tensor, delta: Tensor) -> Tensor:
+    def _came(self, t: int, time: Tensor | None, device: torch.device) -> Tensor:
+        """Return a mask [runs, n, n] of the links j → i whose messages of this step arrive at i."""
+        now = torch.tensor(t, device=device) if time is None else time
+        return self.faults.arrived(self.seeds_on(device), now, self.topology.n)
+
+    def _arriving(self, came: Tensor, delta: Tensor) -> Tensor:
         """Return W − I as [runs, n, n], with the weights of messages lost at this step moved to the diagonal."""
-        if self._seeds.device != delta.device:
-            self._seeds = self._seeds.to(delta.device)
-        weights = delta - torch.diag(delta.diagonal())
-        weights = weights * self.faults.arrived(self._seeds, time, self.topology.n)
+        weights = (delta - torch.diag(delta.diagonal())) * came
         return weights - torch.diag_embed(weights.sum(dim=2))
+
+    def _links_at(self, t: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Return for each slot: its position among all slots of its sender, the sender, whether it is a link of W(t).
+
+        The positions are flat, [n · degree]; the others are [n, degree].
+        """
+        key = ((t - 1) % self.topology.period, device)
+        if key not in self._slots:
+            links = self.links
+            index = (links.senders * links.degree + links.at_sender).reshape(-1)
+            tables = (torch.from_numpy(table).to(device) for table in (index, links.senders, links.active(t)))
+            self._slots[key] = next(tables), next(tables), next(tables)
+        return self._slots[key]
 
 
 NODES_PER_NEIGHBOUR = 180
@@ -138,23 +197,3 @@ NO_MEAN = (
     "an exact mean over all nodes needs every node: with drop or churn, "
     "use an algorithm that communicates with neighbours only (see `qg algorithms`)"
 )
-
-
-def warn_of_w(algorithm: Algorithm, topology: Topology) -> None:
-    """Warn if W lacks a property that the algorithm needs."""
-    needs = algorithm.needs
-    if needs.doubly_stochastic and not topology.is_doubly_stochastic:
-        effect = "has negative weights" if topology.keeps_mean else "makes the nodes' mean drift to a weighted mean"
-        warnings.warn(
-            f"W of {topology} is not doubly stochastic: it {effect}; use Metropolis weights, as from_graph does",
-            stacklevel=3,
-        )
-    bound, lambda_min = needs.lambda_min_above, topology.lambda_min
-    if bound is not None and (lambda_min is None or lambda_min <= bound + TOLERANCE):
-        what = (
-            f"a fixed symmetric W, which {topology} is not: it may diverge; use a fixed undirected graph"
-            if lambda_min is None
-            else f"every eigenvalue of W above {bound:.4g}, but λ_min of {topology} is {lambda_min:.4g}: "
-            f"it may diverge; use (I + W)/2, the topology lazy/{topology}"
-        )
-        warnings.warn(f"{type(algorithm).__name__} needs {what}", stacklevel=3)

@@ -144,8 +144,25 @@ class TracedEngine(Host):
         mean: Tensor = MEAN(tensor)
         return mean
 
+    def averaged(self, rows: Tensor) -> Tensor:
+        raise Untraceable("a mean without faults has no translation")
+
+    def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
+        raise Untraceable("a push has no translation")
+
+    def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
+        raise Untraceable("a compressed message has no translation")
+
+    def exchange(
+        self, t: int, messages: tuple[Tensor, ...], time: Tensor | None = None, at: int | None = None
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        raise Untraceable("messages per edge have no translation")
+
     def sample(self, fraction: float, draw: Tensor) -> Tensor:
         raise Untraceable("random nodes have no translation")
+
+    def coin(self, p: float, time: Tensor) -> Tensor:
+        raise Untraceable("random numbers have no translation")
 
 
 def _traced(
@@ -172,7 +189,7 @@ def step_of_tensors(
         state = dict(zip(names, values, strict=True))
         new, state = engine.step(
             algorithm, x, g, state, t=t, time=time, lr=lr, full_gradient=_no_further_gradients,
-            weight_decay=weight_decay,
+            gradient=_no_further_gradients, weight_decay=weight_decay,
         )
         return [new, *(state[name] for name in names)]
 

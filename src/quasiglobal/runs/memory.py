@@ -13,10 +13,11 @@ from torch.utils._pytree import tree_leaves
 from quasiglobal.algorithms import algorithm
 from quasiglobal.common.memory import USABLE, free_bytes, is_out_of_memory
 from quasiglobal.engines.capture import release
+from quasiglobal.engines.simulator import Simulator
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.one_model import arguments
 from quasiglobal.gradients.precision import PRECISIONS
-from quasiglobal.topology import count_nodes
+from quasiglobal.topology import count_nodes, parse
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task
@@ -38,7 +39,7 @@ def runs_that_fit(task: Task, experiments: Sequence[Experiment], device: torch.d
     """
     if len(experiments) == 1:
         return 1
-    largest, free = max(experiments, key=lambda one: _state(one.algorithm)), free_bytes(device)
+    largest, free = max(experiments, key=_state), free_bytes(device)
     by_bound = int(USABLE * free // bytes_of_run(task, largest))
     if by_bound >= len(experiments) or device.type != "cuda":
         return max(1, by_bound)
@@ -70,7 +71,7 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
         module(*given, **named)
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     activations = sum(size for place, size in kept.items() if place not in own) * experiment.batch // tried
-    tensors = 1 + _state(experiment.algorithm) + COPIES
+    tensors = 1 + _state(experiment) + COPIES
     return count_nodes(experiment.topology) * (activations + parameters * dtype.itemsize * tensors)
 
 
@@ -143,6 +144,9 @@ def _measured(task: Task, experiment: Experiment, device: torch.device, **how: A
     return shared, max(1, peak - shared)
 
 
-def _state(name: str) -> int:
-    """Number of state tensors of an algorithm."""
-    return len(algorithm(name).init(torch.zeros(1, 1)))
+def _state(experiment: Experiment) -> int:
+    """Number of state tensors of a node, each as large as a model."""
+    chosen, engine = algorithm(experiment.algorithm), Simulator(parse(experiment.topology))
+    x = torch.zeros(engine.rows, 1)
+    per_edge = sum(value.shape[1] for value in chosen.init_edges(x, engine.edges(x)).values())
+    return len(chosen.init(x)) + 4 * per_edge             # the state, what is sent, what comes, and its masked copy

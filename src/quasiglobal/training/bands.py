@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from fractions import Fraction
 from functools import partial
 from itertools import groupby
 
@@ -11,15 +12,23 @@ from torch import Tensor
 
 from quasiglobal.algorithms import algorithm
 from quasiglobal.engines.band import Band
-from quasiglobal.engines.costs import traffic
+from quasiglobal.engines.costs import Traffic, traffic
+from quasiglobal.engines.faults import Faults
 from quasiglobal.engines.host import Host
-from quasiglobal.engines.simulator import NO_MEAN, Simulator, warn_of_w
+from quasiglobal.engines.needs import check_needs
+from quasiglobal.engines.simulator import NO_MEAN, Simulator
+from quasiglobal.engines.wire import checked_wire
 from quasiglobal.errors import InputError
 from quasiglobal.topology import parse
+from quasiglobal.training.communication import communication_of
 from quasiglobal.training.experiment import Experiment, steps_alike
 
 EngineFactory = Callable[..., Host]
-"""(topology, seeds=, shared=, rounded=, and drop= or churn= if not 0) → an engine."""
+"""(topology, seeds=, shared=, rounded=, and drop= or churn= if not 0, wire= if it compresses) → an engine."""
+
+
+RowGradient = Callable[[slice, Tensor], Tensor]
+"""The gradients of some rows at given models."""
 
 
 class Bands:
@@ -40,11 +49,45 @@ class Bands:
             self.bands.append(_band([experiments[place] for place in group], shared, engine, first))
         self.engine = self.bands[0].engine
         self.rows = self.bands[-1].rows.stop
-        self.bytes_per_step = [
-            traffic(band.algorithm).bytes(band.engine.topology, shared, band.engine.rounded)
-            for band in self.bands
-            for _ in band.engine.seeds
-        ]
+        self.communication = communication_of(experiments[0].communication)
+        self.windows: list[tuple[int, int]] = []
+        self.total = 0
+        self.bytes_per_step, self.bytes_in_window = [], []
+        for band in self.bands:
+            graph, sent = band.engine.topology, traffic(band.algorithm)
+            models = sent.neighbours + sent.told + sent.everybody + sent.numbers / max(shared, 1)
+            everywhere, how = Traffic(Fraction(0), models), (band.engine.rounded, band.engine.wire)
+            self.bytes_per_step += [sent.bytes(graph, shared, *how)] * len(band.engine.seeds)
+            self.bytes_in_window += [everywhere.bytes(graph, shared)] * len(band.engine.seeds)
+        self.bytes_of_merge = Traffic(Fraction(0), Fraction(1)).bytes(self.engine.topology, shared)
+
+    def schedule(self, total: int) -> None:
+        """Resolve the schedule of communication for a run of this many steps."""
+        self.windows, self.total = self.communication.steps(total), total
+        for band in self.bands:
+            band.algorithm = self.communication.around(band.algorithm, total)
+
+    def bytes_sent(self, run: int, steps: int) -> float:
+        """Bytes that a node of an experiment has sent after some steps, on average."""
+        inside = sum(max(0, min(last, steps) - first + 1) for first, last in self.windows)
+        merged = self.bytes_of_merge if self.communication.merges and steps >= self.total else 0.0
+        return self.bytes_per_step[run] * (steps - inside) + self.bytes_in_window[run] * inside + merged
+
+    def merge(self, x: Tensor, buffers: Collection[Tensor], done: Sequence[int]) -> Tensor:
+        """Replace models and buffers by their means over all nodes, in place, where merge@end says so; return x.
+
+        `done` is the number of completed steps of each experiment.
+        """
+        if not self.communication.merges:
+            return x
+        x = x.contiguous()                                  # rows that are an exact mean share their storage
+        for band in (band for band, first in zip(self.bands, self.firsts, strict=True) if done[first] == self.total):
+            engine, models = band.engine, x[band.rows]
+            models.copy_(engine.with_own(engine.averaged(engine.by_run(models)), models))
+            for values in (value[band.rows] for value in buffers if value.is_floating_point()):
+                rows = values.reshape(len(engine.seeds), len(engine.nodes), -1)
+                values.copy_(engine.averaged(rows).expand_as(rows).reshape(values.shape))
+        return x
 
     def begin_at(self, x: Tensor) -> None:
         """Initialise the algorithms at the models x."""
@@ -63,17 +106,18 @@ class Bands:
 
     def step(
         self, x: Tensor, g: Tensor, t: Sequence[int], time: Sequence[Tensor], lr: Tensor,
-        full_gradient: Callable[[slice, Tensor], Tensor], in_place: bool, fused: bool,
+        full_gradient: RowGradient, gradient: RowGradient, in_place: bool, fused: bool,
     ) -> Tensor:
         """Run one step of every algorithm on its own rows, step `t[r]` of experiment r; return the new x.
 
+        `full_gradient` is over all data, `gradient` over the batch of this step, at other models.
         `in_place` overwrites x and the states; `fused` then compiles a step that has no kernel of its own.
         """
         stepped = []
         for band, first in zip(self.bands, self.firsts, strict=True):
             rows = band.rows
             own = lr if lr.ndim == 0 else lr[rows]
-            how = (t[first], time[first], own, partial(full_gradient, rows))
+            how = (t[first], time[first], own, partial(full_gradient, rows), partial(gradient, rows))
             if in_place:
                 band.step_in_place(x[rows], g[rows], *how, fused=fused)
             else:
@@ -108,9 +152,12 @@ def _band(group: Sequence[Experiment], shared: int, engine: EngineFactory, first
     """The band of experiments with the same algorithm and topology; `first` is its first row."""
     experiment = group[0]
     chosen, graph = algorithm(experiment.algorithm), parse(experiment.topology)
-    warn_of_w(chosen, graph)
+    check_needs(chosen, graph, Faults(experiment.drop, experiment.churn), alike=experiment.data_alike)
     faults = {what: p for what in ("drop", "churn") if (p := getattr(experiment, what))}
-    if faults and traffic(chosen).everybody:                # raise before the run, not at its first mean
+    windows = communication_of(experiment.communication).windows
+    if windows and traffic(chosen).per_edge:
+        raise InputError(f"{experiment.algorithm} has messages per edge; leave out the windows of full communication")
+    if faults and windows:                                  # raise before the run, not at its first mean
         raise InputError(NO_MEAN)
     rounded = experiment.wire == "bf16"
     if rounded and chosen.needs_full_precision:
@@ -118,5 +165,7 @@ def _band(group: Sequence[Experiment], shared: int, engine: EngineFactory, first
             f"{experiment.algorithm} uses small differences of mixed models, which the rounding of messages to 16 bits "
             "would hide; use --wire full"
         )
-    host = engine(graph, seeds=tuple(one.seed for one in group), shared=shared, rounded=rounded, **faults)
+    wire = checked_wire(experiment.wire, chosen)
+    further = faults | ({} if wire is None else {"wire": wire})
+    host = engine(graph, seeds=tuple(one.seed for one in group), shared=shared, rounded=rounded, **further)
     return Band(chosen, host, first, experiment.weight_decay)

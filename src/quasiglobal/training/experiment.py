@@ -21,10 +21,12 @@ from quasiglobal.algorithms.base import checked
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.common.objects import facts_of, readable, restore
 from quasiglobal.engines.faults import check_probability
+from quasiglobal.engines.wire import wire_of
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.models.language.adapters import rank_of
 from quasiglobal.models.language.loading import PREFIX
 from quasiglobal.topology import count_nodes, parse
+from quasiglobal.training.communication import communication_of
 from quasiglobal.training.schedule import check_schedule, scaled_lr
 
 
@@ -88,8 +90,10 @@ class Experiment:
     """Probability that a message is lost; its weight is added to the receiver's own. Simulator only."""
     churn: float = 0.0
     """Probability that a node is offline for 20 steps and trains alone. Simulator only."""
-    wire: Literal["full", "bf16"] = "full"
-    """Message precision: full, or bf16 (16 bits; not supported by quasi-global methods)."""
+    wire: str = "full"
+    """Messages: full, bf16 (16 bits; not for quasi-global methods); for choco topk:0.01, randk:0.01, sign or qsgd:4."""
+    communication: str = ""
+    """merge@end (replace the models by their mean at the end), complete@0.9-1.0 (average over all nodes meanwhile)."""
     classes: tuple[str, ...] = ()
     """Class names in order, if data owners must agree on them; by default those of the data."""
     shape: tuple[int, ...] = ()
@@ -133,6 +137,8 @@ class Experiment:
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise InputError(f"clip must be > 0 and finite, got {self.clip:g}")
         check_schedule(self.schedule)
+        wire_of(self.wire)
+        communication_of(self.communication)
         for name in ("drop", "churn"):
             check_probability(name, getattr(self, name))
         rank_of(self.train)
@@ -169,6 +175,11 @@ class Experiment:
     def uses_alpha(self) -> bool:
         """Whether the partition depends on α."""
         return self.partition.startswith("dirichlet")
+
+    @property
+    def data_alike(self) -> bool:
+        """Whether the nodes' data are alike, as far as the partition says: α = 10 is nearly uniform."""
+        return self.partition in ("iid", "whole") or (self.uses_alpha and self.alpha >= 10)
 
     @property
     def peak_lr(self) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,6 +114,7 @@ class Program:
         self.engine = self.bands.engine
         self.partitions = [partition_of(self.task.data, one) for one in self.experiments]
         self.feed.assign(self.experiments, self.partitions, self.engine.nodes, epochs)
+        self.bands.schedule(self.steps)
 
     def _begin(self, x: Tensor, buffers: dict[str, Tensor], epochs: list[int]) -> None:
         """Begin with these models, after these epochs, and with the algorithms' initial states."""
@@ -156,13 +158,15 @@ class Program:
             if after_step is not None:
                 after_step(first + step + 1)
         self.state.epochs = [epochs + 1 for epochs in self.state.epochs]
+        done = [epochs * self.feed.steps_per_epoch for epochs in self.state.epochs]
+        buffers = self.state.buffers.values() if self.experiment.bn == "shared" else ()
+        self.state.x = self.bands.merge(self.state.x, buffers, done)
         if not self.finished:
             self.feed.draw(self.state.epochs)               # while a GPU still trains
         loss, right = self.sums()
         seconds, examples = time.perf_counter() - began, self.feed.examples
         self.seconds["compiling"] += self.compiling - compiling
         self.seconds["training"] += seconds - (sum(self.seconds.values()) - before)
-        done = [epochs * self.feed.steps_per_epoch for epochs in self.state.epochs]
         return [
             {
                 "epoch": self.state.epochs[r],
@@ -241,10 +245,11 @@ class Program:
     def _step(self, t: Sequence[int], size: int, *need: int) -> None:
         """Run one step on the current batch, entirely on the device: step `t[r]` of experiment r."""
         state, in_place = self.state, self._runner is not None
-        found = self.model.gradients(state.x, state.buffers, *self.feed.batch(size, *need))
-        g = found.g if self.experiment.clip is None else clipped(found.g, self.experiment.clip)
+        batch = self.feed.batch(size, *need)
+        found = self.model.gradients(state.x, state.buffers, *batch)
         state.x = self.bands.step(
-            state.x, g, t, self.feed.times, self.feed.rate(), self._full_gradient, in_place, self._fused
+            state.x, self._clipped(found.g), t, self.feed.times, self.feed.rate(), self._full_gradient,
+            partial(self._gradient, batch), in_place, self._fused,
         )
         if in_place:
             overwrite(list(state.buffers.values()), list(found.buffers.values()))
@@ -253,6 +258,15 @@ class Program:
         state.loss.add_(found.losses * size)
         state.right.add_(found.right * size)
         self.feed.advance()
+
+    def _clipped(self, g: Tensor) -> Tensor:
+        return g if self.experiment.clip is None else clipped(g, self.experiment.clip)
+
+    def _gradient(self, batch: tuple[Any, Any], rows: slice, x: Tensor) -> Tensor:
+        """The gradient of some rows on their part of the batch, at other models x; no buffer changes."""
+        buffers = {name: value[rows] for name, value in self.state.buffers.items()}
+        inputs, targets = (tree_map(lambda values: values[rows], part) for part in batch)
+        return self._clipped(self.model.gradients(x, buffers, inputs, targets).g)
 
     def _full_gradient(self, rows: slice, x: Tensor) -> Tensor:
         """The gradient over all examples of each node, without augmentation."""
@@ -280,7 +294,7 @@ class Program:
         for place, run in enumerate(chosen):
             rows = slice(place * nodes, (place + 1) * nodes)
             measures = tested.measures(rows)
-            measures |= measures_of_models(x[rows], self.bands.bytes_per_step[run] * steps[place])
+            measures |= measures_of_models(x[rows], self.bands.bytes_sent(run, steps[place]))
             if everybody:
                 measures |= measures_of_all(x[rows], tested.of_model(len(chosen) * nodes + place))
             found.append(measures)

@@ -51,7 +51,7 @@ class Schedule:
         if self.shape != "steps":                           # from the peak at the end of the warm-up
             warm = self.warmup_steps if self.peak > self.warmup_from and self.warmup_steps < self.steps else 0
             return self.peak * SHAPES[self.shape]((done - warm) / (self.steps - warm))
-        passed = sum(done >= _nearest(fraction * self.steps) for fraction in self.milestones)
+        passed = sum(done >= nearest(fraction * self.steps) for fraction in self.milestones)
         return self.peak * self.decay**passed
 
 
@@ -100,10 +100,10 @@ def schedule_of(experiment: Any, steps_per_epoch: int) -> Callable[[int], float]
     return rate
 
 
-def _nearest(number: float) -> int:
+def nearest(number: float) -> int:
     """Round to the nearest integer; halves round up, also if binary fractions make them a little less.
 
-    >>> [_nearest(number) for number in (4.5, 5.5, 5.49, 0.29 * 50)]
+    >>> [nearest(number) for number in (4.5, 5.5, 5.49, 0.29 * 50)]
     [5, 6, 5, 15]
     """
     return math.floor(round(number, 6) + 0.5)

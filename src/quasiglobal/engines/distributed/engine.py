@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from multiprocessing.util import Finalize
@@ -18,11 +18,15 @@ from quasiglobal.engines.distributed.edge import Moment
 from quasiglobal.engines.distributed.gloo import Group, Meeting, Store, open_group
 from quasiglobal.engines.distributed.membership import Membership
 from quasiglobal.engines.host import Host
+from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
 from quasiglobal.topology import Topology
 
 log = logging.getLogger("quasiglobal")
+
+Slots = tuple[Tensor, Tensor]
+"""Index of messages per edge: places of nodes, and slots."""
 
 MARGIN = 8
 """Message size limit, as a multiple of the first message's size."""
@@ -44,7 +48,8 @@ def spread(n: int, processes: int) -> list[tuple[int, ...]]:
 class Distributed(Host):
     """Engine with the nodes of process `rank`; it finds the other processes through `store`.
 
-    `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a lost message returns to the receiver. An exact mean is an
+    `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a lost message returns to the receiver. `exchange` sends each
+    neighbouring process the messages to its nodes only. An exact mean is an
     all-reduce and needs all processes. No communication takes place before `connect`.
     """
 
@@ -58,11 +63,12 @@ class Distributed(Host):
         seeds: Sequence[int] = (0,),
         shared: int | None = None,
         rounded: bool = False,
+        wire: Wire | None = None,
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         experiment: str = "",
     ) -> None:
-        super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded)
+        super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
         self._store = Meeting(store)
         self._moment: Moment = (0, 0)
@@ -95,7 +101,32 @@ class Distributed(Host):
         """Send, receive, and move towards the received rows, always in full precision."""
         own = [self.by_run(v) for v in tensors]
         told = [self.told(rows) for rows in own]
-        received = self._exchanged(t, torch.stack(told) if len(told) > 1 else told[0][None])
+        received = self._rows_from_others(t, torch.stack(told) if len(told) > 1 else told[0][None])
+        return self._moved(t, tensors, own, told, received)
+
+    def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
+        """Send the compressed rows as they are packed; neighbours restore them."""
+        rows, nothing = self.by_run(v), torch.zeros_like(v)
+        wire, c = self.wire, rows.shape[2]
+        if wire is None:
+            q = self.with_own(self.told(rows), nothing)
+            return q, self.mix(t, (q,), time)[0]
+        key = self.wire_key(self.nodes, time, draw, c)
+        parts = wire.parts(rows, key)
+        own = wire.restored(parts, c, key)
+        received = {}
+        for node, words in self._rows_from_others(t, wire.packed(parts, c)[None], raw=True).items():
+            key = self.wire_key([node], time, draw, c)
+            restored = wire.restored(wire.unpacked(words[0][:, None], c, rows.dtype), c, key)
+            received[node] = restored.transpose(0, 1)
+        q = self.with_own(own, nothing)
+        return q, self._moved(t, (q,), [own], [own], received)[0]
+
+    def _moved(
+        self, t: int, tensors: tuple[Tensor, ...], own: Sequence[Tensor], told: Sequence[Tensor],
+        received: dict[int, Tensor],
+    ) -> tuple[Tensor, ...]:
+        """Move towards the received rows, [tensors, runs, columns] of each remote node."""
         here, remote = self._delta(t, tuple(received), own[0])
         if not received and not here.any():
             return tensors
@@ -109,9 +140,52 @@ class Distributed(Host):
                 mixed.append(self.with_own(moved, v))
         return tuple(mixed)
 
+    def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Send, receive, and add what came, weighted by P(t)."""
+        cut = [self.by_run(v) for v in tensors]
+        own = torch.cat(cut, dim=2)
+        told = self.told(own)
+        received = self._rows_from_others(t, told[None])
+        kept, sent = self.push_weights(t, own)
+        with full_precision(own.device.type):
+            pushed = kept * own + sent[:, list(self.nodes)] @ told
+            for node, row in received.items():
+                pushed = torch.addcmul(pushed, sent[:, node, None], row[0][:, None])
+        parts = torch.split(pushed, [part.shape[2] for part in cut], dim=2)
+        return tuple(self.with_own(part, v) for part, v in zip(parts, tensors, strict=True))
+
+    def exchange(
+        self, t: int, messages: tuple[Tensor, ...], time: Tensor | None = None, at: int | None = None
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Send each neighbouring process the messages to its nodes, in one tensor [messages, runs, columns]."""
+        runs, k, degree, like = len(self.seeds), len(self.nodes), self.links.degree, messages[0]
+        widths = [self.columns(v.shape[2]) for v in messages]
+        own = torch.cat([v[..., :width] for v, width in zip(messages, widths, strict=True)], dim=2)
+        told = self.told(own).view(runs, k, degree, -1).permute(1, 2, 0, 3)
+        came, arrived = torch.zeros_like(told), torch.zeros(k, degree, dtype=torch.bool)
+        routes = dict(self._routes[((t if at is None else at) - 1) % self.topology.period])
+        out, into = routes.pop(self.rank)
+        came[into], arrived[into] = told[out], True
+        sent = {there: self._buffer(told[out]) for there, (out, _) in routes.items() if len(out[0])}
+        shapes = {there: (len(into[0]), runs, own.shape[2]) for there, (_, into) in routes.items() if len(into[0])}
+        largest = own.nbytes // k * max(map(len, self.hosted))
+        for there, rows in self._exchanged(t, sent, shapes, like, largest).items():
+            into = routes[there][1]
+            came[into], arrived[into] = rows, True
+        parts = torch.split(came.permute(2, 0, 1, 3), widths, dim=3)
+        return self.all_received(parts, arrived.to(like.device), [v.shape[2] for v in messages])
+
+    def mix_sometimes(self, p: float, t: int, tensors: tuple[Tensor, ...], time: Tensor) -> tuple[Tensor, ...]:
+        """Mix with probability p; send nothing at a step at which no run mixes."""
+        return super().mix_sometimes(p, t, tensors, time) if bool(self.coin(p, time).any()) else tensors
+
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
         """Return the exact mean, by an all-reduce over all processes."""
         rows = self.by_run(tensor)
+        return self.with_own(self.averaged(rows, among), tensor)
+
+    def averaged(self, rows: Tensor, among: Tensor | None = None) -> Tensor:
+        """Return the mean of [runs, nodes here, columns] over all processes, or over the nodes in the mask `among`."""
         weights = torch.ones_like(rows[..., :1]) if among is None else among.view(*rows.shape[:2], 1)
         total = torch.cat([(weights * rows).sum(dim=1), weights.sum(dim=1)], dim=-1).cpu().contiguous()
         try:
@@ -121,7 +195,7 @@ class Distributed(Host):
                 "an exact mean over all nodes lost a process and cannot continue; run the same command again to resume"
             ) from None
         total = total.to(rows)
-        return self.with_own((total[:, :-1] / total[:, -1:])[:, None], tensor)
+        return (total[:, :-1] / total[:, -1:])[:, None]
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         """Broadcast the tensor of process `root` to all processes; return it."""
@@ -155,52 +229,71 @@ class Distributed(Host):
             self._at_exit.cancel()
         self.members.close()
 
-    def _exchanged(self, t: int, own: Tensor) -> dict[int, Tensor]:
-        """Exchange rows with the neighbours; return [tensors, runs, columns] for each remote node received."""
+    def _rows_from_others(self, t: int, own: Tensor, raw: bool = False) -> dict[int, Tensor]:
+        """Exchange rows with the neighbours; return [tensors, runs, columns] for each remote node received.
+
+        `raw` rows may hold any bits.
+        """
+        messages = self._messages[(t - 1) % self.topology.period]
+        copies: dict[tuple[int, ...], Tensor] = {}          # one buffer for neighbours that receive the same rows
+        sent: dict[int, Tensor] = {}
+        for there in self.members.neighbours:
+            if rows := tuple(messages[there][0]):
+                if rows not in copies:
+                    copies[rows] = self._buffer(own if len(rows) == len(self.nodes) else own[:, :, rows])
+                sent[there] = copies[rows]
+        runs, columns = len(self.seeds), own.shape[-1]
+        shapes = {there: (len(own), runs, len(of), columns) for there, (_, of) in messages.items() if of}
+        largest = own.nbytes // len(self.nodes) * max(map(len, self.hosted))
+        came = self._exchanged(t, sent, shapes, own, largest, raw)
+        received = {j: rows[:, :, k] for there, rows in came.items() for k, j in enumerate(messages[there][1])}
+        return {node: received[node] for node in sorted(received)}
+
+    def _exchanged(
+        self, t: int, sent: dict[int, Tensor], shapes: Mapping[int, Sequence[int]], like: Tensor, largest: int,
+        raw: bool = False,
+    ) -> dict[int, Tensor]:
+        """Send a tensor to each process in `sent`; return the tensor of the given shape that each other process sent.
+
+        Sent tensors must not change afterwards, since a send may outlast the exchange. `largest` is the size in bytes
+        that a message is expected to have at most. Numbers that are not finite are ignored, unless they are `raw` bits.
+        """
         last, exchange = self._moment
         self._moment = moment = (t, exchange + 1 if last == t else 0)
         members = self.members
         members.step = t
         if not members.begun:
-            per_node = own.nbytes // len(self.nodes)
-            members.begin(largest=MARGIN * per_node * max(map(len, self.hosted)))
+            members.begin(largest=MARGIN * largest)
         members.take_back()
         with members.waiting():
-            self._send(moment, own)
-            received = self._receive(moment, own)
-        return {node: received[node] for node in sorted(received)}
+            for there, edge in list(members.edges.items()):
+                if there in sent:
+                    with members.watched(there):
+                        edge.send(moment, sent[there], self.timeout)
+            received = self._receive(moment, shapes, like)
+        wrong = [] if raw else [there for there, rows in received.items() if not _finite(rows)]
+        for there in wrong:
+            members.edges[there].account.missed += 1
+            log.warning("process %d sent numbers that are not finite at step %d: ignored", there, t)
+        return {there: rows for there, rows in received.items() if there not in wrong}
 
-    def _send(self, moment: Moment, own: Tensor) -> None:
-        messages = self._messages[(moment[0] - 1) % self.topology.period]
-        copies: dict[tuple[int, ...], Tensor] = {}      # send buffers: a send may outlast the exchange
-        for there, edge in list(self.members.edges.items()):
-            sent = tuple(messages[there][0])
-            if sent:
-                if sent not in copies:
-                    chosen = own if len(sent) == len(self.nodes) else own[:, :, sent]
-                    copies[sent] = torch.empty(chosen.shape, dtype=self._wire(own)).copy_(chosen)
-                with self.members.watched(there):
-                    edge.send(moment, copies[sent], self.timeout)
-
-    def _receive(self, moment: Moment, own: Tensor) -> dict[int, Tensor]:
-        messages = self._messages[(moment[0] - 1) % self.topology.period]
+    def _receive(self, moment: Moment, shapes: Mapping[int, Sequence[int]], like: Tensor) -> dict[int, Tensor]:
         received: dict[int, Tensor] = {}
         for there, edge in list(self.members.edges.items()):
-            _, wanted = messages[there]
-            if not wanted:
+            if there not in shapes:
                 continue
-            shape = len(own), len(self.seeds), len(wanted), own.shape[-1]
+            shape = shapes[there]
             with self.members.watched(there):
-                rows = edge.receive(moment, math.prod(shape), self._wire(own), self.timeout)
+                rows = edge.receive(moment, math.prod(shape), self._wire(like), self.timeout)
                 if rows is None:
                     edge.account.missed += 1
-                elif not _finite(rows):
-                    edge.account.missed += 1
-                    log.warning("process %d sent numbers that are not finite at step %d: ignored", there, moment[0])
                 else:
-                    rows = rows.view(shape).to(own)
-                    received |= {j: rows[:, :, k] for k, j in enumerate(wanted)}
+                    received[there] = rows.view(*shape).to(like)
         return received
+
+    def _buffer(self, rows: Tensor) -> Tensor:
+        """Copy rows to send."""
+        return torch.empty(rows.shape, dtype=self._wire(rows)).copy_(rows)
 
     def _wire(self, own: Tensor) -> torch.dtype:
         """Return the dtype of payloads."""
@@ -253,9 +346,32 @@ class Distributed(Host):
         return periods
 
     @cached_property
+    def _routes(self) -> list[dict[int, tuple[Slots, Slots]]]:
+        """For each step of a period and each process, this one too: the slots here of messages to it, and from it."""
+        home = {node: process for process, nodes in enumerate(self.hosted) for node in nodes}
+        here = {node: place for place, node in enumerate(self.nodes)}
+        periods = []
+        for t in range(1, self.topology.period + 1):
+            messages = self.links.messages(t)
+            periods.append({
+                there: (
+                    _slots((here[j], s) for j, s, i, _ in messages if j in here and home[i] == there),
+                    _slots((here[i], s) for j, _, i, s in messages if i in here and home[j] == there),
+                )
+                for there in (self.rank, *self.members.neighbours)
+            })
+        return periods
+
+    @cached_property
     def _world(self) -> Group:
         """Group of all processes, for exact means and broadcasts; opened on first use."""
         return open_group(Meeting(self._store, "world/0"), self.rank, len(self.hosted), self.host, self.timeout)
+
+
+def _slots(places: Iterable[tuple[int, int]]) -> Slots:
+    """Places and slots as an index."""
+    found = torch.tensor(list(places), dtype=torch.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 def _finite(rows: Tensor) -> bool:

@@ -1,0 +1,28 @@
+"""Algorithms as the local step of a wrapper that communicates in its own way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from quasiglobal.algorithms.adam import DAdam
+from quasiglobal.algorithms.base import Algorithm, NodeView
+from quasiglobal.algorithms.sgd import DSGD, DSGDm
+from quasiglobal.errors import InputError
+
+
+class Local(NodeView):
+    """Node view for a local step: `mix` changes nothing."""
+
+    def mix(self, *tensors: Tensor) -> Any:
+        return tensors[0] if len(tensors) == 1 else tensors
+
+
+def check_local(base: Algorithm, name: str) -> None:
+    """Raise InputError unless an algorithm is a local step, followed by one average of the models."""
+    plain = isinstance(base, DSGD | DAdam) or (isinstance(base, DSGDm) and base.sync == "none")
+    if not plain:
+        raise InputError(
+            f"the base of {name} makes the local step: dsgd, dsgdm, dsgdm-n (without sync) or dadam, got {base}"
+        )

@@ -1,0 +1,70 @@
+"""Schedules of communication: who averages with whom at which part of a run, besides the topology.
+
+T. Zhu, T. Zhang, M. Wang, Z. Zhou, C. Wang: On the surprising effectiveness of a single global merging in
+decentralized learning. ICLR 2026.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import reduce
+
+from quasiglobal.algorithms import Algorithm
+from quasiglobal.algorithms.complete_window import CompleteWindow
+from quasiglobal.errors import InputError
+from quasiglobal.training.schedule import nearest
+
+MERGE = "merge@end"
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Windows of full communication as fractions of the run, and whether the models are merged at its end."""
+
+    windows: tuple[tuple[float, float], ...] = ()
+    merges: bool = False
+
+    def steps(self, total: int) -> list[tuple[int, int]]:
+        """The first and last step of each window in a run of this many steps.
+
+        >>> Communication(windows=((0.9, 1.0),)).steps(200)
+        [(181, 200)]
+        """
+        ends = [(nearest(first * total) + 1, nearest(last * total)) for first, last in self.windows]
+        return [(first, last) for first, last in ends if first <= last]
+
+    def around(self, algorithm: Algorithm, total: int) -> Algorithm:
+        """The algorithm with these windows in a run of this many steps."""
+        if self.windows and algorithm.needs.lambda_min_above is not None:
+            raise InputError(f"{type(algorithm).__name__} needs a fixed W; leave out the windows of full communication")
+        windows = self.steps(total)
+        return reduce(lambda base, ends: CompleteWindow(base=base, first=ends[0], last=ends[1]), windows, algorithm)
+
+
+def communication_of(text: str) -> Communication:
+    """Parse a schedule of communication: merge@end, complete@0.9-1.0, or several of them with commas.
+
+    >>> communication_of("complete@0.5-0.6,merge@end")
+    Communication(windows=((0.5, 0.6),), merges=True)
+    """
+    windows, merges = [], False
+    for part in filter(None, text.split(",")):
+        window = re.fullmatch(r"complete@([\d.]+)-([\d.]+)", part)
+        if part == MERGE:
+            merges = True
+        elif window is None or not 0 <= (first := _number(window[1])) < (last := _number(window[2])) <= 1:
+            raise InputError(
+                f"communication is {MERGE}, or complete@FROM-TO with fractions of the run 0 <= FROM < TO <= 1, "
+                f"such as complete@0.9-1.0, got {part!r}"
+            )
+        else:
+            windows.append((first, last))
+    return Communication(tuple(windows), merges)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0

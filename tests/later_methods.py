@@ -1,0 +1,9 @@
+"""Algorithms after 2021, for which the fast tests run less than for the others."""
+
+LATER = (
+    "momentum-tracking", "ed", "edm", "decentlam", "gossip-pga", "gut", "qg-gut", "k-gt", "led", "proxskip", "gt-nsgdm",
+    "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "diloco",
+)
+
+TWINS = ("ed", "gut", "led", "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm")
+"""Algorithms that share large parts of their code with one that runs all fast tests."""
