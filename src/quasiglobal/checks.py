@@ -86,8 +86,11 @@ def _pairs(first: int) -> NDArray[np.float64]:
     return np.asarray(pairs)
 
 
-GRAPHS = (topology.ring(N := 6).lazy(), topology.one_peer_exponential(N))
-"""A fixed symmetric graph that meets every method's needs of W, and a directed, time-varying graph."""
+GRAPHS = (topology.ring(N := 6).lazy(), topology.equidyn(N))
+"""A fixed symmetric graph that meets every method's needs of W, and a directed graph that is drawn at each step."""
+
+DIRECTED = (GRAPHS[0], topology.one_peer_exponential(N))
+"""The same, and a directed, time-varying graph that repeats, for messages per edge."""
 
 UNDIRECTED = (GRAPHS[0], topology.from_matrices([_pairs(0), _pairs(1)]))
 """The same, and a time-varying graph: each node with its left neighbour, then with its right neighbour."""
@@ -99,7 +102,13 @@ TREES = (topology.from_graph(nx.path_graph(N)), topology.from_graph(nx.full_rary
 def graphs(algorithm: Algorithm) -> tuple[Topology, ...]:
     """The graphs to check an algorithm on."""
     needs = algorithm.needs
-    return TREES if needs.tree else UNDIRECTED if needs.undirected else GRAPHS
+    if needs.tree or needs.undirected:
+        return TREES if needs.tree else UNDIRECTED
+    try:
+        per_edge = traffic(algorithm).per_edge
+    except Exception:                                       # the checks say what is broken
+        per_edge = False
+    return DIRECTED if per_edge else GRAPHS
 
 
 STEPS = 30
@@ -254,12 +263,18 @@ class RenamingSimulator(Simulator):
         return super().sample(fraction, draw)[ORDER]
 
 
+def _renamed(graph: Topology, t: int) -> Any:
+    """W(t) of the graph with permuted nodes."""
+    return graph.weights(t)[ORDER.numpy()][:, ORDER.numpy()]
+
+
 def check_permutation(algorithm: Algorithm) -> None:
     """Permuting the nodes permutes the result."""
-    p, index = problem(), ORDER.numpy()
+    p = problem()
     permuted = Problem(p.centre[ORDER], p.curvature[ORDER], p.x0[ORDER])
     for graph in graphs(algorithm):
-        renamed = topology.from_matrices([W[index][:, index] for W in graph.matrices])
+        matrices = [_renamed(graph, t) for t in range(1, (graph.period or STEPS) + 1)]
+        renamed = topology.from_matrices(matrices)
         result = run(algorithm, permuted, renamed, engine=RenamingSimulator(renamed))
         if differ(run(algorithm, p, graph).history[:, ORDER], result.history):
             raise Broken("the result depends on the order of the nodes; combine rows by mix and mean only")

@@ -40,10 +40,14 @@ def test_every_algorithm_is_the_same_over_processes(names):
     compare(2, [(name, "ring:8") for name in names])
 
 
-@pytest.mark.filterwarnings("ignore:.* needs a fixed", "ignore:D2 needs")
+@pytest.mark.filterwarnings("ignore:.* needs a fixed", "ignore:D2 needs", "ignore:W of .*epidemic")
 def test_time_varying_and_directed_graphs_are_too():
     names = ("dsgd", "qg-dsgdm-n", "dsgdm-n-gt", "slowmo", "mimelite", "push-diging:sums=true,beta=0.9")
-    compare(4, [(name, "one-peer-exponential:8") for name in names])
+    random = (
+        ("qg-dsgdm-n", "epidemic:8:2"), ("dsgdm-n-gt", "every:2/equidyn:8"), ("slowmo", "matching:7"),
+        ("sgp", "equidyn:8"),
+    )
+    compare(4, [*((name, "one-peer-exponential:8") for name in names), *random])
 
 
 @pytest.mark.filterwarnings("ignore:.*loses its exactness")

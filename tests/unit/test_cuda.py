@@ -64,6 +64,18 @@ def test_fused_steps_equal_the_cpu(algorithm, monkeypatch):
     assert any(program is not None for program in there.bands.bands[0].programs.values()) == (algorithm != "mimelite")
 
 
+@pytest.mark.parametrize("how", ["kernel", "fused", "plain", "lost messages"])
+def test_a_captured_step_finds_the_weights_that_are_drawn_for_it(how, monkeypatch):
+    monkeypatch.setattr("quasiglobal.training.program.WORTH_FUSING", 0 if how == "fused" else float("inf"))
+    if how != "kernel":
+        monkeypatch.setattr("quasiglobal.engines.band.step_kernel", without_kernel)
+    experiment = replace(SHORT, topology="matching:5", drop=0.3 if how == "lost messages" else 0.0)
+    there, here = (trained(experiment, device, seeds=(0, 1)) for device in ("cuda", "cpu"))
+    torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
+    kinds = {type(program) is StepKernel for program in there.bands.bands[0].programs.values()}
+    assert kinds == {how == "kernel"}
+
+
 @pytest.mark.parametrize("how", ["kernel", "fused", "plain"])
 def test_algorithms_step_on_their_own_rows(how, monkeypatch):
     monkeypatch.setattr("quasiglobal.training.program.WORTH_FUSING", 0 if how == "fused" else float("inf"))
@@ -88,7 +100,8 @@ def test_a_deep_network_learns_the_same_as_on_the_cpu(norm):
         torch.testing.assert_close(there.state.buffers[name].cpu(), value, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("topology", ["one-peer-exponential:4", "ring:5"])
+@pytest.mark.filterwarnings("ignore:W of .*epidemic")
+@pytest.mark.parametrize("topology", ["one-peer-exponential:4", "ring:5", "equidyn:5", "every:2/epidemic:5:2"])
 def test_each_phase_and_period_has_its_own_graph(topology):
     there, here = (
         trained(replace(SHORT, topology=topology, algorithm="slowmo:tau=3"), device, seeds=(0, 1))

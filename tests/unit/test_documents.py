@@ -69,6 +69,11 @@ def test_the_table_of_algorithms_is_the_programs(capsys):
     assert capsys.readouterr().out in (ROOT / "docs" / "algorithms.md").read_text()
 
 
+def test_the_table_of_topologies_is_what_the_command_prints(capsys):
+    explain.topology(markdown=True)
+    assert capsys.readouterr().out in (ROOT / "docs" / "topologies.md").read_text()
+
+
 def test_the_readmes_results_are_the_demos():
     with open(ROOT / "docs" / "figures" / "demo.csv") as file:
         for row in csv.DictReader(file):

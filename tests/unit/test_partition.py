@@ -3,9 +3,9 @@ import pytest
 import torch
 
 import quasiglobal as qg
+from quasiglobal.common.randomness import generator
 from quasiglobal.data.batches import Owner, Plan
 from quasiglobal.data.partition import class_counts, dirichlet, fingerprint, heterogeneity, split
-from quasiglobal.data.randomness import generator
 
 LABELS = np.random.default_rng(0).integers(0, 10, 5000)
 

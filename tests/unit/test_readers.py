@@ -9,9 +9,9 @@ import torch
 from data_files import NAMES, RNG, dump, python2_pickle, write_cifar, write_fashion, write_imagenet32, write_images
 from PIL import Image
 
+from quasiglobal.common.randomness import generator
 from quasiglobal.data import sources as datasets
 from quasiglobal.data.dataset import moments
-from quasiglobal.data.randomness import generator
 from quasiglobal.data.readers import folders, pickles
 
 pytestmark = pytest.mark.usefixtures("no_data_here")

@@ -92,7 +92,7 @@ def check(chosen, graph="ring:5", lr=None, steps=4):
     return list(band.programs.values())
 
 
-GRAPHS = ("ring:5", "one-peer-exponential:4", "every:2/torus:9")
+GRAPHS = ("ring:5", "one-peer-exponential:4", "every:2/torus:9", "every:2/equidyn:5")
 OPTIONS = (
     "qg-dsgdm:tau=2", "qg-dsgdm-n:tau=2,released=true", "slowmo:tau=3,buffers=average", "slowmo:base=d2,average=false",
     "dsgdm:sync=momentum,over=all", "dsgdm-n:sync=gradient", "dadam:beta2=0.999", "gossip:base=dmsgd",
@@ -104,6 +104,7 @@ QUICK = {
     ("qg-dsgdm-n", "one-peer-exponential:4"), ("dsgdm-n-gt", "ring:5"), ("dadam", "ring:5"), ("dmsgd", "ring:5"),
     ("sgdm-n", "ring:5"), ("slowmo:tau=3,buffers=average", "one-peer-exponential:4"), ("d2+", "every:2/torus:9"),
     ("qg-dadam", "ring:5"),
+    ("qg-dsgdm-n", "every:2/equidyn:5"),
 }
 """The cases of the fast tests: the interpreter takes a second for each."""
 

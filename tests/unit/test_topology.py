@@ -9,7 +9,8 @@ from quasiglobal.topology import from_graph, from_matrices, parse
 NAMES = [
     "ring:3", "ring:16", "torus:9", "torus:16", "complete:1", "complete:4", "star:2", "star:5", "social",
     "one-peer-exponential:2", "one-peer-exponential:6", "one-peer-exponential:16", "every:4/ring:16",
-    "lazy/torus:16", "every:3/one-peer-exponential:4",
+    "lazy/torus:16", "every:3/one-peer-exponential:4", "chain:2", "tree:6", "hypercube:8", "exponential:6",
+    "erdos-renyi:12:0.4", "erdos-renyi:12:0.4:seed=3", "small-world:12:4:0.2", "k-regular:9:4", "base:7:2",
 ]
 
 
@@ -174,6 +175,20 @@ BAD = {
     "ring:many": "needs a whole number",
     "every:0/ring:4": "every needs a whole number of steps >= 1, and at most 10000 in a period, got 0",
     "every:x/ring:4": "needs a whole number",
+    "hypercube:12": "hypercube needs n = 2^p, got 12; use hypercube(16)",
+    "base:16": "topology 'base:16' needs a whole number of nodes and its other numbers; write base:16:1",
+    "base:4:4": "base needs a number of peers, a whole number from 1 to 3, got 4",
+    "ring:16:2": "ring takes 1 number, got 'ring:16:2'; write ring:16",
+    "k-regular:15:3": "k-regular needs an even number n * peers, got 15 * 3; use one peer or node more",
+    "small-world:16:3:0.1": "small-world needs an even number of peers, got 3; use 2",
+    "erdos-renyi:16:0.01": "is not connected in any of 1000 draws; use a larger probability, such as 0.35",
+    "erdos-renyi:16:p": "topology 'erdos-renyi:16:p' needs a number for chance, as in erdos-renyi:16:0.3",
+    "epidemic:4:9": "epidemic needs a number of peers, a whole number from 1 to 3, got 9",
+    "equidyn:8:sed=1": "unknown option of equidyn 'sed'; did you mean 'seed'?",
+    "equidyn:8:undirected=yes": "undirected must be true or false, got 'yes'",
+    "matching:8:seed=-1": "matching needs a seed",
+    "every:0/matching:8": "every needs a whole number of steps >= 1, got 0",
+    "stl-fw:16:4": "stl-fw:16:4 is made from the nodes' label counts, which only a training knows; use it in qg train",
     "file:/nowhere/graph": "cannot read the edge list /nowhere/graph: No such file",
 }
 
@@ -247,7 +262,7 @@ def test_negative_weights_keep_the_mean_but_are_not_doubly_stochastic(tmp_path):
 def test_your_own_by_its_path():
     assert parse("quasiglobal.topology:social").n == 32
     with pytest.raises(qg.InputError, match="is not a Topology"):
-        parse("quasiglobal.topology:TOLERANCE")
+        parse("quasiglobal.common.mixing:TOLERANCE")
 
 
 def test_a_graph_is_a_topology():

@@ -150,6 +150,8 @@ class Needs(NamedTuple):
     """
 
     doubly_stochastic: bool = True
+    refuses_drift: bool = False
+    """Whether a W that moves the nodes' mean is refused; otherwise it is warned of."""
     lambda_min_above: float | None = None
     """Lower bound on the smallest eigenvalue of W; if set, W must also be fixed and symmetric."""
     undirected: bool = False

@@ -45,7 +45,7 @@ class D2(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(lambda_min_above=-1 / 3, loss="harmed")
+        return Needs(refuses_drift=True, lambda_min_above=-1 / 3, loss="harmed")
 
     @property
     def refuses_base(self) -> str | None:

@@ -49,7 +49,7 @@ class ExactDiffusion(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(lambda_min_above=-1 / 3, lazy=True, loss="harmed")
+        return Needs(refuses_drift=True, lambda_min_above=-1 / 3, lazy=True, loss="harmed")
 
     @property
     def refuses_base(self) -> str | None:

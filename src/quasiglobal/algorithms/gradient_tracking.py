@@ -45,7 +45,7 @@ class GradientTracking(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(loss="harmed")
+        return Needs(refuses_drift=True, loss="harmed")
 
     @property
     def refuses_base(self) -> str:

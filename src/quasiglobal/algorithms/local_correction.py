@@ -60,7 +60,7 @@ class KGT(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(loss="harmed")
+        return Needs(refuses_drift=True, loss="harmed")
 
     @property
     def refuses_base(self) -> None:
@@ -103,7 +103,7 @@ class LED(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(lambda_min_above=-1 / 3, lazy=True, loss="harmed")
+        return Needs(refuses_drift=True, lambda_min_above=-1 / 3, lazy=True, loss="harmed")
 
     @property
     def refuses_base(self) -> None:
@@ -138,7 +138,7 @@ class ProxSkip(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(fixed=True, symmetric=True, loss="harmed")
+        return Needs(refuses_drift=True, fixed=True, symmetric=True, loss="harmed")
 
     @property
     def refuses_base(self) -> None:

@@ -50,7 +50,7 @@ class MomentumTracking(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(loss="harmed")
+        return Needs(refuses_drift=True, loss="harmed")
 
     @property
     def refuses_base(self) -> str:

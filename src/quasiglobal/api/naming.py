@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from quasiglobal import algorithms, topology
+from quasiglobal import algorithms
 from quasiglobal.common.fingerprint import fingerprint
 from quasiglobal.common.mixing import entries
 from quasiglobal.common.objects import remember
@@ -14,6 +14,7 @@ from quasiglobal.data.dataset import Dataset
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import BUILT_IN, is_lower, name_of, percent
 from quasiglobal.runs.building import LOSSES
+from quasiglobal.topology.parsing import is_external, parse
 from quasiglobal.training.experiment import Experiment, from_mapping
 from quasiglobal.training.metrics import LOSS
 from quasiglobal.training.task import Task
@@ -90,16 +91,17 @@ def _metric(name: str, metric: Any) -> str:
 
 def _topology(given: Any) -> str:
     """The text from which `topology.parse` returns an equal topology, elsewhere from its stored weights."""
-    if isinstance(given, str) and not topology.is_external(given):
+    if isinstance(given, str) and not is_external(given):
         return given
-    graph = topology.parse(given)
+    graph = parse(given)
     try:
-        if not topology.is_external(graph.name) and topology.parse(graph.name) == graph:
+        if not is_external(graph.name) and parse(graph.name) == graph:
             return graph.name
     except InputError:                                      # its name is not one of ours
         pass
     name = graph.name.removeprefix("file:").rpartition("/")[2]
-    return remember(name, graph.fingerprint, graph, n=graph.n, weights=[entries(W) for W in graph.matrices])
+    weights = {} if graph.period is None else {"weights": [entries(W) for W in graph.matrices]}
+    return remember(name, graph.fingerprint, graph, n=graph.n, **weights)
 
 
 def _partition(task: Task, partition: Any, has_alpha: bool) -> str:

@@ -14,7 +14,7 @@ from quasiglobal.api.running import trained
 from quasiglobal.api.trained import Trained
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.runs.options import Options
-from quasiglobal.topology import Graph
+from quasiglobal.topology.parsing import Graph
 from quasiglobal.training.callbacks import Call
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import checked_callbacks

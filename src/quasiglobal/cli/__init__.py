@@ -42,7 +42,7 @@ GROUPS = {
     "Set up": {
         "check": ("plan", "Estimate the cost of a training and report likely problems."),
         "algorithms": ("explain", "List the algorithms, or explain one."),
-        "topology": ("explain", "Print a topology's spectral properties and traffic."),
+        "topology": ("explain", "List the topologies, or print one's spectral properties and traffic."),
         "data": ("datasets", "List the data sets, or describe one."),
         "partition": ("datasets", "Show how a partition splits the data among nodes."),
         "completion": ("completion", "Install the completion of commands and options in a shell."),

@@ -20,10 +20,10 @@ from quasiglobal.cli.terminal import console, say_written
 from quasiglobal.common.files import replacing
 from quasiglobal.data.sources import SOURCES, TEXT_SOURCES
 from quasiglobal.metrics import BUILT_IN
-from quasiglobal.models import MODELS
-from quasiglobal.models.norms import NORMS
+from quasiglobal.models import MODELS, NORMS
 from quasiglobal.paper.targets import TARGETS
 from quasiglobal.runs.building import LOSSES
+from quasiglobal.topology.parsing import FROM_LABELS, KINDS
 
 Shell = Literal["bash", "zsh", "fish"]
 
@@ -63,7 +63,8 @@ def completion(
 
 DATA = (*SOURCES, *TEXT_SOURCES, "folder:", "csv:")
 TOPOLOGIES = (
-    "ring:", "torus:", "complete:", "star:", "social", "one-peer-exponential:", "file:", "every:", "lazy/",
+    *(f"{name}:" if ":" in kind.example else name for name, kind in (KINDS | FROM_LABELS).items()),
+    "file:", "every:", "lazy/",
 )
 
 VALUES: dict[str, tuple[str, ...]] = {

@@ -13,7 +13,7 @@ from quasiglobal.algorithms import ALGORITHMS, Algorithm, algorithm
 from quasiglobal.checks import check_algorithm
 from quasiglobal.cli.arguments import File, Json, Name, call
 from quasiglobal.cli.listing import Listing, Values, facts_table
-from quasiglobal.cli.tables import topology_facts, topology_values
+from quasiglobal.cli.tables import topology_facts, topology_listing, topology_values
 from quasiglobal.cli.terminal import console, print_json, say_written
 from quasiglobal.engines.costs import COLUMNS, Entry, describe
 from quasiglobal.errors import InputError
@@ -98,21 +98,30 @@ def _explain(name: str, json: bool) -> None:
 
 
 def topology(
-    graph: Annotated[Positional[str], arg(metavar="GRAPH")],
+    graph: Annotated[Positional[str | None], arg(metavar="GRAPH")] = None,
     plot: File | None = None,
     parameters: int = 272_474,
+    markdown: bool = False,
     json: Json = False,
 ) -> None:
-    """Print a topology's spectral properties and traffic, and draw it.
+    """List the topologies, or print one's spectral properties and traffic, and draw it.
 
     Args:
-        graph: ring:16, torus:16, complete:4, star:5, social, one-peer-exponential:16, file:graph.edgelist,
-            every:4/ring:16 (gossip every 4th step), lazy/ring:16 ((I + W)/2).
+        graph: A topology such as ring:16, file:graph.edgelist, every:4/ring:16 (gossip every 4th step) or
+            lazy/ring:16 ((I + W)/2).
         plot: Draw the graph into this file (.png, .svg or .pdf).
         parameters: Number of model parameters, to compute the traffic; by default a ResNet-20's.
+        markdown: Print the list as a Markdown table.
     """
     if parameters < 1:
         raise InputError(f"parameters must be >= 1, got {parameters}")
+    if graph is None:
+        topologies = topology_listing()
+        if markdown and not json:
+            print(markdown_table(list(topologies.columns), topologies.texts()))
+        else:
+            topologies.show(json)
+        return
     chosen = parse(graph)
     sent, values = chosen.bytes_per_step(parameters), topology_values(chosen)
     if json:

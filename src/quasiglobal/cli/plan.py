@@ -28,8 +28,8 @@ from quasiglobal.report import plots
 from quasiglobal.runs import tuning
 from quasiglobal.runs.agreement import has_own_data
 from quasiglobal.runs.estimate import estimate, prepare
-from quasiglobal.topology import parse
 from quasiglobal.training.metrics import number
+from quasiglobal.training.partitions import topology_of
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Check(ExperimentCommand):
 def check(command: Check) -> None:
     """`qg check`."""
     experiment, options = command.experiment, command.options
-    graph = topology_values(parse(experiment.topology))
     with preparing():
-        prepared = prepare(experiment, options)
+        task, experiments = prepare(experiment, options)
+    graph = topology_values(topology_of(task.data, experiment))
     with console.status("timing a few steps"):
-        taken = estimate(*prepared, options)
+        taken = estimate(task, experiments, options)
     own = has_own_data(experiment)
     if own:
         console.print("each owner has its own data: its memory and the time of its tests are not counted")

@@ -21,7 +21,7 @@ from quasiglobal.runs.predict import predict as predictions
 from quasiglobal.runs.score import score
 from quasiglobal.runs.standalone import save_folder
 from quasiglobal.runs.store import read_run
-from quasiglobal.topology import count_nodes
+from quasiglobal.topology.parsing import count_nodes
 
 ModelPath = Annotated[Positional[Path], arg(metavar="MODEL")]
 

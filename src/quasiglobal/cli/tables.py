@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from quasiglobal.cli.listing import Listing, Values
+from quasiglobal.cli.listing import Listing, Text, Values
 from quasiglobal.paper.own_runs import Setting, by_setting
 from quasiglobal.runs.store import Run
 from quasiglobal.topology import Topology
+from quasiglobal.topology.parsing import FROM_LABELS, KINDS, parse
 
 SCORES = ("score", "best", "worst_node", "averaged_model")
 """Keys of a setting's scores."""
@@ -40,7 +41,7 @@ def _compared(one: Setting) -> dict[str, Any]:
 
 
 def topology_values(graph: Topology) -> dict[str, Any]:
-    """A topology's spectral properties; null where they are not defined."""
+    """A topology's spectral properties and traffic; null where they are not defined."""
     degrees = [len(graph.neighbours(i)) for i in range(graph.n)]
     return {
         "topology": str(graph),
@@ -56,13 +57,19 @@ def topology_values(graph: Topology) -> dict[str, Any]:
         "lambda_min": graph.lambda_min,
         "rho": graph.rho,
         "largest_beta": graph.largest_beta,
+        "nu": graph.nu,
+        "exact_after": graph.exact_after,
+        "peers_mean": graph.peers[0],
+        "peers_max": graph.peers[1],
+        "estimated": graph.period is None,
     }
 
 
 def topology_facts(values: Values) -> dict[str, str]:
     """`topology_values` as text."""
     def number_or(key: str, otherwise: str) -> str:
-        return otherwise if values[key] is None else f"{values[key]:.6g}"
+        about = "about " if values["estimated"] else ""
+        return otherwise if values[key] is None else f"{about}{values[key]:.6g}"
 
     fewest, most = values["neighbours_min"], values["neighbours_max"]
     stochastic = "no: there are negative weights" if values["keeps_mean"] else "no: the nodes' mean drifts"
@@ -71,11 +78,55 @@ def topology_facts(values: Values) -> dict[str, str]:
         "nodes n": str(values["nodes"]),
         "edges": f"{values['edges']}, {'undirected' if values['symmetric'] else 'directed'}",
         "neighbours": f"{fewest} to {most}" if fewest < most else str(fewest),
-        "period": str(values["period"]),
+        "peers a step": f"{values['peers_mean']:.6g} on average, at most {values['peers_max']}",
+        "period": "none: drawn at random" if values["period"] is None else str(values["period"]),
+        "exact average": "never" if values["exact_after"] is None else f"after {_steps(values['exact_after'])}",
         "symmetric": "yes" if values["symmetric"] else "no",
         "doubly stochastic": "yes" if values["doubly_stochastic"] else stochastic,
         "λ₂": number_or("lambda_2", "only for a fixed symmetric W"),
         "λ_min": number_or("lambda_min", "only for a fixed symmetric W"),
         "ρ": number_or("rho", "only for a doubly stochastic W"),
+        "ν": number_or("nu", "only for a doubly stochastic W"),
         "largest β in theory": f"{number_or('largest_beta', 'unknown')}  (β/(1 − β) ≤ ρ/21; practice uses 0.9)",
     }
+
+
+def topology_listing() -> Listing:
+    """One row per topology, with the facts of an example."""
+    kinds = {kind.example: kind.summary for kind in (KINDS | FROM_LABELS).values()}
+    known = {kind.example for kind in KINDS.values()}
+    rows = [
+        {"example": example, "summary": summary} | (topology_values(parse(example)) if example in known else {})
+        for example, summary in (kinds | FORMS).items()
+    ]
+
+    def number(key: str) -> Callable[[Values], str]:
+        return lambda row: "" if row.get(key) is None else f"{row[key]:.3g}"
+
+    def peers(row: Values) -> str:
+        mean, most = number("peers_mean")(row), number("peers_max")(row)
+        return mean if mean == most else f"{mean}, at most {most}"
+
+    facts: dict[str, Callable[[Values], str]] = {
+        "peers a step": peers, "ρ": number("rho"), "ν": number("nu"), "exact after": number("exact_after"),
+    }
+
+    def brief(row: Values) -> str:
+        said = [f"{name} {text}" for name, of in facts.items() if (text := of(row))]
+        return "\n".join([row["summary"], *(["; ".join(said)] if said else [])])
+
+    columns: dict[str, Text] = {"topology": "example", **facts, "definition": "summary"}
+    return Listing(rows, columns, folds={"definition": 24}, brief=brief)
+
+
+FORMS = {
+    "file:graph.edgelist": "Links from an edge list or CSV file, with or without weights.",
+    "every:4/ring:16": "Gossip at every 4th step, local steps in between.",
+    "lazy/ring:16": "(I + W)/2: the same neighbours with half the weights.",
+    "package.module:name": "Your own Topology, graph or dict of neighbours, or a function that returns one.",
+}
+"""Topologies that are made of others, or of files and objects."""
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"

@@ -21,7 +21,7 @@ from quasiglobal.common.files import as_line, finite
 from quasiglobal.common.progress import showing
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.runs.utilisation import utilisation
-from quasiglobal.topology import count_nodes
+from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.metrics import Ranking, Record, number, ranking
 
 

@@ -21,7 +21,7 @@ from quasiglobal.runs.launch import launch
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import Run, folders_of
 from quasiglobal.runs.sweep import sweep
-from quasiglobal.topology import count_nodes
+from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment, from_toml
 
 

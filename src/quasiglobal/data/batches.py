@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quasiglobal.common.randomness import generator
 from quasiglobal.data.dataset import Indices
-from quasiglobal.data.randomness import generator
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.common.randomness import generator
 from quasiglobal.data.fresh import Fresh
-from quasiglobal.data.randomness import generator
 from quasiglobal.data.shards import Blank, Shards
 from quasiglobal.errors import InputError
 

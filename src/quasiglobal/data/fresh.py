@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.data.randomness import generator, restored_generators, seed_all
+from quasiglobal.common.randomness import generator
+from quasiglobal.data.randomness import restored_generators, seed_all
 from quasiglobal.errors import InputError
 
 Key = tuple[int, int, int, int]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quasiglobal.common.randomness import generator
 from quasiglobal.data.dataset import Indices
-from quasiglobal.data.randomness import generator
 from quasiglobal.errors import InputError, unknown
 
 GROUP = 10

@@ -9,15 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-
-def generator(*key: int) -> np.random.Generator:
-    """NumPy's Philox generator keyed by integers, such as (seed, node, epoch).
-
-    >>> generator(0, 3, 1).integers(100, size=4).tolist()
-    [96, 36, 56, 32]
-    """
-    # The length is part of the key: NumPy pads with zeros, so (7,) and (7, 0) would be equal.
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence((len(key), *key))))
+from quasiglobal.common.randomness import generator
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class Band:
 
     def kind(self, t: int) -> Hashable:
         """Return the kind of step t; steps of one kind apply the same operations to their tensors."""
-        return self.algorithm.phase(t), (t - 1) % self.engine.topology.period
+        return self.algorithm.phase(t), self.engine.topology.position(t)
 
     def take_kernels(self, other: Band) -> None:
         """Use the kernels of a band that may have another number of runs."""
@@ -59,6 +59,7 @@ class Band:
 
         `fused` compiles any other step to few kernels, which takes seconds for each kind of step.
         """
+        self.engine.refresh(t)
         names, values = list(self.state), list(self.state.values())
         kind = self.kind(t), lr.ndim
         if kind not in self.programs:
@@ -82,7 +83,12 @@ class Band:
         )
 
     def _fused(self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor) -> Callable[..., None] | None:
-        """Return the compiled program for this kind of step; None if the step needs further gradients."""
+        """Return the compiled program for this kind of step; None if the step needs further gradients.
+
+        None too if W is drawn: the compiler may take weights that are no argument for constants.
+        """
+        if self.engine.topology.is_drawn(t):
+            return None
         names = list(self.state)
         step = step_of_tensors(self.engine, self.algorithm, self.weight_decay, t, names)
         outputs, arguments = [0, *range(4, 4 + len(names))], (x, g, time, lr, *self.state.values())

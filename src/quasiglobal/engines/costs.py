@@ -91,6 +91,13 @@ def memory(algorithm: Algorithm) -> Fraction:
     return Fraction(size(large) - size(small), large.nbytes - small.nbytes)
 
 
+def tensors_of_edges(algorithm: Algorithm, graph: Topology) -> int:
+    """Return the number of tensors of a model's size in the state per edge of a node."""
+    engine = Simulator(graph)
+    x = torch.zeros(engine.rows, 1)
+    return sum(value.shape[1] for value in algorithm.init_edges(x, engine.edges(x)).values())
+
+
 def traffic(algorithm: Algorithm) -> Traffic:
     """Return a node's traffic per step, averaged over one cycle of the algorithm's phases."""
     phases = [algorithm.phase(t) for t in range(2, 2 + 2 * LONGEST)]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,6 +60,9 @@ class Host(ABC):
         """Return the algorithm's state before the first step, per node and per edge."""
         if self.shared is not None and self.shared > x.shape[1]:
             raise InputError(f"{self.shared} columns are shared, but x has {x.shape[1]}; share fewer")
+        narrow = x[:, :1]
+        if not algorithm.init_edges(narrow, self.edges(narrow)):
+            return algorithm.init(x)                        # the masks of all columns may be larger than the models
         return algorithm.init(x) | algorithm.init_edges(x, self.edges(x))
 
     def step(
@@ -122,6 +126,9 @@ class Host(ABC):
         self.push_weights(t, like)
         self.wire_key(self.nodes, like.new_zeros(()), 0, 1)
 
+    def refresh(self, t: int) -> None:  # noqa: B027
+        """Write what changes at step t to where a captured step reads it; called before the step."""
+
     @abstractmethod
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Average each tensor with the neighbours' by W(t); `time` is t as a tensor, for a captured step."""
@@ -160,15 +167,17 @@ class Host(ABC):
         return Links(self.topology)
 
     def edges(self, x: Tensor) -> Edges:
-        """Return the neighbours of the nodes here, for models like x."""
+        """Return the neighbours of the nodes here, for models like x.
+
+        If the graph is drawn anew at each step, one slot stands for all neighbours, and `exchange` is refused.
+        """
         key = x.shape[1], x.device
         if key not in self._edges:
-            links = self.links
-            masks = (
-                self._mask(torch.from_numpy(of[list(self.nodes)]).to(x.device), x.shape[1])
-                for of in (links.has_sender, links.has_receiver)
-            )
-            self._edges[key] = Edges(self.topology.n, links.degree, self.topology.period, *masks)
+            n, period = self.topology.n, self.topology.period
+            drawn = np.ones((n, 1), dtype=bool)
+            slots = (drawn, drawn) if period is None else (self.links.has_sender, self.links.has_receiver)
+            masks = (self._mask(torch.from_numpy(of[list(self.nodes)]).to(x.device), x.shape[1]) for of in slots)
+            self._edges[key] = Edges(n, slots[0].shape[1], period or 1, *masks)
         return self._edges[key]
 
     def columns(self, width: int) -> int:
@@ -177,8 +186,8 @@ class Host(ABC):
 
     def push_weights(self, t: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rows of P(t) of the nodes here: their own weights, [nodes, 1], and the others', [nodes, n]."""
-        key = ((t - 1) % self.topology.period, like.dtype, like.device)
-        if key not in self._pushes:
+        key = (self.topology.position(t), like.dtype, like.device)
+        if key not in self._pushes or self.topology.is_drawn(t):
             P, own = torch.from_numpy(column_stochastic(self.topology.weights(t))), list(self.nodes)
             kept = P[own, own][:, None]
             P[own, own] = 0.0

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quasiglobal.algorithms import Needs
+from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology
 
 
@@ -24,8 +25,10 @@ class Links:
     """
 
     def __init__(self, topology: Topology) -> None:
-        self.topology = topology
-        self.union = np.any([_between(W) for W in {id(W): W for W in topology.matrices}.values()], axis=0)
+        if topology.period is None:
+            raise InputError(NO_EDGES.format(topology))
+        self.topology, self.period = topology, topology.period
+        self.union = topology.links()
         self.degree = int(max(self.union.sum(axis=0).max(), self.union.sum(axis=1).max()))
         self.senders, self.has_sender = _slots(self.union, self.degree)
         self.receivers, self.has_receiver = _slots(self.union.T, self.degree)
@@ -49,6 +52,21 @@ class Links:
             for i, s in zip(*np.nonzero(self.active(t)), strict=True)
         ]
         return sorted(found)
+
+
+NO_EDGES = (
+    "messages per edge need edges that stay, but {0} is drawn anew at each step; use a topology that repeats, such as "
+    "one-peer-exponential:{0.n}"
+)
+
+
+def check_push(topology: Topology) -> None:
+    """Raise if a captured step could not know the shares of a push: W is drawn, and its columns do not sum to 1."""
+    if topology.period is None and not topology.keeps_mean:
+        raise InputError(
+            f"a push on a graph that is drawn anew at each step needs a doubly stochastic W, which {topology} has not; "
+            f"use equidyn:{topology.n} or matching:{topology.n}"
+        )
 
 
 def misfit(needs: Needs, topology: Topology) -> str | None:

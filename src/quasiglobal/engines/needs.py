@@ -12,7 +12,7 @@ import numpy as np
 from quasiglobal.algorithms import Algorithm
 from quasiglobal.engines.costs import LONGEST, gossip_steps, traffic
 from quasiglobal.engines.faults import Faults
-from quasiglobal.engines.links import misfit
+from quasiglobal.engines.links import NO_EDGES, misfit
 from quasiglobal.engines.simulator import NO_MEAN
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology
@@ -37,14 +37,21 @@ def check_needs(algorithm: Algorithm, topology: Topology, faults: Faults | None 
 
 def _check_w(algorithm: Algorithm, topology: Topology) -> None:
     needs, name = algorithm.needs, type(algorithm).__name__
+    if topology.period is None and traffic(algorithm).per_edge:
+        raise InputError(NO_EDGES.format(topology))
     if (wrong := misfit(needs, topology)) is not None:
         raise InputError(f"{name} {wrong}")
     if needs.doubly_stochastic and not topology.is_doubly_stochastic:
         effect = "has negative weights" if topology.keeps_mean else "makes the nodes' mean drift to a weighted mean"
-        _warn(f"W of {topology} is not doubly stochastic: it {effect}; use Metropolis weights, as from_graph does")
+        other = "use Metropolis weights, as from_graph does"
+        if topology.period is None:
+            other = f"use matching:{topology.n} or equidyn:{topology.n}"
+        if needs.refuses_drift and not topology.keeps_mean:
+            raise InputError(f"{name} needs a doubly stochastic W, but that of {topology} {effect}; {other}")
+        _warn(f"W of {topology} is not doubly stochastic: it {effect}; {other}")
     bound = needs.lambda_min_above
     fixed, symmetric = (asked or bound is not None for asked in (needs.fixed, needs.symmetric))
-    if (fixed and topology.period > 1) or (symmetric and not topology.is_symmetric):
+    if (fixed and topology.period != 1) or (symmetric and not topology.is_symmetric):
         what = " ".join(word for word, asked in (("fixed", fixed), ("symmetric", symmetric)) if asked)
         _warn(f"{name} needs a {what} W, which {topology} is not: it may diverge; use a fixed undirected graph")
     elif bound is None or needs.allow(topology.lambda_min):
@@ -60,16 +67,15 @@ def _check_w(algorithm: Algorithm, topology: Topology) -> None:
 
 def _check_rounds(algorithm: Algorithm, topology: Topology) -> None:
     """Check that the graphs of a changing topology at which an algorithm with rounds communicates connect all nodes."""
-    tau = getattr(algorithm, "tau", 1)
-    cycle = math.lcm(tau, topology.period)
-    if topology.period == 1 or tau == 1 or cycle > LONGEST:
+    tau, period = getattr(algorithm, "tau", 1), topology.period
+    if period is None or period == 1 or tau == 1 or (cycle := math.lcm(tau, period)) > LONGEST:
         return
-    used = {(t - 1) % topology.period for t in gossip_steps(algorithm, 1 + cycle)}
+    used = {topology.position(t) for t in gossip_steps(algorithm, 1 + cycle)}
     links = np.any([topology.matrices[at] != 0 for at in sorted(used)], axis=0) if used else np.ones((1, 1))
     if not nx.is_strongly_connected(nx.from_numpy_array(links, create_using=nx.DiGraph)):
         _warn(
-            f"{type(algorithm).__name__} with tau = {tau} meets only some of the {topology.period} graphs of "
-            f"{topology}, which do not connect all nodes; use a tau without a common factor with {topology.period}"
+            f"{type(algorithm).__name__} with tau = {tau} meets only some of the {period} graphs of "
+            f"{topology}, which do not connect all nodes; use a tau without a common factor with {period}"
         )
 
 

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quasiglobal.engines.drawn import DrawnWeights
 from quasiglobal.engines.faults import Faults
 from quasiglobal.engines.host import Host
+from quasiglobal.engines.links import check_push
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
@@ -41,6 +43,7 @@ class Simulator(Host):
     ) -> None:
         super().__init__(topology, seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.faults = Faults(drop, churn)
+        self._drawn = DrawnWeights(topology)
         self._deltas: dict[tuple[int, torch.dtype, torch.device], Tensor | None] = {}
         self._sparse: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor] | None] = {}
         self._slots: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
@@ -71,14 +74,29 @@ class Simulator(Host):
         super().prepare(t, like)
         self._neighbours(t, like.dtype, like.device)
         self._delta(t, torch.float64 if self.faults else like.dtype, like.device)
-        for position in range(self.topology.period):        # messages per edge may take the links of any step
+        for position in range(self.topology.period or 0):   # messages per edge may take the links of any step
             self._links_at(position + 1, like.device)
+
+    def refresh(self, t: int) -> None:
+        """Write the weights of step t, if they are drawn, to where a captured step reads them."""
+        self._drawn.prepare(t)
+
+    def drawn(self, t: int, like: Tensor) -> Tensor:
+        """W(t) − I of a random topology, as a tensor that `refresh` overwrites for later steps."""
+        return self._drawn.at(t, like.dtype, like.device)
+
+    def push_weights(self, t: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.topology.is_drawn(t):
+            return super().push_weights(t, like)
+        delta = self.drawn(t, like)                         # P is W
+        return 1 + delta.diagonal()[:, None], delta - torch.diag(delta.diagonal())
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return P v for each tensor, in full precision; what a lost message carries is lost.
 
         If P is W, this is `mix` without faults, with its small rounding error.
         """
+        check_push(self.topology)
         like = tensors[0]
         with full_precision(like.device.type):
             if self.topology.keeps_mean and not self.faults:
@@ -129,7 +147,9 @@ class Simulator(Host):
 
     def _delta(self, t: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """W(t) − I as a tensor, or None for a step without gossip."""
-        key = ((t - 1) % self.topology.period, dtype, device)
+        if self.topology.is_drawn(t):
+            return self._drawn.at(t, dtype, device)
+        key = (self.topology.position(t), dtype, device)
         if key not in self._deltas:
             delta = self.topology.weights(t) - np.eye(self.topology.n)
             self._deltas[key] = torch.from_numpy(delta).to(device, dtype) if delta.any() else None
@@ -152,7 +172,9 @@ class Simulator(Host):
 
     def _neighbours(self, t: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor] | None:
         """Return each node's neighbours in W(t) and their weights, [n, degree]; None if a matrix product is faster."""
-        key = ((t - 1) % self.topology.period, dtype, device)
+        if self.topology.is_drawn(t):
+            return None
+        key = (self.topology.position(t), dtype, device)
         if key not in self._sparse:
             weights = self.topology.weights(t) * (1 - np.eye(self.topology.n))
             degree = int((weights != 0).sum(axis=1).max())
@@ -178,7 +200,7 @@ class Simulator(Host):
 
         The positions are flat, [n · degree]; the others are [n, degree].
         """
-        key = ((t - 1) % self.topology.period, device)
+        key = (self.topology.position(t), device)
         if key not in self._slots:
             links = self.links
             index = (links.senders * links.degree + links.at_sender).reshape(-1)

@@ -105,11 +105,15 @@ class Pass:
         columns = max(1, min(1 << max(0, columns.bit_length() - 1), 16 // size))    # at most 16 bytes in one load
         block = 32 * WARPS * columns
         self.constants = [value.to(x.device) for value in source.constants]
-        self.weights = source.mixes * [torch.from_numpy(engine.topology.weights(t)).to(x.device, x.dtype)]
+        self.weights = source.mixes * [_weights(engine, t, x)]
         self.sizes = (n, padded, d, _shared(engine, x), block, columns)
         self.blocks = -(-d // block)
-        self.any_rows = len(x) > 1 and not source.constants and source.finish is None
-        """Whether the kernel can also run with another number of runs: in one row, a scalar looks like a column."""
+        here = bool(source.constants) or engine.topology.is_drawn(t)
+        self.any_rows = len(x) > 1 and not here and source.finish is None
+        """Whether the kernel can also run with another number of runs, and another engine.
+
+        In one row, a scalar looks like a column. Drawn weights are in the storage of this engine.
+        """
         self.function = _jitted(source.text)
 
     def run(self, arguments: Sequence[Tensor], sums: Sequence[Tensor], compiles: bool = False) -> list[Tensor]:
@@ -172,8 +176,9 @@ def _traced(
     """The step as a graph of ATen operations, traced with tensors that hold no numbers."""
     from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
 
-    traced = TracedEngine(engine, mixes=bool((engine.topology.weights(t) != np.eye(engine.topology.n)).any()))
-
+    graph = engine.topology
+    mixes = graph.is_drawn(t) or bool((graph.weights(t) != np.eye(graph.n)).any())
+    traced = TracedEngine(engine, mixes)
     step = step_of_tensors(traced, algorithm, weight_decay, t, names)
     return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
 
@@ -213,8 +218,14 @@ def _shared(engine: Simulator, x: Tensor) -> int:
 
 def _senders(engine: Simulator) -> list[list[int]]:
     """The nodes that each node receives from at any step: one source for all positions of a topology."""
-    links = np.any([W != 0 for W in engine.topology.matrices], axis=0)
-    return [[j for j in np.flatnonzero(row).tolist() if j != i] for i, row in enumerate(links)]
+    return [np.flatnonzero(row).tolist() for row in engine.topology.links()]
+
+
+def _weights(engine: Simulator, t: int, x: Tensor) -> Tensor:
+    """The weights that the kernel reads, off the diagonal: W, or W − I in the storage of drawn weights."""
+    if engine.topology.is_drawn(t):
+        return engine.drawn(t, x)
+    return torch.from_numpy(engine.topology.weights(t)).to(x.device, x.dtype)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import Literal
 from quasiglobal.paper.outcomes import Outcome
 from quasiglobal.paper.published import ColumnLabel, Score
 from quasiglobal.report.noise import Sample, difference, paired, tolerance
-from quasiglobal.topology import count_nodes
+from quasiglobal.topology.parsing import count_nodes
 
 PAPER_SEEDS = 3
 """Number of seeds behind each of the paper's means with a standard deviation."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quasiglobal.data.randomness import generator
+from quasiglobal.common.randomness import generator
 
 
 def gradient_of(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, int], Tensor]:

@@ -14,7 +14,7 @@ from quasiglobal.data.sources import named
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.loading import data_of
-from quasiglobal.topology import count_nodes
+from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 

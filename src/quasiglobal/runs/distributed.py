@@ -22,7 +22,7 @@ from quasiglobal.runs.options import Options
 from quasiglobal.runs.own_objects import check_objects
 from quasiglobal.runs.participant import Participant, Seat
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched
-from quasiglobal.topology import count_nodes
+from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 

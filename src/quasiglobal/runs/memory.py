@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,13 @@ from torch.utils._pytree import tree_leaves
 from quasiglobal.algorithms import algorithm
 from quasiglobal.common.memory import USABLE, free_bytes, is_out_of_memory
 from quasiglobal.engines.capture import release
-from quasiglobal.engines.simulator import Simulator
+from quasiglobal.engines.costs import tensors_of_edges, traffic
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.one_model import arguments
 from quasiglobal.gradients.precision import PRECISIONS
-from quasiglobal.topology import count_nodes, parse
+from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.partitions import topology_of
 from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task
 
@@ -39,7 +41,7 @@ def runs_that_fit(task: Task, experiments: Sequence[Experiment], device: torch.d
     """
     if len(experiments) == 1:
         return 1
-    largest, free = max(experiments, key=_state), free_bytes(device)
+    largest, free = max(experiments, key=partial(_state, task)), free_bytes(device)
     by_bound = int(USABLE * free // bytes_of_run(task, largest))
     if by_bound >= len(experiments) or device.type != "cuda":
         return max(1, by_bound)
@@ -71,7 +73,7 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
         module(*given, **named)
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     activations = sum(size for place, size in kept.items() if place not in own) * experiment.batch // tried
-    tensors = 1 + _state(experiment) + COPIES
+    tensors = 1 + _state(task, experiment) + COPIES
     return count_nodes(experiment.topology) * (activations + parameters * dtype.itemsize * tensors)
 
 
@@ -144,9 +146,11 @@ def _measured(task: Task, experiment: Experiment, device: torch.device, **how: A
     return shared, max(1, peak - shared)
 
 
-def _state(experiment: Experiment) -> int:
+def _state(task: Task, experiment: Experiment) -> int:
     """Number of state tensors of a node, each as large as a model."""
-    chosen, engine = algorithm(experiment.algorithm), Simulator(parse(experiment.topology))
-    x = torch.zeros(engine.rows, 1)
-    per_edge = sum(value.shape[1] for value in chosen.init_edges(x, engine.edges(x)).values())
-    return len(chosen.init(x)) + 4 * per_edge             # the state, what is sent, what comes, and its masked copy
+    chosen = algorithm(experiment.algorithm)
+    tensors = len(chosen.init(torch.zeros(1, 1)))
+    if not traffic(chosen).per_edge:
+        return tensors
+    per_edge = tensors_of_edges(chosen, topology_of(task.data, experiment))
+    return tensors + 4 * per_edge                           # the state, what is sent, what comes, and its masked copy

@@ -105,7 +105,7 @@ class Participant:
             seconds = self.options.checkpoint_seconds
             saving = Saving(seconds, noted)
             if shared:
-                apart, steps = len(self.seat.hosted) * self.engine.topology.period, self.program.feed.steps_per_epoch
+                apart, steps = len(self.seat.hosted) * self.engine.topology.rounds, self.program.feed.steps_per_epoch
                 saving = AgreedSaving(seconds, noted, self.runs[0].folder, apart, steps)
             share = WriteParts(self.parts, self.engine, leave_tested=shared)
             loop = Loop(

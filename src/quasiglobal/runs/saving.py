@@ -74,13 +74,13 @@ class AgreedSaving(Saving):
     """Decides jointly for all processes that share the run folder, through a file in it.
 
     A process that is due to save or stop writes into the file an epoch that no process has reached yet. All processes
-    read the file after every epoch, and save after the epochs in it. Neighbours are at most one period of the topology
-    apart, since each waits for the other's message. So p processes are at most p periods apart: less than `lead`
+    read the file after every epoch, and save after the epochs in it. Neighbours are at most `Topology.rounds` steps
+    apart, since each waits for the other's message. So p processes are at most p times as far apart: less than `lead`
     epochs. If that is long, as with many local steps, the epochs that the others have measured tell more.
     """
 
     def __init__(self, seconds: float, noted: list[int], run: Path, steps_apart: int, steps_per_epoch: int) -> None:
-        """`steps_apart`: the number of processes times the period of the topology."""
+        """`steps_apart`: the number of processes times the rounds of the topology."""
         super().__init__(seconds, noted)
         self.run, self.path = run, plan_path(run)
         self.lead = 1 + math.ceil(steps_apart / steps_per_epoch)

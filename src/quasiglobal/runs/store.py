@@ -22,7 +22,7 @@ from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts, parts_of, records_of
-from quasiglobal.topology import count_nodes, is_external, parse
+from quasiglobal.topology.parsing import count_nodes, is_external, parse
 from quasiglobal.training.experiment import Experiment, from_mapping, setting, stored
 from quasiglobal.training.metrics import Ranking, Record, last_and_best, ranking
 

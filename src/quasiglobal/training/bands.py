@@ -19,9 +19,9 @@ from quasiglobal.engines.needs import check_needs
 from quasiglobal.engines.simulator import NO_MEAN, Simulator
 from quasiglobal.engines.wire import checked_wire
 from quasiglobal.errors import InputError
-from quasiglobal.topology import parse
+from quasiglobal.topology import Topology
 from quasiglobal.training.communication import communication_of
-from quasiglobal.training.experiment import Experiment, steps_alike
+from quasiglobal.training.experiment import Experiment
 
 EngineFactory = Callable[..., Host]
 """(topology, seeds=, shared=, rounded=, and drop= or churn= if not 0, wire= if it compresses) → an engine."""
@@ -35,18 +35,21 @@ class Bands:
     """The bands of all experiments, in row order."""
 
     def __init__(
-        self, experiments: Sequence[Experiment], epochs: Sequence[int], shared: int, engine: EngineFactory = Simulator
+        self, experiments: Sequence[Experiment], topologies: Sequence[Topology], epochs: Sequence[int], shared: int,
+        engine: EngineFactory = Simulator,
     ) -> None:
         """`epochs` are those that each experiment has completed; `shared` leading columns of a row are communicated."""
         self.bands: list[Band] = []
         self.firsts: list[int] = []
         """The first experiment of each band."""
-        alike = [(steps_alike(one), done) for one, done in zip(experiments, epochs, strict=True)]
+        algorithms = [algorithm(one.algorithm) for one in experiments]     # equal, whatever their spelling
+        alike = list(zip(algorithms, topologies, epochs, strict=True))
         for _, places in groupby(range(len(experiments)), key=alike.__getitem__):
             group = list(places)
             first = self.bands[-1].rows.stop if self.bands else 0
             self.firsts.append(group[0])
-            self.bands.append(_band([experiments[place] for place in group], shared, engine, first))
+            chosen = [experiments[place] for place in group]
+            self.bands.append(_band(chosen, topologies[group[0]], shared, engine, first))
         self.engine = self.bands[0].engine
         self.rows = self.bands[-1].rows.stop
         self.communication = communication_of(experiments[0].communication)
@@ -104,6 +107,11 @@ class Bands:
         """Key that is equal for steps with the same operations on the same tensors; `t` is each experiment's step."""
         return tuple(band.kind(t[first]) for band, first in zip(self.bands, self.firsts, strict=True))
 
+    def refresh(self, t: Sequence[int]) -> None:
+        """Write what changes at step `t[r]` of experiment r to where a captured step reads it."""
+        for band, first in zip(self.bands, self.firsts, strict=True):
+            band.engine.refresh(t[first])
+
     def step(
         self, x: Tensor, g: Tensor, t: Sequence[int], time: Sequence[Tensor], lr: Tensor,
         full_gradient: RowGradient, gradient: RowGradient, in_place: bool, fused: bool,
@@ -148,10 +156,10 @@ class Bands:
             }
 
 
-def _band(group: Sequence[Experiment], shared: int, engine: EngineFactory, first: int) -> Band:
+def _band(group: Sequence[Experiment], graph: Topology, shared: int, engine: EngineFactory, first: int) -> Band:
     """The band of experiments with the same algorithm and topology; `first` is its first row."""
     experiment = group[0]
-    chosen, graph = algorithm(experiment.algorithm), parse(experiment.topology)
+    chosen = algorithm(experiment.algorithm)
     check_needs(chosen, graph, Faults(experiment.drop, experiment.churn), alike=experiment.data_alike)
     faults = {what: p for what in ("drop", "churn") if (p := getattr(experiment, what))}
     windows = communication_of(experiment.communication).windows

@@ -9,7 +9,7 @@ import hashlib
 import json
 import tomllib
 import typing
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from quasiglobal.engines.wire import wire_of
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.models.language.adapters import rank_of
 from quasiglobal.models.language.loading import PREFIX
-from quasiglobal.topology import count_nodes, parse
+from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.communication import communication_of
 from quasiglobal.training.schedule import check_schedule, scaled_lr
 
@@ -51,7 +51,7 @@ class Experiment:
     algorithm: str = "qg-dsgdm-n"
     """Algorithm with options, such as qg-dsgdm-n:mu=0.5; `qg algorithms` lists all."""
     topology: str = "ring:16"
-    """Communication graph, by name or as a CSV file of links; `qg topology ring:16` describes a graph."""
+    """Communication graph, by name or as a CSV file of links; `qg topology` lists and describes graphs."""
     partition: str = "dirichlet"
     """Data split: dirichlet, dirichlet-plain, iid, shards:K, by:COLUMN, or whole (every node has all data)."""
     alpha: float = 0.1
@@ -228,11 +228,6 @@ def together(experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:
 def program_key(experiment: Experiment) -> str:
     """Key that is equal for experiments that can be rows of one program, as far as known without the data."""
     return json.dumps(_in_common(experiment), sort_keys=True)
-
-
-def steps_alike(experiment: Experiment) -> Hashable:
-    """Key that is equal for experiments with the same algorithm and topology, independent of their spelling."""
-    return algorithm(experiment.algorithm), parse(experiment.topology)
 
 
 def step_order(experiment: Experiment) -> tuple[str, str]:

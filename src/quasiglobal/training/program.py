@@ -27,7 +27,7 @@ from quasiglobal.training.experiment import Experiment, together
 from quasiglobal.training.feed import Feed
 from quasiglobal.training.metrics import Measures, average, measures_of_all, measures_of_models
 from quasiglobal.training.networks import Networks
-from quasiglobal.training.partitions import partition_of
+from quasiglobal.training.partitions import partition_of, topology_of
 from quasiglobal.training.rows import NamedRows, buffers_of, named_rows, state_of
 from quasiglobal.training.task import Task
 
@@ -110,9 +110,10 @@ class Program:
     def _lay_out(self, experiments: Sequence[Experiment], epochs: Sequence[int]) -> None:
         """Assign the rows to experiments."""
         self.experiments = together(experiments)
-        self.bands = Bands(self.experiments, epochs, self.layout.shared, *self._engine_factory)
-        self.engine = self.bands.engine
         self.partitions = [partition_of(self.task.data, one) for one in self.experiments]
+        topologies = [topology_of(self.task.data, one) for one in self.experiments]
+        self.bands = Bands(self.experiments, topologies, epochs, self.layout.shared, *self._engine_factory)
+        self.engine = self.bands.engine
         self.feed.assign(self.experiments, self.partitions, self.engine.nodes, epochs)
         self.bands.schedule(self.steps)
 
@@ -195,6 +196,7 @@ class Program:
             if self._runner is None:
                 self._step(t, *shape)
             else:
+                self.bands.refresh(t)
                 self._runner((*self.bands.kind(t), shape), partial(self._step, t, *shape))
 
     def sums(self) -> tuple[list[list[float]], list[list[float]]]:

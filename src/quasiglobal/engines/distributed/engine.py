@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import cached_property
 from multiprocessing.util import Finalize
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,12 +19,16 @@ from quasiglobal.engines.distributed.edge import Moment
 from quasiglobal.engines.distributed.gloo import Group, Meeting, Store, open_group
 from quasiglobal.engines.distributed.membership import Membership
 from quasiglobal.engines.host import Host
+from quasiglobal.engines.links import check_push
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
 from quasiglobal.topology import Topology
 
 log = logging.getLogger("quasiglobal")
+
+Sent = dict[int, tuple[list[int], list[int]]]
+"""For each neighbouring process: local indices of nodes to send, and nodes to receive."""
 
 Slots = tuple[Tensor, Tensor]
 """Index of messages per edge: places of nodes, and slots."""
@@ -75,6 +80,7 @@ class Distributed(Host):
         self._at_exit: Finalize | None = None
         self._latest: Tensor | None = None
         self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
+        self._sent_and_wanted: dict[int, Sent] = {}
         self.members = Membership(
             self._store, rank, self._neighbouring_processes(), timeout=timeout, host=host,
             agreement=f"{experiment} {topology.fingerprint}".encode(), model_here=self._mean_here,
@@ -142,6 +148,7 @@ class Distributed(Host):
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Send, receive, and add what came, weighted by P(t)."""
+        check_push(self.topology)
         cut = [self.by_run(v) for v in tensors]
         own = torch.cat(cut, dim=2)
         told = self.told(own)
@@ -163,7 +170,7 @@ class Distributed(Host):
         own = torch.cat([v[..., :width] for v, width in zip(messages, widths, strict=True)], dim=2)
         told = self.told(own).view(runs, k, degree, -1).permute(1, 2, 0, 3)
         came, arrived = torch.zeros_like(told), torch.zeros(k, degree, dtype=torch.bool)
-        routes = dict(self._routes[((t if at is None else at) - 1) % self.topology.period])
+        routes = dict(self._routes[self.topology.position(t if at is None else at)])
         out, into = routes.pop(self.rank)
         came[into], arrived[into] = told[out], True
         sent = {there: self._buffer(told[out]) for there, (out, _) in routes.items() if len(out[0])}
@@ -234,7 +241,7 @@ class Distributed(Host):
 
         `raw` rows may hold any bits.
         """
-        messages = self._messages[(t - 1) % self.topology.period]
+        messages = self._messages(t)
         copies: dict[tuple[int, ...], Tensor] = {}          # one buffer for neighbours that receive the same rows
         sent: dict[int, Tensor] = {}
         for there in self.members.neighbours:
@@ -308,8 +315,10 @@ class Distributed(Host):
 
     def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """W(t) − I: [nodes here, nodes here], and a column for each received remote node; rows sum to 0."""
-        key = ((t - 1) % self.topology.period, came, like.dtype, like.device)
+        key = (self._key(t), came, like.dtype, like.device)
         if key not in self._deltas:
+            if self.topology.is_drawn(t):
+                self._deltas.clear()                        # never needed again
             k = len(self.nodes)
             W = torch.from_numpy(self.topology.weights(t))[list(self.nodes)][:, [*self.nodes, *came]]
             W[:, :k].fill_diagonal_(0)
@@ -318,32 +327,32 @@ class Distributed(Host):
             self._deltas[key] = W[:, :k], W[:, k:, None].unbind(dim=1)
         return self._deltas[key]
 
+    def _key(self, t: int) -> int:
+        """Key of the steps with the weights of step t: its position in the period, or the step itself if W is drawn."""
+        return -t if self.topology.is_drawn(t) else self.topology.position(t)
+
     def _neighbouring_processes(self) -> list[int]:
         """The processes that host a neighbour of a node here, in either direction."""
         home = {node: process for process, nodes in enumerate(self.hosted) for node in nodes}
-        from_whom = [set(self.topology.neighbours(i)) for i in range(self.topology.n)]
-        found = {home[j] for i in self.nodes for j in from_whom[i]}
-        found |= {home[i] for i, senders in enumerate(from_whom) if senders & set(self.nodes)}
-        return sorted(found - {self.rank})
+        links = self.topology.links()
+        either = (links | links.T)[list(self.nodes)].any(axis=0)
+        return sorted({home[j] for j in np.flatnonzero(either).tolist()} - {self.rank})
 
-    @cached_property
-    def _messages(self) -> list[dict[int, tuple[list[int], list[int]]]]:
-        """For each step of a period and each neighbour: local indices of nodes to send, and nodes to receive."""
-        periods = []
-        for t in range(1, self.topology.period + 1):
-            from_whom = [set(self.topology.neighbours(i, t)) for i in range(self.topology.n)]
-
-            def needed(nodes: Sequence[int], by: Sequence[int], links: list[set[int]] = from_whom) -> list[int]:
-                return [j for j in nodes if any(j in links[i] for i in by)]
-
-            periods.append({
+    def _messages(self, t: int) -> Sent:
+        """For each neighbour at step t: local indices of nodes to send, and nodes to receive."""
+        key = self._key(t)
+        if key not in self._sent_and_wanted:
+            if self.topology.is_drawn(t):
+                self._sent_and_wanted.clear()
+            links, here = self.topology.links(t), list(self.nodes)
+            self._sent_and_wanted[key] = {
                 there: (
-                    [self.nodes.index(j) for j in needed(self.nodes, self.hosted[there])],
-                    needed(self.hosted[there], self.nodes),
+                    np.flatnonzero(links[list(hosted)][:, here].any(axis=0)).tolist(),
+                    [hosted[k] for k in np.flatnonzero(links[here][:, list(hosted)].any(axis=0)).tolist()],
                 )
-                for there in self.members.neighbours
-            })
-        return periods
+                for there, hosted in ((there, self.hosted[there]) for there in self.members.neighbours)
+            }
+        return self._sent_and_wanted[key]
 
     @cached_property
     def _routes(self) -> list[dict[int, tuple[Slots, Slots]]]:
@@ -351,7 +360,7 @@ class Distributed(Host):
         home = {node: process for process, nodes in enumerate(self.hosted) for node in nodes}
         here = {node: place for place, node in enumerate(self.nodes)}
         periods = []
-        for t in range(1, self.topology.period + 1):
+        for t in range(1, self.links.period + 1):
             messages = self.links.messages(t)
             periods.append({
                 there: (

@@ -1,0 +1,66 @@
+"""Spectral facts of a sequence of mixing matrices: its speed, and the noise that it leaves between the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quasiglobal.common.mixing import TOLERANCE, Matrix
+
+DOUBLINGS = 60
+"""Doublings of a period after which a sequence that has not mixed never does."""
+
+
+def shrinkage(matrices: Sequence[Matrix]) -> Matrix:
+    """The eigenvalues, in rising order, of the mean of (W − J)ᵀ(W − J): the squares λ² for one symmetric W."""
+    J = 1 / len(matrices[0])
+    squares = {id(W): (W - J).T @ (W - J) for W in matrices}
+    mean = sum(squares[id(W)] for W in matrices) / len(matrices)
+    return np.asarray(np.linalg.eigvalsh(mean), dtype=np.float64)
+
+
+def mixing_rate(matrices: Sequence[Matrix]) -> float:
+    """ρ of doubly stochastic W: 1 − λ_max of the mean of (W − J)ᵀ(W − J)."""
+    return min(max(1 - float(shrinkage(matrices)[-1]), 0.0), 1.0)
+
+
+def lasting_noise(matrices: Sequence[Matrix]) -> float:
+    """ν of a sequence of doubly stochastic W that repeats: see `Topology.nu`.
+
+    The covariance of the nodes' distances to their mean, C ← W(C + I − J)Wᵀ, has a limit at each step of the period.
+    """
+    n = len(matrices[0])
+    apart = np.eye(n) - 1 / n
+
+    def step(C: Matrix, W: Matrix) -> Matrix:
+        return C + apart if _is_identity(W) else W @ (C + apart) @ W.T
+
+    P, C = apart, np.zeros((n, n))
+    for W in matrices:                                      # over a period, C ← P C Pᵀ + what it is now
+        P, C = (P if _is_identity(W) else W @ P), step(C, W)
+    for _ in range(DOUBLINGS):
+        if np.abs(P).max() < 1e-12:
+            break
+        P, C = P @ P, C + P @ C @ P.T
+    else:
+        return float("inf")
+    total = 0.0
+    for W in matrices:
+        C = step(C, W)
+        total += float(np.trace(C))
+    return total / (n * len(matrices))
+
+
+def steps_to_consensus(matrices: Sequence[Matrix]) -> int | None:
+    """The first m with W(m) ⋯ W(1) = J; None if there is none in the sequence."""
+    product = np.eye(len(matrices[0]))
+    for m, W in enumerate(matrices, start=1):
+        product = product if _is_identity(W) else W @ product
+        if np.abs(product - 1 / len(W)).max() < TOLERANCE:
+            return m
+    return None
+
+
+def _is_identity(W: Matrix) -> bool:
+    return bool((np.eye(len(W)) == W).all())
