@@ -145,14 +145,17 @@ def test_a_run_that_diverged_leaves_its_program_and_changes_no_other(tmp_path, m
         assert [record["epoch"] for record in run.records()] == [1, 2, 3]
 
 
+@pytest.mark.filterwarnings("ignore:.*reveal")
 def test_waiting_runs_take_the_rows_of_runs_that_end(tmp_path, monkeypatch):
     """Rows are at different epochs then, also after a stop; each run is the same as alone, also its final merge."""
     monkeypatch.setattr("quasiglobal.runs.grouping.runs_that_fit", lambda *_, **how: 2)
     common = replace(SHORT, precision="fp64", topology="lazy/ring:4", warmup=0.0, eval_every=2, steps=2)
     common = replace(common, communication="merge@end")
     names = ("qg-dsgdm-n", "lt-admm:tau=2", "mimelite")     # lt-admm has a state per edge
+    graphs = ("d-cliques:4:2", "lazy/ring:4", "matching:4")     # one of the labels, one that is drawn at each step
     settings = [
-        replace(common, lr=1e12), *(replace(common, algorithm=name) for name in names),
+        replace(common, lr=1e12),
+        *(replace(common, algorithm=name, topology=graph) for name, graph in zip(names, graphs, strict=True)),
         common.with_seed(1),
     ]
     seen = []

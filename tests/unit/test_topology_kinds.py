@@ -1,5 +1,6 @@
 """Graphs that average exactly, graphs that are drawn at each step, and graphs from label counts."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -203,6 +204,32 @@ def test_methods_that_keep_an_exact_mean_refuse_a_graph_that_moves_it():
         run("dsgd-gt")
     with pytest.warns(UserWarning, match="use matching:4 or equidyn:4"):
         run("dsgd")
+
+
+def test_a_push_on_a_random_graph_is_that_of_its_matrices_also_after_lost_messages():
+    graph = topology.equidyn(5)
+    listed = topology.from_matrices([graph.weights(t) for t in range(1, 11)])
+
+    def run(on, drop):
+        target, engine = torch.arange(5.0, dtype=torch.float64)[:, None], Simulator(on, drop=drop)
+        start = torch.zeros(5, 2, dtype=torch.float64)
+        return qg.minimize(lambda x, t: x - target, start, "sgp", on, lr=0.1, steps=10, engine=engine).x
+
+    for drop in (0.0, 0.3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)        # lost messages harm it
+            torch.testing.assert_close(run(graph, drop), run(listed, drop), rtol=0, atol=1e-12)
+
+
+def test_messages_per_edge_need_edges_that_stay():
+    def run(name, graph):
+        qg.minimize(lambda x, t: x, torch.zeros(2), name, graph, lr=0.1, steps=1)
+
+    for name in ("lt-admm", "push-diging:sums=true"):
+        with pytest.raises(qg.InputError, match=r"edges that stay, but matching:4 is drawn .* one-peer-exponential:4"):
+            run(name, "matching:4")
+    with pytest.raises(qg.InputError, match="needs a doubly stochastic W, which epidemic:4:1 has not; use equidyn:4"):
+        run("sgp", "epidemic:4:1")
 
 
 def test_a_function_of_the_step_is_a_topology_that_trainings_take():
