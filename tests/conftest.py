@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 import torch
 
-from later_methods import LATER, TWINS
+from later_methods import CHANNELS, LATER
 
 # The suite runs one process per core; more threads would only compete for the cores.
 torch.set_num_threads(1)
 
 FAST = {
-    "test_checks.py": set(LATER) - set(TWINS),
+    "test_checks.py": {"edm", "proxskip", "k-gt", "relaysgd", "lt-admm", "push-diging", "choco"},
     "test_faults.py": {"edm", "proxskip"},
     "test_properties.py": {"edm", "proxskip"},
     "test_step_kernel.py": {"edm", "proxskip"},
@@ -34,6 +34,6 @@ def pytest_collection_modifyitems(items):
     """Mark the long tests of the other later methods as slow."""
     for item in items:
         values = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        later = {value for value in values if isinstance(value, str)} & set(LATER)
+        later = {value for value in values if isinstance(value, str)} & {*LATER, *CHANNELS}
         if later - FAST.get(item.path.name, later):
             item.add_marker(pytest.mark.slow)

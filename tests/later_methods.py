@@ -5,5 +5,8 @@ LATER = (
     "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "diloco",
 )
 
+CHANNELS = ("relaysgd", "lt-admm", "sgp", "push-diging", "ab", "choco")
+"""Those of them that use channels of their own: messages per edge, pushes, compressed messages."""
+
 TWINS = ("ed", "gut", "led", "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm")
 """Algorithms that share large parts of their code with one that runs all fast tests."""

@@ -40,19 +40,28 @@ def test_every_algorithm_is_the_same_over_processes(names):
     compare(2, [(name, "ring:8") for name in names])
 
 
-@pytest.mark.filterwarnings("ignore:.* needs a fixed", "ignore:D2 needs", "ignore:W of .*epidemic")
+@pytest.mark.filterwarnings("ignore:.* needs a fixed", "ignore:D2 needs")
 def test_time_varying_and_directed_graphs_are_too():
     names = ("dsgd", "qg-dsgdm-n", "dsgdm-n-gt", "slowmo", "mimelite", "push-diging:sums=true,beta=0.9")
-    random = (
-        ("qg-dsgdm-n", "epidemic:8:2"), ("dsgdm-n-gt", "every:2/equidyn:8"), ("slowmo", "matching:7"),
-        ("sgp", "equidyn:8"),
-    )
-    compare(4, [*((name, "one-peer-exponential:8") for name in names), *random])
+    compare(4, [*((name, "one-peer-exponential:8") for name in names), ("dsgdm-n-gt", "every:2/equidyn:8")])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:W of .*epidemic")
+def test_graphs_that_are_drawn_at_each_step_are_too():
+    compare(4, [("qg-dsgdm-n", "epidemic:8:2"), ("slowmo", "matching:7"), ("sgp", "equidyn:8")])
 
 
 @pytest.mark.filterwarnings("ignore:.*loses its exactness")
-def test_lost_messages_have_the_same_effect():
-    names = ("qg-dsgdm-n", "relaysgd:fill=start", "lt-admm:tau=2", "sgp", "push-diging:sums=true,beta=0.9", "ab")
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("qg-dsgdm-n", "lt-admm:tau=2"),
+        pytest.param(("relaysgd:fill=start", "sgp", "push-diging:sums=true,beta=0.9", "ab"), marks=pytest.mark.slow),
+    ],
+    ids=("fast", "others"),
+)
+def test_lost_messages_have_the_same_effect(names):
     compare(4, [(name, "ring:4") for name in names], drop=DROP)
 
 
@@ -60,9 +69,8 @@ def test_models_that_travel_in_16_bits_are_too():
     compare(2, [(name, "ring:8") for name in ("gossip", "dsgdm-n", "dsgdm-n-gt")], rounded=True)
 
 
-@pytest.mark.parametrize(
-    "wire", ["qsgd:4", *(pytest.param(one, marks=pytest.mark.slow) for one in ("topk:0.4", "randk:0.4", "sign"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["qsgd:4", "topk:0.4", "randk:0.4", "sign"])
 def test_compressed_messages_are_too(wire):
     compare(2, [("choco", "ring:4")], wire=wire_of(wire))
 

@@ -88,7 +88,10 @@ def test_the_library_takes_the_reference_path(text, graph):
 
 
 @pytest.mark.filterwarnings("ignore:.*loses its exactness")
-@pytest.mark.parametrize("text", [text for texts in TEXTS.values() for text in texts])
+@pytest.mark.parametrize(
+    "text",
+    [pytest.param(one, marks=pytest.mark.slow if k else ()) for texts in TEXTS.values() for k, one in enumerate(texts)],
+)
 def test_also_when_messages_are_lost(text):
     for graph in FITTING[text.partition(":")[0]]:
         library, path = both(text, GRAPHS[graph], drop=0.3)

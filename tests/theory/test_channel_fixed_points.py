@@ -22,13 +22,13 @@ DIRECTED = qg.topology.from_matrices([LINKS / LINKS.sum(axis=1, keepdims=True)])
     ("name", "graph", "lr", "steps", "drop"),
     [
         ("relaysgd", TREE, 0.1, 500, 0.0),
-        ("relaysgd:fill=start,beta=0.5", TREE, 0.05, 600, 0.0),
-        ("lt-admm:tau=1,beta_a=0.2", RING, 0.1, 700, 0.0),
+        pytest.param("relaysgd:fill=start,beta=0.5", TREE, 0.05, 600, 0.0, marks=pytest.mark.slow),
+        pytest.param("lt-admm:tau=1,beta_a=0.2", RING, 0.1, 700, 0.0, marks=pytest.mark.slow),
         ("lt-admm:tau=1,beta_a=0.2", RING, 0.1, 700, 0.3),
-        ("lt-admm:tau=2,beta_a=0.1,beta=0.5", TREE, 0.1, 1000, 0.3),
+        pytest.param("lt-admm:tau=2,beta_a=0.1,beta=0.5", TREE, 0.1, 1000, 0.3, marks=pytest.mark.slow),
         ("push-diging", DIRECTED, 0.1, 500, 0.0),
         ("push-diging:sums=true,beta=0.5", DIRECTED, 0.05, 800, 0.3),
-        ("ab:beta=0.5", DIRECTED, 0.1, 500, 0.0),
+        pytest.param("ab:beta=0.5", DIRECTED, 0.1, 500, 0.0, marks=pytest.mark.slow),
     ],
 )
 def test_these_methods_reach_the_exact_minimiser_at_every_node(name, graph, lr, steps, drop):

@@ -87,6 +87,7 @@ Where nothing moves, DecentLaM's momentum and DiLoCo's outer momentum are 0. In 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BIASED)
 def test_the_others_rest_near_the_minimiser(name):
     """Tolerance 1e-9 against a linear solve."""
@@ -94,6 +95,7 @@ def test_the_others_rest_near_the_minimiser(name):
     assert distance(name) > 1e-3
 
 
+@pytest.mark.slow
 def test_an_exact_average_now_and_then_reduces_the_bias():
     assert distance("gossip-pga:tau=4") < 0.7 * distance("dsgd")
     assert distance("gut:mu=0.5") < distance("decentlam:beta=0.5") < distance("dfedavgm:beta=0.5,tau=3")
@@ -127,6 +129,7 @@ def test_normalized_tracking_approaches_the_minimiser_as_the_rate_decays():
     assert distance("gt-nsgdm:beta=0.5", lr=harmonic) < 0.02 < distance("dsgd") / 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "lr"), [("decentlam", 0.01), ("gut", 0.05), ("qg-gut", 0.01), ("ed", 0.05)])
 @pytest.mark.filterwarnings("ignore:.* needs a fixed")
 def test_methods_that_need_a_fixed_w_move_away_where_it_changes(name, lr):
