@@ -17,7 +17,7 @@ from quasiglobal.paper.figures.trajectories import NONCONVEX, ROSENBROCK, trajec
 from quasiglobal.paper.toy import rosenbrock, winding_valley
 from quasiglobal.training.metrics import path_length
 
-FAST = ["figure-2d", "figure-topology"]
+FAST = [pytest.param("figure-2d", marks=pytest.mark.slow), "figure-topology"]
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -163,6 +163,7 @@ def test_steps_needed_interpolates_between_horizons():
     assert steps_needed([10, 20, 40], values, 0.1) is None
 
 
+@pytest.mark.slow
 def test_more_nodes_need_fewer_steps_on_the_complete_graph_but_not_on_the_ring():
     made = figure_speedup(sizes=(4, 32), horizons=(64, 128, 256, 512, 1024), level=0.2, repeats=2)
     steps = {(row["topology"], row["n"]): row["steps"] for row in made.rows}

@@ -701,6 +701,7 @@ def test_a_notebook_draws_the_curves():
 # ------------------------------------------------------------------------------------------------ what was once wrong
 
 
+@pytest.mark.slow
 def test_runs_of_one_name_stay_apart_in_tables(tmp_path, capsys):
     for hidden in (4, 8, 16):
         net = nn.Sequential(nn.Linear(3, hidden), nn.Linear(hidden, 2))

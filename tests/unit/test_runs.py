@@ -71,7 +71,10 @@ def test_a_record_has_the_promised_measures(tmp_path):
     assert record["effective_step"] == pytest.approx(record["lr"] / record["weight_norm"] ** 2, rel=1e-2)
 
 
-@pytest.mark.parametrize("algorithms", [["qg-dsgdm-n"], ["d2+", "slowmo:tau=5", "dadam", "mimelite:tau=2"]], ids=str)
+SEVERAL = pytest.param(["d2+", "slowmo:tau=5", "dadam", "mimelite:tau=2"], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("algorithms", [["qg-dsgdm-n"], SEVERAL], ids=str)
 def test_stopped_runs_go_on_bit_for_bit(tmp_path, algorithms):
     """A single run, and several runs as rows of one program."""
     alike = replace(SHORT, topology="lazy/ring:4", lr=0.01, model="cnn", norm="bn", epochs=4)
