@@ -62,6 +62,7 @@ def test_an_overflow_still_mixes_and_keeps_the_state():
         assert steps == 6
 
 
+@pytest.mark.slow
 def test_different_architectures_are_refused():
     assert all("hold another architecture" in error for error in together(2, loops.different, 2))
 
@@ -99,6 +100,7 @@ def test_without_torchrun_it_says_so():
         qg.optim.GossipOptimizer(loops.model().parameters(), "dsgd", "ring:3")
 
 
+@pytest.mark.slow
 def test_nodes_with_different_matrices_of_one_name_do_not_meet():
     for said in together(2, loops.with_own_weights, 2):
         assert re.search(r"nodes \[\d\] hold another architecture, algorithm, topology or base optimizer", said)
@@ -210,12 +212,14 @@ def test_after_an_overflow_the_base_does_not_step_but_the_node_mixes():
     assert close(together(4, loops.scaled_with_base, 4), expected)
 
 
+@pytest.mark.slow
 def test_nodes_with_different_bases_are_refused():
     for said in together(2, loops.other_bases, 2):
         assert len(said) == 3
         assert all("base optimizer" in sentence for sentence in said)
 
 
+@pytest.mark.slow
 def test_a_base_shares_its_groups_and_refuses_foreign_states_and_later_parameters():
     ((shared, said),) = together(1, loops.with_later_changes, 1)
     assert shared == [True] * 3

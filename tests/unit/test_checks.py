@@ -18,7 +18,7 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("name", [*qg.ALGORITHMS, *VARIANTS])
+@pytest.mark.parametrize("name", [*qg.ALGORITHMS, *(pytest.param(one, marks=pytest.mark.slow) for one in VARIANTS)])
 def test_the_battery_passes(name):
     assert qg.check_algorithm(name) == list(CHECKS)
 

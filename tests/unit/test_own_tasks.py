@@ -377,6 +377,7 @@ def test_a_changed_task_is_another_run(tmp_path):
         assert names(qg.Task(model, loss, (x, y)), **how) == set(), how
 
 
+@pytest.mark.slow
 def test_commands_read_the_folders_without_the_objects(tmp_path):
     task = own_tasks.regression()
     def random_parts(targets, n, rng):
