@@ -22,6 +22,7 @@ def over_processes(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", own_training.TASKS)
 def test_a_task_over_processes_is_the_simulators(over_processes, kind):
     (run,) = RunStore.read(over_processes / str(list(own_training.TASKS).index(kind))).runs
@@ -36,6 +37,7 @@ def test_a_task_over_processes_is_the_simulators(over_processes, kind):
     ]
 
 
+@pytest.mark.slow
 def test_a_callback_of_process_0_ends_the_run_of_all(over_processes):
     (run,) = RunStore.read(over_processes / "early").runs
     assert run.status == "finished"

@@ -35,7 +35,7 @@ def dsgd_rests_at(lr, topology=RING):
         ("d2", LAZY, 0.05, 2000),
         ("d2+", LAZY, 0.05, 2000),
         # With momentum on the tracker, a larger lr converges more slowly.
-        ("dsgdm-gt", RING, 0.02, 2500),
+        pytest.param("dsgdm-gt", RING, 0.02, 2500, marks=pytest.mark.slow),
         ("dsgdm-n-gt", RING, 0.02, 2500),
     ],
 )
@@ -62,7 +62,9 @@ Quasi-global momentum is m̂ = 0, since nothing moves: the step is g, or (1 + β
 """
 
 
-@pytest.mark.parametrize(("name", "factor"), STEP_OF_DSGD.items())
+@pytest.mark.parametrize(("name", "factor"), [
+    pytest.param(*item, marks=pytest.mark.slow if "mu=0.5" in item[0] else ()) for item in STEP_OF_DSGD.items()
+])
 def test_the_others_rest_where_dsgd_with_a_larger_step_does(name, factor):
     """Tolerance 1e-9 against a linear solve. The nodes reach neither the minimiser nor consensus."""
     x = at_rest(name).x

@@ -219,6 +219,7 @@ def task_of(experiment):
     return make_task(experiment, load("digits"))
 
 
+@pytest.mark.slow
 def test_in_a_training_it_is_of_the_same_batch():
     """Two bands: each asks for its own rows' part of the batch; the batch is augmented and clipped alike."""
     again, plain = trained_rows("test_channels:SameGradient", "dsgd", clip=0.5)

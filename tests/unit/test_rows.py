@@ -30,6 +30,7 @@ def test_learning_rates_and_partitions_are_rows_too(tmp_path, algorithm):
         assert one.summary.partition == other.summary.partition
 
 
+@pytest.mark.slow
 def test_algorithms_and_topologies_share_the_gradients_and_step_on_their_own_rows(tmp_path):
     common = replace(SHORT, precision="fp64", warmup=0.0, epochs=2)
     names = ["qg-dsgdm-n", "d2+", "mimelite", "sgdm-n", "slowmo:tau=3", "dmsgd"]

@@ -198,6 +198,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     assert not list((run.folder / "checkpoint").glob(".*"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit on the size of files")
 def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):
     words = f"train --model mlp --topology ring:4 --epochs 2 --device cpu --runs {tmp_path / 'runs'}"
