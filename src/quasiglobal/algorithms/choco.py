@@ -12,8 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from quasiglobal.algorithms.base import Needs, Node, State, Wrapper, named, unnamed, zeros
-from quasiglobal.algorithms.local_base import Local, check_local
-from quasiglobal.algorithms.sgd import DSGD, DSGDm
+from quasiglobal.algorithms.local_base import Local, check_local, refuses_optimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +52,7 @@ class Choco(Wrapper):
 
     @property
     def refuses_base(self) -> str | None:
-        plain = self.base in (DSGD(), DSGDm(beta=0.0))
-        return None if plain else "makes the local step by a base of its own"
+        return refuses_optimizer(self.base)
 
     @property
     def follows_messages(self) -> bool:

@@ -26,3 +26,8 @@ def check_local(base: Algorithm, name: str) -> None:
         raise InputError(
             f"the base of {name} makes the local step: dsgd, dsgdm, dsgdm-n (without sync) or dadam, got {base}"
         )
+
+
+def refuses_optimizer(base: Algorithm) -> str | None:
+    """`Algorithm.refuses_base` of a wrapper that averages after the base's step: only a plain step can be replaced."""
+    return None if base in (DSGD(), DSGDm(beta=0.0)) else "makes the local step by a base of its own"

@@ -91,8 +91,7 @@ class PushDIGing(Algorithm):
         return {f"last_{name}": v.new_zeros(*slots, v.shape[1], dtype=torch.float64) for name, v in _parts(x)}
 
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
-        v = torch.lerp(g, state["v"], self.beta)
-        y = state["y"] + v - state["v"]
+        y, v = _tracked(g, state, self.beta)
         moved = descend(x * _weight(state["w"], node), node.lr, y)
         if self.sums:
             (moved, y, w), books = self._summed((moved, y, state["w"]), state, node)
@@ -150,8 +149,7 @@ class AB(Algorithm):
         return zeros(x, "y", "v")
 
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
-        v = torch.lerp(g, state["v"], self.beta)
-        y = state["y"] + v - state["v"]
+        y, v = _tracked(g, state, self.beta)
         return node.mix(descend(x, node.lr, y)), {"y": node.push(y), "v": v}
 
     @property
@@ -169,6 +167,12 @@ class AB(Algorithm):
 
 PARTS = ("x", "y", "w")
 """What Push-DIGing pushes: models, trackers and weights."""
+
+
+def _tracked(g: Tensor, state: State, beta: float) -> tuple[Tensor, Tensor]:
+    """The tracker y after the change of the momentum v, and v."""
+    v = torch.lerp(g, state["v"], beta)
+    return state["y"] + v - state["v"], v
 
 
 def _parts(x: Tensor) -> tuple[tuple[str, Tensor], ...]:

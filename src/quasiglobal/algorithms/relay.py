@@ -14,8 +14,7 @@ from torch import Tensor
 
 from quasiglobal.algorithms.base import Needs, Node, State, Wrapper, named, unnamed
 from quasiglobal.algorithms.edges import Edges
-from quasiglobal.algorithms.local_base import Local, check_local
-from quasiglobal.algorithms.sgd import DSGD, DSGDm
+from quasiglobal.algorithms.local_base import Local, check_local, refuses_optimizer
 from quasiglobal.errors import InputError
 
 
@@ -91,8 +90,7 @@ class RelaySGD(Wrapper):
 
     @property
     def refuses_base(self) -> str | None:
-        plain = self.base in (DSGD(), DSGDm(beta=0.0))
-        return None if plain else "makes the local step by a base of its own"
+        return refuses_optimizer(self.base)
 
     @property
     def follows_messages(self) -> bool:
