@@ -1,4 +1,4 @@
-"""Wrappers of torch.compile and make_fx for fixed shapes."""
+"""Wrappers of torch.compile for fixed shapes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.gradients.recording import recorded
+
 log = logging.getLogger("quasiglobal")
-
-
-class Untraceable(Exception):
-    """Raised by a function that cannot be traced."""
 
 
 def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
@@ -46,8 +44,6 @@ def compiled_in_place(
     reliably than the Python code around them, such as precision switches. A result that is itself an argument is copied
     outside of the program: Inductor removes its clone as redundant and would read the argument after it has changed.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
-
     moved: dict[int, int] = {}
 
     def in_place(*values: Tensor) -> None:
@@ -58,7 +54,7 @@ def compiled_in_place(
             else:
                 moved[at] = source
 
-    program = compiled(make_fx(in_place, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments), backend)
+    program = compiled(recorded(in_place, arguments, values=False), backend)
 
     def call(*values: Tensor) -> None:
         held = {at: values[source].clone() for at, source in moved.items() if at != source}
@@ -75,11 +71,9 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.Graph
     Views become `reshape`, since a compiler may choose other strides than those traced; unless something is written
     into their memory.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
-
     device = arguments[0].device
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):       # tracing runs dropout too
-        program = make_fx(lambda *values: function(*values))(*arguments)
+        program = recorded(function, arguments)
     aten = torch.ops.aten
     reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
     written = _written(program.graph)
@@ -158,4 +152,4 @@ def _writes(node: Any) -> bool:
 
 def _shape(node: Any) -> object:
     """The shape of a traced node's result; the node itself if the result is not a tensor."""
-    return getattr(node.meta.get("tensor_meta") or node.meta.get("val"), "shape", node)
+    return getattr(node.meta.get("val"), "shape", node)

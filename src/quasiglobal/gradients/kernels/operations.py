@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from quasiglobal.gradients.recording import operation
+
 
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None, stride: list[int], padding: list[int],
@@ -44,11 +46,9 @@ def normalise(
     return (y.relu() if relu else y), mean, variance
 
 
-NORMALISE = torch.library.custom_op(
-    "quasiglobal::normalise",
-    lambda *arguments: tuple(value.clone() for value in normalise(*arguments)),
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor bias, Tensor? rest, Tensor[] running, str kind, int groups, float eps, "
+NORMALISE = operation(
+    "normalise(Tensor x, Tensor weight, Tensor bias, Tensor? rest, Tensor[] running, str kind, int groups, float eps, "
     "float momentum, bool relu) -> (Tensor, Tensor, Tensor)",
-)._opoverload
+    lambda *arguments: tuple(value.clone() for value in normalise(*arguments)),
+)
 """`normalise` as one operation of a trace."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import vmap
 
-from quasiglobal.gradients.compiling import Untraceable
+from quasiglobal.gradients.recording import Untraceable
 from quasiglobal.gradients.kernels.functions import Convolution, Normalised, Pooled
 from quasiglobal.gradients.kernels.fusion import (
     COUNT,
@@ -95,7 +95,7 @@ class StackedProgram:
     @property
     def parts(self) -> str:
         """What there is to compile, in words."""
-        count = sum("place" in node.meta or "pools" in node.meta for node in self.program.graph.nodes)
+        count = sum("kernel" in node.meta or "pools" in node.meta for node in self.program.graph.nodes)
         return f"kernels for {count} operations, {len(self.segments)} groups of other operations"
 
     @property

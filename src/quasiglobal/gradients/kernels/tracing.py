@@ -13,6 +13,7 @@ from torch.func import functional_call, functionalize
 
 from quasiglobal.gradients.kernels.operations import NORMALISE
 from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.recording import recorded
 from quasiglobal.gradients.stackable import stackable
 from quasiglobal.models.norms import EvoNormS0
 
@@ -21,8 +22,6 @@ def traced_forward(
     module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
 ) -> fx.GraphModule:
     """Trace to a function of one model's parameters, buffers and inputs."""
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
-
     known = _with_known_norms(module)
 
     def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Any:
@@ -34,7 +33,7 @@ def traced_forward(
 
     first = {name: value[0] for name, value in buffers.items()}
     with torch.enable_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-        return make_fx(functionalize(forward, remove="mutations"))(layout.views(x[0]), first, inputs[0])
+        return recorded(functionalize(forward, remove="mutations"), (layout.views(x[0]), first, inputs[0]))
 
 
 def _with_known_norms(module: nn.Module) -> nn.Module:
@@ -62,13 +61,12 @@ def _batch_norm(part: nn.BatchNorm2d, x: Tensor) -> Tensor:
         return x * scale[:, None, None] + (part.bias - part.running_mean * scale)[:, None, None]
     if part.momentum is None or x.shape[0] * x.shape[2] * x.shape[3] == 1:
         return type(part).forward(part, x)
-    running: list[Tensor] = []
-    if part.running_mean is not None and part.running_var is not None and part.num_batches_tracked is not None:
-        running = [part.running_mean, part.running_var]
-        part.num_batches_tracked.add_(1)
+    tracked = part.running_mean is not None and part.running_var is not None and part.num_batches_tracked is not None
+    running = [part.running_mean, part.running_var] if tracked else []
     y, *after = _operation(x, part, "batch", part.num_features, running, part.momentum)
-    for old, new in zip(running, after, strict=False):
-        old.copy_(new)
+    if tracked:
+        part.running_mean, part.running_var = after
+        part.num_batches_tracked = part.num_batches_tracked + 1
     return y
 
 
