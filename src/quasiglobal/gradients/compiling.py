@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callabl
     Hide the compiler's warnings about TF32, which is off on purpose, its choice of softmax, and its own use of `.grad`.
     """
     program = torch.compile(function, dynamic=False, backend=backend)
+    if backend == "inductor":
+        _leave_workers_at_exit()
 
     def call(*arguments: Any) -> Any:
         with warnings.catch_warnings():
@@ -131,6 +135,19 @@ class Fused:
     def _built(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
         with torch.no_grad():
             return compiled(traced(self.function, tree_map(Tensor.detach, arguments)))
+
+
+@cache
+def _leave_workers_at_exit() -> None:
+    """End the process without a wait of about ten seconds for the compiler's workers, which then end by themselves."""
+    from torch._inductor import async_compile  # registers the wait, which has to be registered before `leave`
+
+    def leave() -> None:
+        for pool in async_compile._pool_set:
+            if process := getattr(pool, "process", None):
+                process.returncode = 0                      # nothing to wait for
+
+    atexit.register(leave)
 
 
 def _written(graph: fx.Graph) -> set[fx.Node]:

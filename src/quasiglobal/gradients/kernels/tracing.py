@@ -1,17 +1,18 @@
-"""Trace one model's forward pass to tensor operations, with each normalisation as one operation."""
+"""Trace one model's forward pass to tensor operations; a linear layer or a normalisation is one operation."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call, functionalize
+from torch.overrides import TorchFunctionMode
 
-from quasiglobal.gradients.kernels.operations import NORMALISE
+from quasiglobal.gradients.kernels.operations import LAYER_NORM, LINEAR, NORMALISE
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.recording import recorded
 from quasiglobal.gradients.stackable import stackable
@@ -27,13 +28,38 @@ def traced_forward(
     def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Any:
         after = {name: value.clone() for name, value in buffers.items()}
         values = parameters | after
-        with stackable(x, everywhere=True):
+        with stackable(x, everywhere=True), _WholeLayers():
             output = functional_call(known, values, (inputs,))
         return output, {name: values[name] for name in after}       # those that `forward` assigned anew
 
     first = {name: value[0] for name, value in buffers.items()}
     with torch.enable_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         return recorded(functionalize(forward, remove="mutations"), (layout.views(x[0]), first, inputs[0]))
+
+
+class _WholeLayers(TorchFunctionMode):
+    """Call `LINEAR` and `LAYER_NORM` instead of PyTorch's functions, which are decomposed."""
+
+    def __torch_function__(
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        own = _linear if function is nn.functional.linear else _layer_norm
+        known = function in (nn.functional.linear, nn.functional.layer_norm)
+        return (own if known else function)(*args, **(kwargs or {}))
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    plain = weight.ndim == 2 and input.ndim > 1
+    return (LINEAR if plain else nn.functional.linear)(input, weight, bias)
+
+
+def _layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    if weight is None or bias is None or len(normalized_shape) > 1:
+        return nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)  # type: ignore[arg-type]
+    return LAYER_NORM(input, weight, bias, eps)
 
 
 def _with_known_norms(module: nn.Module) -> nn.Module:
