@@ -48,6 +48,8 @@ def compiled_in_place(
     reliably than the Python code around them, such as precision switches. A result that is itself an argument is copied
     outside of the program: Inductor removes its clone as redundant and would read the argument after it has changed.
     """
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
+
     moved: dict[int, int] = {}
 
     def in_place(*values: Tensor) -> None:
@@ -58,7 +60,7 @@ def compiled_in_place(
             else:
                 moved[at] = source
 
-    program = compiled(recorded(in_place, arguments, values=False), backend)
+    program = compiled(make_fx(in_place, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments), backend)
 
     def call(*values: Tensor) -> None:
         held = {at: values[source].clone() for at, source in moved.items() if at != source}

@@ -26,8 +26,8 @@ class Untraceable(Exception):
 def recorded(function: Callable[..., Any], arguments: Sequence[Any], values: bool = True) -> fx.GraphModule:
     """Run a function of trees of tensors, and return its ATen operations as a function of the same arguments.
 
-    Each node's `meta["val"]` is a tensor like its result, without values. With `values` false the function itself runs
-    on such tensors: nothing is computed, and tensors that it finds elsewhere are constants of the graph.
+    Each node's `meta["val"]` is a tensor like its result on the device `meta`. With `values` false the function runs on
+    tensors whose elements are one number, which take no memory; it may not write into them.
     """
     leaves, structure = tree_flatten((tuple(arguments), {}))
     recorder = _Recorder(values)
@@ -78,7 +78,7 @@ class _Recorder(TorchDispatchMode):
         """A tensor to call the function with, for a leaf of its arguments."""
         node = self.graph.placeholder(f"arg{len(self.graph.nodes)}")
         if isinstance(leaf, Tensor):
-            leaf = leaf.detach() if self.values else _without_values(leaf)      # each argument is a tensor of its own
+            leaf = leaf.detach() if self.values else _hollow(leaf)              # each argument is a tensor of its own
             self._is_result(leaf, node)
         return leaf
 
@@ -100,9 +100,9 @@ class _Recorder(TorchDispatchMode):
         if function is aten.lift_fresh.default:             # the constant itself must not be changed in place
             function = aten.lift_fresh_copy.default
         node = self.graph.call_function(function, *operands)
-        if not self.values:
-            args, kwargs = tree_map_only(Tensor, _without_values, (args, kwargs))
         result = function(*args, **kwargs)
+        if not self.values:
+            result = tree_map_only(Tensor, _hollow, result)
         if known and torch.Tag.nondeterministic_seeded not in function.tags:
             self.known.add(node)
         self._are_results(result, node)
@@ -136,10 +136,13 @@ class _Recorder(TorchDispatchMode):
         self.nodes[tensor] = node
 
 
+def _hollow(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape and dtype whose elements are one number."""
+    return tensor.new_zeros(()).expand(tensor.shape)
+
+
 def _without_values(tensor: Tensor) -> Tensor:
     """A tensor of the same shape, strides and dtype on the device `meta`."""
-    if tensor.is_meta:
-        return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 

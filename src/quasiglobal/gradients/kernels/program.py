@@ -56,13 +56,13 @@ def stacked_program(
     With `by_kernels` false, vmap executes all operations; by default the kernels are used if Triton runs.
     """
     traced = traced_forward(module, layout, x, buffers, inputs)
-    program = StackedProgram(traced, layout, x, _triton_runs(x) if by_kernels is None else by_kernels)
+    program = StackedProgram(traced, layout, x, triton_runs(x) if by_kernels is None else by_kernels)
     if program.strided and program.convolves:
         raise Untraceable(f"{program.strided} depends on the memory layout of tensors")
     return program if program.gains else None
 
 
-def _triton_runs(x: Tensor) -> bool:
+def triton_runs(x: Tensor) -> bool:
     """Whether Triton runs: on a GPU, or in its interpreter, which the tests use."""
     return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
