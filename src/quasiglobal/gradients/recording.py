@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 aten = torch.ops.aten
@@ -49,20 +49,20 @@ def is_recording() -> bool:
 def operation(schema: str, function: Callable[..., Any]) -> Any:
     """Define an operation of graphs, computed by `function`; `torch.library.custom_op` would import the compiler."""
     name = schema.partition("(")[0]
-    OPERATIONS.define(schema)
-    OPERATIONS.impl(name, function, "CompositeExplicitAutograd")
+    OPERATIONS.define(schema)  # type: ignore[no-untyped-call]
+    OPERATIONS.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     return getattr(torch.ops.quasiglobal, name).default
 
 
-OPERATIONS = torch.library.Library("quasiglobal", "DEF")
+OPERATIONS = torch.library.Library("quasiglobal", "DEF")  # type: ignore[no-untyped-call]
 """Holds the definitions as long as the process runs."""
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Add a node to a graph for each operation below autograd, vmap and autocast."""
 
     def __init__(self, values: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph, self.root, self.values = fx.Graph(), nn.Module(), values
         self.nodes = WeakTensorKeyDictionary()
         """The node whose result a tensor is."""
@@ -91,8 +91,7 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         operands = self.nodes_of((args, kwargs))
-        sources = _nodes_in(operands)
-        known = all(node in self.known for node in sources)
+        known = all(one in self.known for one in tree_leaves(operands) if isinstance(one, fx.Node))
         if torch.Tag.data_dependent_output in function.tags:
             if known and self.values:
                 return function(*args, **kwargs)
@@ -144,9 +143,3 @@ def _hollow(tensor: Tensor) -> Tensor:
 def _without_values(tensor: Tensor) -> Tensor:
     """A tensor of the same shape, strides and dtype on the device `meta`."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def _nodes_in(operands: Any) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    fx.node.map_arg(operands, lambda node: found.append(node) or node)
-    return found

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import vmap
 
-from quasiglobal.gradients.recording import Untraceable
 from quasiglobal.gradients.kernels.functions import Convolution, LayerNormed, Normalised, Pooled
 from quasiglobal.gradients.kernels.fusion import (
     COUNT,
@@ -39,6 +38,7 @@ from quasiglobal.gradients.kernels.operations import LAYER_NORM, LINEAR, NORMALI
 from quasiglobal.gradients.kernels.segments import CompiledSegments, Segment, segments
 from quasiglobal.gradients.kernels.tracing import traced_forward
 from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.recording import Untraceable
 
 aten = torch.ops.aten
 

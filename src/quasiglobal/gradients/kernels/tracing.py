@@ -58,7 +58,7 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Any:
     if weight is None or bias is None or len(normalized_shape) > 1:
-        return nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)  # type: ignore[arg-type]
+        return nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
     return LAYER_NORM(input, weight, bias, eps)
 
 
@@ -87,17 +87,17 @@ def _batch_norm(part: nn.BatchNorm2d, x: Tensor) -> Tensor:
         return x * scale[:, None, None] + (part.bias - part.running_mean * scale)[:, None, None]
     if part.momentum is None or x.shape[0] * x.shape[2] * x.shape[3] == 1:
         return type(part).forward(part, x)
-    tracked = part.running_mean is not None and part.running_var is not None and part.num_batches_tracked is not None
-    running = [part.running_mean, part.running_var] if tracked else []
-    y, *after = _operation(x, part, "batch", part.num_features, running, part.momentum)
-    if tracked:
-        part.running_mean, part.running_var = after
-        part.num_batches_tracked = part.num_batches_tracked + 1
+    count = part.num_batches_tracked
+    if part.running_mean is None or part.running_var is None or count is None:
+        return _operation(x, part, "batch", part.num_features, [], part.momentum)[0]
+    running = [part.running_mean, part.running_var]
+    y, part.running_mean, part.running_var = _operation(x, part, "batch", part.num_features, running, part.momentum)
+    part.num_batches_tracked = count + 1
     return y
 
 
 def _operation(
-    x: Tensor, part: Any, kind: str, groups: int, running: list[Any] | None = None, momentum: float = 0.0
+    x: Tensor, part: Any, kind: str, groups: int, running: list[Tensor] | None = None, momentum: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     result: tuple[Tensor, Tensor, Tensor] = NORMALISE(
         x, part.weight, part.bias, None, running or [], kind, groups, part.eps, momentum, False
