@@ -48,7 +48,8 @@ class Network(nn.Module):
     def __init__(self):
         super().__init__()
         self.stem, self.batch, self.pool = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.MaxPool2d(2)
-        self.wide, self.group, self.evonorm = nn.Conv2d(8, 16, 3, 2, 1, bias=False), nn.GroupNorm(4, 16), EvoNormS0(16)
+        self.wide, self.group = nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.GroupNorm(4, 16)
+        self.evonorm = EvoNormS0(16)
         self.layer, self.head = nn.LayerNorm(16), nn.Linear(16, 3)
 
     def forward(self, x):

@@ -301,7 +301,8 @@ class AllModels(fx.Interpreter):
 
     def _by_kernel(self, node: Any, x: Tensor, weight: Tensor, bias: Tensor, rest: Any, *how: Any) -> Any:
         shares = partial(self.others.own_shares, node) if bias is not None else None
-        x = x if node.args[0].meta["stacked"] else x.expand(len(self.models), *x.shape)
+        stacked = node.args[0].meta["stacked"]
+        x = x if stacked else x.expand(len(self.models), *x.shape)
         if node.target is LAYER_NORM:
             dtype = self.weights.values.dtype if only_for_kernels(node) else weight.dtype
             return LayerNormed.apply(shares, dtype, x, weight, bias, rest)  # type: ignore[no-untyped-call]
@@ -314,7 +315,7 @@ class AllModels(fx.Interpreter):
             partial(self.weights.own_shares, node), shares, values, x.to(values.dtype), weight, bias, rest,
             geometry(node), how[-1], masked,
         )
-        if x.dtype == values.dtype:
+        if stacked and x.dtype == values.dtype:
             self.env[node.all_input_nodes[0]] = passed
         return y
 
