@@ -63,8 +63,8 @@ def _layer_norm(
 
 
 def _with_known_norms(module: nn.Module) -> nn.Module:
-    """A copy of the module whose normalisations call `NORMALISE`."""
-    module = copy.deepcopy(module)
+    """A copy of the module, with the same parameters, whose normalisations call `NORMALISE`."""
+    module = copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
     for part in module.modules():
         if type(part) in KNOWN and part.weight is not None:
             part.forward = partial(KNOWN[type(part)], part)
