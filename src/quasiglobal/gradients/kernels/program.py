@@ -39,6 +39,7 @@ from quasiglobal.gradients.kernels.segments import CompiledSegments, Segment, se
 from quasiglobal.gradients.kernels.tracing import traced_forward
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.recording import Untraceable
+from quasiglobal.gradients.stackable import STACKED
 
 aten = torch.ops.aten
 
@@ -370,7 +371,7 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     aten._unsafe_view.default: torch.reshape,
     NORMALISE: normalise,
     LAYER_NORM: layer_norm,
-    LINEAR: nn.functional.linear,
+    LINEAR: STACKED["linear"],
 }
 """Replacements of traced operations.
 
