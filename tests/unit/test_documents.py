@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from quasiglobal.cli import explain, look
+from quasiglobal.paper.readings_table import table as readings_table
 from quasiglobal.paper.summary import summary
 from quasiglobal.report.grid import grid
 from quasiglobal.report.latex import latex
@@ -114,7 +115,10 @@ def test_the_results_page_shows_the_rows_that_were_run():
 
 def test_the_results_are_what_the_program_makes_of_the_runs():
     results = ROOT / "docs" / "results"
-    document = summary(RunStore.read(results / "runs"))
+    store = RunStore.read(results / "runs")
+    page = (results / "README.md").read_text()
+    assert readings_table(store) in page and readings_table(store, averaged=True) in page
+    document = summary(store)
     for render, name in ((markdown, "tables.md"), (latex, "tables.tex"), (grid, "grid.svg")):
         again = "qg report --runs docs/results/runs --out docs/results"
         assert render(document) == (results / name).read_text(), f"{name} is old; make it again: {again}"
