@@ -150,7 +150,7 @@ def test_the_numbers_for_choosing_a_method_are_those_of_the_tables():
 def test_your_algorithm_in_15_lines_works(capsys):
     names = {}
     blocks = python_blocks((ROOT / "docs" / "your-algorithm.md").read_text())
-    assert len(blocks) == 7
+    assert len(blocks) == 9
     for block in blocks:
         exec(block, names)
     mean, passed, *others = capsys.readouterr().out.splitlines()
@@ -161,8 +161,10 @@ def test_your_algorithm_in_15_lines_works(capsys):
     assert edges == [3.5] * 8
     assert pushed == pytest.approx([1.0] * 3, abs=0.03)
     assert others[5].startswith("tensor(3.5") or others[5].startswith("tensor(3.49")
+    assert float(others[7][7:-1]) == pytest.approx(3.5, abs=0.3)
+    assert others[8] == "0.0"
     for block in (blocks[0], *blocks[3:]):
-        body = block[block.index("class ") :].partition("\n\n\n")[0]
+        body = block[max(block.find("class "), 0) :].partition("\n\n\n")[0]
         assert len([line for line in body.splitlines() if line.strip()]) <= 15
 
 
