@@ -27,6 +27,9 @@ LONGEST_LIFETIME = timedelta(days=31)
 SKEW = timedelta(minutes=10)
 """Tolerated difference of two clocks."""
 
+MOST_ROOT = 1024
+"""Size of the largest root certificate in bytes; `root` makes about 420."""
+
 FOREVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 """RFC 5280's date for certificates without an end: the federation file ends a root's validity."""
 
@@ -77,6 +80,7 @@ def key_of_root(certificate: bytes, where: str) -> Ed25519PublicKey:
         limits = found.extensions.get_extension_for_class(BasicConstraints).value
         key = found.public_key()
         fits = limits.ca and limits.path_length == 0 and found.subject == _name(fingerprint(key))
+        fits = fits and len(found.extensions) == 3 and len(certificate) <= MOST_ROOT     # nothing else for TLS to read
     except Exception:                       # cryptography raises many kinds for damaged certificates
         fits, key = False, None
     if not fits or not isinstance(key, Ed25519PublicKey):
