@@ -216,6 +216,8 @@ def test_an_older_an_ended_and_a_second_file_are_refused(federation, monkeypatch
     fork = file.written(replace(first.federation(), ends=first.federation().ends + timedelta(1)), key)
     with pytest.raises(InputError, match="differs from another file with serial 3"):
         first.accept(fork)
+    endless = file.written(replace(first.federation(), serial=4, ends=certificates.FOREVER), key)
+    file.read(endless, key.public_key(), "it").check_dates("it")
     for minutes, ended in ((5, False), (15, True)):
         late = first.federation().ends + timedelta(minutes=minutes)
         with monkeypatch.context() as patch:

@@ -142,7 +142,7 @@ def check_issued(certificate: bytes, by: bytes) -> None:
     except Exception:                       # cryptography raises many kinds for damaged certificates
         raise InputError("the certificate is signed by another site's key") from None
     start, end = found.not_valid_before_utc, found.not_valid_after_utc
-    if not start - SKEW <= now() <= end:
+    if now() + SKEW < start or now() > end:
         raise InputError(
             f"the certificate is valid from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC, and it is "
             f"{now():%Y-%m-%d %H:%M}; check both clocks"
