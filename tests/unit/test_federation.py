@@ -179,6 +179,38 @@ def test_a_site_cannot_pass_for_another_node_or_another_federation(federation):
         first.peer(second.root.read_bytes())
 
 
+def der_of(pem):
+    return ssl.PEM_cert_to_DER_cert(pem[pem.index(b"-----BEGIN CERT") :].decode())
+
+
+@pytest.mark.parametrize(("node", "days_ago", "why"), [
+    (1, 8, "valid from .* to .*; check both clocks"),
+    (1, -1, "valid from .* to .*; check both clocks"),
+    ("01", 0, "names no node of a federation"),
+    ("1/2", 0, "names no node of a federation"),
+    ("1?", 0, "names no node of a federation"),
+    ("-1", 0, "names no node of a federation"),
+    ("9" * 6, 0, "names no node of a federation"),
+    ("1\n", 0, "names no node of a federation"),
+])  # fmt: skip
+def test_the_certificate_is_checked_again_after_the_handshake(whole, node, days_ago, why):
+    _, (first, second, *_) = whole
+    made = issue(keys.read_key(second.key), "tumours", node, LIFETIME, now() - timedelta(days=days_ago))
+    with pytest.raises(InputError, match=why):
+        first.peer(der_of(made))
+
+
+def test_a_site_with_another_number_shows_another_certificate(federation):
+    organiser, (first, second, *_) = federation
+    assert second.peer(shake(first, second)["server"]).node == 0
+    asked = requests.read((first.path / "request-aachen.json").read_bytes(), "it")
+    organiser.revoke("cork")
+    organiser.approve([asked], 2)
+    for site in (first, second):
+        site.accept(organiser.file.read_bytes())
+    assert second.peer(shake(first, second)["server"]).node == 2
+
+
 def test_two_federations_do_not_mix(federation, tmp_path):
     _, (first, *_) = federation
     other, (stranger, *_) = enrolled(tmp_path / "other")
@@ -249,6 +281,28 @@ def test_a_request_is_no_federation_file(whole, tmp_path):
         file.read(text, keys.read_key(first.key).public_key(), "it")
     with pytest.raises(InputError, match="was changed, or signed by another key"):
         requests.read(text.replace(b"aachen.example", b"mallory.exampl"), "it")
+
+
+@pytest.mark.parametrize(("wrong", "why"), [
+    ({"fingerprint": "0" * 64}, "has a fingerprint that is not its root certificate's"),
+    ({"fingerprint": "0" * 64, "root": b""}, "is not the root certificate of a site"),
+    ({"node": 1}, "two sites with the same node"),
+    ({"name": "basel"}, "two sites with the same name"),
+])
+def test_even_the_organiser_cannot_sign_nonsense(whole, wrong, why):
+    organiser, _ = whole
+    first, *others = organiser.read().sites
+    with pytest.raises(InputError, match=why):
+        file.written(replace(organiser.read(), sites=(replace(first, **wrong), *others)), keys.read_key(organiser.key))
+
+
+def test_a_root_is_signed_by_its_own_key(whole):
+    _, (first, *_) = whole
+    root = first.root.read_bytes()
+    certificates.key_of_root(root, "it")
+    for forged in (root[:-1] + bytes([root[-1] ^ 1]), b"", root[:-1], der_of(first.certificate.read_bytes())):
+        with pytest.raises(InputError, match="it is not the root certificate of a site"):
+            certificates.key_of_root(forged, "it")
 
 
 def in_base64(raw):

@@ -7,9 +7,9 @@ node: `peer` in `site.py` therefore checks that the root of that very node signe
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
 
 from quasiglobal.errors import InputError
 from quasiglobal.federation.keys import fingerprint, private_pem
@@ -26,6 +26,9 @@ LONGEST_LIFETIME = timedelta(days=31)
 
 SKEW = timedelta(minutes=10)
 """Tolerated difference of two clocks."""
+
+HOLDER = re.compile(r"qg://([a-z0-9-]{1,40})/(0|[1-9][0-9]{0,4})")
+"""The name of a node in certificates, as of `uri`."""
 
 MOST_ROOT = 1024
 """Size of the largest root certificate in bytes; `root` makes about 420."""
@@ -123,15 +126,13 @@ def read_claim(certificate: bytes) -> CertificateClaim:
         found = load_pem_x509_certificate(certificate) if b"-----BEGIN" in certificate else _read(certificate)
         names = found.extensions.get_extension_for_class(SubjectAlternativeName).value
         (holder,) = names.get_values_for_type(UniformResourceIdentifier)
-        parts = urlsplit(holder)
+        matched = HOLDER.fullmatch(holder)
         begins, ends = found.not_valid_before_utc + SKEW, found.not_valid_after_utc
-        claim = CertificateClaim(parts.netloc, int(parts.path[1:]), begins, ends)
-        fits = holder == uri(claim.federation, claim.node)
     except Exception:                       # cryptography raises many kinds for damaged certificates
-        fits = False
-    if not fits:
+        matched = None
+    if matched is None:
         raise InputError("the certificate names no node of a federation; it was not made by `qg site`")
-    return claim
+    return CertificateClaim(matched[1], int(matched[2]), begins, ends)
 
 
 def check_issued(certificate: bytes, by: bytes) -> None:
