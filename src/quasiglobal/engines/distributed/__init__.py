@@ -1,7 +1,7 @@
 """Distributed engine: nodes spread over processes and machines.
 
-`engine.py` mixes, `membership.py` tracks neighbouring processes, `edge.py` is one link, `gloo.py` is its transport,
-and `rendezvous.py` connects processes to a common store.
+`engine.py` mixes, `membership.py` tracks neighbouring processes, `edge.py` is one link, `channel.py` its transport,
+`gloo.py` the transport of one cluster, and `rendezvous.py` connects processes to a common store.
 """
 
 from quasiglobal.engines.distributed.engine import Distributed, spread

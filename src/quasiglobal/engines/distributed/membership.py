@@ -14,7 +14,8 @@ from dataclasses import asdict
 
 from torch import Tensor
 
-from quasiglobal.engines.distributed.edge import Account, Edge, Lost, Refused, open_edge
+from quasiglobal.engines.distributed.channel import Lost, Refused
+from quasiglobal.engines.distributed.edge import Account, Edge, open_edge
 from quasiglobal.engines.distributed.gloo import Meeting
 from quasiglobal.errors import InputError
 
