@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +45,21 @@ Moment = tuple[int, int]
 HEARTBEAT = -1
 """Exchange index of a heartbeat: no payload follows; the sender is alive and itself waits for a neighbour."""
 
+NOTE = -2
+"""Exchange index of a note: bytes that are not for the algorithm, such as a newer federation file."""
+
+MOVE = -3
+"""Exchange index of the last message on a channel: the next comes on the channel that replaces it."""
+
+ADOPTION = 30.0
+"""Seconds that one side may adopt a new channel before the other."""
+
+OTHER_SIZES = (1, 4)
+"""Bytes per element of messages that are not for the algorithm."""
+
+MOST_NOTE = 2**21
+"""Maximum size of a note in bytes."""
+
 HEARTBEAT_FACTOR = 10
 """Factor on the timeout for a process that sends only heartbeats."""
 
@@ -68,11 +84,15 @@ class Edge:
         self.here, self.there, self.channel, self.generation = here, there, channel, generation
         self.account = Account()
         self.step_there = 0
+        self.on_note: Callable[[bytes], None] = lambda note: None
         self._rank = 0 if here < there else 1
         self._under_way: deque[tuple[Sending, list[Sending]]] = deque()
         self._heartbeats: list[Sending] = []
         self._reader: threading.Thread | None = None
         self._line = threading.Lock()
+        self._incoming = channel
+        self._successor: Channel | None = None
+        self._moved: Sending | None = None
         self._news = threading.Condition()
         self._inbox: deque[tuple[Moment, Tensor]] = deque()
         self._now: Moment = (0, 0)
@@ -109,7 +129,7 @@ class Edge:
         taken = None
         if wanted and coming and size in KINDS and coming * size <= LARGEST:
             taken = torch.empty(coming, dtype=KINDS[size])
-            self.channel.recv_into(taken, deadline)
+            self._incoming.recv_into(taken, deadline)
         if sending is not None:
             sending.wait(deadline)
         return taken
@@ -131,6 +151,27 @@ class Edge:
                 self._under_way.append((self.channel.send(message), self._heartbeats))  # they are sent before it
                 self._heartbeats = []
         self.account.sent += payload.nbytes
+
+    def send_note(self, note: bytes) -> None:
+        """Send bytes that are not for the algorithm; do not wait for completion."""
+        payload = torch.frombuffer(bytearray(note), dtype=torch.uint8)
+        with self._line:
+            for message in (self._head((0, NOTE), len(note), 1), payload):
+                self._heartbeats.append(self.channel.send(message))
+
+    def adopt(self, channel: Channel) -> None:
+        """Continue on another channel to the same process, which adopts the other end of it; no message is lost."""
+        with self._line:
+            self._moved = self.channel.send(self._head((0, MOVE), 0, 1))
+            self.channel = channel
+        with self._news:
+            self._successor = channel
+            self._news.notify_all()
+
+    @property
+    def listening(self) -> bool:
+        """Whether messages are exchanged on this edge."""
+        return self._reader is not None and self._gone is None
 
     def send_heartbeat(self, step: int) -> None:
         """Send a heartbeat; do not wait for completion."""
@@ -182,7 +223,8 @@ class Edge:
         with self._news:
             self._gone = self._gone or Lost("this process closed the connection")
             self._news.notify_all()
-        self.channel.close()
+        for channel in (self.channel, self._incoming):
+            channel.close()
         if self._reader is not None:
             self._reader.join(timeout=5.0)
 
@@ -191,7 +233,11 @@ class Edge:
         try:
             while True:
                 moment, count, size = self._header()
-                if moment[1] == HEARTBEAT:
+                if moment[1] == NOTE:
+                    self.on_note(self._note(count * size))
+                elif moment[1] == MOVE:
+                    self._follow()
+                if moment[1] < 0:
                     with self._news:
                         self._heard = time.monotonic()
                         self._news.notify_all()
@@ -199,7 +245,7 @@ class Edge:
                 if count * size > largest:
                     raise Lost(f"it sent {count} numbers of {size} bytes, above the message size limit")
                 payload = torch.empty(count, dtype=KINDS[size])
-                self.channel.recv_into(payload, time.monotonic() + FOREVER)
+                self._incoming.recv_into(payload, time.monotonic() + FOREVER)
                 with self._news:
                     self._heard = self._heard_numbers = time.monotonic()
                     if moment >= self._now:
@@ -210,6 +256,25 @@ class Edge:
             with self._news:
                 self._gone = self._gone or error
                 self._news.notify_all()
+
+    def _note(self, size: int) -> bytes:
+        """Receive the bytes of a note."""
+        if size > MOST_NOTE:
+            raise Lost(f"it sent a note of {size} bytes, above the limit of {MOST_NOTE}")
+        note = torch.empty(size, dtype=torch.uint8)
+        self._incoming.recv_into(note, time.monotonic() + FOREVER)
+        return bytes(note.numpy())
+
+    def _follow(self) -> None:
+        """Read on from the channel that replaces this one, as soon as it is adopted here too."""
+        with self._news:
+            self._news.wait_for(lambda: self._successor is not None or self._gone is not None, ADOPTION)
+            old, self._successor, new = self._incoming, None, self._successor
+        if new is None or self._moved is None:
+            raise Lost("it moved to a connection that this process does not have")
+        self._incoming = new
+        self._moved.wait(time.monotonic() + ADOPTION)
+        old.close()
 
     def _settle(self, most: int, seconds: float) -> None:
         """Wait until at most `most` sends are in flight."""
@@ -224,9 +289,9 @@ class Edge:
     def _header(self) -> tuple[Moment, int, int]:
         """Receive a header; return the moment, the element count and the bytes per element."""
         header = torch.empty(HEADER, dtype=torch.int64)
-        self.channel.recv_into(header, time.monotonic() + FOREVER)
+        self._incoming.recv_into(header, time.monotonic() + FOREVER)
         magic, step, exchange, count, size, generation = header.tolist()
-        if magic != MAGIC or size not in KINDS or count < 0:
+        if magic != MAGIC or size not in (KINDS if exchange >= 0 else OTHER_SIZES) or count < 0:
             raise Lost("it does not speak this protocol")
         if generation != self.generation:
             raise Lost(f"its generation is {generation}, not {self.generation}")
@@ -237,7 +302,7 @@ class Edge:
         sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         taken = torch.empty(32, dtype=torch.uint8)
         sending = self.channel.send(sent)
-        self.channel.recv_into(taken, deadline)
+        self._incoming.recv_into(taken, deadline)
         sending.wait(deadline)
         return bytes(taken.tolist())
 
