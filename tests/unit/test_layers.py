@@ -28,6 +28,7 @@ LAYERS = [
     ["gradients"],
     ["models"],
     ["data"],
+    ["federation"],
     ["algorithms", "metrics", "topology"],
     ["common"],
     ["errors"],

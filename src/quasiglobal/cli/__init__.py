@@ -23,6 +23,10 @@ GROUPS = {
         "node": ("train", "Run one node of an experiment on your own data."),
         "rendezvous": ("train", "Serve the store where processes find each other."),
     },
+    "Between sites": {
+        "federation": ("federation", "Found a federation, and approve and revoke its sites."),
+        "site": ("federation", "Ask to take part in a federation, and install its file."),
+    },
     "Look": {
         "runs": ("look", "List the runs and their status."),
         "compare": ("look", "Print a table of runs, mean ± std over seeds."),
