@@ -168,6 +168,14 @@ class Edge:
             self._successor = channel
             self._news.notify_all()
 
+    def cut(self, why: str) -> None:
+        """Close the connection from any thread, without waiting; calls that need it raise `Lost` with this reason."""
+        with self._news:
+            self._gone = self._gone or Lost(why)
+            self._news.notify_all()
+        for channel in (self.channel, self._incoming):
+            channel.close()
+
     @property
     def listening(self) -> bool:
         """Whether messages are exchanged on this edge."""
@@ -220,11 +228,7 @@ class Edge:
 
     def close(self) -> None:
         """Close the connection; the other side detects this."""
-        with self._news:
-            self._gone = self._gone or Lost("this process closed the connection")
-            self._news.notify_all()
-        for channel in (self.channel, self._incoming):
-            channel.close()
+        self.cut("this process closed the connection")
         if self._reader is not None:
             self._reader.join(timeout=5.0)
 
@@ -269,11 +273,12 @@ class Edge:
         """Read on from the channel that replaces this one, as soon as it is adopted here too."""
         with self._news:
             self._news.wait_for(lambda: self._successor is not None or self._gone is not None, ADOPTION)
-            old, self._successor, new = self._incoming, None, self._successor
-        if new is None or self._moved is None:
+            old, new, moved = self._incoming, self._successor, self._moved
+            self._successor = None
+        if new is None or moved is None:
             raise Lost("it moved to a connection that this process does not have")
         self._incoming = new
-        self._moved.wait(time.monotonic() + ADOPTION)
+        moved.wait(time.monotonic() + ADOPTION)
         old.close()
 
     def _settle(self, most: int, seconds: float) -> None:

@@ -35,8 +35,8 @@ Slots = tuple[Tensor, Tensor]
 """Index of messages per edge: places of nodes, and slots."""
 
 NO_MEAN_OVER_SITES = (
-    "an exact mean over all nodes needs connections between all of them, and sites connect to their neighbours alone; use "
-    "an algorithm without exact means, such as qg-dsgdm-n, or --rendezvous within one cluster"
+    "an exact mean over all nodes needs all of them at once, and sites connect to their neighbours alone; use an "
+    "algorithm without exact means, such as qg-dsgdm-n, or --rendezvous within one cluster"
 )
 
 MARGIN = 8

@@ -1,7 +1,7 @@
 """The first words on a connection between two sites, after the TLS handshake and before any model.
 
-Each side sends its greeting, compares the other's with its own, and answers whether it accepts. Texts are JSON of at most
-`MOST` bytes. Nothing here is secret or trusted: TLS has proved who speaks, and no reply can be replayed inside it.
+Each side sends its greeting, compares the other's with its own, and answers whether it accepts. Texts are JSON of at
+most `MOST` bytes. Nothing here is secret: TLS has proved who speaks, and nothing can be replayed inside it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from quasiglobal.engines.distributed.channel import Lost, Refused
-from quasiglobal.engines.distributed.tls import reason
+from quasiglobal.engines.distributed.tls import trouble
 
 PROTOCOL = 1
 """Version of the greeting and of the messages after it."""
@@ -51,6 +51,8 @@ class Greeting:
     """Serial number of the federation file."""
     session: str
     """Random text of the process, the same in all its connections."""
+    renews: int = 0
+    """1: this connection replaces an open one, before a certificate ends; 0: it opens an edge."""
 
     def misfit(self, other: Greeting) -> str:
         """How another greeting contradicts this one; empty if they fit."""
@@ -96,9 +98,8 @@ def parsed(said: dict[str, Any]) -> Greeting:
     """A greeting from what was received; unknown members are ignored."""
     values = {field.name: said.get(field.name) for field in fields(Greeting)}
     if values["protocol"] != PROTOCOL and type(values["protocol"]) is int:
-        blank = {field.name: 0 if field.type == "int" else "" for field in fields(Greeting)}
-        return Greeting(**blank | {"protocol": _whole(values["protocol"])})
-    read = {"int": _whole, "str": _text}
+        return Greeting(_whole(values["protocol"]), "", "", "", 0, 0, 0, "")
+    read: dict[str, Callable[[object], Any]] = {"int": _whole, "str": _text}
     return Greeting(**{field.name: read[str(field.type)](values[field.name]) for field in fields(Greeting)})
 
 
@@ -121,7 +122,7 @@ def _send(connection: socket.socket, words: dict[str, Any], deadline: float) -> 
         connection.settimeout(_left(deadline))
         connection.sendall(START.pack(MAGIC, len(text)) + text)
     except OSError as error:
-        raise _lost(error) from None
+        raise trouble(error) from None
 
 
 def _receive(connection: socket.socket, deadline: float) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def _exactly(connection: socket.socket, count: int, deadline: float) -> bytes:
             connection.settimeout(_left(deadline))
             part = connection.recv(count - len(found))
         except OSError as error:
-            raise _lost(error) from None
+            raise trouble(error) from None
         if not part:
             raise Lost("it closed the connection")
         found += part
@@ -161,8 +162,3 @@ def _left(deadline: float) -> float:
     if left <= 0:
         raise TimeoutError
     return left
-
-
-def _lost(error: OSError) -> Lost:
-    why = reason(error)
-    return Refused(why) if "certificate" in why or "not accept" in why else Lost(why)

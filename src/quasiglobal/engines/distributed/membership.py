@@ -204,7 +204,7 @@ class Membership:
         """Close all edges and end all threads."""
         self._closing.set()
         self._ready.set()
-        self._opener.close()
+        self._opener.stop()
         for edge in list(self._opening.values()):
             edge.close()
         for thread in self._threads:
@@ -214,3 +214,4 @@ class Membership:
                 edge.finish(self.timeout)
             edge.close()
         self.edges.clear()
+        self._opener.close()

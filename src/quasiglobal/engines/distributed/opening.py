@@ -1,4 +1,4 @@
-"""How a process opens the edges to its neighbours: through a store (gloo), or by dialling and listening (`sites.py`)."""
+"""How a process opens the edges to its neighbours: through a store (gloo), or by TLS between sites (`sites.py`)."""
 
 from __future__ import annotations
 
@@ -42,14 +42,17 @@ class Opener(ABC):
 
     @abstractmethod
     def open(self, there: int, seconds: float) -> Edge:
-        """An edge to a neighbour that agrees on the terms; raise `Lost`, or `Refused`, if there is none within `seconds`."""
+        """Open an edge to a neighbour that agrees on the terms; raise `Lost` if it does not within `seconds`."""
 
     def expects(self, there: int) -> bool:
         """Whether this neighbour takes part at all."""
         return True
 
-    def close(self) -> None:
-        """Open no further edges."""
+    def stop(self) -> None:             # noqa: B027  (a store needs neither)
+        """Open no further edges; calls of `open` end soon."""
+
+    def close(self) -> None:            # noqa: B027
+        """Release everything, after the edges are closed."""
 
 
 class GlooOpener(Opener):

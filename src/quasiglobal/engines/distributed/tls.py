@@ -1,8 +1,8 @@
 """A channel over mutual TLS 1.3, for sites.
 
 An SSL object is not for two threads, so one thread of each channel owns it: it writes queued messages and reads into
-the buffer that the receiver gave it, straight from and to the memory of the tensors. It reads nothing before a buffer is
-there, so a peer that sends too much waits; nothing is stored for it.
+the buffer that the receiver gave it, from and to the memory of the tensors. It reads nothing before a buffer is there,
+so a peer that sends too much waits; nothing is stored for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from quasiglobal.engines.distributed.channel import Channel, Lost, Sending
+from quasiglobal.engines.distributed.channel import Channel, Lost, Refused, Sending
 
 LINGER = 5.0
 """Seconds in which a closed connection still delivers what was sent."""
@@ -139,7 +139,10 @@ class TLSChannel(Channel):
                     self._hung_up = True
         self._bell.close()
         self._wake.close()
-        close_gently(self._connection)
+        try:                                                # outlives the main thread, as this one does not
+            threading.Thread(target=close_gently, args=(self._connection, LINGER), name="tls-close").start()
+        except RuntimeError:                                # the interpreter ends
+            self._connection.close()
 
     def _write(self) -> int:
         """Write some bytes of the first message; return the events to wait for."""
@@ -211,41 +214,39 @@ class _Message(Sending):
 
 def _bytes(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
-    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())       # type: ignore[arg-type]
 
 
-def close_gently(connection: socket.socket) -> None:
-    """Close a connection without blocking: say so, and let a thread read what still comes.
+def close_gently(connection: socket.socket, seconds: float) -> None:
+    """Close a connection: say so, and read what still comes until the other side closes too, at most this long.
 
     Closing with unread bytes resets the connection, and the other side could lose what was sent to it.
     """
+    deadline = time.monotonic() + seconds
     if isinstance(connection, ssl.SSLSocket):
         with suppress(OSError, ValueError):
             connection.setblocking(False)
             connection.unwrap()
-    try:
-        connection.shutdown(socket.SHUT_WR)
-        threading.Thread(target=_drain, args=(connection,), name="tls-close").start()
-    except (OSError, RuntimeError):                         # already reset, or this process ends
-        connection.close()
-
-
-def _drain(connection: socket.socket) -> None:
-    """Read until the other side closes, at most `LINGER` seconds."""
-    deadline = time.monotonic() + LINGER
     with connection, suppress(OSError, ValueError):
+        connection.shutdown(socket.SHUT_WR)
         while (left := deadline - time.monotonic()) > 0:
             connection.settimeout(left)
             if not connection.recv(65536):
                 return
 
 
+def trouble(error: Exception) -> Lost:
+    """`Refused` if one side does not accept the other's certificate, else `Lost`."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Refused(f"its certificate is not accepted: {error.verify_message}")
+    if isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or ""):
+        alert = (error.reason or "").partition("_ALERT_")[2].lower().replace("_", " ")
+        return Refused(f"it does not accept this site's certificate: {alert}")
+    return Lost(reason(error))
+
+
 def reason(error: Exception) -> str:
     """An error of a connection in words."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not accepted: {error.verify_message}"
-    if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
-        return f"it does not accept this node: {(error.reason or '').lower().replace('_', ' ')}"
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
     if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError | ssl.SSLZeroReturnError):
