@@ -7,7 +7,8 @@ import torch
 
 from quasiglobal import topology
 from quasiglobal.engines.distributed import Distributed
-from quasiglobal.engines.distributed.edge import Lost, open_edge
+from quasiglobal.engines.distributed.channel import Lost
+from quasiglobal.engines.distributed.edge import open_edge
 
 
 def admission(rank, store, experiments, secrets):

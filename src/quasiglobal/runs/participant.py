@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from quasiglobal.common.files import alone
-from quasiglobal.engines.distributed import Distributed, Meeting
+from quasiglobal.engines.distributed import Distributed, Opener, Store
 from quasiglobal.runs.callbacks import Watch, WriteTensorBoard, facts
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.parts import Part, records_of
@@ -31,8 +31,8 @@ STALE_EPOCHS = 5
 class Seat:
     """Rank and hosted nodes of this process in a run."""
 
-    store: Meeting
-    """Key-value store for the rendezvous."""
+    through: Store | Opener
+    """How this process finds the others."""
     rank: int
     hosted: Sequence[tuple[int, ...]]
     """The nodes of every process."""
@@ -58,7 +58,7 @@ class Participant:
         self.saved = set.intersection(*(part.epochs() for part in self.parts))
         """Epochs from which this process can resume all runs."""
         engine = partial(
-            Distributed, store=seat.store, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
+            Distributed, store=seat.through, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
             host=options.host, experiment=seat.experiment,
         )
         experiments = [run.experiment for run in runs]

@@ -18,6 +18,7 @@ from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.engines.distributed.edge import Moment
 from quasiglobal.engines.distributed.gloo import Group, Meeting, Store, open_group
 from quasiglobal.engines.distributed.membership import Membership
+from quasiglobal.engines.distributed.opening import GlooOpener, Opener
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.links import check_push
 from quasiglobal.engines.wire import Wire
@@ -32,6 +33,11 @@ Sent = dict[int, tuple[list[int], list[int]]]
 
 Slots = tuple[Tensor, Tensor]
 """Index of messages per edge: places of nodes, and slots."""
+
+NO_MEAN_OVER_SITES = (
+    "an exact mean over all nodes needs all of them at once, and sites connect to their neighbours alone; use an "
+    "algorithm without exact means, such as qg-dsgdm-n, or --rendezvous within one cluster"
+)
 
 MARGIN = 8
 """Message size limit, as a multiple of the first message's size."""
@@ -51,7 +57,7 @@ def spread(n: int, processes: int) -> list[tuple[int, ...]]:
 
 
 class Distributed(Host):
-    """Engine with the nodes of process `rank`; it finds the other processes through `store`.
+    """Engine with the nodes of process `rank`; it finds the other processes through `store`, a store or an opener.
 
     `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a lost message returns to the receiver. `exchange` sends each
     neighbouring process the messages to its nodes only. An exact mean is an
@@ -61,7 +67,7 @@ class Distributed(Host):
     def __init__(
         self,
         topology: Topology,
-        store: Store,
+        store: Store | Opener,
         rank: int,
         hosted: Sequence[Sequence[int]],
         *,
@@ -75,15 +81,15 @@ class Distributed(Host):
     ) -> None:
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
-        self._store = Meeting(store)
+        self._opener = store if isinstance(store, Opener) else GlooOpener(Meeting(store), host)
         self._moment: Moment = (0, 0)
         self._at_exit: Finalize | None = None
         self._latest: Tensor | None = None
         self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self._sent_and_wanted: dict[int, Sent] = {}
         self.members = Membership(
-            self._store, rank, self._neighbouring_processes(), timeout=timeout, host=host,
-            agreement=f"{experiment} {topology.fingerprint}".encode(), model_here=self._mean_here,
+            self._opener, rank, self._neighbouring_processes(), timeout=timeout,
+            experiment=experiment, topology=topology.fingerprint, model_here=self._mean_here,
         )
 
     def connect(self, step: int = 0, patience: float | None = None) -> Distributed:
@@ -374,7 +380,10 @@ class Distributed(Host):
     @cached_property
     def _world(self) -> Group:
         """Group of all processes, for exact means and broadcasts; opened on first use."""
-        return open_group(Meeting(self._store, "world/0"), self.rank, len(self.hosted), self.host, self.timeout)
+        if not isinstance(self._opener, GlooOpener):
+            raise InputError(NO_MEAN_OVER_SITES)
+        place = Meeting(self._opener.store, "world/0")
+        return open_group(place, self.rank, len(self.hosted), self.host, self.timeout)
 
 
 def _slots(places: Iterable[tuple[int, int]]) -> Slots:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import queue
 import threading
 import time
@@ -14,8 +13,9 @@ from dataclasses import asdict
 
 from torch import Tensor
 
-from quasiglobal.engines.distributed.edge import Account, Edge, Lost, Refused, open_edge
-from quasiglobal.engines.distributed.gloo import Meeting
+from quasiglobal.engines.distributed.channel import Lost, Refused
+from quasiglobal.engines.distributed.edge import Account, Edge
+from quasiglobal.engines.distributed.opening import Opener, Terms
 from quasiglobal.errors import InputError
 
 log = logging.getLogger("quasiglobal")
@@ -30,23 +30,22 @@ LONG = 3600.0
 class Membership:
     """The edges from process `rank` to its neighbours, each opened by a thread that retries until it succeeds.
 
-    An edge opens between processes that know the same secret (QG_SECRET) and have the same `agreement`: the experiment
-    and the topology. `model_here` returns the model that a late-joining neighbour may request; None before the
-    first step.
+    The opener admits neighbours with the same experiment and topology. `model_here` returns the model that a
+    late-joining neighbour may request; None before the first step.
     """
 
     def __init__(
         self,
-        store: Meeting,
+        opener: Opener,
         rank: int,
         neighbours: Sequence[int],
         *,
-        agreement: bytes,
+        experiment: str,
+        topology: str,
         timeout: float,
-        host: str,
         model_here: Callable[[], Tensor | None],
     ) -> None:
-        self.rank, self.neighbours, self.timeout, self.host = rank, neighbours, timeout, host
+        self.rank, self.neighbours, self.timeout = rank, neighbours, timeout
         self.edges: dict[int, Edge] = {}
         self.lost: dict[int, str] = {}
         self.models: list[Tensor] = []
@@ -54,8 +53,9 @@ class Membership:
         """Current step of this process."""
         self.step_of_others = 0
         """Highest step of any neighbour, as of its admission."""
-        self._store, self._agreement, self._model_here = store, agreement, model_here
-        self._secret = os.environ.get("QG_SECRET", "").encode()
+        self._opener, self._model_here = opener, model_here
+        self._terms = Terms(rank, neighbours, experiment, topology, timeout, lambda: self.step)
+        self._refusals: dict[int, str] = {}
         self._accounts = {there: Account() for there in neighbours}
         self._threads: list[threading.Thread] = []
         self._opening: dict[int, Edge] = {}
@@ -68,9 +68,11 @@ class Membership:
 
     def find(self, patience: float) -> None:
         """Connect to all neighbours within `patience` seconds; if some already train, the others may be missing."""
+        self._opener.begin(self._terms)
         for there in self.neighbours:
             self._seek(there)
-        deadline, missing = time.monotonic() + patience, set(self.neighbours)
+        deadline = time.monotonic() + patience
+        missing = {there for there in self.neighbours if self._opener.expects(there)}
         while missing:
             try:
                 missing.discard(self._admitted.get(timeout=max(deadline - time.monotonic(), 0.001)))
@@ -118,40 +120,35 @@ class Membership:
     def _open(self, there: int) -> None:
         while not self._closing.is_set():
             try:
-                edge = open_edge(self._store, self.rank, there, self.host, min(self.timeout, ATTEMPT))
+                edge = self._opener.open(there, min(self.timeout, ATTEMPT))
                 self._opening[there] = edge
-                self._admit(edge)
+                self._welcome(edge)
                 self._ready.wait()                          # neighbours never wait for a process that is loading
                 edge.greet(time.monotonic() + LONG)
                 edge.listen(self._largest)
             except Refused as error:
-                log.warning("process %d refused process %d: %s", self.rank, there, error)
+                if self._refusals.get(there) != str(error):                 # said once, not at every attempt
+                    self._refusals[there] = str(error)
+                    log.warning("process %d refused process %d: %s", self.rank, there, error)
             except Lost:
                 pass                                        # retry: it may connect later
-            except RuntimeError:                            # store lost: no process can join, training continues
-                self._find_store()
             else:
                 del self._opening[there]
                 self._opened.put(edge)
                 return
+            if there in self._opening:
+                self._opening.pop(there).close()
             self._closing.wait(0.2)
 
-    def _admit(self, edge: Edge) -> None:
-        """Authenticate the other side, exchange steps, and send a model to a side that joins late."""
+    def _welcome(self, edge: Edge) -> None:
+        """Send a model to a side that joins late; receive one if this side does."""
         edge.account = self._accounts[edge.there]
-        edge.admit(self._agreement, self._secret, self.step, time.monotonic() + ATTEMPT)
+        self._refusals.pop(edge.there, None)
         model = edge.share_model(self._model_here(), not self.begun, time.monotonic() + self.timeout)
         if model is not None:
             self.models.append(model)
         self.step_of_others = max(self.step_of_others, edge.step_there)
         self._admitted.put(edge.there)
-
-    def _find_store(self) -> None:
-        """Retry until the store is reachable again."""
-        while not self._closing.wait(1.0):
-            with suppress(RuntimeError, OSError):
-                self._store.reconnect()
-                return
 
     # -------------------------------------------------------------------------------------------- lose, take back
 
@@ -207,6 +204,7 @@ class Membership:
         """Close all edges and end all threads."""
         self._closing.set()
         self._ready.set()
+        self._opener.stop()
         for edge in list(self._opening.values()):
             edge.close()
         for thread in self._threads:
@@ -216,3 +214,4 @@ class Membership:
                 edge.finish(self.timeout)
             edge.close()
         self.edges.clear()
+        self._opener.close()
