@@ -129,7 +129,7 @@ class Membership:
             except Refused as error:
                 if self._refusals.get(there) != str(error):                 # said once, not at every attempt
                     self._refusals[there] = str(error)
-                    log.warning("process %d refused process %d: %s", self.rank, there, error)
+                    log.warning("no edge between process %d and process %d: %s", self.rank, there, error)
             except Lost:
                 pass                                        # retry: it may connect later
             else:

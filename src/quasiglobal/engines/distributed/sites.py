@@ -41,7 +41,7 @@ FAREWELL = 1.0
 """Seconds for a refused connection to read why."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Link:
     """An open connection to a neighbour, and what was known when it was opened."""
 
@@ -135,6 +135,8 @@ class SiteOpener(Opener):
 
     def close(self) -> None:
         """Record the traffic of the connections, after they are closed."""
+        for link in [*self._former, *self._links.values()]:
+            link.channel.ended.wait(1.0)
         self._record_closed()
 
     def _listens_for(self, there: int) -> bool:
@@ -226,6 +228,8 @@ class SiteOpener(Opener):
             with self._news:
                 self._parked[link.identity.node] = link
                 self._news.notify_all()
+            if self._closing.is_set():
+                link.edge.cut("this process ends")
 
     # -------------------------------------------------------------------------------------------- both
 
@@ -380,9 +384,9 @@ class SiteOpener(Opener):
         """Record the bytes of the connections that are closed."""
         with self._news:
             links = [*self._former, *self._links.values()]
-            closed = [link for link in links if not link.alive]
-            self._former = [link for link in self._former if link.alive]
-            self._links = {there: link for there, link in self._links.items() if link.alive}
+            closed = [link for link in links if link.channel.ended.is_set()]
+            self._former = [link for link in self._former if link not in closed]
+            self._links = {there: link for there, link in self._links.items() if link not in closed}
         for link in closed:
             self.audit.record(
                 "closed", node=link.identity.node, sent=link.channel.sent, received=link.channel.received,
