@@ -1,26 +1,29 @@
 """Who may take part: keys, requests, the signed federation file, certificates, and TLS between sites."""
 
+import base64
 import contextlib
 import json
 import os
+import re
+import shutil
 import socket
 import ssl
 import stat
 import threading
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from terminal import inside
 
 from quasiglobal.errors import InputError
 from quasiglobal.federation import certificates, file, keys, requests
 from quasiglobal.federation.certificates import LIFETIME, LONGEST_LIFETIME, SKEW, issue, now
 from quasiglobal.federation.organiser import OrganiserFolder
 from quasiglobal.federation.site import SiteFolder
-
-pytest.importorskip("cryptography")
 
 NAMES = ("aachen", "basel", "cork", "delft")
 
@@ -176,6 +179,38 @@ def test_a_site_cannot_pass_for_another_node_or_another_federation(federation):
         first.peer(second.root.read_bytes())
 
 
+def der_of(pem):
+    return ssl.PEM_cert_to_DER_cert(pem[pem.index(b"-----BEGIN CERT") :].decode())
+
+
+@pytest.mark.parametrize(("node", "days_ago", "why"), [
+    (1, 8, "valid from .* to .*; check both clocks"),
+    (1, -1, "valid from .* to .*; check both clocks"),
+    ("01", 0, "names no node of a federation"),
+    ("1/2", 0, "names no node of a federation"),
+    ("1?", 0, "names no node of a federation"),
+    ("-1", 0, "names no node of a federation"),
+    ("9" * 6, 0, "names no node of a federation"),
+    ("1\n", 0, "names no node of a federation"),
+])  # fmt: skip
+def test_the_certificate_is_checked_again_after_the_handshake(whole, node, days_ago, why):
+    _, (first, second, *_) = whole
+    made = issue(keys.read_key(second.key), "tumours", node, LIFETIME, now() - timedelta(days=days_ago))
+    with pytest.raises(InputError, match=why):
+        first.peer(der_of(made))
+
+
+def test_a_site_with_another_number_shows_another_certificate(federation):
+    organiser, (first, second, *_) = federation
+    assert second.peer(shake(first, second)["server"]).node == 0
+    asked = requests.read((first.path / "request-aachen.json").read_bytes(), "it")
+    organiser.revoke("cork")
+    organiser.approve([asked], 2)
+    for site in (first, second):
+        site.accept(organiser.file.read_bytes())
+    assert second.peer(shake(first, second)["server"]).node == 2
+
+
 def test_two_federations_do_not_mix(federation, tmp_path):
     _, (first, *_) = federation
     other, (stranger, *_) = enrolled(tmp_path / "other")
@@ -184,6 +219,8 @@ def test_two_federations_do_not_mix(federation, tmp_path):
         first.accept(other.file.read_bytes())
     with pytest.raises(InputError, match="already has an organiser"):
         first.pin(other.file.read_bytes(), "the file")
+    with pytest.raises(InputError, match="belongs to federation tumours; name another --folder"):
+        first.request("lungs", "aachen", None)
 
 
 def test_clocks_may_differ_by_minutes(federation):
@@ -211,6 +248,8 @@ def test_an_older_an_ended_and_a_second_file_are_refused(federation, monkeypatch
     fork = file.written(replace(first.federation(), ends=first.federation().ends + timedelta(1)), key)
     with pytest.raises(InputError, match="differs from another file with serial 3"):
         first.accept(fork)
+    endless = file.written(replace(first.federation(), serial=4, ends=certificates.FOREVER), key)
+    file.read(endless, key.public_key(), "it").check_dates("it")
     for minutes, ended in ((5, False), (15, True)):
         late = first.federation().ends + timedelta(minutes=minutes)
         with monkeypatch.context() as patch:
@@ -244,8 +283,34 @@ def test_a_request_is_no_federation_file(whole, tmp_path):
         requests.read(text.replace(b"aachen.example", b"mallory.exampl"), "it")
 
 
+@pytest.mark.parametrize(("wrong", "why"), [
+    ({"fingerprint": "0" * 64}, "has a fingerprint that is not its root certificate's"),
+    ({"fingerprint": "0" * 64, "root": b""}, "is not the root certificate of a site"),
+    ({"node": 1}, "two sites with the same node"),
+    ({"name": "basel"}, "two sites with the same name"),
+])
+def test_even_the_organiser_cannot_sign_nonsense(whole, wrong, why):
+    organiser, _ = whole
+    first, *others = organiser.read().sites
+    with pytest.raises(InputError, match=why):
+        file.written(replace(organiser.read(), sites=(replace(first, **wrong), *others)), keys.read_key(organiser.key))
+
+
+def test_a_root_is_signed_by_its_own_key(whole):
+    _, (first, *_) = whole
+    root = first.root.read_bytes()
+    certificates.key_of_root(root, "it")
+    for forged in (root[:-1] + bytes([root[-1] ^ 1]), b"", root[:-1], der_of(first.certificate.read_bytes())):
+        with pytest.raises(InputError, match="it is not the root certificate of a site"):
+            certificates.key_of_root(forged, "it")
+
+
+def in_base64(raw):
+    return base64.b64encode(raw).decode()
+
+
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary().map(in_base64),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
@@ -258,9 +323,9 @@ def test_no_signed_content_whatsoever_gets_a_stack_trace(whole, data):
     key = keys.read_key(organiser.key)
     real = json.loads(organiser.file.read_bytes())
     entry = dict(data.draw(st.sampled_from(real["sites"])))
-    entry[data.draw(st.sampled_from(sorted(entry)))] = data.draw(JSON)
     document = {name: real[name] for name in real if name != "signature"} | {"sites": [entry]}
-    document[data.draw(st.sampled_from([*sorted(document), "more"]))] = data.draw(JSON)
+    changed = entry if data.draw(st.booleans()) else document
+    changed[data.draw(st.sampled_from([*sorted(changed), "more"]))] = data.draw(JSON)
     for kind, read in (("federation", lambda text: file.read(text, key.public_key(), "it")),
                        ("request", lambda text: requests.read(text, "it"))):
         for wrong in (document, entry):
@@ -358,3 +423,70 @@ def test_names_are_safe_in_files_and_addresses(tmp_path, name):
 def test_a_wrong_address_is_refused(tmp_path, address):
     with pytest.raises(InputError, match="write HOST:PORT, as in"):
         SiteFolder(tmp_path).request("tumours", "aachen", address)
+
+
+def test_the_ten_commands_of_the_guide_enrol_four_hospitals(monkeypatch, capsys, tmp_path):
+    guide = (Path(__file__).parents[2] / "docs/how-to/federation.md").read_text()
+    commands = re.findall(r"^qg (.*?) +# at (?:the )?(\w+)$", guide, re.MULTILINE)
+    assert len(commands) == 10
+    asked = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "y")
+    said = {}
+    for words, where in commands:
+        place = tmp_path / where
+        place.mkdir(exist_ok=True)
+        monkeypatch.chdir(place)
+        if words.startswith("federation approve"):
+            for sent in tmp_path.glob("*/site/request-*.json"):
+                shutil.copy(sent, place)
+        if words.startswith("site install"):
+            shutil.copy(tmp_path / "organiser/federation/federation.json", place)
+        status, out, err = inside(monkeypatch, capsys, *words.split())
+        assert (status, err) == (0, ""), words
+        assert max(map(len, out.splitlines())) <= 80
+        said[words.split()[1], where] = out
+    assert len(asked) == 5
+    organisers = {one.splitlines()[1] for (word, _), one in said.items() if word == "install"}
+    assert organisers == {said["new", "organiser"].splitlines()[3]}             # both read out the same
+    assert said["request", "cork"].splitlines()[2] in said["approve", "organiser"]
+    sites = [SiteFolder(tmp_path / name / "site") for name in NAMES]
+    assert [site.own().node for site in sites] == [0, 1, 2, 3]
+    assert sites[0].peer(shake(sites[0], sites[3])["client"]).node == 3
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("federation", "aprove"), "unknown command of qg federation 'aprove'; did you mean 'approve'?"),
+    (("federation", "new", "Lungs", "--topology", "ring:4"), "use at most 40 lower-case letters"),
+    (("federation", "new", "lungs", "--topology", "ring:2"), "ring needs n >= 3"),
+    (("federation", "new", "lungs", "--topology", "ring:4", "--days", "nan"), "lasts at most 3660 days, got nan"),
+    (("federation", "show"), "federation has no federation; make one with `qg federation new`"),
+    (("federation", "approve"), "name the requests to approve"),
+    (("federation", "approve", "nothing.json"), "cannot read nothing.json: No such file or directory"),
+    (("site", "install", "nothing.json"), "cannot read nothing.json: No such file or directory"),
+    (("site", "renew"), "site/federation.json does not exist; run `qg site install` with the organiser's file"),
+    (("site", "renew", "--days", "90"), "valid for at most 31 days"),
+    (("site", "show"), "site/federation.json does not exist"),
+    (("site", "request", "--federation", "lungs", "--name", "a", "--address", "b"), "write HOST:PORT, as in"),
+])  # fmt: skip
+def test_a_wrong_command_is_one_sentence(monkeypatch, capsys, tmp_path, words, says):
+    monkeypatch.chdir(tmp_path)
+    status, _, err = inside(monkeypatch, capsys, *words)
+    assert status == 2
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+def test_nothing_is_approved_or_trusted_without_a_comparison(monkeypatch, capsys, federation, tmp_path):
+    organiser, (first, *_) = federation
+    path = str(first.path / "request-aachen.json")
+    status, _, err = inside(monkeypatch, capsys, "federation", "approve", path, "--folder", str(organiser.path))
+    assert (status, err) == (2, "qg: compare the fingerprint by telephone, then run the command again with --yes\n")
+    newcomer = SiteFolder(tmp_path / "newcomer")
+    newcomer.request("tumours", "essen", None)
+    status, _, err = inside(
+        monkeypatch, capsys, "site", "install", str(organiser.file), "--folder", str(newcomer.path), "--yes"
+    )
+    assert status == 2
+    assert "not approved yet, or revoked; ask the organiser" in err
+    assert not newcomer.is_pinned

@@ -110,6 +110,12 @@ def test_only_the_command_line_knows_of_the_terminal(package):
     assert importers <= {"cli", "api"}
 
 
+def test_cryptography_is_loaded_only_when_needed():
+    first = [path for path in MODULES.values() for node in ast.parse(path.read_text()).body
+             if isinstance(node, ast.Import | ast.ImportFrom) and "cryptography" in ast.unparse(node)]
+    assert first == []
+
+
 def test_the_top_level_holds_what_users_import():
     top = [path for path in MODULES.values() if path.parent == ROOT]
     assert len(top) <= MOST_AT_THE_TOP, [path.name for path in top]

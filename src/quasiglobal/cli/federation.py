@@ -150,7 +150,7 @@ def install(
     fresh = place.accept(text, str(source))
     found = place.federation()
     own = place.own(found)
-    shown = place.shown() if place.key.exists() is False else place.renew()
+    shown = place.renew() if place.key.exists() else place.shown()
     console.print(
         f"{'Installed' if fresh else 'Already installed:'} federation {found.name}, serial {found.serial}, until "
         f"{found.ends:%Y-%m-%d}. This site is node {own.node}, {own.name}."
@@ -175,7 +175,7 @@ def renew(
 
 
 def status(folder: OwnFolder = Path("site"), json: Json = False) -> None:
-    """Show what this site knows: its federation, its neighbours-to-be and its own certificate."""
+    """Show what this site knows: its federation, its own number and certificate."""
     place = SiteFolder(folder)
     found = place.federation()
     organiser = fingerprint(file.organiser_of(place.text(), str(place.file)))

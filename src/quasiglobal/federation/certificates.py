@@ -7,9 +7,9 @@ node: `peer` in `site.py` therefore checks that the root of that very node signe
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import urlsplit
 
 from quasiglobal.errors import InputError
 from quasiglobal.federation.keys import fingerprint, private_pem
@@ -26,6 +26,12 @@ LONGEST_LIFETIME = timedelta(days=31)
 
 SKEW = timedelta(minutes=10)
 """Tolerated difference of two clocks."""
+
+HOLDER = re.compile(r"qg://([a-z0-9-]{1,40})/(0|[1-9][0-9]{0,4})")
+"""The name of a node in certificates, as of `uri`."""
+
+MOST_ROOT = 1024
+"""Size of the largest root certificate in bytes; `root` makes about 420."""
 
 FOREVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 """RFC 5280's date for certificates without an end: the federation file ends a root's validity."""
@@ -77,6 +83,7 @@ def key_of_root(certificate: bytes, where: str) -> Ed25519PublicKey:
         limits = found.extensions.get_extension_for_class(BasicConstraints).value
         key = found.public_key()
         fits = limits.ca and limits.path_length == 0 and found.subject == _name(fingerprint(key))
+        fits = fits and len(found.extensions) == 3 and len(certificate) <= MOST_ROOT     # nothing else for TLS to read
     except Exception:                       # cryptography raises many kinds for damaged certificates
         fits, key = False, None
     if not fits or not isinstance(key, Ed25519PublicKey):
@@ -119,15 +126,13 @@ def read_claim(certificate: bytes) -> CertificateClaim:
         found = load_pem_x509_certificate(certificate) if b"-----BEGIN" in certificate else _read(certificate)
         names = found.extensions.get_extension_for_class(SubjectAlternativeName).value
         (holder,) = names.get_values_for_type(UniformResourceIdentifier)
-        parts = urlsplit(holder)
+        matched = HOLDER.fullmatch(holder)
         begins, ends = found.not_valid_before_utc + SKEW, found.not_valid_after_utc
-        claim = CertificateClaim(parts.netloc, int(parts.path[1:]), begins, ends)
-        fits = holder == uri(claim.federation, claim.node)
     except Exception:                       # cryptography raises many kinds for damaged certificates
-        fits = False
-    if not fits:
+        matched = None
+    if matched is None:
         raise InputError("the certificate names no node of a federation; it was not made by `qg site`")
-    return claim
+    return CertificateClaim(matched[1], int(matched[2]), begins, ends)
 
 
 def check_issued(certificate: bytes, by: bytes) -> None:
@@ -138,7 +143,7 @@ def check_issued(certificate: bytes, by: bytes) -> None:
     except Exception:                       # cryptography raises many kinds for damaged certificates
         raise InputError("the certificate is signed by another site's key") from None
     start, end = found.not_valid_before_utc, found.not_valid_after_utc
-    if not start - SKEW <= now() <= end:
+    if now() + SKEW < start or now() > end:
         raise InputError(
             f"the certificate is valid from {start:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} UTC, and it is "
             f"{now():%Y-%m-%d %H:%M}; check both clocks"

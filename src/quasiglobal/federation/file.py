@@ -92,7 +92,7 @@ class Federation:
 
     def check_dates(self, where: str) -> None:
         """Raise if the federation has ended."""
-        if now() > self.ends + SKEW:
+        if now() - SKEW > self.ends:
             raise InputError(
                 f"{where} ended on {self.ends:%Y-%m-%d %H:%M} UTC; ask the organiser for a newer one "
                 "(`qg federation extend`), and check this machine's clock"

@@ -45,7 +45,7 @@ def private_pem(key: Ed25519PrivateKey) -> bytes:
 def write_private(path: Path, content: bytes) -> None:
     """Write a file atomically with mode 600, in a folder of mode 700."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with replacing(path) as temporary, open(temporary, "xb", opener=_for_the_owner) as file:
+    with replacing(path) as temporary, open(temporary, "wb", opener=_for_the_owner) as file:
         file.write(content)
 
 

@@ -61,6 +61,8 @@ class SiteFolder:
         file.check_name(federation, "the federation")
         file.check_name(name, "the site")
         file.read_address(address, "the site")
+        if self.is_pinned and self.federation().name != federation:
+            raise InputError(f"{self.path} belongs to federation {self.federation().name}; name another --folder")
         with self._alone():
             key = keys.read_key(self.key) if self.key.exists() else keys.new_key(self.key)
             if not self.root.exists():
@@ -94,7 +96,7 @@ class SiteFolder:
         """
         found = self._read(newer, where)
         with self._alone():
-            self._check_serial(found, newer, where)
+            _check_serial(found, newer, self._seen(), where)
             if self.file.exists() and self.file.read_bytes() == newer:
                 return False
             _write(self.file, newer)
@@ -105,10 +107,12 @@ class SiteFolder:
         """The content of the federation file, checked: its signature, its end, and that no newer one was seen."""
         if not self.file.exists():
             raise InputError(f"{self.file} does not exist; run `qg site install` with the organiser's file")
+        seen = self._seen()                         # before the file, since `accept` writes it after the file
         text = keys.read_text(self.file)
         found = self._read(text, str(self.file))
-        with self._alone():
-            if self._check_serial(found, text, str(self.file)):
+        _check_serial(found, text, seen, str(self.file))
+        if found.serial > seen[0]:
+            with self._alone():
                 self._remember(found, text)
         return found
 
@@ -153,7 +157,7 @@ class SiteFolder:
     def server_context(self) -> ssl.SSLContext:
         """A context for one accepted connection: mutual TLS 1.3, the sites of the newest federation file alone.
 
-        Made anew for each connection it follows renewals and newer files; it takes about a millisecond.
+        Made anew for each connection it follows renewals and newer files; it takes a few milliseconds.
         """
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
@@ -210,16 +214,8 @@ class SiteFolder:
         found.check_dates(where)
         return found
 
-    def _check_serial(self, found: Federation, text: bytes, where: str) -> bool:
-        """Raise if a newer file was seen, or another one with this serial number; say whether this one is new."""
-        serial, digest = self._seen()
-        if found.serial < serial:
-            raise InputError(f"{where} has serial {found.serial}, but {serial} was seen here; ask for the newest file")
-        if found.serial == serial and _digest(text) != digest:
-            raise InputError(f"{where} differs from another file with serial {serial}; ask the organiser for another")
-        return found.serial > serial
-
     def _seen(self) -> tuple[int, str]:
+        """Serial number and digest of the newest file so far."""
         if not self.newest.exists():
             return 0, ""
         try:
@@ -229,7 +225,8 @@ class SiteFolder:
             raise InputError(f"{self.newest} is damaged; delete it if {self.file} is the newest you know") from None
 
     def _remember(self, found: Federation, text: bytes) -> None:
-        write_json(self.newest, {"serial": found.serial, "sha256": _digest(text)})
+        if found.serial > self._seen()[0]:
+            write_json(self.newest, {"serial": found.serial, "sha256": _digest(text)})
 
     def _own_root(self) -> bytes:
         try:
@@ -242,6 +239,15 @@ class SiteFolder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with alone(self.path, wait=True):
             yield
+
+
+def _check_serial(found: Federation, text: bytes, seen: tuple[int, str], where: str) -> None:
+    """Raise if a newer file was seen, or another one with this serial number."""
+    serial, digest = seen
+    if found.serial < serial:
+        raise InputError(f"{where} has serial {found.serial}, but {serial} was seen here; ask for the newest file")
+    if found.serial == serial and _digest(text) != digest:
+        raise InputError(f"{where} differs from another file with serial {serial}; ask the organiser for another")
 
 
 def _digest(text: bytes) -> str:
