@@ -49,9 +49,9 @@ class Owners:
 
     data = "{number}.npz"
 
-    def start(self, number, rendezvous, *words, before=()):
+    def start(self, number, rendezvous, *words, before=(), program=("-m", "quasiglobal")):
         """Start `qg node`; its output goes to files, since a pipe would fill up."""
-        command = [*before, sys.executable, "-m", "quasiglobal", "node", "experiment.toml", "--node", str(number)]
+        command = [*before, sys.executable, *program, "node", "experiment.toml", "--node", str(number)]
         command += ["--data", self.data.format(number=number), "--rendezvous", rendezvous]
         command += ["--runs", f"runs{number}", *words]
         with open(self.log(number), "a") as said, open(self.printed(number), "a") as printed:

@@ -101,7 +101,7 @@ def wait_for_all(experiment: Experiment, options: Options) -> None:
 def _train_share(mine: Participant, patience: float, watch: Watcher, callbacks: Sequence[Any]) -> None:
     """Join the other processes, train to the end, and combine the parts in process 0."""
     seat, runs = mine.seat, mine.runs
-    mine.engine.connect(patience=patience)
+    mine.connect(patience)
     came_back = seat.store.check([f"epochs/{seat.rank}"])   # an earlier start of this process agreed on an epoch
     if came_back or mine.engine.members.step_of_others:
         mine.rejoin()
@@ -154,7 +154,7 @@ def train_node(
     mine = Participant(task, [run], Seat(store, node, spread(n, n), experiment.hash), options)
     with mine.locked():
         saved = max(mine.saved)
-        mine.engine.connect(saved * experiment.steps, patience)
+        mine.connect(patience, saved)
         if saved or mine.engine.members.step_of_others:
             mine.rejoin()
         board = mine.board()
