@@ -18,6 +18,7 @@ from quasiglobal.engines.distributed import audit, greeting, listener
 from quasiglobal.engines.distributed import sites as module
 from quasiglobal.engines.distributed.audit import Audit
 from quasiglobal.engines.distributed.channel import Lost, Refused
+from quasiglobal.engines.distributed.checks import Expected
 from quasiglobal.engines.distributed.opening import Terms
 from quasiglobal.engines.distributed.sites import SiteOpener
 from quasiglobal.errors import InputError
@@ -288,11 +289,11 @@ def test_a_newer_file_is_passed_on_and_a_revoked_site_is_cut(meeting, sites, mon
     sites.organiser.revoke("site2")
     assert sites.folders[0].accept(sites.text)              # it arrives at one site, which passes it on
     with pytest.raises(Lost, match="revoked by federation file 3"):
-        meeting.edges[4].receive((1, 0), 1, torch.float32, 10)
+        meeting.edges[4].receive((1, 0), Expected(1, torch.float32), 10)
     until(lambda: second.federation.serial == 3)
     assert sites.folders[1].federation().serial == 3
     with pytest.raises(Lost, match="revoked by federation file 3"):
-        meeting.edges[2].receive((1, 0), 1, torch.float32, 10)
+        meeting.edges[2].receive((1, 0), Expected(1, torch.float32), 10)
     assert meeting.edges[0].channel.alive
     assert not second.expects(2)
     with pytest.raises(Lost, match="not in the federation file"):
@@ -331,7 +332,7 @@ def test_connections_are_renewed_before_a_certificate_ends(meeting, sites, monke
     assert meeting.recorded(first, "renewed")[0]["certificate"] != before
     for step in range(1, 20):
         edges[0].send((step, 0), torch.ones(3), 5)
-        assert edges[1].receive((step, 0), 3, torch.float32, 5) is not None
+        assert edges[1].receive((step, 0), Expected(3, torch.float32), 5) is not None
     until(lambda: meeting.recorded(second, "closed"))
     assert second._links[0].ends - now() > timedelta(days=1)
 
@@ -343,7 +344,7 @@ def test_an_edge_whose_certificate_ended_is_cut(meeting, sites, monkeypatch):
     edges[0].listen(1000)
     first._links[1].ends = now() - timedelta(seconds=1)
     with pytest.raises(Lost, match="a certificate ended"):
-        edges[0].receive((1, 0), 1, torch.float32, 10)
+        edges[0].receive((1, 0), Expected(1, torch.float32), 10)
 
 
 def test_names_that_are_found_late_do_not_block_a_stop(meeting, sites, monkeypatch):

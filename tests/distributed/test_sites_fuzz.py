@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from quasiglobal.engines.distributed import greeting
 from quasiglobal.engines.distributed.channel import Channel, Lost, Sending
+from quasiglobal.engines.distributed.checks import Expected
 from quasiglobal.engines.distributed.edge import HEARTBEAT, MAGIC, MOST_NOTE, MOVE, NOTE, Edge
 from quasiglobal.engines.distributed.greeting import Greeting
 from quasiglobal.engines.distributed.opening import Terms
@@ -127,7 +128,7 @@ def test_any_bytes_for_messages_end_the_edge_and_take_no_memory(data):
     assert fed.largest <= max(LARGEST, 48, MOST_NOTE)
     assert sum(map(len, notes)) <= len(data)
     with pytest.raises(Lost):
-        edge.receive((2**62 + 1, 0), 1, torch.float32, 0.1)
+        edge.receive((2**62 + 1, 0), Expected(1, torch.float32), 0.1)
 
 
 def test_a_move_to_nowhere_ends_the_edge(monkeypatch):
@@ -171,7 +172,7 @@ def test_raw_bytes_at_every_stage_of_a_connection_disturb_no_neighbour(tmp_path,
     for edge in (mine, theirs):
         edge.listen(LARGEST)
     mine.send((1, 0), torch.ones(3), 5)
-    assert theirs.receive((1, 0), 3, torch.float32, 5).tolist() == [1, 1, 1]
+    assert theirs.receive((1, 0), Expected(3, torch.float32), 5).tolist() == [1, 1, 1]
     for opener in (first, second):
         opener.stop()
     mine.close()
