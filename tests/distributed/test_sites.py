@@ -327,14 +327,15 @@ def test_connections_are_renewed_before_a_certificate_ends(meeting, sites, monke
         edge.listen(1000)
     before = meeting.recorded(first, "connected")[0]["certificate"]
     certified(sites.folders[1])                             # a fresh one for the next connection
-    second._links[0].begun, second._links[0].ends = now() - timedelta(minutes=1), now() + timedelta(seconds=10)
+    link = second._links.to(0)
+    link.begun, link.ends = now() - timedelta(minutes=1), now() + timedelta(seconds=10)
     until(lambda: meeting.recorded(first, "renewed"))
     assert meeting.recorded(first, "renewed")[0]["certificate"] != before
     for step in range(1, 20):
         edges[0].send((step, 0), torch.ones(3), 5)
         assert edges[1].receive((step, 0), Expected(3, torch.float32), 5) is not None
     until(lambda: meeting.recorded(second, "closed"))
-    assert second._links[0].ends - now() > timedelta(days=1)
+    assert second._links.to(0).ends - now() > timedelta(days=1)
 
 
 def test_an_edge_whose_certificate_ended_is_cut(meeting, sites, monkeypatch):
@@ -342,7 +343,7 @@ def test_an_edge_whose_certificate_ended_is_cut(meeting, sites, monkeypatch):
     first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
     edges = meeting.met(first, second)
     edges[0].listen(1000)
-    first._links[1].ends = now() - timedelta(seconds=1)
+    first._links.to(1).ends = now() - timedelta(seconds=1)
     with pytest.raises(Lost, match="a certificate ended"):
         edges[0].receive((1, 0), Expected(1, torch.float32), 10)
 

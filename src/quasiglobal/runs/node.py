@@ -41,7 +41,12 @@ MeetingPlace = InFederation | AtRendezvous
 
 
 def train_node(
-    experiment: Experiment, place: MeetingPlace, data: str, options: Options, patience: float, watch: Watcher = unwatched
+    experiment: Experiment,
+    place: MeetingPlace,
+    data: str,
+    options: Options,
+    patience: float,
+    watch: Watcher = unwatched,
 ) -> Run:
     """Train one node on its own data, with the neighbours that connect within `patience` seconds."""
     experiment = agreement(experiment)
