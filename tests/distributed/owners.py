@@ -49,17 +49,17 @@ class Owners:
 
     data = "{number}.npz"
 
-    def start(self, number, rendezvous, *words, before=()):
+    def start(self, number, rendezvous, *words, before=(), **options):
         """Start `qg node` at a rendezvous."""
-        return self.launch(number, "--node", str(number), "--rendezvous", rendezvous, *words, before=before)
+        return self.launch(number, "--node", str(number), "--rendezvous", rendezvous, *words, before=before, **options)
 
-    def join(self, number, site, *words, before=()):
+    def join(self, number, site, *words, before=(), **options):
         """Start `qg node` in a federation."""
-        return self.launch(number, "--site", str(site.path), *words, before=before)
+        return self.launch(number, "--site", str(site.path), *words, before=before, **options)
 
-    def launch(self, number, *words, before=()):
+    def launch(self, number, *words, before=(), program=("-m", "quasiglobal")):
         """Start `qg node`; its output goes to files, since a pipe would fill up."""
-        command = [*before, sys.executable, "-m", "quasiglobal", "node", "experiment.toml"]
+        command = [*before, sys.executable, *program, "node", "experiment.toml"]
         command += ["--data", self.data.format(number=number), "--runs", f"runs{number}", *words]
         with open(self.log(number), "a") as said, open(self.printed(number), "a") as printed:
             one_core = os.environ | {"OMP_NUM_THREADS": "1"}

@@ -12,6 +12,7 @@ from connections import at_once, channels, shaken, soon
 from federations import Sites
 
 from quasiglobal.engines.distributed.channel import Lost
+from quasiglobal.engines.distributed.checks import Expected
 from quasiglobal.engines.distributed.edge import Edge
 
 MB = 2**18
@@ -136,7 +137,7 @@ def test_an_edge_moves_to_another_connection_without_losing_a_message(sites):
         def work():
             for step in range(1, steps):
                 edge.send((step, 0), torch.full((1000,), float(step)), 10)
-                got = edge.receive((step, 0), 1000, torch.float32, 10)
+                got = edge.receive((step, 0), Expected(1000, torch.float32), 10)
                 assert got is not None
                 assert (got == step).all()
         return work

@@ -15,7 +15,7 @@ from quasiglobal.cli.terminal import console, log_as, watcher
 from quasiglobal.cli.train import exit_if_diverged, schedule_in_words
 from quasiglobal.engines.distributed import serve
 from quasiglobal.errors import InputError
-from quasiglobal.runs.node import AtRendezvous, InFederation, Place, train_node
+from quasiglobal.runs.node import AtRendezvous, InFederation, MeetingPlace, train_node
 from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import from_toml
 
@@ -80,7 +80,7 @@ def node(
     exit_if_diverged([run])
 
 
-def _place(site: Path | None, listen: str | None, node: int | None, rendezvous: str | None) -> Place:
+def _place(site: Path | None, listen: str | None, node: int | None, rendezvous: str | None) -> MeetingPlace:
     if site is not None:
         if node is not None or rendezvous is not None:
             raise InputError("--site has the node's number and its neighbours; leave out --node and --rendezvous")

@@ -13,7 +13,7 @@ from quasiglobal.algorithms import algorithm
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.sources import named
 from quasiglobal.engines.costs import traffic
-from quasiglobal.engines.distributed.engine import NO_MEAN_OVER_SITES
+from quasiglobal.engines.distributed.opening import NO_MEAN_OVER_SITES
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.loading import data_of

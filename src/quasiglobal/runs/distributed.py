@@ -103,8 +103,8 @@ def _train_share(
 ) -> None:
     """Join the other processes, train to the end, and combine the parts in process 0."""
     seat, runs = mine.seat, mine.runs
-    mine.engine.connect(patience=patience)
-    came_back = store.check([f"epochs/{seat.rank}"])   # an earlier start of this process agreed on an epoch
+    mine.connect(patience)
+    came_back = store.check([f"epochs/{seat.rank}"])        # an earlier start of this process agreed on an epoch
     if came_back or mine.engine.members.step_of_others:
         mine.rejoin()
     else:

@@ -39,11 +39,16 @@ class AtRendezvous:
     address: str
 
 
-Place = InFederation | AtRendezvous
+MeetingPlace = InFederation | AtRendezvous
 
 
 def train_node(
-    experiment: Experiment, place: Place, data: str, options: Options, patience: float, watch: Watcher = unwatched,
+    experiment: Experiment,
+    place: MeetingPlace,
+    data: str,
+    options: Options,
+    patience: float,
+    watch: Watcher = unwatched,
     metrics: str | None = None,
 ) -> Run:
     """Train one node on its own data, with the neighbours that connect within `patience` seconds.
@@ -68,7 +73,7 @@ def train_node(
             serving.enter_context(page.served(metrics))
         log.info("run folder: %s", run.folder)
         saved = max(mine.saved)
-        mine.engine.connect(saved * experiment.steps, patience)
+        mine.connect(patience, saved)
         if saved or mine.engine.members.step_of_others:
             mine.rejoin()
         board = mine.board()
@@ -80,7 +85,7 @@ def train_node(
     return run.read()
 
 
-def _number(place: Place) -> int:
+def _number(place: MeetingPlace) -> int:
     """The node's number, from the site's folder or as given."""
     if isinstance(place, InFederation):
         return SiteFolder(place.folder).own().node
@@ -90,11 +95,11 @@ def _number(place: Place) -> int:
     return place.node
 
 
-def _site(place: Place) -> SiteFolder | None:
+def _site(place: MeetingPlace) -> SiteFolder | None:
     return SiteFolder(place.folder) if isinstance(place, InFederation) else None
 
 
-def _way(place: Place, run: RunFolder, patience: float) -> Store | Opener:
+def _way(place: MeetingPlace, run: RunFolder, patience: float) -> Store | Opener:
     """How the node finds its neighbours."""
     if isinstance(place, InFederation):
         return SiteOpener(SiteFolder(place.folder), place.listen, Audit(run.folder / AUDIT))

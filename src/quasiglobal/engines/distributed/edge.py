@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
 import threading
 import time
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from quasiglobal.engines.distributed.channel import Channel, Lost, Refused, Sending
+from quasiglobal.engines.distributed.checks import Expected, Rejected, check_message
 from quasiglobal.engines.distributed.gloo import GlooChannel, Meeting, Store, until
 
 MAGIC = 0x71676D31
@@ -30,8 +32,11 @@ HEADER = 6
 KINDS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 """Allowed payload dtypes, by bytes per element."""
 
-LARGEST = 2**34
-"""Maximum size of a model in bytes."""
+MOST_GENERATION = 2**62
+"""Generations are random numbers up to this one."""
+
+REPEAT = 0.5
+"""Seconds after which an offer in the store is written again: a stranger may have overwritten it."""
 
 AHEAD = 3
 """Messages that one side may be ahead of the other before it has to wait."""
@@ -119,17 +124,20 @@ class Edge:
         """Wait until both sides are ready for the first step."""
         self._swap(bytes(32), deadline)
 
-    def share_model(self, model: Tensor | None, wanted: bool, deadline: float) -> Tensor | None:
-        """Send a model to the other side if it requests one; receive its model if `wanted`."""
-        count = 0 if model is None else model.numel()
-        offer = wanted.to_bytes(8) + count.to_bytes(16) + (0 if model is None else model.element_size()).to_bytes(8)
-        theirs = self._swap(offer, deadline)
+    def share_model(self, model: Tensor | None, wanted: Expected | None, deadline: float) -> Tensor | None:
+        """Send a model to the other side if it requests one; receive its model if one of exactly this size is `wanted`.
+        """
+        count, size = (0, 0) if model is None else (model.numel(), model.element_size())
+        theirs = self._swap((wanted is not None).to_bytes(8) + count.to_bytes(16) + size.to_bytes(8), deadline)
         asked, coming, size = (int.from_bytes(theirs[at]) for at in (slice(8), slice(8, 24), slice(24, 32)))
         sending = self.channel.send(model) if asked and model is not None else None
         taken = None
-        if wanted and coming and size in KINDS and coming * size <= LARGEST:
-            taken = torch.empty(coming, dtype=KINDS[size])
+        if wanted is not None and coming:
+            if (coming, size) != (wanted.count, wanted.dtype.itemsize):
+                raise Rejected(f"it offers a model of another size than {wanted.count} numbers")
+            taken = torch.empty(coming, dtype=wanted.dtype)
             self._incoming.recv_into(taken, deadline)
+            check_message(0, taken, wanted)
         if sending is not None:
             sending.wait(deadline)
         return taken
@@ -187,8 +195,10 @@ class Edge:
         with self._line:
             self._heartbeats.append(self.channel.send(message))
 
-    def receive(self, moment: Moment, expected: int, dtype: torch.dtype, seconds: float) -> Tensor | None:
+    def receive(self, moment: Moment, expected: Expected, seconds: float) -> Tensor | None:
         """Return the payload sent for this moment, or None if the other side is already past it.
+
+        Raise `Rejected` if it is not what is expected.
 
         The timeout `seconds` restarts with each message, so that a side that is catching up does not time out.
         Heartbeats alone extend the wait to at most `HEARTBEAT_FACTOR` × `seconds`.
@@ -212,13 +222,11 @@ class Edge:
                     self._news.wait(left)
             finally:
                 self.account.waited += time.monotonic() - began
-            if self._inbox[0][0] > moment:
+            if moment < self._inbox[0][0] <= (expected.last_step, math.inf):
                 return None
-            _, payload = self._inbox.popleft()
+            (step, _), payload = self._inbox.popleft()
             self._news.notify_all()
-        if (payload.numel(), payload.dtype) != (expected, dtype):
-            found = f"{payload.numel()} numbers of {payload.element_size()} bytes"
-            raise Lost(f"it sent {found}, not {expected} of {dtype.itemsize}")
+        check_message(step, payload, expected)
         self.account.received += payload.nbytes
         return payload
 
@@ -256,9 +264,9 @@ class Edge:
                         self._inbox.append((moment, payload))
                     self._news.notify_all()
                     self._news.wait_for(lambda: len(self._inbox) < AHEAD or self._gone is not None)
-        except Lost as error:
+        except Exception as error:                          # whatever it is, the edge is of no use any more
             with self._news:
-                self._gone = self._gone or error
+                self._gone = self._gone or (error if isinstance(error, Lost) else Lost(f"{error}"))
                 self._news.notify_all()
 
     def _note(self, size: int) -> bytes:
@@ -315,9 +323,10 @@ class Edge:
 def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:
     """Open the link to a process that opens it at the same time; raise `Lost` if it does not within `seconds`.
 
-    A generation is the number of an attempt to open this link. The lower rank offers a generation and the higher rank
-    accepts it; store keys of earlier generations are never read.
+    A generation is the random number of an attempt to open this link. The lower rank offers a generation and the higher
+    rank accepts it; store keys of earlier generations are never read.
     An offer is taken once, by the side that accepts it or the side that withdraws it: a stale offer is never accepted.
+    The store is open to strangers: what is not an offer is ignored, and an offer that was overwritten is repeated.
     """
     low, high = sorted((here, there))
     place = Meeting(store, f"edge/{low}-{high}")
@@ -328,17 +337,25 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
 
     try:
         if here == low:
-            generation = place.add("generation", 1)
-            place.set("offer", str(generation))
+            generation, offered = 1 + secrets.randbelow(MOST_GENERATION), -math.inf
+
+            def is_taken() -> bool:
+                nonlocal offered
+                if time.monotonic() - offered > REPEAT:
+                    place.set("offer", str(generation))
+                    offered = time.monotonic()
+                return place.check([f"taken/{generation}"])
+
             try:
-                until(lambda: place.check([f"taken/{generation}"]), seconds)
+                until(is_taken, seconds)
             except TimeoutError:
                 if takes(generation):
                     raise
         else:
             def accepted() -> int:
-                offer = int(place.get("offer")) if place.check(["offer"]) else 0
-                return offer if offer and takes(offer) else 0
+                text = place.get("offer") if place.check(["offer"]) else b""
+                offer = int(text) if text.isdigit() and len(text) <= len(str(MOST_GENERATION)) else 0
+                return offer if 0 < offer <= MOST_GENERATION and takes(offer) else 0
 
             generation = until(accepted, seconds)
     except TimeoutError:

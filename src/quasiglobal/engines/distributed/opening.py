@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 from quasiglobal.engines.distributed.channel import Lost
 from quasiglobal.engines.distributed.edge import Edge, open_edge
-from quasiglobal.engines.distributed.gloo import Meeting
+from quasiglobal.engines.distributed.gloo import Group, Meeting, open_group
+from quasiglobal.errors import InputError
+
+NO_MEAN_OVER_SITES = (
+    "an exact mean over all nodes needs all of them at once, and sites connect to their neighbours alone; use an "
+    "algorithm without exact means, such as qg-dsgdm-n, or --rendezvous within one cluster"
+)
 
 ADMISSION = 10.0
 """Timeout in seconds for both sides to authenticate each other."""
@@ -43,6 +49,10 @@ class Opener(ABC):
     @abstractmethod
     def open(self, there: int, seconds: float) -> Edge:
         """Open an edge to a neighbour that agrees on the terms; raise `Lost` if it does not within `seconds`."""
+
+    def group(self, rank: int, size: int, seconds: float) -> Group:
+        """A group of all processes, for exact means and broadcasts."""
+        raise InputError(NO_MEAN_OVER_SITES)
 
     def expects(self, there: int) -> bool:
         """Whether this neighbour takes part at all."""
@@ -82,3 +92,7 @@ class GlooOpener(Opener):
             edge.close()
             raise
         return edge
+
+    def group(self, rank: int, size: int, seconds: float) -> Group:
+        """Open a group of all processes through the store."""
+        return open_group(Meeting(self.store, "world/0"), rank, size, self.host, seconds)

@@ -13,13 +13,13 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from random import uniform
 
 from quasiglobal.engines.distributed.audit import Audit
 from quasiglobal.engines.distributed.channel import Lost, Refused
+from quasiglobal.engines.distributed.connections import Connections, Link
 from quasiglobal.engines.distributed.edge import Edge
 from quasiglobal.engines.distributed.greeting import PROTOCOL, Greeting, exchange, refuse
 from quasiglobal.engines.distributed.listener import Guest, Listener, resolved
@@ -41,32 +41,6 @@ FAREWELL = 1.0
 """Seconds for a refused connection to read why."""
 
 
-@dataclass
-class Link:
-    """An open connection to a neighbour, and what was known when it was opened."""
-
-    edge: Edge
-    channel: TLSChannel
-    identity: Identity
-    greeting: Greeting
-    dialled: bool
-    begun: datetime
-    ends: datetime
-    """When the first of the two certificates ends."""
-    serial: int
-    """Serial number of the federation file that the neighbour is known to have."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether the connection is open, as far as known here."""
-        return self.channel.alive
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a certificate ends soon: after three quarters of the time that was left when it was opened."""
-        return datetime.now(UTC) > self.ends - (self.ends - self.begun) / 4
-
-
 class SiteOpener(Opener):
     """Opens the edges of one site; the folder has its key, its certificate and the federation file.
 
@@ -79,8 +53,7 @@ class SiteOpener(Opener):
         self.site = folder.own(self.federation)
         self._session = secrets.token_hex(8)
         self._news = threading.Condition()
-        self._links: dict[int, Link] = {}
-        self._former: list[Link] = []
+        self._links = Connections()
         self._parked: dict[int, Link] = {}
         self._dialling: dict[int, Guest] = {}
         self._pauses: dict[int, float] = {}
@@ -135,7 +108,7 @@ class SiteOpener(Opener):
 
     def close(self) -> None:
         """Record the traffic of the connections, after they are closed."""
-        self._record_closed()
+        self._record_closed(1.0)
 
     def _listens_for(self, there: int) -> bool:
         return self.federation.listener(self.site.node, there) == self.site.node
@@ -226,6 +199,8 @@ class SiteOpener(Opener):
             with self._news:
                 self._parked[link.identity.node] = link
                 self._news.notify_all()
+            if self._closing.is_set():
+                link.edge.cut("this process ends")
 
     # -------------------------------------------------------------------------------------------- both
 
@@ -259,7 +234,7 @@ class SiteOpener(Opener):
         theirs = exchange(connection, mine, deadline, lambda theirs: self._objection(theirs, identity, mine, dials))
         self._note_version(theirs)
         channel = TLSChannel(connection)
-        old = renews or (self._links.get(identity.node) if theirs.renews else None)
+        old = renews or (self._links.to(identity.node) if theirs.renews else None)
         if old is not None:
             old.edge.adopt(channel)
         edge = old.edge if old is not None else self._edge(identity.node, channel, theirs)
@@ -272,7 +247,7 @@ class SiteOpener(Opener):
             certificate=hashlib.sha256(certificate).hexdigest(), key=identity.fingerprint,
             until=identity.ends.isoformat(), step=theirs.step, library=theirs.library, serial=theirs.serial,
         )
-        self._take(link)
+        self._links.take(link)
         return link
 
     def _identified(self, certificate: bytes, federation: Federation, there: int | None) -> Identity:
@@ -288,29 +263,19 @@ class SiteOpener(Opener):
         """A reason to refuse a neighbour whose greeting fits."""
         if theirs.node != identity.node:
             return f"it says that it is node {theirs.node}, and its certificate says {identity.node}"
-        link = self._links.get(identity.node)
-        open_there = link is not None and link.alive
+        link = self._links.to(identity.node)
         same = link is not None and link.greeting.session == theirs.session
-        if not dials and not theirs.renews and open_there and not same:
-            return f"node {identity.node} is taken: another process with its certificate is connected"
-        if not dials and theirs.renews and not (open_there and same):
+        if theirs.renews and (dials or not same):
             return "there is no connection to renew"
-        return "it does not renew this connection" if dials and theirs.renews else ""
+        if link is not None and not same and not dials:
+            return f"node {identity.node} is taken: another process with its certificate is connected"
+        return ""
 
     def _edge(self, there: int, channel: TLSChannel, theirs: Greeting) -> Edge:
         edge = Edge(self.site.node, there, channel, generation=0)
         edge.step_there = theirs.step
         edge.on_note = lambda note: self._heard_of(there, note)
         return edge
-
-    def _take(self, link: Link) -> None:
-        """Make this the connection to its neighbour; an earlier one ends, unless it is the same edge."""
-        there = link.identity.node
-        with self._news:
-            before, self._links[there] = self._links.get(there), link
-            self._former += [before] if before is not None else []
-        if before is not None and before.edge is not link.edge:
-            before.edge.cut("it connected again")
 
     def _note_version(self, theirs: Greeting) -> None:
         if theirs.library != _version() and self._versions.get(theirs.node) != theirs.library:
@@ -346,44 +311,37 @@ class SiteOpener(Opener):
             if own.node != self.site.node:
                 raise InputError(f"this site is node {own.node} in the new federation file; start it again")
         except InputError as error:
-            for link in list(self._links.values()):
+            for link in self._links.open():
                 link.edge.cut(str(error))
             raise
         self.federation = newer
         log.warning("federation %s: file %d, of %d sites", newer.name, newer.serial, len(newer.sites))
         self.audit.record("federation", serial=newer.serial, sites=[site.name for site in newer.sites])
         keys = {site.node: site.fingerprint for site in newer.sites}
-        for there, link in list(self._links.items()):
-            if keys.get(there) != link.identity.fingerprint:
-                why = f"revoked by federation file {newer.serial}"
-                self.audit.record("revoked", node=there, key=link.identity.fingerprint, serial=newer.serial)
-                link.edge.cut(why)
+        for link in self._links.open():
+            who = link.identity
+            if keys.get(who.node) != who.fingerprint:
+                self.audit.record("revoked", node=who.node, key=who.fingerprint, serial=newer.serial)
+                link.edge.cut(f"revoked by federation file {newer.serial}")
 
     def _pass_on(self) -> None:
         serial = self.federation.serial
-        for link in list(self._links.values()):
-            if link.serial < serial and link.alive and link.edge.listening:
+        for link in self._links.open():
+            if link.serial < serial and link.edge.listening:
                 link.edge.send_note(self._folder.text())
                 link.serial = serial
 
     def _renew(self) -> None:
         """Replace dialled connections before a certificate ends; cut those whose certificate has ended."""
-        for there, link in list(self._links.items()):
-            if not link.alive:
-                continue
-            if datetime.now(UTC) > link.ends:
+        for link in self._links.open():
+            if link.has_ended:
                 link.edge.cut("a certificate ended")
             elif link.dialled and link.edge.listening and link.is_due:
-                self._dial(there, time.monotonic() + ADMISSION, renews=link)
+                self._dial(link.identity.node, time.monotonic() + ADMISSION, renews=link)
 
-    def _record_closed(self) -> None:
+    def _record_closed(self, seconds: float = 0.0) -> None:
         """Record the bytes of the connections that are closed."""
-        with self._news:
-            links = [*self._former, *self._links.values()]
-            closed = [link for link in links if not link.alive]
-            self._former = [link for link in self._former if link.alive]
-            self._links = {there: link for there, link in self._links.items() if link.alive}
-        for link in closed:
+        for link in self._links.take_ended(seconds):
             self.audit.record(
                 "closed", node=link.identity.node, sent=link.channel.sent, received=link.channel.received,
                 step=self._terms.step(),

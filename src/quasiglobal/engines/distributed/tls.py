@@ -54,6 +54,8 @@ class TLSChannel(Channel):
         self._no_sends: str | None = None
         self._no_reads: str | None = None
         self._hung_up = self._closing = False
+        self.ended = threading.Event()
+        """Set when no more bytes are counted."""
         self._bell, self._wake = socket.socketpair()
         for end in (self._bell, self._wake):
             end.setblocking(False)
@@ -137,6 +139,7 @@ class TLSChannel(Channel):
                         self._bell.recv(4096)
                 elif event & (HANG_UP | select.POLLHUP | select.POLLERR):
                     self._hung_up = True
+        self.ended.set()
         self._bell.close()
         self._wake.close()
         try:                                                # outlives the main thread, as this one does not
