@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from terminal import inside
 
+from quasiglobal.cli.federation import SUBCOMMANDS
 from quasiglobal.errors import InputError
 from quasiglobal.federation import certificates, file, keys, requests
 from quasiglobal.federation.certificates import LIFETIME, LONGEST_LIFETIME, SKEW, issue, now
@@ -425,6 +426,14 @@ def test_a_wrong_address_is_refused(tmp_path, address):
         SiteFolder(tmp_path).request("tumours", "aachen", address)
 
 
+FORM = f"""wrote site/request-aachen.json
+Your fingerprint, for the organiser to compare by telephone:
+    {" ".join("#" * 8)}
+    {" ".join("#" * 8)}
+Send site/request-aachen.json to the organiser.
+"""
+
+
 def test_the_ten_commands_of_the_guide_enrol_four_hospitals(monkeypatch, capsys, tmp_path):
     guide = (Path(__file__).parents[2] / "docs/how-to/federation.md").read_text()
     commands = re.findall(r"^qg (.*?) +# at (?:the )?(\w+)$", guide, re.MULTILINE)
@@ -449,6 +458,8 @@ def test_the_ten_commands_of_the_guide_enrol_four_hospitals(monkeypatch, capsys,
     assert len(asked) == 5
     organisers = {one.splitlines()[1] for (word, _), one in said.items() if word == "install"}
     assert organisers == {said["new", "organiser"].splitlines()[3]}             # both read out the same
+    (shown,) = re.findall(r"^```text\n(.*?)```", guide, re.MULTILINE | re.DOTALL)
+    assert [re.sub("[0-9a-f]{4}", "#", one) for one in (shown, said["request", "aachen"])] == [FORM, FORM]
     assert said["request", "cork"].splitlines()[2] in said["approve", "organiser"]
     sites = [SiteFolder(tmp_path / name / "site") for name in NAMES]
     assert [site.own().node for site in sites] == [0, 1, 2, 3]
@@ -475,6 +486,18 @@ def test_a_wrong_command_is_one_sentence(monkeypatch, capsys, tmp_path, words, s
     assert status == 2
     assert says in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["federation", "site"])
+def test_both_sides_list_and_explain_their_commands(monkeypatch, capsys, name):
+    status, out, _ = inside(monkeypatch, capsys, name)
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    for command in SUBCOMMANDS[name]:
+        assert f"\n  {command} " in out
+        status, about, _ = inside(monkeypatch, capsys, name, command, "--help")
+        assert status == 0
+        assert f"usage: qg {name} {command} " in about
 
 
 def test_nothing_is_approved_or_trusted_without_a_comparison(monkeypatch, capsys, federation, tmp_path):
