@@ -118,6 +118,29 @@ def test_a_context_renews_in_the_last_third_and_keeps_the_lifetime(federation, m
     assert first.shown().ends - first.shown().begins == timedelta(days=3)
 
 
+def test_a_context_has_a_key_and_a_certificate_that_fit_while_others_renew(federation, monkeypatch):
+    _, (first, *_) = federation
+    first.renew()
+    real, began = ssl.SSLContext.load_cert_chain, threading.Event()
+    renewals = []
+
+    def load_slowly(context, path):
+        """As OpenSSL, which opens the file for the certificate and again for the key."""
+        whole = Path(path).read_bytes()
+        began.set()
+        renewals[0].join(0.3)                                           # it waits for the lock
+        assert Path(path).read_bytes() == whole
+        real(context, path)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_slowly)
+    renewals.append(threading.Thread(target=lambda: began.wait(10) and first.renew()))
+    renewals[0].start()
+    before = first.certificate.read_bytes()
+    first.client_context()
+    renewals[0].join(10)
+    assert first.certificate.read_bytes() != before
+
+
 def test_a_site_without_its_key_works_until_its_certificate_ends(federation, monkeypatch, tmp_path):
     _, (first, *_) = federation
     first.renew()

@@ -186,7 +186,8 @@ class SiteFolder:
         if side == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0                 # no resumption: every connection is checked anew
         try:
-            context.load_cert_chain(self.certificate)
+            with alone(self.path, shared=True, wait=True):      # OpenSSL opens the file twice: no renewal in between
+                context.load_cert_chain(self.certificate)
         except (OSError, ssl.SSLError):
             raise InputError(f"{self.certificate} is damaged; run `qg site renew`") from None
         return context
