@@ -118,6 +118,38 @@ def test_a_context_renews_in_the_last_third_and_keeps_the_lifetime(federation, m
     assert first.shown().ends - first.shown().begins == timedelta(days=3)
 
 
+def test_a_damaged_certificate_is_made_anew(federation):
+    _, (first, second, *_) = federation
+    key = second.renew() and second.certificate.read_bytes().partition(b"-----BEGIN CERT")[0]
+    certificate = first.renew() and first.certificate.read_bytes().partition(b"-----END PRIVATE KEY-----\n")[2]
+    for damaged in (b"", b"\x00" * 100, key, key + certificate):
+        first.certificate.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"tls.pem is damaged; run `qg site renew`"):
+            first.client_context()
+    first.renew()
+    assert "error" not in shake(first, second)
+
+
+def test_a_full_disk_does_not_end_connections_before_the_certificate(federation, monkeypatch, caplog):
+    _, (first, *_) = federation
+    start = first.renew(timedelta(days=3))
+
+    def full(path, content):
+        raise InputError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr(keys, "write_private", full)
+    for clock in ("certificates", "site"):
+        monkeypatch.setattr(f"quasiglobal.federation.{clock}.now", lambda: start.begins + timedelta(days=2.5))
+    for _ in range(3):
+        first.client_context()
+    (said,) = caplog.messages
+    assert re.search(r"ends .* UTC and cannot be renewed: cannot write .*tls.pem: No space left", said)
+    for clock in ("certificates", "site"):
+        monkeypatch.setattr(f"quasiglobal.federation.{clock}.now", lambda: start.begins + timedelta(days=3.5))
+    with pytest.raises(InputError, match="No space left"):
+        first.client_context()
+
+
 def test_a_context_has_a_key_and_a_certificate_that_fit_while_others_renew(federation, monkeypatch):
     _, (first, *_) = federation
     first.renew()
