@@ -35,6 +35,7 @@ def node(
     checkpoint_seconds: float = 60.0,
     tensorboard: bool = False,
     log: Literal["plain", "json"] = "plain",
+    metrics_port: Annotated[str | None, arg(metavar="PORT")] = None,
 ) -> None:
     """Run one node of an experiment on your own data, which never leaves this machine.
 
@@ -61,6 +62,8 @@ def node(
         checkpoint_seconds: Save a checkpoint at the end of an epoch before the last one is this old; 0: every epoch.
         tensorboard: Also write the metrics for TensorBoard, into the run folder.
         log: Log format: plain sentences, or one JSON object per line.
+        metrics_port: Serve metrics for Prometheus, at http://127.0.0.1:PORT/metrics; HOST:PORT for other machines, to
+            whoever reaches that address.
     """
     place = _place(site, listen, node, rendezvous)
     experiment = from_toml(file)
@@ -71,7 +74,7 @@ def node(
     )
     console.print(schedule_in_words(experiment))
     with watcher(log) as watch:
-        run = train_node(experiment, place, data, options, patience, watch)
+        run = train_node(experiment, place, data, options, patience, watch, metrics_port)
     comparison([run]).show()
     console.print(f"run: {run.folder}")
     exit_if_diverged([run])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from quasiglobal.federation.site import SiteFolder
 from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_exact_means
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.participant import Participant, Seat
+from quasiglobal.runs.prometheus import Prometheus
 from quasiglobal.runs.store import Run, RunFolder, Watcher, unwatched
 from quasiglobal.training.experiment import Experiment
 
@@ -47,8 +49,12 @@ def train_node(
     options: Options,
     patience: float,
     watch: Watcher = unwatched,
+    metrics: str | None = None,
 ) -> Run:
-    """Train one node on its own data, with the neighbours that connect within `patience` seconds."""
+    """Train one node on its own data, with the neighbours that connect within `patience` seconds.
+
+    `metrics` is the PORT or HOST:PORT where Prometheus finds them.
+    """
     experiment = agreement(experiment)
     node = _number(place)
     n = check_node(experiment, node)
@@ -61,14 +67,17 @@ def train_node(
     task = own_task(experiment, data)
     through = _way(place, run, patience)
     mine = Participant(task, [run], Seat(through, node, spread(n, n), experiment.hash), options)
-    with mine.locked():
+    page = Prometheus(mine.engine, experiment.epochs, _site(place))
+    with mine.locked(), ExitStack() as serving:
+        if metrics is not None:
+            serving.enter_context(page.served(metrics))
         log.info("run folder: %s", run.folder)
         saved = max(mine.saved)
         mine.connect(patience, saved)
         if saved or mine.engine.members.step_of_others:
             mine.rejoin()
         board = mine.board()
-        ended = mine.train(watch, *(board[1:] if board else ()), shared=False)
+        ended = mine.train(watch, page, *(board[1:] if board else ()), shared=False)
         mine.engine.close()
         if not ended:
             raise KeyboardInterrupt
@@ -84,6 +93,10 @@ def _number(place: MeetingPlace) -> int:
     if not host or not port.isdigit():
         raise InputError(f"rendezvous must be HOST:PORT, got {place.address!r}")
     return place.node
+
+
+def _site(place: MeetingPlace) -> SiteFolder | None:
+    return SiteFolder(place.folder) if isinstance(place, InFederation) else None
 
 
 def _way(place: MeetingPlace, run: RunFolder, patience: float) -> Store | Opener:
