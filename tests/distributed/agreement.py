@@ -30,8 +30,8 @@ def settings(name, topology):
 class Lossy(Distributed):
     """One node per process; it ignores the messages that the simulator loses with probability `DROP`."""
 
-    def _receive(self, moment, shapes, like):
-        received, (i,) = super()._receive(moment, shapes, like), self.nodes
+    def _receive(self, moment, *message):
+        received, (i,) = super()._receive(moment, *message), self.nodes
         came = Faults(drop=DROP).arrived(torch.tensor(self.seeds), torch.tensor(moment[0]), self.topology.n)[0, i]
         return {there: rows for there, rows in received.items() if came[there]}
 

@@ -51,6 +51,7 @@ class SiteOpener(Opener):
         self._folder, self._listen, self.audit = folder, listen, audit or Audit(None)
         self.federation = folder.federation()
         self.site = folder.own(self.federation)
+        folder.client_context()                             # raises now if the key or the certificate is of no use
         self._session = secrets.token_hex(8)
         self._news = threading.Condition()
         self._links = Connections()
