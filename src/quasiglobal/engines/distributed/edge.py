@@ -153,6 +153,8 @@ class Edge:
 
     def send(self, moment: Moment, payload: Tensor, seconds: float) -> None:
         """Start sending the payload, which must not change afterwards; block only if the other side is far behind."""
+        if self._gone is not None:                          # it knows why better than its channel
+            raise self._gone
         self._settle(2 * AHEAD, seconds)
         with self._line:
             for message in (self._head(moment, payload.numel(), payload.element_size()), payload):

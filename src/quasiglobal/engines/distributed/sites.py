@@ -210,9 +210,9 @@ class SiteOpener(Opener):
         """Handshake, identity and greeting of a connection, dialled to `there` or accepted."""
         dials, federation = there is not None, self.federation
         try:
-            own = self._folder.shown()
             prepare(guest.connection, 2 * self._terms.timeout)
             context = self._folder.client_context() if dials else self._folder.server_context()
+            own = self._folder.shown()                      # after the context, which may renew it
             guest.connection = connection = context.wrap_socket(
                 guest.connection, server_side=not dials, do_handshake_on_connect=False
             )
