@@ -70,6 +70,7 @@ class Membership:
         self._ended: set[int] = set()
         self._bad_models: set[int] = set()
         self._said: set[tuple[int, str]] = set()
+        self._why = dict.fromkeys(neighbours, "it did not connect in time")
 
     # -------------------------------------------------------------------------------------------- find
 
@@ -86,8 +87,12 @@ class Membership:
             except queue.Empty:
                 if any(self._steps_of_others.values()):
                     break
+                why = ", ".join(f"{self._opener.called(there)}: {self._why[there]}" for there in sorted(missing))
                 self.close()
-                raise InputError(f"processes {sorted(missing)} did not connect within {patience:g} s") from None
+                raise InputError(
+                    f"processes {sorted(missing)} did not connect within {patience:g} s ({why}); start them, or wait "
+                    "longer for them (`qg node --patience`)"
+                ) from None
             if any(self._steps_of_others.values()):
                 deadline = min(deadline, time.monotonic() + self.timeout)
 
@@ -155,8 +160,9 @@ class Membership:
                 edge.listen(self._largest)
             except (Refused, Rejected) as error:
                 self.say_once(there, f"refused: {error}")
-            except Lost:
-                pass                                        # retry: it may connect later
+                self._why[there] = "it was refused, as said above"
+            except Lost as error:
+                self._why[there] = str(error)               # retry: it may connect later
             else:
                 del self._opening[there]
                 self._opened.put(edge)

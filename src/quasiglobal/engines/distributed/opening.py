@@ -58,6 +58,10 @@ class Opener(ABC):
         """Whether this neighbour takes part at all."""
         return True
 
+    def called(self, there: int) -> str:
+        """A neighbour in words."""
+        return str(there)
+
     def stop(self) -> None:             # noqa: B027  (a store needs neither)
         """Open no further edges; calls of `open` end soon."""
 
