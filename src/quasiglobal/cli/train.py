@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,7 +37,7 @@ def train(command: Train, words: Sequence[str]) -> None:
     if options.engine == "distributed" and options.processes and not launched():
         refuse_faults(experiment)
         spread(count_nodes(experiment.topology), options.processes)             # raises once if there are too many
-        sys.exit(launch(["train", *words], options.processes, all_print=options.log == "json"))
+        sys.exit(launch(["train", *words], experiment, options.processes, all_print=options.log == "json"))
     finished = [folder for folder in folders_of(experiment, options) if folder.read_summary() is not None]
     if len(finished) < options.seeds:
         console.print(_schedule_in_words(experiment))
@@ -85,6 +85,7 @@ def node(
     runs: Folder = Path("runs"),
     device: str = "auto",
     peer_timeout: float = 60.0,
+    round_deadline: float | None = None,
     patience: float = 3600.0,
     checkpoint_seconds: float = 60.0,
     tensorboard: bool = False,
@@ -105,12 +106,16 @@ def node(
         runs: The folder for this node's records and checkpoints.
         device: auto, cpu or cuda.
         peer_timeout: Seconds after which the node continues without a neighbour that does not answer.
+        round_deadline: Seconds after which a step goes on without late neighbours, if the file does not say; the same
+            at every node.
         patience: Seconds to wait for the neighbours at the start.
         checkpoint_seconds: Save a checkpoint at the end of an epoch before the last one is this old; 0: every epoch.
         tensorboard: Also write the metrics for TensorBoard, into the run folder.
         log: Log format: plain sentences, or one JSON object per line.
     """
     experiment = from_toml(file)
+    if round_deadline is not None:
+        experiment = replace(experiment, round_deadline=round_deadline)
     log_as(log)
     options = Options(
         runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log, tensorboard=tensorboard,

@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import torch
 
+from quasiglobal.algorithms import algorithm
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.sources import named
+from quasiglobal.engines.costs import traffic
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.loading import data_of
@@ -70,7 +72,12 @@ def check_node(experiment: Experiment, node: int) -> int:
 
 
 def refuse_faults(experiment: Experiment) -> None:
-    """Reject simulated faults: between processes, faults are real."""
+    """Reject simulated faults: between processes, faults are real. Reject a deadline that exact means do not have."""
+    if experiment.round_deadline is not None and traffic(algorithm(experiment.algorithm)).everybody:
+        raise InputError(
+            f"{experiment.algorithm} needs exact means over all nodes, which wait for the slowest; leave out "
+            "round_deadline, or use qg-dsgdm-n"
+        )
     if experiment.drop or experiment.churn:
         raise InputError(
             "drop and churn work only in the simulator; use --engine simulator or leave both at 0"

@@ -59,7 +59,7 @@ class Participant:
         """Epochs from which this process can resume all runs."""
         engine = partial(
             Distributed, store=seat.store, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
-            host=options.host, experiment=seat.experiment,
+            host=options.host, experiment=seat.experiment, round_deadline=runs[0].experiment.round_deadline,
         )
         experiments = [run.experiment for run in runs]
         self.program = Program(task, experiments, choose_device(options.device), engine, **options.of_program)
@@ -111,7 +111,8 @@ class Participant:
             saving = Saving(seconds, noted)
             if shared:
                 apart, steps = len(self.seat.hosted) * self.engine.topology.rounds, self.program.feed.steps_per_epoch
-                saving = AgreedSaving(seconds, noted, self.runs[0].folder, apart, steps)
+                all_wait = self.engine.pace.seconds is None
+                saving = AgreedSaving(seconds, noted, self.runs[0].folder, apart, steps, all_wait)
             share = WriteParts(self.parts, self.engine, leave_tested=shared)
             loop = Loop(
                 self.program, [share, Watch(self.runs, watch), SaveParts(self.parts, saving), *further],
@@ -179,4 +180,4 @@ class SaveParts(Callback):
 
     def _save(self, loop: Loop) -> None:
         for k, part in enumerate(self.parts):
-            part.save(loop.program.rows_of(k), loop.epoch)
+            part.save(loop.program.rows_of(k), self.saving.at or loop.epoch)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from multiprocessing.util import Finalize
@@ -15,11 +15,12 @@ from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.engines.distributed.checks import Expected, Rejected, check_numbers
-from quasiglobal.engines.distributed.edge import Moment
 from quasiglobal.engines.distributed.gloo import Group, Meeting, Store, open_group
 from quasiglobal.engines.distributed.membership import Membership
+from quasiglobal.engines.distributed.pace import Moment, Pace
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.links import check_push
+from quasiglobal.engines.node import StepNode
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
@@ -35,17 +36,8 @@ MARGIN = 8
 """Message size limit, as a multiple of the first message's size."""
 
 
-def spread(n: int, processes: int) -> list[tuple[int, ...]]:
-    """Assign nodes to processes in contiguous blocks.
-
-    >>> spread(5, 2)
-    [(0, 1, 2), (3, 4)]
-    """
-    if not 1 <= processes <= n:
-        raise InputError(f"{n} nodes need 1 to {n} processes, got {processes}")
-    size, rest = divmod(n, processes)
-    starts = [rank * size + min(rank, rest) for rank in range(processes + 1)]
-    return [tuple(range(first, last)) for first, last in itertools.pairwise(starts)]
+class MeanLost(InputError):
+    """An exact mean over all nodes has lost a process: the run cannot continue without it."""
 
 
 class Distributed(Host):
@@ -70,12 +62,14 @@ class Distributed(Host):
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         experiment: str = "",
+        round_deadline: float | None = None,
     ) -> None:
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
         self._home = {node: process for process, nodes in enumerate(hosted) for node in nodes}
         self._store = Meeting(store)
         self._moment: Moment = (0, 0)
+        self.pace = Pace(round_deadline)
         self._at_exit: Finalize | None = None
         self._latest: Tensor | None = None
         self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
@@ -83,6 +77,7 @@ class Distributed(Host):
         self.members = Membership(
             self._store, rank, self._neighbouring_processes(), timeout=timeout, host=host,
             agreement=f"{experiment} {topology.fingerprint}".encode(), model_here=self._mean_here,
+            drops=round_deadline is not None,
         )
 
     def connect(
@@ -104,7 +99,11 @@ class Distributed(Host):
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
     ) -> tuple[Tensor, State]:
-        """Call the algorithm, and keep its models for processes that join later."""
+        """Call the algorithm, and keep its models for processes that join later; catch up if the others are ahead."""
+        newest = [edge.newest for edge in self.members.edges.values()]
+        self.skipped = self.pace.behind(node.t, newest, self.topology.rounds, self.members.last_step)
+        if self.skipped and isinstance(node, StepNode):
+            node = replace(node, t=node.t + self.skipped, time=node.time + self.skipped)
         self._latest, state = super().advance(algorithm, x, g, state, node)
         return self._latest, state
 
@@ -208,7 +207,7 @@ class Distributed(Host):
         try:
             self._world.allreduce([total]).wait(timedelta(seconds=self.timeout))
         except RuntimeError:
-            raise InputError(
+            raise MeanLost(
                 "an exact mean over all nodes lost a process and cannot continue; run the same command again to resume"
             ) from None
         total = total.to(rows)
@@ -233,7 +232,7 @@ class Distributed(Host):
     @property
     def lost(self) -> dict[int, str]:
         """Neighbours that this process continues without, and the reasons."""
-        return self.members.lost
+        return dict.fromkeys(self.pace.late, "it is late") | self.members.lost
 
     def accounts(self) -> dict[str, dict[str, float]]:
         """Return the traffic statistics of each edge, by the process at its other end."""
@@ -276,6 +275,7 @@ class Distributed(Host):
         """
         last, exchange = self._moment
         self._moment = moment = (t, exchange + 1 if last == t else 0)
+        self.pace.begin(moment)
         members = self.members
         members.step = t
         if not members.begun:
@@ -299,7 +299,8 @@ class Distributed(Host):
             with self.members.watched(there):
                 expected = Expected(math.prod(shape), self._wire(like), self.members.last_step, packed=raw)
                 try:
-                    rows = edge.receive(moment, expected, self.timeout)
+                    until = self.pace.until(there, edge.arrived)
+                    rows = edge.receive(moment, expected, self.timeout, until)
                 except Rejected as error:
                     self.members.say_once(there, f"is ignored: {error}")
                     rows = None

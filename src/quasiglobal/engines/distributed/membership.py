@@ -34,7 +34,7 @@ class Membership:
 
     An edge opens between processes that know the same secret (QG_SECRET) and have the same `agreement`: the experiment
     and the topology. `model_here` returns the model that a late-joining neighbour may request; None before the
-    first step.
+    first step. `drops`: edges keep only the newest messages.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Membership:
         timeout: float,
         host: str,
         model_here: Callable[[], Tensor | None],
+        drops: bool = False,
     ) -> None:
         self.rank, self.neighbours, self.timeout, self.host = rank, neighbours, timeout, host
         self.edges: dict[int, Edge] = {}
@@ -59,7 +60,7 @@ class Membership:
         self.model: Expected | None = None
         """The model that this process takes from neighbours that already train, if it joins late."""
         self._steps_of_others: dict[int, int] = {}
-        self._store, self._agreement, self._model_here = store, agreement, model_here
+        self._store, self._agreement, self._model_here, self._drops = store, agreement, model_here, drops
         self._secret = os.environ.get("QG_SECRET", "").encode()
         self._accounts = {there: Account() for there in neighbours}
         self._threads: list[threading.Thread] = []
@@ -151,7 +152,7 @@ class Membership:
                     return
                 self._ready.wait()                          # neighbours never wait for a process that is loading
                 edge.greet(time.monotonic() + LONG)
-                edge.listen(self._largest)
+                edge.listen(self._largest, self._drops)
             except (Refused, Rejected) as error:
                 self.say_once(there, f"refused: {error}")
             except Lost:
