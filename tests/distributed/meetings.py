@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from contextlib import suppress
 
 import torch
 
@@ -61,6 +62,27 @@ def telling(rank, store):
     _, mixed = engine.tell(1, x, torch.tensor(1.0), 0)
     time.sleep(0.5)
     return mixed, dead
+
+
+def only_alive(rank, store, deadline):
+    """Gossip while process 2 gives nothing but signs of life; return the rows, the seconds of each step, who is late.
+    """
+    hosted = [(0,), (1,), (2,)]
+    engine = Distributed(topology.complete(3), store, rank, hosted, timeout=3.0, round_deadline=deadline).connect()
+    x, seconds = torch.full((1, 4), float(rank)), []
+    if rank == 2:
+        engine.members.begin(largest=1000)
+        for _ in range(40):
+            time.sleep(0.1)
+            for edge in list(engine.members.edges.values()):
+                with suppress(Lost):
+                    edge.send_heartbeat(1)
+        return None
+    for t in range(1, 21):
+        began = time.monotonic()
+        (x,) = engine.mix(t, (x,))
+        seconds.append(time.monotonic() - began)
+    return x, seconds, engine.lost
 
 
 def claim(engine, step):

@@ -22,6 +22,7 @@ from torch import Tensor
 from quasiglobal.engines.distributed.channel import Channel, Lost, Refused, Sending
 from quasiglobal.engines.distributed.checks import Expected, Rejected, check_message
 from quasiglobal.engines.distributed.gloo import GlooChannel, Meeting, Store, until
+from quasiglobal.engines.distributed.pace import Moment, Outbox
 
 MAGIC = 0x71676D31
 """First number of every header: "qgm1" in ASCII."""
@@ -43,9 +44,6 @@ AHEAD = 3
 
 FOREVER = 1e7
 """Timeout of the reader thread in seconds, in effect none; a caller with a shorter timeout closes the edge."""
-
-Moment = tuple[int, int]
-"""(step, exchange index in that step)."""
 
 HEARTBEAT = -1
 """Exchange index of a heartbeat: no payload follows; the sender is alive and itself waits for a neighbour."""
@@ -103,6 +101,10 @@ class Edge:
         self._now: Moment = (0, 0)
         self._heard = self._heard_numbers = 0.0
         self._gone: Lost | None = None
+        self._outbox: Outbox | None = None
+        self.newest: Moment = (0, 0)
+        """The moment of the newest message that came; `arrived` counts all."""
+        self.arrived = 0
 
     def admit(self, experiment: bytes, secret: bytes, step: int, deadline: float) -> None:
         """Authenticate both sides (same secret, same experiment), then exchange steps.
@@ -142,11 +144,13 @@ class Edge:
             sending.wait(deadline)
         return taken
 
-    def listen(self, largest: int) -> None:
+    def listen(self, largest: int, drops: bool = False) -> None:
         """Start the reader thread, so that the other side can send before this side calls `receive`.
 
-        `largest` is the maximum message size in bytes.
+        `largest` is the maximum message size in bytes. `drops`: keep only the newest messages in either direction, so
+        that no side ever waits for the other to read.
         """
+        self._outbox = Outbox(self._send_dropping, 2 * AHEAD) if drops else None
         reader = threading.Thread(target=self._read, args=(largest,), daemon=True)
         reader.start()
         self._reader = reader
@@ -155,7 +159,21 @@ class Edge:
         """Start sending the payload, which must not change afterwards; block only if the other side is far behind."""
         if self._gone is not None:                          # it knows why better than its channel
             raise self._gone
+        if self._outbox is not None:
+            self._outbox.put(moment, payload)
+            return
         self._settle(2 * AHEAD, seconds)
+        self._post(moment, payload)
+
+    def _send_dropping(self, moment: Moment, payload: Tensor) -> None:
+        try:
+            self._post(moment, payload)
+            self._settle(0, FOREVER)
+        except Lost as error:
+            with self._news:
+                self._gone = self._gone or error
+
+    def _post(self, moment: Moment, payload: Tensor) -> None:
         with self._line:
             for message in (self._head(moment, payload.numel(), payload.element_size()), payload):
                 self._under_way.append((self.channel.send(message), self._heartbeats))  # they are sent before it
@@ -183,6 +201,8 @@ class Edge:
         with self._news:
             self._gone = self._gone or Lost(why)
             self._news.notify_all()
+        if self._outbox is not None:
+            self._outbox.close()
         for channel in (self.channel, self._incoming):
             channel.close()
 
@@ -197,8 +217,10 @@ class Edge:
         with self._line:
             self._heartbeats.append(self.channel.send(message))
 
-    def receive(self, moment: Moment, expected: Expected, seconds: float) -> Tensor | None:
-        """Return the payload sent for this moment, or None if the other side is already past it.
+    def receive(
+        self, moment: Moment, expected: Expected, seconds: float, until: float = math.inf
+    ) -> Tensor | None:
+        """Return the payload sent for this moment, or None if the other side is past it or the time is past `until`.
 
         Raise `Rejected` if it is not what is expected.
 
@@ -221,7 +243,9 @@ class Edge:
                     left = min(heard + seconds, numbers + HEARTBEAT_FACTOR * seconds) - time.monotonic()
                     if left <= 0:
                         raise Lost("it did not answer in time")
-                    self._news.wait(left)
+                    if time.monotonic() >= until:
+                        return None
+                    self._news.wait(min(left, until - time.monotonic()))
             finally:
                 self.account.waited += time.monotonic() - began
             if moment < self._inbox[0][0] <= (expected.last_step, math.inf):
@@ -234,7 +258,10 @@ class Edge:
 
     def finish(self, seconds: float) -> None:
         """Wait until all messages are sent."""
-        self._settle(0, seconds)
+        if self._outbox is not None:
+            self._outbox.finish(seconds)
+        else:
+            self._settle(0, seconds)
 
     def close(self) -> None:
         """Close the connection; the other side detects this."""
@@ -262,10 +289,14 @@ class Edge:
                 self._incoming.recv_into(payload, time.monotonic() + FOREVER)
                 with self._news:
                     self._heard = self._heard_numbers = time.monotonic()
+                    self.newest, self.arrived = max(self.newest, moment), self.arrived + 1
                     if moment >= self._now:
                         self._inbox.append((moment, payload))
                     self._news.notify_all()
-                    self._news.wait_for(lambda: len(self._inbox) < AHEAD or self._gone is not None)
+                    if self._outbox is None:
+                        self._news.wait_for(lambda: len(self._inbox) < AHEAD or self._gone is not None)
+                    elif len(self._inbox) > 2 * AHEAD:
+                        self._inbox.popleft()
         except Exception as error:                          # whatever it is, the edge is of no use any more
             with self._news:
                 self._gone = self._gone or (error if isinstance(error, Lost) else Lost(f"{error}"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from multiprocessing.util import Finalize
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +16,12 @@ from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.engines.distributed.checks import Expected, Rejected, check_numbers
-from quasiglobal.engines.distributed.edge import Moment
-from quasiglobal.engines.distributed.gloo import Group, Meeting, Store
 from quasiglobal.engines.distributed.membership import Membership
-from quasiglobal.engines.distributed.opening import GlooOpener, Opener
+from quasiglobal.engines.distributed.opening import Way, opener_of
+from quasiglobal.engines.distributed.pace import Moment, Pace
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.links import check_push
+from quasiglobal.engines.node import StepNode
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
@@ -36,17 +37,8 @@ MARGIN = 8
 """Message size limit, as a multiple of the first message's size."""
 
 
-def spread(n: int, processes: int) -> list[tuple[int, ...]]:
-    """Assign nodes to processes in contiguous blocks.
-
-    >>> spread(5, 2)
-    [(0, 1, 2), (3, 4)]
-    """
-    if not 1 <= processes <= n:
-        raise InputError(f"{n} nodes need 1 to {n} processes, got {processes}")
-    size, rest = divmod(n, processes)
-    starts = [rank * size + min(rank, rest) for rank in range(processes + 1)]
-    return [tuple(range(first, last)) for first, last in itertools.pairwise(starts)]
+class MeanLost(InputError):
+    """An exact mean over all nodes has lost a process: the run cannot continue without it."""
 
 
 class Distributed(Host):
@@ -60,7 +52,7 @@ class Distributed(Host):
     def __init__(
         self,
         topology: Topology,
-        store: Store | Opener,
+        store: Way,
         rank: int,
         hosted: Sequence[Sequence[int]],
         *,
@@ -71,12 +63,14 @@ class Distributed(Host):
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         experiment: str = "",
+        round_deadline: float | None = None,
     ) -> None:
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
         self._home = {node: process for process, nodes in enumerate(hosted) for node in nodes}
-        self._opener = store if isinstance(store, Opener) else GlooOpener(Meeting(store), host)
+        self._opener = opener_of(store, host)
         self._moment: Moment = (0, 0)
+        self.pace = Pace(round_deadline)
         self._at_exit: Finalize | None = None
         self._latest: Tensor | None = None
         self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
@@ -84,6 +78,7 @@ class Distributed(Host):
         self.members = Membership(
             self._opener, rank, self._neighbouring_processes(), timeout=timeout,
             experiment=experiment, topology=topology.fingerprint, model_here=self._mean_here,
+            drops=round_deadline is not None,
         )
 
     def connect(
@@ -105,7 +100,11 @@ class Distributed(Host):
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
     ) -> tuple[Tensor, State]:
-        """Call the algorithm, and keep its models for processes that join later."""
+        """Call the algorithm, and keep its models for processes that join later; catch up if the others are ahead."""
+        newest = [edge.newest for edge in self.members.edges.values()]
+        self.skipped = self.pace.behind(node.t, newest, self.topology.rounds, self.members.last_step)
+        if self.skipped and isinstance(node, StepNode):
+            node = replace(node, t=node.t + self.skipped, time=node.time + self.skipped)
         self._latest, state = super().advance(algorithm, x, g, state, node)
         return self._latest, state
 
@@ -209,7 +208,7 @@ class Distributed(Host):
         try:
             self._world.allreduce([total]).wait(timedelta(seconds=self.timeout))
         except RuntimeError:
-            raise InputError(
+            raise MeanLost(
                 "an exact mean over all nodes lost a process and cannot continue; run the same command again to resume"
             ) from None
         total = total.to(rows)
@@ -234,7 +233,7 @@ class Distributed(Host):
     @property
     def lost(self) -> dict[int, str]:
         """Neighbours that this process continues without, and the reasons."""
-        return self.members.lost
+        return dict.fromkeys(self.pace.late, "it is late") | self.members.lost
 
     def accounts(self) -> dict[str, dict[str, float]]:
         """Return the traffic statistics of each edge, by the process at its other end."""
@@ -277,6 +276,7 @@ class Distributed(Host):
         """
         last, exchange = self._moment
         self._moment = moment = (t, exchange + 1 if last == t else 0)
+        self.pace.begin(moment)
         members = self.members
         members.step = t
         if not members.begun:
@@ -300,7 +300,8 @@ class Distributed(Host):
             with self.members.watched(there):
                 expected = Expected(math.prod(shape), self._wire(like), self.members.last_step, packed=raw)
                 try:
-                    rows = edge.receive(moment, expected, self.timeout)
+                    until = self.pace.until(there, edge.arrived)
+                    rows = edge.receive(moment, expected, self.timeout, until)
                 except Rejected as error:
                     self.members.say_once(there, f"is ignored: {error}")
                     rows = None
@@ -382,7 +383,7 @@ class Distributed(Host):
         return periods
 
     @cached_property
-    def _world(self) -> Group:
+    def _world(self) -> Any:
         """Group of all processes, for exact means and broadcasts; opened on first use."""
         return self._opener.group(self.rank, len(self.hosted), self.timeout)
 

@@ -33,7 +33,7 @@ class Membership:
     """The edges from process `rank` to its neighbours, each opened by a thread that retries until it succeeds.
 
     The opener admits neighbours with the same experiment and topology. `model_here` returns the model that a
-    late-joining neighbour may request; None before the first step.
+    late-joining neighbour may request; None before the first step. `drops`: edges keep only the newest messages.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Membership:
         topology: str,
         timeout: float,
         model_here: Callable[[], Tensor | None],
+        drops: bool = False,
     ) -> None:
         self.rank, self.neighbours, self.timeout = rank, neighbours, timeout
         self.edges: dict[int, Edge] = {}
@@ -58,7 +59,7 @@ class Membership:
         self.model: Expected | None = None
         """The model that this process takes from neighbours that already train, if it joins late."""
         self._steps_of_others: dict[int, int] = {}
-        self._opener, self._model_here = opener, model_here
+        self._opener, self._model_here, self._drops = opener, model_here, drops
         self._terms = Terms(rank, neighbours, experiment, topology, timeout, lambda: self.step)
         self._accounts = {there: Account() for there in neighbours}
         self._threads: list[threading.Thread] = []
@@ -157,7 +158,7 @@ class Membership:
                     return
                 self._ready.wait()                          # neighbours never wait for a process that is loading
                 edge.greet(time.monotonic() + LONG)
-                edge.listen(self._largest)
+                edge.listen(self._largest, self._drops)
             except (Refused, Rejected) as error:
                 self.say_once(there, f"refused: {error}")
                 self._why[there] = "it was refused, as said above"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quasiglobal.engines.distributed.channel import Lost
 from quasiglobal.engines.distributed.edge import Edge, open_edge
-from quasiglobal.engines.distributed.gloo import Group, Meeting, open_group
+from quasiglobal.engines.distributed.gloo import Group, Meeting, Store, open_group
 from quasiglobal.errors import InputError
 
 NO_MEAN_OVER_SITES = (
@@ -100,3 +100,12 @@ class GlooOpener(Opener):
     def group(self, rank: int, size: int, seconds: float) -> Group:
         """Open a group of all processes through the store."""
         return open_group(Meeting(self.store, "world/0"), rank, size, self.host, seconds)
+
+
+Way = Store | Opener
+"""How a process finds the others: a store, at which they meet, or an opener."""
+
+
+def opener_of(way: Way, host: str) -> Opener:
+    """The opener, or one through the store; neighbours reach this process at `host`."""
+    return way if isinstance(way, Opener) else GlooOpener(Meeting(way), host)
