@@ -8,7 +8,7 @@ from pathlib import Path
 import meetings
 import pytest
 import torch
-from commands import ended, train_apart
+from commands import PATIENCE, ended, train_apart
 from processes import together
 
 import quasiglobal as qg
@@ -67,7 +67,7 @@ def measures(folder, port, slow):
     program = Path(__file__).parent / "slow.py"
     programs = [(program, str(STEP * (slow if rank == 3 else 1))) for rank in range(8)]
     for process in train_apart(folder, port, 8, *words, programs=programs):
-        ended(process)
+        ended(process, seconds=2 * PATIENCE)
     (run,) = find_runs(folder)
     assert run.status == "finished"
     files = [run.folder / "parts" / str(rank) / "metrics.jsonl" for rank in range(8)]
