@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from quasiglobal.cli import explain, look
+from quasiglobal.leaderboard.standings import read_standings
+from quasiglobal.leaderboard.summary import BLOCK, blocks, leaderboard_document
 from quasiglobal.paper.readings_table import table as readings_table
 from quasiglobal.paper.summary import summary
 from quasiglobal.report.grid import grid
@@ -123,6 +125,18 @@ def test_the_results_are_what_the_program_makes_of_the_runs():
     for render, name in ((markdown, "tables.md"), (latex, "tables.tex"), (grid, "grid.svg")):
         again = "qg report --runs docs/results/runs --out docs/results"
         assert render(document) == (results / name).read_text(), f"{name} is old; make it again: {again}"
+
+
+def test_the_leaderboard_is_what_its_records_say():
+    records = ROOT / "docs" / "results" / "leaderboard"
+    standings = read_standings(records)
+    again = "qg leaderboard --show --out docs/results/leaderboard --update README.md docs/leaderboard.md"
+    assert markdown(leaderboard_document(standings)) == (records / "tables.md").read_text(), f"make it again: {again}"
+    made = blocks(standings)
+    for path in (ROOT / "README.md", ROOT / "docs" / "leaderboard.md"):
+        for _, name, _ in BLOCK.findall(text := path.read_text()):
+            assert f"<!-- leaderboard: {name} -->\n{made[name]}\n<!-- end -->" in text, f"make it again: {again}"
+    assert sum(path.stat().st_size for path in records.rglob("*.json")) < 1e6
 
 
 def test_the_readmes_headline_is_what_the_tables_say():

@@ -39,6 +39,8 @@ def agreement(experiment: Experiment) -> Experiment:
             f"(`qg data {'csv' if text else 'folder'}:PATH` shows the values of your data)"
         )
     refuse_faults(experiment)
+    if experiment.validation:
+        raise InputError("owners bring their own test data; leave out validation")
     return replace(experiment, data="own", partition="whole")
 
 

@@ -110,6 +110,8 @@ class Experiment:
     """Test metrics: accuracy, top5, f1, auc, mse, mae, or your own package.module:name. The first one is the score."""
     label: str = ""
     """Label column of a CSV table of numbers; the other columns are the input."""
+    validation: float = 0.0
+    """Fraction of the training examples to hold out and test on, in place of the test set; 0: the test set."""
     draws: Literal["own", "shared"] = "own"
     """Random order, flips and crops: own at each node, or shared by all nodes, as in the paper's released code."""
     train: str = "all"
@@ -143,7 +145,7 @@ class Experiment:
         check_schedule(self.schedule)
         wire_of(self.wire)
         communication_of(self.communication)
-        for name in ("drop", "churn"):
+        for name in ("drop", "churn", "validation"):
             check_probability(name, getattr(self, name))
         rank_of(self.train)
         if self.train != "all" and not self.reads_texts:
