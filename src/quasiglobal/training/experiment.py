@@ -116,6 +116,8 @@ class Experiment:
     """Random order, flips and crops: own at each node, or shared by all nodes, as in the paper's released code."""
     train: str = "all"
     """Parameters of an hf: model to train, gossip and save: all, head, or lora:RANK (low-rank adapters and head)."""
+    round_deadline: float | None = None
+    """Seconds after which a step goes on without late neighbours, over processes; by default all are waited for."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():             # alpha=1 is alpha=1.0, with the same hash
@@ -138,6 +140,8 @@ class Experiment:
             raise InputError(f"steps must be a whole number >= 0, got {self.steps}; it counts the steps per epoch")
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise InputError(f"clip must be > 0 and finite, got {self.clip:g}")
+        if self.round_deadline is not None and not 0 < self.round_deadline < float("inf"):
+            raise InputError(f"round_deadline must be > 0 seconds and finite, got {self.round_deadline:g}")
         check_schedule(self.schedule)
         wire_of(self.wire)
         communication_of(self.communication)

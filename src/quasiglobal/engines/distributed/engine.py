@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 from multiprocessing.util import Finalize
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Node, State
-from quasiglobal.engines.distributed.edge import Moment
-from quasiglobal.engines.distributed.gloo import Group, Meeting, Store, open_group
+from quasiglobal.engines.distributed.checks import Expected, Rejected, check_numbers
 from quasiglobal.engines.distributed.membership import Membership
+from quasiglobal.engines.distributed.opening import Way, opener_of
+from quasiglobal.engines.distributed.pace import Moment, Pace
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.links import check_push
+from quasiglobal.engines.node import StepNode
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
 from quasiglobal.topology import Topology
-
-log = logging.getLogger("quasiglobal")
 
 Sent = dict[int, tuple[list[int], list[int]]]
 """For each neighbouring process: local indices of nodes to send, and nodes to receive."""
@@ -37,21 +37,12 @@ MARGIN = 8
 """Message size limit, as a multiple of the first message's size."""
 
 
-def spread(n: int, processes: int) -> list[tuple[int, ...]]:
-    """Assign nodes to processes in contiguous blocks.
-
-    >>> spread(5, 2)
-    [(0, 1, 2), (3, 4)]
-    """
-    if not 1 <= processes <= n:
-        raise InputError(f"{n} nodes need 1 to {n} processes, got {processes}")
-    size, rest = divmod(n, processes)
-    starts = [rank * size + min(rank, rest) for rank in range(processes + 1)]
-    return [tuple(range(first, last)) for first, last in itertools.pairwise(starts)]
+class MeanLost(InputError):
+    """An exact mean over all nodes has lost a process: the run cannot continue without it."""
 
 
 class Distributed(Host):
-    """Engine with the nodes of process `rank`; it finds the other processes through `store`.
+    """Engine with the nodes of process `rank`; it finds the other processes through `store`, a store or an opener.
 
     `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a lost message returns to the receiver. `exchange` sends each
     neighbouring process the messages to its nodes only. An exact mean is an
@@ -61,7 +52,7 @@ class Distributed(Host):
     def __init__(
         self,
         topology: Topology,
-        store: Store,
+        store: Way,
         rank: int,
         hosted: Sequence[Sequence[int]],
         *,
@@ -72,25 +63,35 @@ class Distributed(Host):
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         experiment: str = "",
+        round_deadline: float | None = None,
     ) -> None:
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
-        self._store = Meeting(store)
+        self._home = {node: process for process, nodes in enumerate(hosted) for node in nodes}
+        self._opener = opener_of(store, host)
         self._moment: Moment = (0, 0)
+        self.pace = Pace(round_deadline)
         self._at_exit: Finalize | None = None
         self._latest: Tensor | None = None
         self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self._sent_and_wanted: dict[int, Sent] = {}
         self.members = Membership(
-            self._store, rank, self._neighbouring_processes(), timeout=timeout, host=host,
-            agreement=f"{experiment} {topology.fingerprint}".encode(), model_here=self._mean_here,
+            self._opener, rank, self._neighbouring_processes(), timeout=timeout,
+            experiment=experiment, topology=topology.fingerprint, model_here=self._mean_here,
+            drops=round_deadline is not None,
         )
 
-    def connect(self, step: int = 0, patience: float | None = None) -> Distributed:
+    def connect(
+        self, step: int = 0, patience: float | None = None, last_step: float = math.inf, models: Tensor | None = None
+    ) -> Distributed:
         """Connect to all neighbours within `patience` seconds (default: the timeout of a step).
 
-        `step` is the last step completed here.
+        `step` is the last step completed here, `last_step` that of the run. `models` are the rows here, if neighbours
+        that already train shall send theirs.
         """
+        self.members.last_step = last_step
+        if models is not None:
+            self.members.model = Expected(models.numel() // len(self.nodes), models.dtype)
         self._at_exit = Finalize(None, self.close, exitpriority=0)      # `atexit` is skipped in forked processes
         self._moment, self.members.step = (step, 0), step
         self.members.find(patience or self.timeout)
@@ -99,7 +100,11 @@ class Distributed(Host):
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
     ) -> tuple[Tensor, State]:
-        """Call the algorithm, and keep its models for processes that join later."""
+        """Call the algorithm, and keep its models for processes that join later; catch up if the others are ahead."""
+        newest = [edge.newest for edge in self.members.edges.values()]
+        self.skipped = self.pace.behind(node.t, newest, self.topology.rounds, self.members.last_step)
+        if self.skipped and isinstance(node, StepNode):
+            node = replace(node, t=node.t + self.skipped, time=node.time + self.skipped)
         self._latest, state = super().advance(algorithm, x, g, state, node)
         return self._latest, state
 
@@ -123,7 +128,12 @@ class Distributed(Host):
         received = {}
         for node, words in self._rows_from_others(t, wire.packed(parts, c)[None], raw=True).items():
             key = self.wire_key([node], time, draw, c)
-            restored = wire.restored(wire.unpacked(words[0][:, None], c, rows.dtype), c, key)
+            try:
+                restored = wire.restored(wire.unpacked(words[0][:, None], c, rows.dtype), c, key)
+                check_numbers(restored)
+            except (Rejected, RuntimeError):                # such as a place beyond the model
+                self.members.say_once(self._home[node], "is ignored: it sent numbers that cannot be restored")
+                continue
             received[node] = restored.transpose(0, 1)
         q = self.with_own(own, nothing)
         return q, self._moved(t, (q,), [own], [own], received)[0]
@@ -198,7 +208,7 @@ class Distributed(Host):
         try:
             self._world.allreduce([total]).wait(timedelta(seconds=self.timeout))
         except RuntimeError:
-            raise InputError(
+            raise MeanLost(
                 "an exact mean over all nodes lost a process and cannot continue; run the same command again to resume"
             ) from None
         total = total.to(rows)
@@ -215,16 +225,15 @@ class Distributed(Host):
 
     def mean_of_neighbours(self, like: Tensor) -> Tensor | None:
         """Average the models sent by neighbours that already train, for every row here; None if there are none."""
-        fitting = [model for model in self.members.models if model.numel() * len(self.nodes) == like.numel()]
-        if not fitting:
+        if not self.members.models:
             return None
-        mean = torch.stack(fitting).mean(dim=0).to(like)
+        mean = torch.stack(self.members.models).mean(dim=0).to(like)
         return mean.view(len(self.seeds), 1, -1).expand(-1, len(self.nodes), -1).reshape(like.shape).contiguous()
 
     @property
     def lost(self) -> dict[int, str]:
         """Neighbours that this process continues without, and the reasons."""
-        return self.members.lost
+        return dict.fromkeys(self.pace.late, "it is late") | self.members.lost
 
     def accounts(self) -> dict[str, dict[str, float]]:
         """Return the traffic statistics of each edge, by the process at its other end."""
@@ -263,10 +272,11 @@ class Distributed(Host):
         """Send a tensor to each process in `sent`; return the tensor of the given shape that each other process sent.
 
         Sent tensors must not change afterwards, since a send may outlast the exchange. `largest` is the size in bytes
-        that a message is expected to have at most. Numbers that are not finite are ignored, unless they are `raw` bits.
+        that a message is expected to have at most; `raw` messages are packed bits. Rejected messages do not count.
         """
         last, exchange = self._moment
         self._moment = moment = (t, exchange + 1 if last == t else 0)
+        self.pace.begin(moment)
         members = self.members
         members.step = t
         if not members.begun:
@@ -277,21 +287,24 @@ class Distributed(Host):
                 if there in sent:
                     with members.watched(there):
                         edge.send(moment, sent[there], self.timeout)
-            received = self._receive(moment, shapes, like)
-        wrong = [] if raw else [there for there, rows in received.items() if not _finite(rows)]
-        for there in wrong:
-            members.edges[there].account.missed += 1
-            log.warning("process %d sent numbers that are not finite at step %d: ignored", there, t)
-        return {there: rows for there, rows in received.items() if there not in wrong}
+            return self._receive(moment, shapes, like, raw)
 
-    def _receive(self, moment: Moment, shapes: Mapping[int, Sequence[int]], like: Tensor) -> dict[int, Tensor]:
+    def _receive(
+        self, moment: Moment, shapes: Mapping[int, Sequence[int]], like: Tensor, raw: bool
+    ) -> dict[int, Tensor]:
         received: dict[int, Tensor] = {}
         for there, edge in list(self.members.edges.items()):
             if there not in shapes:
                 continue
             shape = shapes[there]
             with self.members.watched(there):
-                rows = edge.receive(moment, math.prod(shape), self._wire(like), self.timeout)
+                expected = Expected(math.prod(shape), self._wire(like), self.members.last_step, packed=raw)
+                try:
+                    until = self.pace.until(there, edge.arrived)
+                    rows = edge.receive(moment, expected, self.timeout, until)
+                except Rejected as error:
+                    self.members.say_once(there, f"is ignored: {error}")
+                    rows = None
                 if rows is None:
                     edge.account.missed += 1
                 else:
@@ -333,10 +346,9 @@ class Distributed(Host):
 
     def _neighbouring_processes(self) -> list[int]:
         """The processes that host a neighbour of a node here, in either direction."""
-        home = {node: process for process, nodes in enumerate(self.hosted) for node in nodes}
         links = self.topology.links()
         either = (links | links.T)[list(self.nodes)].any(axis=0)
-        return sorted({home[j] for j in np.flatnonzero(either).tolist()} - {self.rank})
+        return sorted({self._home[j] for j in np.flatnonzero(either).tolist()} - {self.rank})
 
     def _messages(self, t: int) -> Sent:
         """For each neighbour at step t: local indices of nodes to send, and nodes to receive."""
@@ -357,24 +369,23 @@ class Distributed(Host):
     @cached_property
     def _routes(self) -> list[dict[int, tuple[Slots, Slots]]]:
         """For each step of a period and each process, this one too: the slots here of messages to it, and from it."""
-        home = {node: process for process, nodes in enumerate(self.hosted) for node in nodes}
         here = {node: place for place, node in enumerate(self.nodes)}
         periods = []
         for t in range(1, self.links.period + 1):
             messages = self.links.messages(t)
             periods.append({
                 there: (
-                    _slots((here[j], s) for j, s, i, _ in messages if j in here and home[i] == there),
-                    _slots((here[i], s) for j, _, i, s in messages if i in here and home[j] == there),
+                    _slots((here[j], s) for j, s, i, _ in messages if j in here and self._home[i] == there),
+                    _slots((here[i], s) for j, _, i, s in messages if i in here and self._home[j] == there),
                 )
                 for there in (self.rank, *self.members.neighbours)
             })
         return periods
 
     @cached_property
-    def _world(self) -> Group:
+    def _world(self) -> Any:
         """Group of all processes, for exact means and broadcasts; opened on first use."""
-        return open_group(Meeting(self._store, "world/0"), self.rank, len(self.hosted), self.host, self.timeout)
+        return self._opener.group(self.rank, len(self.hosted), self.timeout)
 
 
 def _slots(places: Iterable[tuple[int, int]]) -> Slots:
@@ -382,7 +393,3 @@ def _slots(places: Iterable[tuple[int, int]]) -> Slots:
     found = torch.tensor(list(places), dtype=torch.int64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
-
-def _finite(rows: Tensor) -> bool:
-    """Whether all numbers are finite; testing their sum is much faster, unless the sum overflows."""
-    return bool(rows.sum().isfinite()) or bool(rows.isfinite().all())
