@@ -18,6 +18,7 @@ from quasiglobal.engines.distributed.engine import Distributed
 from quasiglobal.engines.distributed.gloo import Meeting, Store
 from quasiglobal.engines.distributed.rendezvous import all_gather, join
 from quasiglobal.engines.needs import check_needs
+from quasiglobal.engines.rows import Rows
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology, parse
 
@@ -98,9 +99,10 @@ class GossipOptimizer(torch.optim.Optimizer):
             timeout=timeout, host=host,
         ).connect()
         self.steps = 0
-        self._rows: dict[str, tuple[list[tuple[float, int]], Tensor]] = {}
+        self._options: dict[str, tuple[list[tuple[float, int]], Tensor]] = {}
         self._write(self.engine.broadcast(self._row()))
-        self._state: State = self.engine.begin(self.algorithm, self._row())
+        state = self.engine.begin(self.algorithm, self._row())
+        self._state: State = {name: value.clone() for name, value in state.items()}
 
     _step_supports_amp_scaling = True
     """Marks that `step`, not the gradient scaler, unscales gradients and handles overflows."""
@@ -119,14 +121,15 @@ class GossipOptimizer(torch.optim.Optimizer):
         else:
             loss, g, weight_decay = self._with_base(self.base, closure, failed)
         self.steps += 1
-        x, state = self.engine.step(
-            self.algorithm, self._row(), g, self._state, t=self.steps, lr=self._of_groups("lr"),
+        follows = self.base is not None or self.algorithm.follows_messages  # with a base, the state has no gradient
+        x = self._parameters()
+        self.engine.step_in_place(
+            self.algorithm, x, g, self._state, t=self.steps, lr=self._of_groups("lr"),
             gradient=partial(self._gradient_at, closure), full_gradient=_no_full_gradient, weight_decay=weight_decay,
+            keeps_state=failed and not follows,
         )
-        self._write(x)
-        kept = self.base is not None or self.algorithm.follows_messages     # with a base, the state has no gradient
-        if kept or not failed:
-            self._state = {name: value.clone() for name, value in state.items()}
+        if x.pieces[0].data_ptr() != self._trained[0].data_ptr():
+            self._write(x.whole())
         return loss
 
     @torch.no_grad()
@@ -181,17 +184,17 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     def _with_gradient(
         self, closure: Callable[[], Any] | None, failed: bool
-    ) -> tuple[Any, Tensor, float | Tensor]:
+    ) -> tuple[Any, Rows, float | Tensor]:
         """The closure's loss, the unscaled gradient, 0 after an overflow, and the weight decay."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        g, scale = self._row(gradient=True), getattr(self, "grad_scale", None)
-        if failed:
-            g = torch.zeros_like(g)
-        elif scale is not None:
-            g = g / scale
+        scale = getattr(self, "grad_scale", None)
+        g = self._zeros() if failed else self._gradients()
+        if closure is not None or (scale is not None and not failed):
+            row = g.whole() if scale is None or failed else g.whole() / scale
+            g = Rows([row.clone()])                         # a closure may be called again, and change the gradients
         decays = any(group["weight_decay"] for group in self.param_groups)
         return loss, g, self._of_groups("weight_decay") if decays else 0.0
 
@@ -204,11 +207,11 @@ class GossipOptimizer(torch.optim.Optimizer):
         with torch.enable_grad():
             closure()
         self._write(own)
-        return self._row(gradient=True)
+        return self._gradients().whole().clone()
 
     def _with_base(
         self, base: torch.optim.Optimizer, closure: Callable[[], Any] | None, failed: bool
-    ) -> tuple[Any, Tensor, float]:
+    ) -> tuple[Any, Rows, float]:
         """Step the base on the unscaled gradients, except after an overflow; return its loss, and zeros as above."""
         known, scale = set(map(id, self._trained)), getattr(self, "grad_scale", None)
         trained = [p for group in base.param_groups for p in group["params"] if p.requires_grad]
@@ -223,14 +226,27 @@ class GossipOptimizer(torch.optim.Optimizer):
                 if p.grad is not None and scale is not None:
                     p.grad.div_(scale)
             loss = base.step() if closure is None else base.step(closure)
-        return loss, self._trained[0].new_zeros(1, sum(p.numel() for p in self._trained)), 0.0
+        return loss, self._zeros(), 0.0
 
-    def _row(self, gradient: bool = False) -> Tensor:
-        """The trained parameters flattened to [1, d], or their gradients; a missing gradient counts as 0."""
-        values = (
-            (p.grad if p.grad is not None else torch.zeros_like(p)) if gradient else p.detach() for p in self._trained
-        )
-        return torch.cat([value.reshape(-1).to(self._trained[0].dtype) for value in values])[None]
+    def _parameters(self) -> Rows:
+        """The trained parameters side by side, without a copy; or a copy in one piece, if some are not contiguous."""
+        if not all(p.is_contiguous() for p in self._trained):
+            return Rows([self._row()])
+        return Rows([p.detach().view(1, -1) for p in self._trained])
+
+    def _zeros(self) -> Rows:
+        """Gradients that are 0, without memory."""
+        return Rows([self._trained[0].new_zeros(()).expand(1, sum(p.numel() for p in self._trained))])
+
+    def _gradients(self) -> Rows:
+        """The gradients of the trained parameters, side by side; a missing gradient counts as 0."""
+        zero = self._trained[0].new_zeros(())
+        values = (zero.expand(p.shape) if p.grad is None else p.grad.to(p.dtype) for p in self._trained)
+        return Rows([value.reshape(1, -1) for value in values])
+
+    def _row(self) -> Tensor:
+        """A copy of the trained parameters, [1, d]."""
+        return torch.cat([p.detach().reshape(1, -1) for p in self._trained], dim=1)
 
     def _write(self, row: Tensor) -> None:
         sizes = [p.numel() for p in self._trained]
@@ -249,10 +265,10 @@ class GossipOptimizer(torch.optim.Optimizer):
         ]
         if len({value for value, _ in values}) == 1:
             return torch.tensor(values[0][0], dtype=first.dtype, device=first.device)
-        known, row = self._rows.get(name, (None, None))
+        known, row = self._options.get(name, (None, None))
         if row is None or known != values:          # the cached row is stale: a scheduler changed a group
             row = torch.cat([first.new_full((count,), value) for value, count in values])[None]
-            self._rows[name] = values, row
+            self._options[name] = values, row
         return row
 
     def _check_alike(self, store: Store, rank: int, size: int, timeout: float) -> None:

@@ -135,8 +135,8 @@ class Pass:
 class TracedEngine(Host):
     """Engine for a trace: its mixing and means are one operation each."""
 
-    def __init__(self, engine: Simulator, mixes: bool) -> None:
-        super().__init__(engine.topology, seeds=engine.seeds, shared=engine.shared)
+    def __init__(self, engine: Host, mixes: bool) -> None:
+        super().__init__(engine.topology, nodes=engine.nodes, seeds=engine.seeds, shared=engine.shared)
         self.mixes = mixes
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -193,15 +193,16 @@ def step_of_tensors(
     def step(x: Tensor, g: Tensor, time: Tensor, lr: Tensor, *values: Tensor) -> list[Tensor]:
         state = dict(zip(names, values, strict=True))
         new, state = engine.step(
-            algorithm, x, g, state, t=t, time=time, lr=lr, full_gradient=_no_further_gradients,
-            gradient=_no_further_gradients, weight_decay=weight_decay,
+            algorithm, x, g, state, t=t, time=time, lr=lr, full_gradient=no_further_gradients,
+            gradient=no_further_gradients, weight_decay=weight_decay,
         )
         return [new, *(state[name] for name in names)]
 
     return step
 
 
-def _no_further_gradients(x: Tensor) -> Tensor:
+def no_further_gradients(x: Tensor) -> Tensor:
+    """Refuse a step that needs the gradient elsewhere."""
     raise Untraceable("the step needs further gradients")
 
 

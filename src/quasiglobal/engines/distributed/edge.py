@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quasiglobal.engines.distributed.buffers import Buffers
 from quasiglobal.engines.distributed.channel import Channel, Lost, Refused, Sending
 from quasiglobal.engines.distributed.gloo import GlooChannel, Meeting, Store, until
 
@@ -69,9 +70,9 @@ class Edge:
         self.account = Account()
         self.step_there = 0
         self._rank = 0 if here < there else 1
-        self._under_way: deque[tuple[Sending, list[Sending]]] = deque()
-        self._heartbeats: list[Sending] = []
-        self._reader: threading.Thread | None = None
+        self._under_way: deque[tuple[Sending, bool]] = deque()
+        """Messages on their way, and whether they are payloads."""
+        self._threads: list[threading.Thread] = []
         self._line = threading.Lock()
         self._news = threading.Condition()
         self._inbox: deque[tuple[Moment, Tensor]] = deque()
@@ -114,29 +115,28 @@ class Edge:
             sending.wait(deadline)
         return taken
 
-    def listen(self, largest: int) -> None:
-        """Start the reader thread, so that the other side can send before this side calls `receive`.
+    def listen(self, largest: int, buffers: Buffers) -> None:
+        """Start to read into buffers, so that the other side can send before this side calls `receive`.
 
         `largest` is the maximum message size in bytes.
         """
-        reader = threading.Thread(target=self._read, args=(largest,), daemon=True)
-        reader.start()
-        self._reader = reader
+        for work in (lambda: self._read(largest, buffers), self._drop_sent):
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def send(self, moment: Moment, payload: Tensor, seconds: float) -> None:
         """Start sending the payload, which must not change afterwards; block only if the other side is far behind."""
-        self._settle(2 * AHEAD, seconds)
+        self._settle(AHEAD, seconds)
         with self._line:
-            for message in (self._head(moment, payload.numel(), payload.element_size()), payload):
-                self._under_way.append((self.channel.send(message), self._heartbeats))  # they are sent before it
-                self._heartbeats = []
+            self._start(self._head(moment, payload.numel(), payload.element_size()))
+            self._start(payload, counts=True)
         self.account.sent += payload.nbytes
 
     def send_heartbeat(self, step: int) -> None:
         """Send a heartbeat; do not wait for completion."""
-        message = self._head((step, HEARTBEAT), 0, 4)
         with self._line:
-            self._heartbeats.append(self.channel.send(message))
+            self._start(self._head((step, HEARTBEAT), 0, 4))
 
     def receive(self, moment: Moment, expected: int, dtype: torch.dtype, seconds: float) -> Tensor | None:
         """Return the payload sent for this moment, or None if the other side is already past it.
@@ -179,14 +179,12 @@ class Edge:
 
     def close(self) -> None:
         """Close the connection; the other side detects this."""
-        with self._news:
-            self._gone = self._gone or Lost("this process closed the connection")
-            self._news.notify_all()
+        self._end(Lost("this process closed the connection"))
         self.channel.close()
-        if self._reader is not None:
-            self._reader.join(timeout=5.0)
+        for thread in self._threads:
+            thread.join(timeout=5.0)
 
-    def _read(self, largest: int) -> None:
+    def _read(self, largest: int, buffers: Buffers) -> None:
         """Put messages into the inbox; discard those for past moments; pause while `AHEAD` messages are queued."""
         try:
             while True:
@@ -198,24 +196,56 @@ class Edge:
                     continue
                 if count * size > largest:
                     raise Lost(f"it sent {count} numbers of {size} bytes, above the message size limit")
-                payload = torch.empty(count, dtype=KINDS[size])
+                payload = buffers.empty(count, KINDS[size])
                 self.channel.recv_into(payload, time.monotonic() + FOREVER)
                 with self._news:
                     self._heard = self._heard_numbers = time.monotonic()
                     if moment >= self._now:
                         self._inbox.append((moment, payload))
+                    del payload                             # its memory is free once the message is used
                     self._news.notify_all()
                     self._news.wait_for(lambda: len(self._inbox) < AHEAD or self._gone is not None)
         except Lost as error:
-            with self._news:
-                self._gone = self._gone or error
-                self._news.notify_all()
+            self._end(error)
+
+    def _start(self, message: Tensor, counts: bool = False) -> None:
+        sending = self.channel.send(message)
+        with self._news:
+            self._under_way.append((sending, counts))
+            self._news.notify_all()
+
+    def _drop_sent(self) -> None:
+        """Drop each message once it is sent, so that its memory is free."""
+        try:
+            while True:
+                with self._news:
+                    self._news.wait_for(lambda: self._under_way or self._gone is not None)
+                    if not self._under_way:
+                        return
+                    sending, _ = self._under_way[0]
+                sending.wait(time.monotonic() + FOREVER)
+                del sending
+                with self._news:
+                    self._under_way.popleft()
+                    self._news.notify_all()
+        except Lost as error:
+            self._end(error)
+
+    def _end(self, error: Lost) -> None:
+        with self._news:
+            self._gone = self._gone or error
+            self._news.notify_all()
 
     def _settle(self, most: int, seconds: float) -> None:
-        """Wait until at most `most` sends are in flight."""
+        """Wait until at most `most` payloads are in flight."""
+        def settled() -> bool:
+            return sum(counts for _, counts in self._under_way) <= most
+
         began = time.monotonic()
-        while len(self._under_way) > most:
-            self._under_way.popleft()[0].wait(began + seconds)
+        with self._news:
+            self._news.wait_for(lambda: settled() or self._gone is not None, seconds)
+            if not settled():
+                raise self._gone or Lost("it did not answer in time")
         self.account.waited += time.monotonic() - began
 
     def _head(self, moment: Moment, count: int, size: int) -> Tensor:

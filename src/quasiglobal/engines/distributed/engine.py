@@ -5,21 +5,25 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import threading
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.util import Finalize
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Node, State
+from quasiglobal.engines.blocks import BlockSteps, Mixed
 from quasiglobal.engines.distributed.edge import Moment
 from quasiglobal.engines.distributed.gloo import Group, Meeting, Store, open_group
 from quasiglobal.engines.distributed.membership import Membership
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.links import check_push
+from quasiglobal.engines.rows import Rows
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
@@ -78,7 +82,9 @@ class Distributed(Host):
         self._store = Meeting(store)
         self._moment: Moment = (0, 0)
         self._at_exit: Finalize | None = None
-        self._latest: Tensor | None = None
+        self._latest: Rows | None = None
+        self.writing = threading.Lock()
+        self._in_blocks = BlockSteps(self, self._empty_message, self._exchange_blocks)
         self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
         self._sent_and_wanted: dict[int, Sent] = {}
         self.members = Membership(
@@ -100,15 +106,31 @@ class Distributed(Host):
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
     ) -> tuple[Tensor, State]:
         """Call the algorithm, and keep its models for processes that join later."""
-        self._latest, state = super().advance(algorithm, x, g, state, node)
-        return self._latest, state
+        x, state = super().advance(algorithm, x, g, state, node)
+        self._latest = Rows([x])
+        return x, state
+
+    def step_in_place(self, algorithm: Algorithm, x: Rows, g: Rows, state: State, **how: Any) -> None:
+        """Run a step in blocks of columns if possible (`engines/blocks.py`)."""
+        if not self._in_blocks.step(algorithm, x, g, state, **how):
+            super().step_in_place(algorithm, x, g, state, **how)
+        self._latest = x
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Send, receive, and move towards the received rows, always in full precision."""
         own = [self.by_run(v) for v in tensors]
+        return self._mixed_with(self._rows_from_others(t, self._message(own), tensors[0]), t, tensors)
+
+    def _mixed_with(
+        self, received: dict[int, Tensor], t: int, tensors: tuple[Tensor, ...], columns: slice = slice(None)
+    ) -> tuple[Tensor, ...]:
+        """Move these columns of the models towards the received rows."""
+        own = [self.by_run(v) for v in tensors]
         told = [self.told(rows) for rows in own]
-        received = self._rows_from_others(t, torch.stack(told) if len(told) > 1 else told[0][None])
-        return self._moved(t, tensors, own, told, received)
+        return self._moved(t, tensors, own, told, {node: rows[..., columns] for node, rows in received.items()})
+
+    def _exchange_blocks(self, t: int, message: Tensor, like: Tensor) -> Mixed:
+        return partial(self._mixed_with, self._rows_from_others(t, message, like), t)
 
     def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
         """Send the compressed rows as they are packed; neighbours restore them."""
@@ -120,8 +142,9 @@ class Distributed(Host):
         key = self.wire_key(self.nodes, time, draw, c)
         parts = wire.parts(rows, key)
         own = wire.restored(parts, c, key)
-        received = {}
-        for node, words in self._rows_from_others(t, wire.packed(parts, c)[None], raw=True).items():
+        packed = wire.packed(parts, c)
+        came, received = self._rows_from_others(t, self._message([packed]), packed, raw=True), {}
+        for node, words in came.items():
             key = self.wire_key([node], time, draw, c)
             restored = wire.restored(wire.unpacked(words[0][:, None], c, rows.dtype), c, key)
             received[node] = restored.transpose(0, 1)
@@ -152,7 +175,7 @@ class Distributed(Host):
         cut = [self.by_run(v) for v in tensors]
         own = torch.cat(cut, dim=2)
         told = self.told(own)
-        received = self._rows_from_others(t, told[None])
+        received = self._rows_from_others(t, self._message([told]), own)
         kept, sent = self.push_weights(t, own)
         with full_precision(own.device.type):
             pushed = kept * own + sent[:, list(self.nodes)] @ told
@@ -173,7 +196,8 @@ class Distributed(Host):
         routes = dict(self._routes[self.topology.position(t if at is None else at)])
         out, into = routes.pop(self.rank)
         came[into], arrived[into] = told[out], True
-        sent = {there: self._buffer(told[out]) for there, (out, _) in routes.items() if len(out[0])}
+        dtype = self._wire(told.dtype)
+        sent = {there: told[out].to("cpu", dtype).contiguous() for there, (out, _) in routes.items() if len(out[0])}
         shapes = {there: (len(into[0]), runs, own.shape[2]) for there, (_, into) in routes.items() if len(into[0])}
         largest = own.nbytes // k * max(map(len, self.hosted))
         for there, rows in self._exchanged(t, sent, shapes, like, largest).items():
@@ -236,8 +260,8 @@ class Distributed(Host):
             self._at_exit.cancel()
         self.members.close()
 
-    def _rows_from_others(self, t: int, own: Tensor, raw: bool = False) -> dict[int, Tensor]:
-        """Exchange rows with the neighbours; return [tensors, runs, columns] for each remote node received.
+    def _rows_from_others(self, t: int, message: Tensor, like: Tensor, raw: bool = False) -> dict[int, Tensor]:
+        """Exchange rows with the neighbours; return [tensors, runs, columns] like `like` for each remote node received.
 
         `raw` rows may hold any bits.
         """
@@ -247,12 +271,12 @@ class Distributed(Host):
         for there in self.members.neighbours:
             if rows := tuple(messages[there][0]):
                 if rows not in copies:
-                    copies[rows] = self._buffer(own if len(rows) == len(self.nodes) else own[:, :, rows])
+                    copies[rows] = message if len(rows) == len(self.nodes) else message[:, :, rows]
                 sent[there] = copies[rows]
-        runs, columns = len(self.seeds), own.shape[-1]
-        shapes = {there: (len(own), runs, len(of), columns) for there, (_, of) in messages.items() if of}
-        largest = own.nbytes // len(self.nodes) * max(map(len, self.hosted))
-        came = self._exchanged(t, sent, shapes, own, largest, raw)
+        runs, columns = len(self.seeds), message.shape[-1]
+        shapes = {there: (len(message), runs, len(of), columns) for there, (_, of) in messages.items() if of}
+        largest = message.numel() * like.element_size() // len(self.nodes) * max(map(len, self.hosted))
+        came = self._exchanged(t, sent, shapes, like, largest, raw)
         received = {j: rows[:, :, k] for there, rows in came.items() for k, j in enumerate(messages[there][1])}
         return {node: received[node] for node in sorted(received)}
 
@@ -291,27 +315,35 @@ class Distributed(Host):
                 continue
             shape = shapes[there]
             with self.members.watched(there):
-                rows = edge.receive(moment, math.prod(shape), self._wire(like), self.timeout)
+                rows = edge.receive(moment, math.prod(shape), self._wire(like.dtype), self.timeout)
                 if rows is None:
                     edge.account.missed += 1
                 else:
                     received[there] = rows.view(*shape).to(like)
         return received
 
-    def _buffer(self, rows: Tensor) -> Tensor:
-        """Copy rows to send."""
-        return torch.empty(rows.shape, dtype=self._wire(rows)).copy_(rows)
+    def _message(self, parts: Sequence[Tensor]) -> Tensor:
+        """Copy [runs, nodes, columns] of each part to memory that can be sent."""
+        message = self._empty_message(len(parts), parts[0].shape[2], parts[0].dtype)
+        for out, rows in zip(message, parts, strict=True):
+            out.copy_(rows)
+        return message
 
-    def _wire(self, own: Tensor) -> torch.dtype:
+    def _empty_message(self, parts: int, columns: int, dtype: torch.dtype) -> Tensor:
+        shape = parts, len(self.seeds), len(self.nodes), columns
+        return self.members.buffers.empty(math.prod(shape), self._wire(dtype)).view(shape)
+
+    def _wire(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype of payloads."""
-        return torch.bfloat16 if self.rounded else own.dtype
+        return torch.bfloat16 if self.rounded else dtype
 
     def _mean_here(self) -> Tensor | None:
         """The mean of the models here, all runs in one row; None before the first step."""
-        latest = self._latest
-        if latest is None:
+        if self._latest is None:
             return None
-        return latest.view(len(self.seeds), len(self.nodes), -1).mean(dim=1).flatten().cpu()
+        with self.writing:
+            latest = self._latest.whole()
+            return latest.view(len(self.seeds), len(self.nodes), -1).mean(dim=1).flatten().cpu()
 
     def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """W(t) − I: [nodes here, nodes here], and a column for each received remote node; rows sum to 0."""

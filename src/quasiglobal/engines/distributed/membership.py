@@ -14,6 +14,7 @@ from dataclasses import asdict
 
 from torch import Tensor
 
+from quasiglobal.engines.distributed.buffers import Buffers
 from quasiglobal.engines.distributed.channel import Lost, Refused
 from quasiglobal.engines.distributed.edge import Account, Edge, open_edge
 from quasiglobal.engines.distributed.gloo import Meeting
@@ -49,6 +50,7 @@ class Membership:
     ) -> None:
         self.rank, self.neighbours, self.timeout, self.host = rank, neighbours, timeout, host
         self.edges: dict[int, Edge] = {}
+        self.buffers = Buffers()
         self.lost: dict[int, str] = {}
         self.models: list[Tensor] = []
         self.step = 0
@@ -124,7 +126,7 @@ class Membership:
                 self._admit(edge)
                 self._ready.wait()                          # neighbours never wait for a process that is loading
                 edge.greet(time.monotonic() + LONG)
-                edge.listen(self._largest)
+                edge.listen(self._largest, self.buffers)
             except Refused as error:
                 log.warning("process %d refused process %d: %s", self.rank, there, error)
             except Lost:
