@@ -8,7 +8,7 @@
 Every route has its own processes, one per node, with one thread each: the same MLP and one fixed batch of random data.
 The routes are timed in turn, `--rounds` times, and ratios compare the timings of one round, so a busy machine slows all
 alike. CPU time is that of a process with all its threads; memory is its peak resident set, which includes PyTorch's
-own. Theoretical bytes are computed from the topology and the algorithm; for DDP, from a ring all-reduce of the gradients.
+own. Theoretical bytes are computed from the topology and the algorithm; for DDP, from a ring all-reduce of gradients.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ WIDTHS = {"270k": 256, "5M": 1112, "25M": 2494}
 """Width of the MLP's five hidden layers, by the rounded number of parameters."""
 
 ROUTES = ("ddp", "decent-dp", "one-peer-exponential", "one-peer-exponential+overlap", "ring", "dsgd")
-"""`ddp`, `decent-dp`, and topologies of qg-dsgdm-n; `dsgd` is on the one-peer graph. `+overlap` sends while the gradient
-is computed."""
+"""DDP, Decent-DP, and topologies of qg-dsgdm-n; `dsgd` is on the one-peer graph. `+overlap` sends while the gradient is
+computed."""
 
 SECONDS = 120.0
 """Timeout of every wait for another process."""
@@ -66,14 +66,14 @@ def route_of(route: str, size: str, rank: int, n: int, store: TCPStore) -> tuple
         return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, nesterov=True)
 
     if route == "decent-dp":
-        from decent_dp.ddp import DecentralizedDataParallel             # its hooks make the optimizer's step
+        from decent_dp.ddp import DecentralizedDataParallel  # its hooks make the optimizer's step
 
         wrapped = DecentralizedDataParallel(
             model, lambda named: sgd([p for _, p in named]), topology="one-peer-exp", _local_world_size=1
         )
         return lambda: nn.functional.cross_entropy(wrapped(x), y).backward(), lambda: 0.0
 
-    sent: Callable[[], float] = lambda: 0.0
+    gossip = None
     if route == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
         optimizer = sgd(model.parameters())
@@ -87,7 +87,9 @@ def route_of(route: str, size: str, rank: int, n: int, store: TCPStore) -> tuple
             **{"overlap": True} if overlap else {},
         )
         optimizer = gossip
-        sent = lambda: sum(edge["sent"] for edge in gossip.engine.accounts().values()) / gossip.steps  # noqa: E731
+
+    def sent() -> float:
+        return 0.0 if gossip is None else sum(one["sent"] for one in gossip.engine.accounts().values()) / gossip.steps
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -200,15 +202,15 @@ def theory(route: str, d: int, n: int) -> float:
 
 def routes_of(args: argparse.Namespace) -> list[str]:
     """The routes to time; those of another checkout come after those here."""
-    names = [name for name in args.routes if name != "decent-dp" or args.decent_dp]
-    before = [f"{name}@before" for name in names if args.before and name not in ("ddp", "decent-dp") and "+" not in name]
-    return ["ddp", *(name for name in names if name != "ddp"), *before]
+    names = [name for name in args.routes if name != "ddp" and (name != "decent-dp" or args.decent_dp)]
+    before = [f"{name}@before" for name in names if args.before and name != "decent-dp" and "+" not in name]
+    return ["ddp", *names, *before]
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--work"]:
         route, size, *numbers = sys.argv[2:]
-        return work(route, size, *map(int, numbers))
+        work(route, size, *map(int, numbers))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[4])
     parser.add_argument("--sizes", nargs="+", choices=WIDTHS, default=list(WIDTHS))
@@ -220,8 +222,8 @@ def main() -> None:
                         help="folder with decent-dp and loguru; skipped without (default: the variable DECENT_DP)")
     parser.add_argument("--out", help="write the results as JSON")
     args = parser.parse_args()
-    print(f"{'n':>3} {'size':>5} {'route':30} {'ms/step':>9} {'/ DDP':>6} {'of the rounds':>16} {'CPU ms':>9} {'/ DDP':>6} "
-          f"{'MB':>7} {'/ DDP':>6} {'bytes sent':>13} {'theory':>13}")
+    print(f"{'n':>3} {'size':>5} {'route':30} {'ms/step':>9} {'/ DDP':>6} {'of the rounds':>16} {'CPU ms':>9} "
+          f"{'/ DDP':>6} {'MB':>7} {'/ DDP':>6} {'bytes sent':>13} {'theory':>13}")
     results = []
     for n in args.nodes:
         for size in args.sizes:

@@ -53,6 +53,9 @@ class GossipOptimizer(torch.optim.Optimizer):
         lr: learning rate of groups without their own, 0.1 by default; schedulers change it as usual.
         weight_decay: L2 factor, added to the gradient, of groups without their own; 0 by default.
         base: torch optimizer of the same parameters that makes the local step, with its own lr and weight_decay.
+        overlap: send the models while the next gradient is computed, and average them before the local step
+            (`qg.algorithms.Overlap`). Set parameters by hand only before the first step: changes made between two steps
+            reach the neighbours one step later.
         timeout: seconds to wait for a neighbour before continuing without it.
         host: address of this machine that its neighbours can reach.
         meeting: (store, rank, number of processes), if not started by torchrun.
@@ -67,11 +70,14 @@ class GossipOptimizer(torch.optim.Optimizer):
         weight_decay: float | None = None,
         *,
         base: torch.optim.Optimizer | None = None,
+        overlap: bool = False,
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         meeting: tuple[Store, int, int] | None = None,
     ) -> None:
         self.algorithm, self.topology, self.base = algorithms.algorithm(algorithm), parse(topology), base
+        if overlap:
+            self.algorithm = algorithms.Overlap(base=self.algorithm)
         if base is None:
             super().__init__(params, {"lr": 0.1 if lr is None else lr, "weight_decay": weight_decay or 0.0})
         else:
@@ -126,7 +132,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         self.engine.step_in_place(
             self.algorithm, x, g, self._state, t=self.steps, lr=self._of_groups("lr"),
             gradient=partial(self._gradient_at, closure), full_gradient=_no_full_gradient, weight_decay=weight_decay,
-            keeps_state=failed and not follows,
+            keeps_state=failed and not follows, ahead=isinstance(self.algorithm, algorithms.Overlap),
         )
         if x.pieces[0].data_ptr() != self._trained[0].data_ptr():
             self._write(x.whole())
@@ -137,6 +143,8 @@ class GossipOptimizer(torch.optim.Optimizer):
         """Replace the model by the exact mean over all nodes or, if `rounds` is given, gossip for that many rounds."""
         x = self._row()
         if rounds is None:
+            if isinstance(self.algorithm, algorithms.Overlap):
+                self.engine.mix(self.steps + 1, (x,))       # the models sent ahead are used up: the mean replaces them
             x = self.engine.mean(x, None)
         for _ in range(rounds or 0):
             self.steps += 1

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.host import Host
-from quasiglobal.engines.recording import COLUMNS, Mixing, Recording, record
-from quasiglobal.engines.rows import Rows
+from quasiglobal.engines.recording import COLUMNS, Line, Mixing, Recording, record
+from quasiglobal.engines.rows import Rows, read, write
 from quasiglobal.gradients.precision import full_precision
 
 BLOCK = 2**17
@@ -24,6 +24,9 @@ BLOCK = 2**17
 
 Mixed = Callable[[tuple[Tensor, ...], slice], tuple[Tensor, ...]]
 """Mixes tensors of some columns with the rows that have come."""
+
+Value = Rows | Tensor
+"""A tensor by columns, or one that is the same for all columns."""
 
 Target = tuple[int, Rows, int | None]
 """Number of a value, where to write it, and the number of the argument that is there."""
@@ -33,123 +36,139 @@ class BlockSteps:
     """Steps of an engine's rows in blocks, in place.
 
     `empty` returns memory for a message of c tensors of some columns, [c, runs, nodes, columns]; `exchange` sends it at
-    step t and returns how to mix tensors like a given one with what came.
+    step t and returns how to mix tensors like a given one with what came. `ahead` returns the first message of step t,
+    if it was sent before.
     """
 
     def __init__(
         self, engine: Host, empty: Callable[[int, int, torch.dtype], Tensor],
-        exchange: Callable[[int, Tensor, Tensor], Mixed],
+        exchange: Callable[[int, Tensor, Tensor], Mixed], ahead: Callable[[int], Tensor | None],
     ) -> None:
-        self.engine, self.empty, self.exchange = engine, empty, exchange
+        self.engine, self.empty, self.exchange, self.ahead = engine, empty, exchange, ahead
         self.recordings: dict[Hashable, Recording | None] = {}
 
     def step(
         self, algorithm: Algorithm, x: Rows, g: Rows, state: State, *, t: int, lr: Tensor,
-        weight_decay: float | Tensor = 0.0, keeps_state: bool = False, **further: Any,
+        weight_decay: float | Tensor = 0.0, keeps_state: bool = False, copy: Tensor | None = None, **further: Any,
     ) -> bool:
-        """Run a step as `Host.step_in_place` does, if it can be computed in blocks; return whether it was."""
-        few, (k, d) = x.read(slice(0, 1)), x.shape
-        blocks, shared = blocks_of(x.shape, self.engine.shared), self.engine.columns(d)
+        """Run a step as `Host.step_in_place` does, if it can be computed in blocks; return whether it was.
+
+        `copy` gets the shared columns of the new x too.
+        """
+        few, (k, d) = x.pieces[0], x.shape
+        blocks, shared = blocks_of(k, d, self.engine.shared), self.engine.columns(d)
         if len(blocks) == 1 or few.device.type != "cpu":
             return False
         decay = [weight_decay] if isinstance(weight_decay, Tensor) else []
-        further_arguments = (torch.tensor(t, dtype=few.dtype), lr, *state.values(), *decay)
-        arguments = [x, g, *(Rows([value], d) for value in further_arguments)]
+        rest = (torch.tensor(t, dtype=few.dtype), lr, *state.values(), *decay)
+        wide = [Rows([value]) if value.ndim and value.shape[-1] == d else value for value in rest]
+        arguments: list[Value] = [x, g, *wide]
         recording = self._recorded(algorithm, weight_decay, t, state, arguments)
         if recording is None:
             return False
-        known, sent, mixed = dict(enumerate(arguments)), {}, []
+        known, mixed = dict(enumerate(arguments)), list[Mixed]()
+        sent: dict[int, Rows] = {}                          # what was mixed
+        together = [one for one in blocks if one.start < shared]
         for mix in recording.mixes:
-            message = self.empty(len(mix.reads), shared, few.dtype)
-            rows = [Rows([part]) for part in message.view(len(mix.reads), k, shared)]
-            targets: list[Target] = [(number, row, None) for number, row in zip(mix.reads, rows, strict=True)]
-            self._run(recording, known | sent, targets, mixed, [one for one in blocks if one.start < shared])
+            message = None if mixed else self.ahead(t)
+            if message is None:
+                message = self.empty(len(mix.reads), shared, few.dtype)
+                rows = [Rows([part]) for part in message.view(len(mix.reads), k, shared)]
+                targets: list[Target] = [(number, row, None) for number, row in zip(mix.reads, rows, strict=True)]
+                self._run(recording, known | sent, targets, mixed, together)
+                if message.dtype == few.dtype:              # what was rounded is computed again
+                    sent |= {number: row for number, row in zip(mix.reads, rows, strict=True) if number not in known}
             mixed.append(self.exchange(t, message, few))
-            if message.dtype == few.dtype:                  # what was rounded is computed again
-                sent |= dict(zip(mix.reads, rows, strict=True))
-        results = recording.outputs.items()
-        targets = [(number, arguments[at], at) for at, number in results if at == 0 or not keeps_state]
+        outputs = {0: x} | {4 + k: Rows([value]) for k, value in enumerate(state.values()) if not keeps_state}
+        targets = [(number, outputs[at], at) for at, number in recording.outputs.items() if at in outputs]
+        also: list[Target] = [] if copy is None else [(recording.outputs.get(0, 0), Rows([copy.view(k, shared)]), None)]
         with self.engine.writing:
-            self._run(recording, known | sent, targets, mixed, [one for one in blocks if one.start < shared])
+            self._run(recording, known | sent, [*targets, *also], mixed, together)
             alone = [one for one in blocks if one.start >= shared]
             self._run(recording, known, targets, len(mixed) * [lambda tensors, _: tensors], alone)
         return True
 
     def _recorded(
-        self, algorithm: Algorithm, weight_decay: float | Tensor, t: int, state: State, arguments: Sequence[Rows]
+        self, algorithm: Algorithm, weight_decay: float | Tensor, t: int, state: State, arguments: Sequence[Value]
     ) -> Recording | None:
         """The recording of steps of the kind of t; None if they cannot be computed in blocks."""
         shapes = tuple(one.shape for one in arguments)
         kind = algorithm, algorithm.phase(t), shapes, None if isinstance(weight_decay, Tensor) else weight_decay
         if kind not in self.recordings:
             fits = all(value.shape == arguments[0].shape for value in state.values())
-            few = [one.read(slice(0, COLUMNS)) for one in arguments]
+            few = [read(one.cut([slice(0, COLUMNS)])[0]) if isinstance(one, Rows) else one for one in arguments]
             self.recordings[kind] = record(algorithm, self.engine, weight_decay, t, [*state], few) if fits else None
         return self.recordings[kind]
 
     def _run(
-        self, recording: Recording, known: Mapping[int, Rows], targets: Sequence[Target], mixed: Sequence[Mixed],
+        self, recording: Recording, known: Mapping[int, Value], targets: Sequence[Target], mixed: Sequence[Mixed],
         blocks: Sequence[slice],
     ) -> None:
         """Compute the targets block by block."""
-        program = _Program(recording, known, targets)
         with full_precision("cpu"):
-            for columns in blocks:
-                program.run(columns, mixed)
+            _Program(recording, known, targets).run(blocks, mixed)
 
 
 class _Program:
     """The lines of a recording that some targets need, in the order in which each block runs them."""
 
-    def __init__(self, recording: Recording, known: Mapping[int, Rows], targets: Sequence[Target]) -> None:
+    def __init__(self, recording: Recording, known: Mapping[int, Value], targets: Sequence[Target]) -> None:
         numbers = [number for number, *_ in targets]
         self.lines = recording.part(numbers, known)
         reads = [{at for at in line.reads if at is not None} for line in self.lines]
         self.loads = {at: known[at] for at in set(numbers).union(*reads) if at in known}
         self.mixes = recording.mixes
-        computed = {line.result: at for at, line in enumerate(self.lines) if not isinstance(line, Mixing)}
+        computed = {line.result: (at, line) for at, line in enumerate(self.lines) if isinstance(line, Line)}
         aliased = {at for mix in self.mixes for at in mix.reads}
         self.direct: dict[int, Rows] = {}
         """Where a line writes its result: nothing needs afterwards what it overwrites."""
         for number, place, argument in targets:
             if number in computed and numbers.count(number) == 1:
-                later = aliased.union(numbers, *reads[computed[number] + 1 :])
+                later = aliased.union(numbers, *reads[computed[number][0] + 1 :])
                 if argument is None or argument not in later:
                     self.direct[number] = place
         self.copied = [(number, place) for number, place, _ in targets if number not in self.direct]
         last = {at: k for k, ats in enumerate(reads) for at in ats}
         self.drops = [[at for at in ats if last[at] == k and at not in numbers] for k, ats in enumerate(reads)]
+        spent = {at for at, (_, line) in computed.items() if line.wide} - aliased - self.direct.keys()
+        self.reused = [
+            next((at for at in drops if at in spent), None) if isinstance(line, Line) and line.wide else None
+            for line, drops in zip(self.lines, self.drops, strict=True)
+        ]
+        """The operand whose memory a line's result takes: nothing else needs it."""
 
-    def run(self, columns: slice, mixed: Sequence[Mixed]) -> None:
-        """Run the lines on a block; values that nothing needs any more leave the cache to others."""
-        values = {at: rows.read(columns) for at, rows in self.loads.items()}
-        held = {value.data_ptr() for value in values.values()}
-        for line, drops in zip(self.lines, self.drops, strict=True):
-            if isinstance(line, Mixing):
-                results = mixed[self.mixes.index(line)](tuple(values[at] for at in line.reads), columns)
-                values |= zip(line.results, results, strict=True)
-            else:
-                place = self.direct.get(line.result)
-                out = None if place is None else place.view(columns)
-                line.run(values, out)
-                if place is not None and out is None:
-                    place.write(columns, values[line.result])
-            for at in drops:
-                del values[at]
-        several = len(self.copied) > 1
-        ready = [(place, values[at].clone() if several and values[at].data_ptr() in held else values[at])
-                 for at, place in self.copied]
-        for place, value in ready:
-            place.write(columns, value)
+    def run(self, blocks: Sequence[slice], mixed: Sequence[Mixed]) -> None:
+        """Run the lines on each block; values that nothing needs any more leave the cache to others."""
+        everywhere = {at: value for at, value in self.loads.items() if isinstance(value, Tensor)}
+        loads = {at: rows.cut(blocks) for at, rows in self.loads.items() if isinstance(rows, Rows)}
+        direct = {at: place.cut(blocks) for at, place in self.direct.items()}
+        copied = [(at, place.cut(blocks)) for at, place in self.copied]
+        for block, columns in enumerate(blocks):
+            values = everywhere | {at: read(parts[block]) for at, parts in loads.items()}
+            held = {value.data_ptr() for value in values.values()} if len(copied) > 1 else set()
+            for line, drops, reused in zip(self.lines, self.drops, self.reused, strict=True):
+                if isinstance(line, Mixing):
+                    results = mixed[self.mixes.index(line)](tuple(values[at] for at in line.reads), columns)
+                    values |= zip(line.results, results, strict=True)
+                elif line.result in direct:
+                    parts = direct[line.result][block]
+                    line.run(values, parts[0] if len(parts) == 1 else None)
+                    write(parts, values[line.result])
+                else:
+                    line.run(values, None if reused is None else values[reused])
+                for at in drops:
+                    del values[at]
+            ready = {at: values[at].clone() if values[at].data_ptr() in held else values[at] for at, _ in copied}
+            for at, places in copied:
+                write(places[block], ready[at])
 
 
-def blocks_of(shape: tuple[int, int], shared: int | None) -> list[slice]:
-    """Return the blocks of a tensor of this shape; none has both shared columns and others.
+def blocks_of(rows: int, d: int, shared: int | None) -> list[slice]:
+    """Return the blocks of d columns; none has both shared columns and others.
 
-    >>> blocks_of((2, 100_000), shared=None)
-    [slice(0, 65536, None), slice(65536, 100000, None)]
+    >>> blocks_of(2, 100_000, shared=40_000)
+    [slice(0, 40000, None), slice(40000, 65536, None), slice(65536, 100000, None)]
     """
-    rows, d = shape
     size = max(1, BLOCK * torch.get_num_threads() // rows)
     ends = sorted({*range(size, d, size), d, min(shared or d, d)})
     return [slice(first, last) for first, last in itertools.pairwise([0, *ends])]

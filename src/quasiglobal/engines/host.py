@@ -17,7 +17,7 @@ from quasiglobal.common.mixing import column_stochastic
 from quasiglobal.engines.capture import overwrite
 from quasiglobal.engines.links import Links
 from quasiglobal.engines.node import StepNode, choose, happens, hashed
-from quasiglobal.engines.rows import Rows
+from quasiglobal.engines.rows import Rows, write
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError, whole
 from quasiglobal.topology import Topology
@@ -123,7 +123,7 @@ class Host(ABC):
         names = [] if keeps_state else [*state]
         with self.writing:
             overwrite([whole, *(state[name] for name in names)], [new, *(after[name] for name in names)])
-            x.write(slice(0, x.shape[1]), whole)
+            write(x.pieces, whole)
 
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,6 +36,8 @@ class Line:
     operation: Callable[..., Tensor]
     into: Callable[..., Tensor] | None
     """The same operation with an argument `out`, if it has one."""
+    wide: bool
+    """Whether the result has all columns and rows."""
     result: int
     operands: tuple[Any, ...]
     reads: tuple[int | None, ...]
@@ -89,7 +90,7 @@ def record(
     algorithm: Algorithm, engine: Host, weight_decay: float | Tensor, t: int, names: Sequence[str],
     arguments: Sequence[Tensor],
 ) -> Recording | None:
-    """Record a step of the kind of t as a function of (x, g, time, lr, *state), and of a tensor weight_decay at the end.
+    """Record a step of the kind of t as a function of (x, g, time, lr, *state, and weight_decay if it is a tensor).
 
     The arguments have `COLUMNS` columns, or one. None if the step cannot be computed for some columns at a time.
     """
@@ -150,7 +151,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reads = tuple(self.number(one) if isinstance(one, Tensor) else None for one in args)
         operands = tuple(None if isinstance(one, Tensor) else one for one in args)
         likes = {name: one for name, one in options.items() if name not in ("device", "layout", "pin_memory")}
-        line = Line(func, _into(func) if result.shape == self.shape else None, self.add(result), operands, reads, likes)
+        wide = result.shape == self.shape and result.dtype.is_floating_point
+        line = Line(func, _into(func), wide, self.add(result), operands, reads, likes)
         self.recording.lines.append(line)
         return result
 

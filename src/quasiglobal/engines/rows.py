@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
 from collections.abc import Sequence
 
 import torch
@@ -11,56 +9,52 @@ from torch import Tensor
 
 
 class Rows:
-    """A tensor [k, d] in pieces side by side, such as the parameters of a model: read and written by columns.
+    """A tensor [k, d] in pieces side by side, such as the parameters of a model: read and written by blocks of columns.
 
     >>> rows = Rows([torch.zeros(1, 2), torch.ones(1, 3)])
-    >>> rows.write(slice(1, 4), torch.tensor([[5.0, 6.0, 7.0]]))
-    >>> rows.read(slice(0, 5))
-    tensor([[0., 5., 6., 7., 1.]])
+    >>> first, second = rows.cut([slice(0, 1), slice(1, 5)])
+    >>> write(second, torch.tensor([[5.0, 6.0, 7.0, 8.0]]))
+    >>> rows.whole()
+    tensor([[0., 5., 6., 7., 8.]])
     """
 
-    def __init__(self, pieces: Sequence[Tensor], d: int | None = None) -> None:
-        """A single piece may also broadcast to d columns: it is the same for all columns."""
+    def __init__(self, pieces: Sequence[Tensor]) -> None:
         self.pieces = pieces
-        self.same = d is not None and (pieces[0].ndim == 0 or pieces[0].shape[-1] != d)
-        self.ends = [0] if self.same else list(itertools.accumulate(piece.shape[-1] for piece in pieces))
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int, int]:
         """Numbers of rows and of columns."""
-        return tuple(self.pieces[0].shape) if self.same else (*self.pieces[0].shape[:-1], self.ends[-1])
+        return len(self.pieces[0]), sum(piece.shape[1] for piece in self.pieces)
 
     def whole(self) -> Tensor:
-        """Return all columns."""
-        return self.read(slice(0, self.ends[-1]))
+        """Return all columns: the piece if there is one, else a copy."""
+        return read(self.pieces)
 
-    def view(self, columns: slice) -> Tensor | None:
-        """Return these columns as a view; None if they are in several pieces."""
-        if self.same:
-            return self.pieces[0]
-        parts = self._parts(columns)
-        return parts[0] if len(parts) == 1 else None
+    def cut(self, blocks: Sequence[slice]) -> list[list[Tensor]]:
+        """Return the parts of each block as views; the blocks are in order, without gaps between them."""
+        found: list[list[Tensor]] = [[] for _ in blocks]
+        begin, k = 0, 0
+        for piece in self.pieces:
+            end = begin + piece.shape[1]
+            while k < len(blocks) and blocks[k].start < end:
+                first, last = max(blocks[k].start, begin), min(blocks[k].stop, end)
+                if first < last:
+                    found[k].append(piece[:, first - begin : last - begin])
+                if blocks[k].stop > end:                    # the block goes on in the next piece
+                    break
+                k += 1
+            begin = end
+        return found
 
-    def read(self, columns: slice) -> Tensor:
-        """Return these columns: a view if they are in one piece, else a copy."""
-        view = self.view(columns)
-        return torch.cat(self._parts(columns), dim=1) if view is None else view
 
-    def write(self, columns: slice, values: Tensor) -> None:
-        """Overwrite these columns; values that `read` returned as a view are already there."""
-        parts = self._parts(columns)
-        if len(parts) > 1:
-            torch._foreach_copy_(parts, torch.split(values, [part.shape[1] for part in parts], dim=1))
-        elif values.data_ptr() != parts[0].data_ptr():
-            parts[0].copy_(values)
+def read(parts: Sequence[Tensor]) -> Tensor:
+    """Return parts side by side: a view of a single one, else a copy."""
+    return parts[0] if len(parts) == 1 else torch.cat([*parts], dim=1)
 
-    def _parts(self, columns: slice) -> list[Tensor]:
-        first = bisect_right(self.ends, columns.start)
-        parts = []
-        for piece, end in zip(self.pieces[first:], self.ends[first:], strict=True):
-            begin = end - piece.shape[-1]
-            if begin >= columns.stop:
-                break
-            if piece.shape[-1]:
-                parts.append(piece[..., max(columns.start - begin, 0) : columns.stop - begin])
-        return parts
+
+def write(parts: Sequence[Tensor], values: Tensor) -> None:
+    """Overwrite parts side by side; values that `read` returned as a view are already there."""
+    if len(parts) > 1:
+        torch._foreach_copy_([*parts], torch.split(values, [part.shape[1] for part in parts], dim=1))
+    elif values.data_ptr() != parts[0].data_ptr():
+        parts[0].copy_(values)

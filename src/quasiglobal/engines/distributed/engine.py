@@ -6,21 +6,21 @@ import itertools
 import logging
 import math
 import threading
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property, partial
 from multiprocessing.util import Finalize
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.engines.blocks import BlockSteps, Mixed
-from quasiglobal.engines.distributed.edge import Moment
+from quasiglobal.engines.distributed.edge import Edge, Moment
 from quasiglobal.engines.distributed.gloo import Group, Meeting, Store, open_group
 from quasiglobal.engines.distributed.membership import Membership
+from quasiglobal.engines.distributed.routes import Routes, Slots
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.links import check_push
 from quasiglobal.engines.rows import Rows
@@ -30,12 +30,6 @@ from quasiglobal.gradients.precision import full_precision
 from quasiglobal.topology import Topology
 
 log = logging.getLogger("quasiglobal")
-
-Sent = dict[int, tuple[list[int], list[int]]]
-"""For each neighbouring process: local indices of nodes to send, and nodes to receive."""
-
-Slots = tuple[Tensor, Tensor]
-"""Index of messages per edge: places of nodes, and slots."""
 
 MARGIN = 8
 """Message size limit, as a multiple of the first message's size."""
@@ -80,15 +74,17 @@ class Distributed(Host):
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
         self._store = Meeting(store)
+        self.routes = Routes(topology, rank, hosted)
         self._moment: Moment = (0, 0)
         self._at_exit: Finalize | None = None
         self._latest: Rows | None = None
+        self._ahead: tuple[Moment, dict[int, Edge], Tensor] | None = None
+        """A message sent ahead: its moment, on which edges, and its memory."""
         self.writing = threading.Lock()
-        self._in_blocks = BlockSteps(self, self._empty_message, self._exchange_blocks)
-        self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
-        self._sent_and_wanted: dict[int, Sent] = {}
+        self._in_blocks = BlockSteps(self, self._empty_message, self._exchange_blocks, self._sent_ahead)
+        self._deltas: dict[Hashable, tuple[Tensor | None, tuple[Tensor, ...]]] = {}
         self.members = Membership(
-            self._store, rank, self._neighbouring_processes(), timeout=timeout, host=host,
+            self._store, rank, self.routes.neighbours, timeout=timeout, host=host,
             agreement=f"{experiment} {topology.fingerprint}".encode(), model_here=self._mean_here,
         )
 
@@ -110,16 +106,41 @@ class Distributed(Host):
         self._latest = Rows([x])
         return x, state
 
-    def step_in_place(self, algorithm: Algorithm, x: Rows, g: Rows, state: State, **how: Any) -> None:
-        """Run a step in blocks of columns if possible (`engines/blocks.py`)."""
-        if not self._in_blocks.step(algorithm, x, g, state, **how):
+    def step_in_place(
+        self, algorithm: Algorithm, x: Rows, g: Rows, state: State, *, ahead: bool = False, **how: Any
+    ) -> None:
+        """Run a step in blocks of columns if possible (`engines/blocks.py`).
+
+        With `ahead`, send the new x at once, for the next step, whose first mix must be that of x.
+        """
+        like = x.pieces[0]
+        message = self._empty_message(1, self.columns(x.shape[1]), like.dtype) if ahead else None
+        if not self._in_blocks.step(algorithm, x, g, state, copy=message, **how):
             super().step_in_place(algorithm, x, g, state, **how)
+            if message is not None:
+                message[0].copy_(self.by_run(x.whole()))
         self._latest = x
+        if message is not None:
+            self._send_ahead(how["t"] + 1, message)
+
+    def _send_ahead(self, t: int, message: Tensor) -> None:
+        """Send the message of the first mix of step t."""
+        members, moment = self.members, (t, 0)
+        to = {}
+        with members.waiting():
+            for there, rows in self.routes.to_others(t, message).items():
+                if (edge := members.edges.get(there)) is not None:
+                    with members.watched(there):
+                        edge.send(moment, rows, self.timeout)
+                        to[there] = edge
+        self._ahead = moment, to, message
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Send, receive, and move towards the received rows, always in full precision."""
         own = [self.by_run(v) for v in tensors]
-        return self._mixed_with(self._rows_from_others(t, self._message(own), tensors[0]), t, tensors)
+        received = self._rows_from_others(t, self._message(own), tensors[0])
+        with full_precision(tensors[0].device.type):
+            return self._mixed_with(received, t, tensors)
 
     def _mixed_with(
         self, received: dict[int, Tensor], t: int, tensors: tuple[Tensor, ...], columns: slice = slice(None)
@@ -131,6 +152,10 @@ class Distributed(Host):
 
     def _exchange_blocks(self, t: int, message: Tensor, like: Tensor) -> Mixed:
         return partial(self._mixed_with, self._rows_from_others(t, message, like), t)
+
+    def _sent_ahead(self, t: int) -> Tensor | None:
+        """The message of the first mix of step t, if it was sent ahead."""
+        return self._ahead[2] if self._ahead and self._ahead[0] == (t, 0) else None
 
     def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
         """Send the compressed rows as they are packed; neighbours restore them."""
@@ -149,24 +174,27 @@ class Distributed(Host):
             restored = wire.restored(wire.unpacked(words[0][:, None], c, rows.dtype), c, key)
             received[node] = restored.transpose(0, 1)
         q = self.with_own(own, nothing)
-        return q, self._moved(t, (q,), [own], [own], received)[0]
+        with full_precision(v.device.type):
+            return q, self._moved(t, (q,), [own], [own], received)[0]
 
     def _moved(
         self, t: int, tensors: tuple[Tensor, ...], own: Sequence[Tensor], told: Sequence[Tensor],
         received: dict[int, Tensor],
     ) -> tuple[Tensor, ...]:
-        """Move towards the received rows, [tensors, runs, columns] of each remote node."""
+        """Move towards the received rows, [tensors, runs, columns] of each remote node; called in full precision."""
         here, remote = self._delta(t, tuple(received), own[0])
-        if not received and not here.any():
+        if not received and here is None:
             return tensors
-        with full_precision(tensors[0].device.type):
-            mixed = []
-            for k, (rows, v) in enumerate(zip(own, tensors, strict=True)):
-                first = told[k][:, :1]
-                moved = rows + here @ (told[k] - first) if len(self.nodes) > 1 else rows   # a single row adds 0
+        mixed = []
+        for k, (rows, v) in enumerate(zip(own, tensors, strict=True)):
+            first = told[k][:, :1]
+            if len(self.nodes) == len(received) == 1 and told[k] is rows:
+                moved = torch.lerp(rows, next(iter(received.values()))[k][:, None], remote[0])  # in one pass
+            else:
+                moved = rows if here is None else rows + here @ (told[k] - first)
                 for weights, row in zip(remote, received.values(), strict=True):
                     moved = torch.addcmul(moved, weights, row[k][:, None] - first)
-                mixed.append(self.with_own(moved, v))
+            mixed.append(self.with_own(moved, v))
         return tuple(mixed)
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -193,7 +221,7 @@ class Distributed(Host):
         own = torch.cat([v[..., :width] for v, width in zip(messages, widths, strict=True)], dim=2)
         told = self.told(own).view(runs, k, degree, -1).permute(1, 2, 0, 3)
         came, arrived = torch.zeros_like(told), torch.zeros(k, degree, dtype=torch.bool)
-        routes = dict(self._routes[self.topology.position(t if at is None else at)])
+        routes = dict(self._slots[self.topology.position(t if at is None else at)])
         out, into = routes.pop(self.rank)
         came[into], arrived[into] = told[out], True
         dtype = self._wire(told.dtype)
@@ -265,14 +293,7 @@ class Distributed(Host):
 
         `raw` rows may hold any bits.
         """
-        messages = self._messages(t)
-        copies: dict[tuple[int, ...], Tensor] = {}          # one buffer for neighbours that receive the same rows
-        sent: dict[int, Tensor] = {}
-        for there in self.members.neighbours:
-            if rows := tuple(messages[there][0]):
-                if rows not in copies:
-                    copies[rows] = message if len(rows) == len(self.nodes) else message[:, :, rows]
-                sent[there] = copies[rows]
+        messages, sent = self.routes.rows(t), self.routes.to_others(t, message)
         runs, columns = len(self.seeds), message.shape[-1]
         shapes = {there: (len(message), runs, len(of), columns) for there, (_, of) in messages.items() if of}
         largest = message.numel() * like.element_size() // len(self.nodes) * max(map(len, self.hosted))
@@ -296,9 +317,11 @@ class Distributed(Host):
         if not members.begun:
             members.begin(largest=MARGIN * largest)
         members.take_back()
+        early = self._ahead[1] if self._ahead and self._ahead[0] == moment else {}
+        self._ahead = None
         with members.waiting():
             for there, edge in list(members.edges.items()):
-                if there in sent:
+                if there in sent and edge is not early.get(there):          # an edge may have been reopened since
                     with members.watched(there):
                         edge.send(moment, sent[there], self.timeout)
             received = self._receive(moment, shapes, like)
@@ -345,9 +368,12 @@ class Distributed(Host):
             latest = self._latest.whole()
             return latest.view(len(self.seeds), len(self.nodes), -1).mean(dim=1).flatten().cpu()
 
-    def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """W(t) − I: [nodes here, nodes here], and a column for each received remote node; rows sum to 0."""
-        key = (self._key(t), came, like.dtype, like.device)
+    def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """W(t) − I: [nodes here, nodes here], and a column for each received remote node; rows sum to 0.
+
+        The first is None if it changes nothing: it is 0, or there is one node, whose difference to itself is 0.
+        """
+        key = (self.routes.key(t), came, like.dtype, like.device)
         if key not in self._deltas:
             if self.topology.is_drawn(t):
                 self._deltas.clear()                        # never needed again
@@ -356,63 +382,17 @@ class Distributed(Host):
             W[:, :k].fill_diagonal_(0)
             W[:, :k] -= torch.diag(W.sum(dim=1))
             W = W.to(like)
-            self._deltas[key] = W[:, :k], W[:, k:, None].unbind(dim=1)
+            self._deltas[key] = W[:, :k] if k > 1 and W[:, :k].any() else None, W[:, k:, None].unbind(dim=1)
         return self._deltas[key]
 
-    def _key(self, t: int) -> int:
-        """Key of the steps with the weights of step t: its position in the period, or the step itself if W is drawn."""
-        return -t if self.topology.is_drawn(t) else self.topology.position(t)
-
-    def _neighbouring_processes(self) -> list[int]:
-        """The processes that host a neighbour of a node here, in either direction."""
-        home = {node: process for process, nodes in enumerate(self.hosted) for node in nodes}
-        links = self.topology.links()
-        either = (links | links.T)[list(self.nodes)].any(axis=0)
-        return sorted({home[j] for j in np.flatnonzero(either).tolist()} - {self.rank})
-
-    def _messages(self, t: int) -> Sent:
-        """For each neighbour at step t: local indices of nodes to send, and nodes to receive."""
-        key = self._key(t)
-        if key not in self._sent_and_wanted:
-            if self.topology.is_drawn(t):
-                self._sent_and_wanted.clear()
-            links, here = self.topology.links(t), list(self.nodes)
-            self._sent_and_wanted[key] = {
-                there: (
-                    np.flatnonzero(links[list(hosted)][:, here].any(axis=0)).tolist(),
-                    [hosted[k] for k in np.flatnonzero(links[here][:, list(hosted)].any(axis=0)).tolist()],
-                )
-                for there, hosted in ((there, self.hosted[there]) for there in self.members.neighbours)
-            }
-        return self._sent_and_wanted[key]
-
     @cached_property
-    def _routes(self) -> list[dict[int, tuple[Slots, Slots]]]:
-        """For each step of a period and each process, this one too: the slots here of messages to it, and from it."""
-        home = {node: process for process, nodes in enumerate(self.hosted) for node in nodes}
-        here = {node: place for place, node in enumerate(self.nodes)}
-        periods = []
-        for t in range(1, self.links.period + 1):
-            messages = self.links.messages(t)
-            periods.append({
-                there: (
-                    _slots((here[j], s) for j, s, i, _ in messages if j in here and home[i] == there),
-                    _slots((here[i], s) for j, _, i, s in messages if i in here and home[j] == there),
-                )
-                for there in (self.rank, *self.members.neighbours)
-            })
-        return periods
+    def _slots(self) -> list[dict[int, tuple[Slots, Slots]]]:
+        return self.routes.slots(self.links)
 
     @cached_property
     def _world(self) -> Group:
         """Group of all processes, for exact means and broadcasts; opened on first use."""
         return open_group(Meeting(self._store, "world/0"), self.rank, len(self.hosted), self.host, self.timeout)
-
-
-def _slots(places: Iterable[tuple[int, int]]) -> Slots:
-    """Places and slots as an index."""
-    found = torch.tensor(list(places), dtype=torch.int64).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
 
 
 def _finite(rows: Tensor) -> bool:
