@@ -18,7 +18,7 @@ from quasiglobal.engines.distributed.engine import Distributed
 from quasiglobal.engines.distributed.gloo import Meeting, Store
 from quasiglobal.engines.distributed.rendezvous import all_gather, join
 from quasiglobal.engines.needs import check_needs
-from quasiglobal.engines.rows import Rows
+from quasiglobal.engines.rows import ModelRows
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology, parse
 
@@ -192,7 +192,7 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     def _with_gradient(
         self, closure: Callable[[], Any] | None, failed: bool
-    ) -> tuple[Any, Rows, float | Tensor]:
+    ) -> tuple[Any, ModelRows, float | Tensor]:
         """The closure's loss, the unscaled gradient, 0 after an overflow, and the weight decay."""
         loss = None
         if closure is not None:
@@ -202,7 +202,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         g = self._zeros() if failed else self._gradients()
         if closure is not None or (scale is not None and not failed):
             row = g.whole() if scale is None or failed else g.whole() / scale
-            g = Rows([row.clone()])                         # a closure may be called again, and change the gradients
+            g = ModelRows([row.clone()])                    # a closure may be called again, and change the gradients
         decays = any(group["weight_decay"] for group in self.param_groups)
         return loss, g, self._of_groups("weight_decay") if decays else 0.0
 
@@ -219,7 +219,7 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     def _with_base(
         self, base: torch.optim.Optimizer, closure: Callable[[], Any] | None, failed: bool
-    ) -> tuple[Any, Rows, float]:
+    ) -> tuple[Any, ModelRows, float]:
         """Step the base on the unscaled gradients, except after an overflow; return its loss, and zeros as above."""
         known, scale = set(map(id, self._trained)), getattr(self, "grad_scale", None)
         trained = [p for group in base.param_groups for p in group["params"] if p.requires_grad]
@@ -236,21 +236,21 @@ class GossipOptimizer(torch.optim.Optimizer):
             loss = base.step() if closure is None else base.step(closure)
         return loss, self._zeros(), 0.0
 
-    def _parameters(self) -> Rows:
+    def _parameters(self) -> ModelRows:
         """The trained parameters side by side, without a copy; or a copy in one piece, if some are not contiguous."""
         if not all(p.is_contiguous() for p in self._trained):
-            return Rows([self._row()])
-        return Rows([p.detach().view(1, -1) for p in self._trained])
+            return ModelRows([self._row()])
+        return ModelRows([p.detach().view(1, -1) for p in self._trained])
 
-    def _zeros(self) -> Rows:
+    def _zeros(self) -> ModelRows:
         """Gradients that are 0, without memory."""
-        return Rows([self._trained[0].new_zeros(()).expand(1, sum(p.numel() for p in self._trained))])
+        return ModelRows([self._trained[0].new_zeros(()).expand(1, sum(p.numel() for p in self._trained))])
 
-    def _gradients(self) -> Rows:
+    def _gradients(self) -> ModelRows:
         """The gradients of the trained parameters, side by side; a missing gradient counts as 0."""
         zero = self._trained[0].new_zeros(())
         values = (zero.expand(p.shape) if p.grad is None else p.grad.to(p.dtype) for p in self._trained)
-        return Rows([value.reshape(1, -1) for value in values])
+        return ModelRows([value.reshape(1, -1) for value in values])
 
     def _row(self) -> Tensor:
         """A copy of the trained parameters, [1, d]."""

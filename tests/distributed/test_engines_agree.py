@@ -2,6 +2,7 @@
 
 import pytest
 from agreement import DROP, SEEDS, Distributed, Lossy, hosted_rows, in_a_process, run
+from federations import Sites
 from processes import together
 
 from later_methods import LATER
@@ -10,9 +11,9 @@ from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.wire import wire_of
 
 
-def compare(processes, cases, rounded=False, drop=0.0, wire=None):
+def compare(processes, cases, rounded=False, drop=0.0, wire=None, sites=None):
     how = (Lossy, SEEDS[:1]) if drop else (Distributed, SEEDS)
-    everywhere = together(processes, in_a_process, processes, cases, rounded, *how, wire)
+    everywhere = together(processes, in_a_process, processes, cases, rounded, *how, wire, sites)
     options = {"seeds": how[1], "shared": 5, "rounded": rounded, "drop": drop, "wire": wire}
     for k, (name, topology) in enumerate(cases):
         whole = run(name, topology, lambda graph: Simulator(graph, **options), hosted_rows)
@@ -44,6 +45,13 @@ def test_every_algorithm_is_the_same_over_processes(names):
 def test_time_varying_and_directed_graphs_are_too():
     names = ("dsgd", "qg-dsgdm-n", "dsgdm-n-gt", "slowmo", "mimelite", "push-diging:sums=true,beta=0.9")
     compare(4, [*((name, "one-peer-exponential:8") for name in names), ("dsgdm-n-gt", "every:2/equidyn:8")])
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_sites_over_tls_are_too(processes, tmp_path):
+    sites = [site.path for site in Sites(tmp_path, f"complete:{processes}", processes).folders]
+    names = ("dsgd", "qg-dsgdm-n", "dsgdm-n-gt", "push-diging:sums=true,beta=0.9")
+    compare(processes, [(name, "one-peer-exponential:8") for name in names], sites=sites)
 
 
 @pytest.mark.slow

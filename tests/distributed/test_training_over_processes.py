@@ -177,3 +177,27 @@ def test_a_process_that_hangs_is_missed_and_comes_back(tmp_path):
     (run,) = find_runs(tmp_path)
     assert run.status == "finished"
     assert run.records()[-1]["accuracy_worst"] > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["starting", "importing", "training"])
+def test_sigterm_to_the_command_saves_and_ends_all_processes(tmp_path, when):
+    process = train(tmp_path, *LONG, "--epochs", "3000")
+    command = psutil.Process(process.pid)
+    wait_for(lambda: len(command.children()) >= (2 if when == "starting" else 4))
+    if when == "importing":
+        time.sleep(1)
+    if when == "training":
+        wait_for_epoch(tmp_path, 2, 4)
+    children = command.children()
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, said
+    assert said.endswith("qg: stopped; run the same command again to resume\n")
+    assert len([line for line in said.splitlines() if line.startswith("qg:")]) == 1
+    _, alive = psutil.wait_procs(children, timeout=1)
+    assert not alive, "orphans"
+    if when == "training":
+        saved = {path.name for path in tmp_path.glob("*/parts/*/checkpoint/*.json")}
+        assert len(saved) == 1
+        assert len(list(tmp_path.glob("*/parts/*/checkpoint/*.json"))) == 4

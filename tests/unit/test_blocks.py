@@ -8,7 +8,7 @@ import quasiglobal as qg
 from quasiglobal.algorithms import ALGORITHMS, Overlap
 from quasiglobal.engines import blocks
 from quasiglobal.engines.distributed import Distributed
-from quasiglobal.engines.rows import Rows
+from quasiglobal.engines.rows import ModelRows
 from quasiglobal.engines.simulator import Simulator
 
 ROWS, D = 4, 37
@@ -53,7 +53,7 @@ def both(algorithm, engine, weight_decay=0.0, lr=0.1, keeps_state=False):
                "weight_decay": weight_decay}
         x, after = engine.step(algorithm, x, g, state, **how)
         state = state if keeps_state else after
-        engine.step_in_place(algorithm, Rows(pieces), Rows([g]), own, keeps_state=keeps_state, **how)
+        engine.step_in_place(algorithm, ModelRows(pieces), ModelRows([g]), own, keeps_state=keeps_state, **how)
         inside = sum(recording is not None for recording in engine._in_blocks.recordings.values())
     return (x, torch.cat(pieces, dim=1)), (state, own), inside
 

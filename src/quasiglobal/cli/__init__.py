@@ -20,8 +20,12 @@ GROUPS = {
     "Train": {
         "train": ("train", "Train one model per node, or resume a run."),
         "tune": ("plan", "Tune the learning rate or other hyperparameters."),
-        "node": ("train", "Run one node of an experiment on your own data."),
-        "rendezvous": ("train", "Serve the store where processes find each other."),
+        "node": ("node", "Run one node of an experiment on your own data."),
+        "rendezvous": ("node", "Serve the store where processes find each other."),
+    },
+    "Between sites": {
+        "federation": ("federation", "Found a federation, and approve and revoke its sites."),
+        "site": ("federation", "Ask to take part in a federation, and install its file."),
     },
     "Look": {
         "runs": ("look", "List the runs and their status."),

@@ -17,7 +17,7 @@ from quasiglobal.common.mixing import column_stochastic
 from quasiglobal.engines.capture import overwrite
 from quasiglobal.engines.links import Links
 from quasiglobal.engines.node import StepNode, choose, happens, hashed
-from quasiglobal.engines.rows import Rows, write
+from quasiglobal.engines.rows import ModelRows, write
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError, whole
 from quasiglobal.topology import Topology
@@ -115,7 +115,7 @@ class Host(ABC):
         return self.advance(algorithm, x, g, dict(state), node)
 
     def step_in_place(
-        self, algorithm: Algorithm, x: Rows, g: Rows, state: State, *, keeps_state: bool = False, **how: Any
+        self, algorithm: Algorithm, x: ModelRows, g: ModelRows, state: State, *, keeps_state: bool = False, **how: Any
     ) -> None:
         """Run `step` with the options `how`; overwrite x and, unless `keeps_state`, the state."""
         whole = x.whole()

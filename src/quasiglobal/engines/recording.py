@@ -25,12 +25,12 @@ log = logging.getLogger("quasiglobal")
 COLUMNS = 5
 """Columns of the tensors without numbers."""
 
-Values = dict[int, Tensor]
+Numbered = dict[int, Tensor]
 """Tensors by their number: first the step's arguments, then the results in order."""
 
 
 @dataclass(frozen=True)
-class Line:
+class Instruction:
     """One operation: the number of its result, and its operands, of which tensors are given by number."""
 
     operation: Callable[..., Tensor]
@@ -44,7 +44,7 @@ class Line:
     """The number of each operand that is a tensor."""
     options: dict[str, Any]
 
-    def run(self, values: Values, out: Tensor | None = None) -> None:
+    def run(self, values: Numbered, out: Tensor | None = None) -> None:
         """Compute the result from the values, into `out` if given."""
         given = [one if at is None else values[at] for one, at in zip(self.operands, self.reads, strict=True)]
         if out is None:
@@ -67,7 +67,7 @@ class Mixing:
 class Recording:
     """The lines of a step, and the numbers of what it returns: the new values of the arguments in `outputs`."""
 
-    lines: list[Line | Mixing] = field(default_factory=list)
+    lines: list[Instruction | Mixing] = field(default_factory=list)
     outputs: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -75,7 +75,7 @@ class Recording:
         """The mixes, in order."""
         return [line for line in self.lines if isinstance(line, Mixing)]
 
-    def part(self, targets: Collection[int], known: Collection[int]) -> list[Line | Mixing]:
+    def part(self, targets: Collection[int], known: Collection[int]) -> list[Instruction | Mixing]:
         """Return the lines that the targets need, if some values are known."""
         needed, part = set(targets) - set(known), []
         for line in reversed(self.lines):
@@ -152,7 +152,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operands = tuple(None if isinstance(one, Tensor) else one for one in args)
         likes = {name: one for name, one in options.items() if name not in ("device", "layout", "pin_memory")}
         wide = result.shape == self.shape and result.dtype.is_floating_point
-        line = Line(func, _into(func), wide, self.add(result), operands, reads, likes)
+        line = Instruction(func, _into(func), wide, self.add(result), operands, reads, likes)
         self.recording.lines.append(line)
         return result
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 
-class Rows:
+class ModelRows:
     """A tensor [k, d] in pieces side by side, such as the parameters of a model: read and written by blocks of columns.
 
-    >>> rows = Rows([torch.zeros(1, 2), torch.ones(1, 3)])
+    >>> rows = ModelRows([torch.zeros(1, 2), torch.ones(1, 3)])
     >>> first, second = rows.cut([slice(0, 1), slice(1, 5)])
     >>> write(second, torch.tensor([[5.0, 6.0, 7.0, 8.0]]))
     >>> rows.whole()

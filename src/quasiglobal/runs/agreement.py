@@ -9,8 +9,11 @@ from dataclasses import replace
 
 import torch
 
+from quasiglobal.algorithms import algorithm
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.sources import named
+from quasiglobal.engines.costs import traffic
+from quasiglobal.engines.distributed.opening import NO_MEAN_OVER_SITES
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.loading import data_of
@@ -67,6 +70,13 @@ def check_node(experiment: Experiment, node: int) -> int:
     if not 0 <= node < n:
         raise InputError(f"node must be from 0 to {n - 1} on {experiment.topology}, got {node}")
     return n
+
+
+def refuse_exact_means(experiment: Experiment) -> None:
+    """Reject algorithms that average over all nodes at once: a site is connected to its neighbours alone."""
+    if experiment.communication or traffic(algorithm(experiment.algorithm)).everybody:
+        what = experiment.communication or experiment.algorithm
+        raise InputError(f"{what} averages over all nodes: {NO_MEAN_OVER_SITES}")
 
 
 def refuse_faults(experiment: Experiment) -> None:

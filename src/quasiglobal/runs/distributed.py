@@ -1,4 +1,4 @@
-"""Distributed training: the processes of one run (`qg train --engine distributed`), or a single node (`qg node`).
+"""Distributed training: the processes of one run (`qg train --engine distributed`).
 
 Process p writes its measures and checkpoints into parts/p/ of the run folder. When all processes are done, process 0
 combines the parts into the same files as the simulator's. Either engine resumes from the other's checkpoints.
@@ -13,15 +13,15 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from quasiglobal.engines.distributed import Meeting, all_gather, join, meet, spread
+from quasiglobal.engines.distributed import Meeting, all_gather, join, spread
 from quasiglobal.errors import InputError
-from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_faults
+from quasiglobal.runs.agreement import refuse_faults
 from quasiglobal.runs.assembly import Assembly, tidied
 from quasiglobal.runs.loading import task_of
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.own_objects import check_objects
 from quasiglobal.runs.participant import Participant, Seat
-from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched
+from quasiglobal.runs.store import Run, Watcher, folders_of, unwatched
 from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
@@ -64,7 +64,7 @@ def train(
         task = task or task_of(experiment, options)
         mine = Participant(task, runs, seat, options, temporary)
         with mine.locked():
-            _train_share(mine, patience, watch, callbacks)
+            _train_share(mine, store, patience, watch, callbacks)
     if wait:
         with suppress(InputError):                          # a process that is gone for good
             all_gather(store, "combined", "", rank, size, patience)
@@ -98,15 +98,17 @@ def wait_for_all(experiment: Experiment, options: Options) -> None:
         all_gather(Meeting(meeting, experiment.hash), "read", "", rank, size, options.peer_timeout)
 
 
-def _train_share(mine: Participant, patience: float, watch: Watcher, callbacks: Sequence[Any]) -> None:
+def _train_share(
+    mine: Participant, store: Meeting, patience: float, watch: Watcher, callbacks: Sequence[Any]
+) -> None:
     """Join the other processes, train to the end, and combine the parts in process 0."""
     seat, runs = mine.seat, mine.runs
-    mine.engine.connect(patience=patience)
-    came_back = seat.store.check([f"epochs/{seat.rank}"])   # an earlier start of this process agreed on an epoch
+    mine.connect(patience)
+    came_back = store.check([f"epochs/{seat.rank}"])        # an earlier start of this process agreed on an epoch
     if came_back or mine.engine.members.step_of_others:
         mine.rejoin()
     else:
-        mine.resume(_agreed_epoch(seat, mine.saved, patience))
+        mine.resume(_agreed_epoch(store, seat, mine.saved, patience))
     board = mine.board() if seat.rank == 0 else None
     everybody = [seat.parts(run) for run in runs]
     here = [one for one in callbacks if getattr(one, "everywhere", False)]
@@ -122,45 +124,9 @@ def _train_share(mine: Participant, patience: float, watch: Watcher, callbacks: 
         assembly.finish(mine.program)
 
 
-def _agreed_epoch(seat: Seat, epochs: set[int], timeout: float) -> int:
+def _agreed_epoch(store: Meeting, seat: Seat, epochs: set[int], timeout: float) -> int:
     """The latest epoch from which all processes can resume all runs."""
     mine = json.dumps(sorted(epochs))
-    theirs = all_gather(seat.store, "epochs", mine, seat.rank, len(seat.hosted), timeout)
+    theirs = all_gather(store, "epochs", mine, seat.rank, len(seat.hosted), timeout)
     common: set[int] = set.intersection(*(set(json.loads(found)) for found in theirs))
     return max(common)
-
-
-def train_node(
-    experiment: Experiment,
-    node: int,
-    data: str,
-    rendezvous: str,
-    options: Options,
-    patience: float,
-    watch: Watcher = unwatched,
-) -> Run:
-    """Train one node on its own data, with the neighbours that connect within `patience` seconds."""
-    experiment = agreement(experiment)
-    n = check_node(experiment, node)
-    host, _, port = rendezvous.rpartition(":")
-    if not host or not port.isdigit():
-        raise InputError(f"rendezvous must be HOST:PORT, got {rendezvous!r}")
-    run = RunFolder.of(experiment, options.runs)
-    run.check_topology()
-    if run.read_summary() is not None:
-        return run.read()
-    task = own_task(experiment, data)
-    store = Meeting(meet(host, port, patience), experiment.hash)
-    mine = Participant(task, [run], Seat(store, node, spread(n, n), experiment.hash), options)
-    with mine.locked():
-        saved = max(mine.saved)
-        mine.engine.connect(saved * experiment.steps, patience)
-        if saved or mine.engine.members.step_of_others:
-            mine.rejoin()
-        board = mine.board()
-        ended = mine.train(watch, *(board[1:] if board else ()), shared=False)
-        mine.engine.close()
-        if not ended:
-            raise KeyboardInterrupt
-        mine.finish_alone()
-    return run.read()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from quasiglobal.common.files import alone
-from quasiglobal.engines.distributed import Distributed, Meeting
+from quasiglobal.engines.distributed import Distributed, Opener, Store
 from quasiglobal.runs.callbacks import Watch, WriteTensorBoard, facts
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.parts import Part, records_of
@@ -31,8 +31,8 @@ STALE_EPOCHS = 5
 class Seat:
     """Rank and hosted nodes of this process in a run."""
 
-    store: Meeting
-    """Key-value store for the rendezvous."""
+    through: Store | Opener
+    """How this process finds the others."""
     rank: int
     hosted: Sequence[tuple[int, ...]]
     """The nodes of every process."""
@@ -58,7 +58,7 @@ class Participant:
         self.saved = set.intersection(*(part.epochs() for part in self.parts))
         """Epochs from which this process can resume all runs."""
         engine = partial(
-            Distributed, store=seat.store, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
+            Distributed, store=seat.through, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
             host=options.host, experiment=seat.experiment,
         )
         experiments = [run.experiment for run in runs]
@@ -66,6 +66,11 @@ class Participant:
         assert isinstance(self.program.engine, Distributed)
         self.engine = self.program.engine
         self.program.warm_up()
+
+    def connect(self, patience: float, epoch: int = 0) -> None:
+        """Connect to the neighbours within `patience` seconds, after this many epochs here."""
+        steps, program = self.program.feed.steps_per_epoch, self.program
+        self.engine.connect(epoch * steps, patience, last_step=program.steps, models=program.state.x)
 
     def resume(self, epoch: int) -> None:
         """Resume from the checkpoint of an epoch; 0: start from the initial models."""
@@ -76,7 +81,7 @@ class Participant:
         """Rejoin the others at their next epoch, with the models saved here or with the neighbours' mean."""
         saved, program = max(self.saved), self.program
         theirs = math.ceil(self.engine.members.step_of_others / program.feed.steps_per_epoch)
-        epoch = max(saved, min(theirs, program.experiment.epochs))
+        epoch = max(saved, min(theirs, program.experiment.epochs - 1))      # no claim of others ends a run
         if saved:
             program.restore([part.load(saved) for part in self.parts], epoch)
         model = self.engine.mean_of_neighbours(program.state.x)
@@ -115,7 +120,10 @@ class Participant:
             )
             loop.end_together = saving.end if shared else None
             loop.run()
-        return loop.ended or bool(share.diverged)
+        ended = loop.ended or bool(share.diverged)
+        if ended:
+            self.engine.members.end()
+        return ended
 
     def finish_alone(self) -> None:
         """Write the runs from this process's parts alone: a node with its own data has no access to other parts."""

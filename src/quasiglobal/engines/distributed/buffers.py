@@ -15,10 +15,10 @@ SPARE = 1
 """Free buffers that are kept for the next messages."""
 
 
-class Buffers:
+class MessageMemory:
     """Uninitialised tensors, whose memory is free again once no tensor refers to it, here or in the transport.
 
-    >>> buffers = Buffers()
+    >>> buffers = MessageMemory()
     >>> one, other = buffers.empty(5, torch.float32), buffers.empty(5, torch.float32)
     >>> address = one.data_ptr()
     >>> view = one[1:]

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from quasiglobal.engines.distributed.buffers import Buffers
+from quasiglobal.engines.distributed.buffers import MessageMemory
 from quasiglobal.engines.distributed.channel import Channel, Lost, Refused, Sending
+from quasiglobal.engines.distributed.checks import Expected, Rejected, check_message
 from quasiglobal.engines.distributed.gloo import GlooChannel, Meeting, Store, until
 
 MAGIC = 0x71676D31
@@ -30,8 +33,11 @@ HEADER = 6
 KINDS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 """Allowed payload dtypes, by bytes per element."""
 
-LARGEST = 2**34
-"""Maximum size of a model in bytes."""
+MOST_GENERATION = 2**62
+"""Generations are random numbers up to this one."""
+
+REPEAT = 0.5
+"""Seconds after which an offer in the store is written again: a stranger may have overwritten it."""
 
 AHEAD = 3
 """Messages that one side may be ahead of the other before it has to wait."""
@@ -44,6 +50,21 @@ Moment = tuple[int, int]
 
 HEARTBEAT = -1
 """Exchange index of a heartbeat: no payload follows; the sender is alive and itself waits for a neighbour."""
+
+NOTE = -2
+"""Exchange index of a note: bytes that are not for the algorithm, such as a newer federation file."""
+
+MOVE = -3
+"""Exchange index of the last message on a channel: the next comes on the channel that replaces it."""
+
+ADOPTION = 30.0
+"""Seconds that one side may adopt a new channel before the other."""
+
+OTHER_SIZES = (1, 4)
+"""Bytes per element of messages that are not for the algorithm."""
+
+MOST_NOTE = 2**21
+"""Maximum size of a note in bytes."""
 
 HEARTBEAT_FACTOR = 10
 """Factor on the timeout for a process that sends only heartbeats."""
@@ -69,11 +90,15 @@ class Edge:
         self.here, self.there, self.channel, self.generation = here, there, channel, generation
         self.account = Account()
         self.step_there = 0
+        self.on_note: Callable[[bytes], None] = lambda note: None
         self._rank = 0 if here < there else 1
         self._under_way: deque[tuple[Sending, bool]] = deque()
         """Messages on their way, and whether they are payloads."""
         self._threads: list[threading.Thread] = []
         self._line = threading.Lock()
+        self._incoming = channel
+        self._successor: Channel | None = None
+        self._moved: Sending | None = None
         self._news = threading.Condition()
         self._inbox: deque[tuple[Moment, Tensor]] = deque()
         self._now: Moment = (0, 0)
@@ -100,27 +125,30 @@ class Edge:
         """Wait until both sides are ready for the first step."""
         self._swap(bytes(32), deadline)
 
-    def share_model(self, model: Tensor | None, wanted: bool, deadline: float) -> Tensor | None:
-        """Send a model to the other side if it requests one; receive its model if `wanted`."""
-        count = 0 if model is None else model.numel()
-        offer = wanted.to_bytes(8) + count.to_bytes(16) + (0 if model is None else model.element_size()).to_bytes(8)
-        theirs = self._swap(offer, deadline)
+    def share_model(self, model: Tensor | None, wanted: Expected | None, deadline: float) -> Tensor | None:
+        """Send a model to the other side if it requests one; receive its model if one of exactly this size is `wanted`.
+        """
+        count, size = (0, 0) if model is None else (model.numel(), model.element_size())
+        theirs = self._swap((wanted is not None).to_bytes(8) + count.to_bytes(16) + size.to_bytes(8), deadline)
         asked, coming, size = (int.from_bytes(theirs[at]) for at in (slice(8), slice(8, 24), slice(24, 32)))
         sending = self.channel.send(model) if asked and model is not None else None
         taken = None
-        if wanted and coming and size in KINDS and coming * size <= LARGEST:
-            taken = torch.empty(coming, dtype=KINDS[size])
-            self.channel.recv_into(taken, deadline)
+        if wanted is not None and coming:
+            if (coming, size) != (wanted.count, wanted.dtype.itemsize):
+                raise Rejected(f"it offers a model of another size than {wanted.count} numbers")
+            taken = torch.empty(coming, dtype=wanted.dtype)
+            self._incoming.recv_into(taken, deadline)
+            check_message(0, taken, wanted)
         if sending is not None:
             sending.wait(deadline)
         return taken
 
-    def listen(self, largest: int, buffers: Buffers) -> None:
+    def listen(self, largest: int, buffers: MessageMemory | None = None) -> None:
         """Start to read into buffers, so that the other side can send before this side calls `receive`.
 
         `largest` is the maximum message size in bytes.
         """
-        for work in (lambda: self._read(largest, buffers), self._drop_sent):
+        for work in (lambda: self._read(largest, buffers or MessageMemory()), self._drop_sent):
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -133,13 +161,42 @@ class Edge:
             self._start(payload, counts=True)
         self.account.sent += payload.nbytes
 
+    def send_note(self, note: bytes) -> None:
+        """Send bytes that are not for the algorithm; do not wait for completion."""
+        payload = torch.frombuffer(bytearray(note), dtype=torch.uint8)
+        with self._line:
+            for message in (self._head((0, NOTE), len(note), 1), payload):
+                self._start(message)
+
+    def adopt(self, channel: Channel) -> None:
+        """Continue on another channel to the same process, which adopts the other end of it; no message is lost."""
+        with self._line:
+            self._moved = self.channel.send(self._head((0, MOVE), 0, 1))
+            self.channel = channel
+        with self._news:
+            self._successor = channel
+            self._news.notify_all()
+
+    def cut(self, why: str) -> None:
+        """Close the connection from any thread, without waiting; calls that need it raise `Lost` with this reason."""
+        self._end(Lost(why))
+        for channel in (self.channel, self._incoming):
+            channel.close()
+
+    @property
+    def listening(self) -> bool:
+        """Whether messages are exchanged on this edge."""
+        return bool(self._threads) and self._gone is None
+
     def send_heartbeat(self, step: int) -> None:
         """Send a heartbeat; do not wait for completion."""
         with self._line:
             self._start(self._head((step, HEARTBEAT), 0, 4))
 
-    def receive(self, moment: Moment, expected: int, dtype: torch.dtype, seconds: float) -> Tensor | None:
+    def receive(self, moment: Moment, expected: Expected, seconds: float) -> Tensor | None:
         """Return the payload sent for this moment, or None if the other side is already past it.
+
+        Raise `Rejected` if it is not what is expected.
 
         The timeout `seconds` restarts with each message, so that a side that is catching up does not time out.
         Heartbeats alone extend the wait to at most `HEARTBEAT_FACTOR` × `seconds`.
@@ -163,13 +220,11 @@ class Edge:
                     self._news.wait(left)
             finally:
                 self.account.waited += time.monotonic() - began
-            if self._inbox[0][0] > moment:
+            if moment < self._inbox[0][0] <= (expected.last_step, math.inf):
                 return None
-            _, payload = self._inbox.popleft()
+            (step, _), payload = self._inbox.popleft()
             self._news.notify_all()
-        if (payload.numel(), payload.dtype) != (expected, dtype):
-            found = f"{payload.numel()} numbers of {payload.element_size()} bytes"
-            raise Lost(f"it sent {found}, not {expected} of {dtype.itemsize}")
+        check_message(step, payload, expected)
         self.account.received += payload.nbytes
         return payload
 
@@ -179,17 +234,20 @@ class Edge:
 
     def close(self) -> None:
         """Close the connection; the other side detects this."""
-        self._end(Lost("this process closed the connection"))
-        self.channel.close()
+        self.cut("this process closed the connection")
         for thread in self._threads:
             thread.join(timeout=5.0)
 
-    def _read(self, largest: int, buffers: Buffers) -> None:
+    def _read(self, largest: int, buffers: MessageMemory) -> None:
         """Put messages into the inbox; discard those for past moments; pause while `AHEAD` messages are queued."""
         try:
             while True:
                 moment, count, size = self._header()
-                if moment[1] == HEARTBEAT:
+                if moment[1] == NOTE:
+                    self.on_note(self._note(count * size))
+                elif moment[1] == MOVE:
+                    self._follow()
+                if moment[1] < 0:
                     with self._news:
                         self._heard = time.monotonic()
                         self._news.notify_all()
@@ -197,7 +255,7 @@ class Edge:
                 if count * size > largest:
                     raise Lost(f"it sent {count} numbers of {size} bytes, above the message size limit")
                 payload = buffers.empty(count, KINDS[size])
-                self.channel.recv_into(payload, time.monotonic() + FOREVER)
+                self._incoming.recv_into(payload, time.monotonic() + FOREVER)
                 with self._news:
                     self._heard = self._heard_numbers = time.monotonic()
                     if moment >= self._now:
@@ -205,8 +263,8 @@ class Edge:
                     del payload                             # its memory is free once the message is used
                     self._news.notify_all()
                     self._news.wait_for(lambda: len(self._inbox) < AHEAD or self._gone is not None)
-        except Lost as error:
-            self._end(error)
+        except Exception as error:                          # whatever it is, the edge is of no use any more
+            self._end(error if isinstance(error, Lost) else Lost(f"{error}"))
 
     def _start(self, message: Tensor, counts: bool = False) -> None:
         sending = self.channel.send(message)
@@ -236,6 +294,26 @@ class Edge:
             self._gone = self._gone or error
             self._news.notify_all()
 
+    def _note(self, size: int) -> bytes:
+        """Receive the bytes of a note."""
+        if size > MOST_NOTE:
+            raise Lost(f"it sent a note of {size} bytes, above the limit of {MOST_NOTE}")
+        note = torch.empty(size, dtype=torch.uint8)
+        self._incoming.recv_into(note, time.monotonic() + FOREVER)
+        return bytes(note.numpy())
+
+    def _follow(self) -> None:
+        """Read on from the channel that replaces this one, as soon as it is adopted here too."""
+        with self._news:
+            self._news.wait_for(lambda: self._successor is not None or self._gone is not None, ADOPTION)
+            old, new, moved = self._incoming, self._successor, self._moved
+            self._successor = None
+        if new is None or moved is None:
+            raise Lost("it moved to a connection that this process does not have")
+        self._incoming = new
+        moved.wait(time.monotonic() + ADOPTION)
+        old.close()
+
     def _settle(self, most: int, seconds: float) -> None:
         """Wait until at most `most` payloads are in flight."""
         def settled() -> bool:
@@ -254,9 +332,9 @@ class Edge:
     def _header(self) -> tuple[Moment, int, int]:
         """Receive a header; return the moment, the element count and the bytes per element."""
         header = torch.empty(HEADER, dtype=torch.int64)
-        self.channel.recv_into(header, time.monotonic() + FOREVER)
+        self._incoming.recv_into(header, time.monotonic() + FOREVER)
         magic, step, exchange, count, size, generation = header.tolist()
-        if magic != MAGIC or size not in KINDS or count < 0:
+        if magic != MAGIC or size not in (KINDS if exchange >= 0 else OTHER_SIZES) or count < 0:
             raise Lost("it does not speak this protocol")
         if generation != self.generation:
             raise Lost(f"its generation is {generation}, not {self.generation}")
@@ -267,7 +345,7 @@ class Edge:
         sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
         taken = torch.empty(32, dtype=torch.uint8)
         sending = self.channel.send(sent)
-        self.channel.recv_into(taken, deadline)
+        self._incoming.recv_into(taken, deadline)
         sending.wait(deadline)
         return bytes(taken.tolist())
 
@@ -275,9 +353,10 @@ class Edge:
 def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:
     """Open the link to a process that opens it at the same time; raise `Lost` if it does not within `seconds`.
 
-    A generation is the number of an attempt to open this link. The lower rank offers a generation and the higher rank
-    accepts it; store keys of earlier generations are never read.
+    A generation is the random number of an attempt to open this link. The lower rank offers a generation and the higher
+    rank accepts it; store keys of earlier generations are never read.
     An offer is taken once, by the side that accepts it or the side that withdraws it: a stale offer is never accepted.
+    The store is open to strangers: what is not an offer is ignored, and an offer that was overwritten is repeated.
     """
     low, high = sorted((here, there))
     place = Meeting(store, f"edge/{low}-{high}")
@@ -288,17 +367,25 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
 
     try:
         if here == low:
-            generation = place.add("generation", 1)
-            place.set("offer", str(generation))
+            generation, offered = 1 + secrets.randbelow(MOST_GENERATION), -math.inf
+
+            def is_taken() -> bool:
+                nonlocal offered
+                if time.monotonic() - offered > REPEAT:
+                    place.set("offer", str(generation))
+                    offered = time.monotonic()
+                return place.check([f"taken/{generation}"])
+
             try:
-                until(lambda: place.check([f"taken/{generation}"]), seconds)
+                until(is_taken, seconds)
             except TimeoutError:
                 if takes(generation):
                     raise
         else:
             def accepted() -> int:
-                offer = int(place.get("offer")) if place.check(["offer"]) else 0
-                return offer if offer and takes(offer) else 0
+                text = place.get("offer") if place.check(["offer"]) else b""
+                offer = int(text) if text.isdigit() and len(text) <= len(str(MOST_GENERATION)) else 0
+                return offer if 0 < offer <= MOST_GENERATION and takes(offer) else 0
 
             generation = until(accepted, seconds)
     except TimeoutError:
