@@ -250,7 +250,9 @@ LOCAL = ("ed", "gossip-pga", "k-gt", "led", "proxskip")
 """Methods of 2019 and later that correct or average the results of local steps."""
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, *(f"slowmo:tau=3,base={name}" for name in ("dsgd", "d2+", "d2"))])
+@pytest.mark.parametrize(
+    "name", [*ALGORITHMS, "noloco:tau=3,base=dsgd", *(f"slowmo:tau=3,base={name}" for name in ("dsgd", "d2+", "d2"))]
+)
 def test_an_algorithm_accepts_a_base_only_if_x_minus_lr_g_is_all_it_uses(name):
     """The base's result replaces x − ηg: an accepting algorithm moves from (x, g) as from (x − ηg, 0)."""
     graph = {"relaysgd": "star:4", "sgp": qg.topology.from_matrices([ONE_WAY])}.get(name, "lazy/ring:4")
@@ -261,15 +263,15 @@ def test_an_algorithm_accepts_a_base_only_if_x_minus_lr_g_is_all_it_uses(name):
     for t in range(1, 14):
         g = torch.randn(4, 3, dtype=torch.float64, generator=generator)
         lr = torch.tensor(1 / t, dtype=torch.float64)
-        options = {"t": t, "lr": lr, "full_gradient": torch.sin}
+        options = {"t": t, "lr": lr, "full_gradient": torch.sin, "gradient": torch.sin}
         x, state = engine.step(algorithm, x, g, state, **options)
         y, same = engine.step(algorithm, y - lr * g, torch.zeros_like(g), same, **options)
     accepts = torch.allclose(x, y, rtol=1e-12, atol=1e-12)
     params = list(loops.model().parameters())
     with pytest.raises(qg.InputError, match="torchrun" if accepts else "does not accept a base: it "):
         qg.optim.GossipOptimizer(params, name, graph, base=loops.sgdm(params))
-    slowmo = ("slowmo:tau=3,base=dsgd", "slowmo:tau=3,base=d2+")
-    assert accepts == (name in ("dsgd", "d2+", "relaysgd", "lt-admm", "choco", *slowmo, *LOCAL))
+    others = ("slowmo:tau=3,base=dsgd", "slowmo:tau=3,base=d2+", "noloco:tau=3,base=dsgd")
+    assert accepts == (name in ("dsgd", "d2+", "relaysgd", "lt-admm", "choco", *others, *LOCAL))
 
 
 class Own(qg.Algorithm):

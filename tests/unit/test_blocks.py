@@ -1,117 +1,273 @@
-"""A step in blocks of columns, in place, is the step of the algorithm."""
+"""Code blocks of the documents: Python runs, commands are understood by the real parser, TOML is an experiment."""
+
+import ast
+import functools
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+import tomllib
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-import torch
-from torch.distributed import HashStore
 
-import quasiglobal as qg
-from quasiglobal.algorithms import ALGORITHMS, Overlap
-from quasiglobal.engines import blocks
-from quasiglobal.engines.distributed import Distributed
-from quasiglobal.engines.rows import ModelRows
-from quasiglobal.engines.simulator import Simulator
+from quasiglobal.cli import COMMANDS, arguments
+from quasiglobal.training.experiment import from_toml
 
-ROWS, D = 4, 37
-OVERLAPS = ["dsgd", "dsgdm-n", "dadam", "dadamw", "qg-dsgdm-n", "qg-dadam"]
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "runs" not in page.parts),
+]
 
+ELSEWHERE = {
+    "README.md": "test_documents.py",
+    "docs/your-own.md": "test_documents.py",
+    "docs/your-algorithm.md": "test_documents.py",
+}
+"""Documents whose Python another test runs."""
 
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", 12 * ROWS // torch.get_num_threads())
+SLOW = ("docs/index.md", "docs/how-to/use-a-model.md")
+"""Documents whose Python trains for seconds."""
 
+SCRIPTS = sorted(page.name for page in (ROOT / "docs" / "tutorials").glob("*.md") if "```text" in page.read_text())
+"""Tutorials that show a script and what it prints."""
 
-class Swap(qg.Algorithm):
-    """Every result is the storage of another argument."""
+DIAGRAMS = {"docs/architecture.md": "the packages and the order of the layers; test_layers.py has the same order"}
+"""Documents with blocks of text that no command prints."""
 
-    def init(self, x):
-        return {"a": x + 1, "b": x + 2}
-
-    def step(self, x, g, state, node):
-        return state["a"], {"a": state["b"], "b": node.mix(x)}
-
-
-class OutsideTorch(qg.Algorithm):
-    """A norm that no recording of PyTorch's operations sees."""
-
-    def step(self, x, g, state, node):
-        return node.mix(x - node.lr * g / float((g.numpy() ** 2).sum())), state
+FOREIGN = {
+    "wg": "WireGuard is not installed, and needs root",
+    "ip": "changes the network of the machine, and needs root",
+    "export": "the shell's own", ".": "the shell's own", "head": "of the system", "tee": "of the system",
+}
+"""Commands that are not checked, and why."""
 
 
-def engine_of(graph="ring:4", **options):
-    return Distributed(qg.topology.parse(graph), HashStore(), 0, [range(ROWS)], **options)
+class Block(NamedTuple):
+    page: str
+    language: str
+    text: str
+    needs: str
 
 
-def both(algorithm, engine, weight_decay=0.0, lr=0.1, keeps_state=False):
-    """Run 6 steps plainly and 6 in place; return both models, both states, and the steps that ran in blocks."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(ROWS, D, dtype=torch.float64, generator=generator)
-    pieces, state = [x[:, :11].clone(), x[:, 11:].clone()], engine.begin(algorithm, x)
-    own, inside = {name: value.clone() for name, value in state.items()}, 0
-    for t in range(1, 7):
-        g = torch.randn(ROWS, D, dtype=torch.float64, generator=generator)
-        how = {"t": t, "lr": torch.as_tensor(lr, dtype=x.dtype), "full_gradient": torch.sin, "gradient": torch.sin,
-               "weight_decay": weight_decay}
-        x, after = engine.step(algorithm, x, g, state, **how)
-        state = state if keeps_state else after
-        engine.step_in_place(algorithm, ModelRows(pieces), ModelRows([g]), own, keeps_state=keeps_state, **how)
-        inside = sum(recording is not None for recording in engine._in_blocks.recordings.values())
-    return (x, torch.cat(pieces, dim=1)), (state, own), inside
+def blocks_of(page):
+    found = re.findall(
+        r"^(?:<!-- needs (\w+) -->\n)?( *)```(\w*)\n(.*?)^\2```", page.read_text(), re.MULTILINE | re.DOTALL
+    )
+    name = page.relative_to(ROOT).as_posix()
+    return [Block(name, language, textwrap.dedent(text), needs) for needs, _, language, text in found]
 
 
-def assert_equal(models, states):
-    scale = models[0].norm()
-    assert (models[0] - models[1]).norm() <= 1e-12 * scale
-    for name, value in states[0].items():
-        assert (value - states[1][name]).norm() <= 1e-12 * (scale + value.norm()), name
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
-@pytest.mark.filterwarnings("ignore:.* needs a fixed", "ignore:D2 needs")
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_blocks_give_the_numbers_of_the_whole_step(name):
-    graph = {"relaysgd": "star:4"}.get(name, "ring:4")
-    columns = torch.linspace(0.01, 0.1, D, dtype=torch.float64)[None]
-    for options, decay, lr in [({}, 0.0, 0.1), ({"shared": 30}, columns, columns), ({"rounded": True}, 0.01, 0.1)]:
-        models, states, _ = both(ALGORITHMS[name], engine_of(graph, **options), decay, lr)
-        assert_equal(models, states)
+def commands_of(block):
+    """The commands of a block: with continued lines, without comments, prompts, assignments and output."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    if block.language == "console":
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    for line in lines:
+        command = []
+        shell = shlex.shlex(line, posix=True, punctuation_chars=True)
+        shell.whitespace_split = True
+        for word in [*shell, ";"]:
+            if word in (";", "&&", "|"):
+                while command and re.match(r"\w+=", command[0]):
+                    command.pop(0)
+                if command:
+                    yield command
+                command = []
+            else:
+                command.append(word)
 
 
-@pytest.mark.parametrize(("name", "inside"), [
-    ("dsgd", True), ("qg-dsgdm-n", True), ("dsgdm-n-gt", True), ("dadam", True),
-    ("qg-dadam", False), ("dsgd-clip", False), ("sgd", False), ("mimelite", False),     # norms, exact means, gradients
-])
-def test_a_step_that_needs_whole_rows_is_not_computed_in_blocks(name, inside):
-    assert bool(both(ALGORITHMS[name], engine_of())[2]) == inside
+def all_commands(*names):
+    return [
+        pytest.param(command, id=f"{block.page}: {shlex.join(command)}"[:100])
+        for block in BLOCKS if block.language in ("bash", "console") and "--8<--" not in block.text
+        for command in commands_of(block) if command[0] in names
+    ]
 
 
-@pytest.mark.parametrize(("algorithm", "inside"), [(Swap(), True), (OutsideTorch(), False)])
-def test_a_users_algorithm_may_return_its_arguments_and_leave_pytorch(algorithm, inside):
-    models, states, found = both(algorithm, engine_of())
-    assert bool(found) == inside
-    assert_equal(models, states)
+class Understood(Exception):
+    """Raised in place of running a command."""
 
 
-def test_a_kept_state_does_not_change():
-    models, (state, own), inside = both(ALGORITHMS["qg-dsgdm-n"], engine_of(), keeps_state=True)
-    assert inside
-    assert own["m_hat"].equal(state["m_hat"])
-    assert_equal(models, ({}, {}))
+@pytest.fixture
+def understand(tmp_path, monkeypatch):
+    """Parse a `qg` command, with files in place of the reader's own, and stop before it runs."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("exp.toml", "mine.toml"):
+        Path(name).write_text("lr = 0.2\n")
+    Path("mine.py").write_text("def Net(): pass\ndef data(): pass\ndef loss(): pass\ndef error(): pass\n")
+    real = arguments.tyro.cli
+
+    def only_parse(f, **given):
+        if isinstance(f, type):
+            parsed = real(f, **given)
+            if not isinstance(parsed.experiment, arguments.Draft):
+                raise Understood
+            return parsed
+
+        @functools.wraps(f)
+        def stop(*args, **options):
+            raise Understood
+
+        return real(stop, **given)
+
+    monkeypatch.setattr(arguments.tyro, "cli", only_parse)
+
+    def check(words):
+        with pytest.raises(Understood):
+            import_module(f"quasiglobal.cli.{COMMANDS[words[0]]}").run(words[0], words[1:])
+
+    return check
 
 
-@pytest.mark.parametrize("name", OVERLAPS)
-def test_overlap_averages_the_models_before_the_local_step(name):
-    """x⁺ = W x − η u: the base's own x⁺ without a graph is x − η u."""
-    base, W = qg.algorithm(name), torch.from_numpy(qg.topology.ring(4).weights(1))
-    alone, graph = Simulator(qg.topology.parse("every:9/ring:4")), Simulator(qg.topology.ring(4))
-    x, g = torch.randn(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    how = {"t": 1, "lr": torch.tensor(0.1, dtype=torch.float64), "full_gradient": torch.sin}
-    local, _ = alone.step(base, x, g, alone.begin(base, x), **how)
-    new, _ = graph.step(Overlap(base=base), x, g, graph.begin(Overlap(base=base), x), **how)
-    torch.testing.assert_close(new, W @ x + local - x, rtol=0, atol=1e-13)
-    models, states, _ = both(Overlap(base=base), engine_of())
-    assert_equal(models, states)
+def test_every_block_says_what_it_is():
+    known = {"python", "toml", "bash", "console", "text", "yaml"}
+    assert [(block.page, block.text[:40]) for block in BLOCKS if block.language not in known] == []
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in (*OVERLAPS, "dsgdm", "qg-dsgdm")])
-def test_overlap_refuses_algorithms_that_are_not_one_local_step_and_one_average(name):
-    with pytest.raises(qg.InputError, match="overlap needs an algorithm that makes a local step"):
-        Overlap(base=ALGORITHMS[name])
+def test_every_command_is_ours_or_has_a_reason():
+    checked = {"qg", "make", "python", "python3", "torchrun", "pip", "bash"}
+    used = {
+        command[0] for block in BLOCKS if block.language in ("bash", "console") and "--8<--" not in block.text
+        for command in commands_of(block)
+    }
+    assert used - checked <= set(FOREIGN)
+
+
+def test_the_commands_are_understood(understand):
+    commands = [param.values[0] for param in all_commands("qg")]
+    assert len(commands) > 50
+    for command in commands:
+        understand(command[1:])
+
+
+def test_what_other_commands_name_exists(understand):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    for (command,) in (param.values for param in all_commands("make", "python", "python3", "pip", "torchrun", "bash")):
+        if command[0] == "make":
+            assert set(command[1:]) <= targets
+        elif command[0] == "pip":
+            assert command[1] == "install"
+            assert set(re.findall(r"\[(\w+)\]", " ".join(command))) <= extras
+        elif "-m" in command:
+            module, *words = command[command.index("-m") + 1 :]
+            assert find_spec(module)
+            if module == "quasiglobal":
+                understand(words)
+        else:
+            script = next(word for word in command if word.endswith((".py", ".sh")))
+            assert script == "train.py" or (ROOT / script).exists()         # train.py is the reader's own
+
+
+def test_the_toml_is_an_experiment(tmp_path):
+    told = [block for block in BLOCKS if block.language == "toml"]
+    assert told
+    for block in told:
+        (tmp_path / "told.toml").write_text(block.text)
+        assert from_toml(tmp_path / "told.toml").topology == "ring:4"
+
+
+def test_all_python_runs_somewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = [block for block in BLOCKS if block.language == "python"]
+    for block in shown:
+        if "--8<--" in block.text:
+            (script,) = re.findall(r'--8<-- "(.*?)"', block.text)
+            assert Path(script).name in {*RUN, "torchrun_digits.py", "four_hospitals.py"}
+        elif block.needs:
+            ast.parse(block.text)                           # docs/your-own.md says what it needs
+        elif block.page not in {*ELSEWHERE, *SLOW}:
+            exec(block.text, {})                            # short
+    assert {block.page for block in shown} >= {*ELSEWHERE, *SLOW}
+
+
+def test_every_output_is_somebodys():
+    with_text = {block.page for block in BLOCKS if block.language == "text"}
+    ran = {f"docs/tutorials/{name}" for name in SCRIPTS}
+    guide = "docs/how-to/federation.md"                     # tests/unit/test_federation.py runs it
+    assert with_text == {"README.md", "docs/index.md", guide, *ran, *DIAGRAMS}
+
+
+RUN = {}
+for _name in SCRIPTS:
+    _text = (ROOT / "docs" / "tutorials" / _name).read_text()
+    _shown = re.search(r'```python\n--8<-- "examples/(.*?)"\n```\n\n```text\n(.*?)```', _text, re.DOTALL)
+    RUN[_shown[1]] = _shown[2]
+
+
+def environment():
+    """The environment of a reader's terminal: this Python's commands on the path, and 100 columns."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", RUN)
+def test_a_tutorial_prints_what_its_page_says(script, tmp_path):
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / script)], cwd=tmp_path, env=environment(), capture_output=True,
+        text=True, timeout=300,
+    )
+    assert ran.stdout == RUN[script], ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW)
+def test_the_python_of_a_page_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    blocks = [block for block in BLOCKS if block.page == page and block.language in ("python", "text")]
+    for block in blocks:
+        if block.language == "python":
+            exec(compile(block.text, page, "exec"), names)
+            said = capsys.readouterr().out
+        else:
+            assert said == block.text
+
+
+def expected(text):
+    """The commands of a console block, each with a pattern of its output: … stands for any lines, rates for any."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        lines = ["(?s:.*)" if line == "…" else re.escape(line) for line in output.strip("\n").split("\n")]
+        yield command, re.sub(r"[\d,]+\\ examples/s", r"[\\d,]+ examples/s", "\n".join(lines))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/text.md", "docs/tutorials/hospitals.md"])
+def test_a_terminal_shows_what_the_page_says(page, tmp_path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    if page == "docs/text.md":
+        pytest.importorskip("transformers", reason="needs the extra nlp")
+        subprocess.run([sys.executable, "examples/notes.py", "."], cwd=tmp_path, check=True, capture_output=True)
+    consoles = [block for block in BLOCKS if block.page == page and block.language == "console"]
+    assert consoles
+    for block in consoles:
+        for command, pattern in expected(block.text):
+            ran = subprocess.run(
+                command, shell=True, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, timeout=300,
+            )
+            assert re.fullmatch(pattern, ran.stdout.strip("\n")), f"{command}\n{ran.stdout}"
+
+
+@pytest.mark.slow
+def test_torchrun_prints_what_the_tutorial_says(tmp_path):
+    (block,) = (
+        block for block in BLOCKS if block.page == "docs/tutorials/torchrun.md" and block.language == "console"
+    )
+    ((command, _),) = expected(block.text)
+    ran = subprocess.run(command, shell=True, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    digits = r"node \d trained on digits \[.*\] and reads"
+    assert sorted(re.findall(digits, ran.stdout)) == sorted(re.findall(digits, block.text)), ran.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from quasiglobal.cli import explain, look
+from quasiglobal.paper.readings_table import table as readings_table
 from quasiglobal.paper.summary import summary
 from quasiglobal.report.grid import grid
 from quasiglobal.report.latex import latex
@@ -114,7 +115,11 @@ def test_the_results_page_shows_the_rows_that_were_run():
 
 def test_the_results_are_what_the_program_makes_of_the_runs():
     results = ROOT / "docs" / "results"
-    document = summary(RunStore.read(results / "runs"))
+    store = RunStore.read(results / "runs")
+    page = (results / "README.md").read_text()
+    assert readings_table(store) in page
+    assert readings_table(store, averaged=True) in page
+    document = summary(store)
     for render, name in ((markdown, "tables.md"), (latex, "tables.tex"), (grid, "grid.svg")):
         again = "qg report --runs docs/results/runs --out docs/results"
         assert render(document) == (results / name).read_text(), f"{name} is old; make it again: {again}"
@@ -145,7 +150,7 @@ def test_the_numbers_for_choosing_a_method_are_those_of_the_tables():
 def test_your_algorithm_in_15_lines_works(capsys):
     names = {}
     blocks = python_blocks((ROOT / "docs" / "your-algorithm.md").read_text())
-    assert len(blocks) == 7
+    assert len(blocks) == 9
     for block in blocks:
         exec(block, names)
     mean, passed, *others = capsys.readouterr().out.splitlines()
@@ -156,8 +161,10 @@ def test_your_algorithm_in_15_lines_works(capsys):
     assert edges == [3.5] * 8
     assert pushed == pytest.approx([1.0] * 3, abs=0.03)
     assert others[5].startswith("tensor(3.5") or others[5].startswith("tensor(3.49")
+    assert float(others[7][7:-1]) == pytest.approx(3.5, abs=0.3)
+    assert others[8] == "0.0"
     for block in (blocks[0], *blocks[3:]):
-        body = block[block.index("class ") :].partition("\n\n\n")[0]
+        body = block[max(block.find("class "), 0) :].partition("\n\n\n")[0]
         assert len([line for line in body.splitlines() if line.strip()]) <= 15
 
 

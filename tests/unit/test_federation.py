@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from terminal import inside
 
+from quasiglobal.cli.federation import SUBCOMMANDS
 from quasiglobal.errors import InputError
 from quasiglobal.federation import certificates, file, keys, requests
 from quasiglobal.federation.certificates import LIFETIME, LONGEST_LIFETIME, SKEW, issue, now
@@ -115,6 +116,61 @@ def test_a_context_renews_in_the_last_third_and_keeps_the_lifetime(federation, m
         first.client_context()
         assert (first.shown() != start) is renewed
     assert first.shown().ends - first.shown().begins == timedelta(days=3)
+
+
+def test_a_damaged_certificate_is_made_anew(federation):
+    _, (first, second, *_) = federation
+    key = second.renew() and second.certificate.read_bytes().partition(b"-----BEGIN CERT")[0]
+    certificate = first.renew() and first.certificate.read_bytes().partition(b"-----END PRIVATE KEY-----\n")[2]
+    for damaged in (b"", b"\x00" * 100, key, key + certificate):
+        first.certificate.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"tls.pem is damaged; run `qg site renew`"):
+            first.client_context()
+    first.renew()
+    assert "error" not in shake(first, second)
+
+
+def test_a_full_disk_does_not_end_connections_before_the_certificate(federation, monkeypatch, caplog):
+    _, (first, *_) = federation
+    start = first.renew(timedelta(days=3))
+
+    def full(path, content):
+        raise InputError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr(keys, "write_private", full)
+    for clock in ("certificates", "site"):
+        monkeypatch.setattr(f"quasiglobal.federation.{clock}.now", lambda: start.begins + timedelta(days=2.5))
+    for _ in range(3):
+        first.client_context()
+    (said,) = caplog.messages
+    assert re.search(r"ends .* UTC and cannot be renewed: cannot write .*tls.pem: No space left", said)
+    for clock in ("certificates", "site"):
+        monkeypatch.setattr(f"quasiglobal.federation.{clock}.now", lambda: start.begins + timedelta(days=3.5))
+    with pytest.raises(InputError, match="No space left"):
+        first.client_context()
+
+
+def test_a_context_has_a_key_and_a_certificate_that_fit_while_others_renew(federation, monkeypatch):
+    _, (first, *_) = federation
+    first.renew()
+    real, began = ssl.SSLContext.load_cert_chain, threading.Event()
+    renewals = []
+
+    def load_slowly(context, path):
+        """As OpenSSL, which opens the file for the certificate and again for the key."""
+        whole = Path(path).read_bytes()
+        began.set()
+        renewals[0].join(0.3)                                           # it waits for the lock
+        assert Path(path).read_bytes() == whole
+        real(context, path)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_slowly)
+    renewals.append(threading.Thread(target=lambda: began.wait(10) and first.renew()))
+    renewals[0].start()
+    before = first.certificate.read_bytes()
+    first.client_context()
+    renewals[0].join(10)
+    assert first.certificate.read_bytes() != before
 
 
 def test_a_site_without_its_key_works_until_its_certificate_ends(federation, monkeypatch, tmp_path):
@@ -425,6 +481,14 @@ def test_a_wrong_address_is_refused(tmp_path, address):
         SiteFolder(tmp_path).request("tumours", "aachen", address)
 
 
+FORM = f"""wrote site/request-aachen.json
+Your fingerprint, for the organiser to compare by telephone:
+    {" ".join("#" * 8)}
+    {" ".join("#" * 8)}
+Send site/request-aachen.json to the organiser.
+"""
+
+
 def test_the_ten_commands_of_the_guide_enrol_four_hospitals(monkeypatch, capsys, tmp_path):
     guide = (Path(__file__).parents[2] / "docs/how-to/federation.md").read_text()
     commands = re.findall(r"^qg (.*?) +# at (?:the )?(\w+)$", guide, re.MULTILINE)
@@ -449,6 +513,8 @@ def test_the_ten_commands_of_the_guide_enrol_four_hospitals(monkeypatch, capsys,
     assert len(asked) == 5
     organisers = {one.splitlines()[1] for (word, _), one in said.items() if word == "install"}
     assert organisers == {said["new", "organiser"].splitlines()[3]}             # both read out the same
+    (shown,) = re.findall(r"^```text\n(.*?)```", guide, re.MULTILINE | re.DOTALL)
+    assert [re.sub("[0-9a-f]{4}", "#", one) for one in (shown, said["request", "aachen"])] == [FORM, FORM]
     assert said["request", "cork"].splitlines()[2] in said["approve", "organiser"]
     sites = [SiteFolder(tmp_path / name / "site") for name in NAMES]
     assert [site.own().node for site in sites] == [0, 1, 2, 3]
@@ -475,6 +541,18 @@ def test_a_wrong_command_is_one_sentence(monkeypatch, capsys, tmp_path, words, s
     assert status == 2
     assert says in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["federation", "site"])
+def test_both_sides_list_and_explain_their_commands(monkeypatch, capsys, name):
+    status, out, _ = inside(monkeypatch, capsys, name)
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    for command in SUBCOMMANDS[name]:
+        assert f"\n  {command} " in out
+        status, about, _ = inside(monkeypatch, capsys, name, command, "--help")
+        assert status == 0
+        assert f"usage: qg {name} {command} " in about
 
 
 def test_nothing_is_approved_or_trusted_without_a_comparison(monkeypatch, capsys, federation, tmp_path):

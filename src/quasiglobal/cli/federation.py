@@ -8,10 +8,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
 from tyro.conf import Positional, arg
 
-from quasiglobal.cli.arguments import File, Json
+from quasiglobal.cli.arguments import File, Json, call
 from quasiglobal.cli.listing import Listing
 from quasiglobal.cli.terminal import console, print_json, say_written
 from quasiglobal.errors import InputError, unknown
@@ -33,7 +32,7 @@ def new(
     days: float = 365,
     folder: FederationFolder = Path("federation"),
 ) -> None:
-    """Found a federation: make the organiser's key and an empty, signed federation file.
+    """Found a federation: make its key and an empty federation file.
 
     The key, organiser.key, decides who takes part. Keep the folder on a machine that trains nothing, and a copy of it
     off-line: nobody can approve or revoke without it.
@@ -48,7 +47,8 @@ def new(
     say_written([place.key, place.file])
     console.print(f"Federation {name}: {count_nodes(topology)} nodes, until {made.ends:%Y-%m-%d}.")
     _say_fingerprint("Your fingerprint, for the sites to compare by telephone", place.fingerprint)
-    console.print(f"Each site runs: qg site request --federation {name} --name SITE --address HOST:PORT")
+    console.print("Each site runs:")
+    console.print(f"    qg site request --federation {name} --name SITE --address HOST:PORT", soft_wrap=True)
 
 
 def approve(
@@ -57,7 +57,7 @@ def approve(
     compared: Compared = False,
     folder: FederationFolder = Path("federation"),
 ) -> None:
-    """Let sites take part: add their requests to the federation file, under the next serial number.
+    """Let sites take part: add their requests to the federation file.
 
     A site that is known already keeps its number; a new request of it changes its address.
 
@@ -91,7 +91,7 @@ def revoke(
 
 
 def extend(days: float = 365, folder: FederationFolder = Path("federation")) -> None:
-    """Prolong the federation: write the next federation file with a later end.
+    """Prolong the federation: write the next file, with a later end.
 
     Args:
         days: Days from now until the federation ends.
@@ -101,7 +101,7 @@ def extend(days: float = 365, folder: FederationFolder = Path("federation")) -> 
 
 
 def show(folder: FederationFolder = Path("federation"), json: Json = False) -> None:
-    """Show the federation: its sites, their addresses and fingerprints, and the organiser's fingerprint."""
+    """Show the federation: its sites, addresses and fingerprints."""
     place = OrganiserFolder(folder)
     _show(place.read(), place.fingerprint, json)
 
@@ -112,10 +112,10 @@ def request(
     address: Annotated[str | None, arg(metavar="HOST:PORT")] = None,
     folder: OwnFolder = Path("site"),
 ) -> None:
-    """Ask to take part: make the site's key, which never leaves the folder, and a request for the organiser.
+    """Ask to take part: make the site's key and a request.
 
-    Send the request by any means, such as e-mail, and read your fingerprint to the organiser by telephone. Run the
-    command again to ask for another address; the key stays.
+    The key never leaves the folder. Send the request by any means, such as e-mail, and read your fingerprint to the
+    organiser by telephone. Run the command again to ask for another address; the key stays.
 
     Args:
         federation: The federation's name.
@@ -133,7 +133,7 @@ def install(
     compared: Compared = False,
     folder: OwnFolder = Path("site"),
 ) -> None:
-    """Install the organiser's federation file, the first one or a newer one, and make the TLS certificate.
+    """Install the organiser's file, the first or a newer one.
 
     The first file asks you to compare the organiser's fingerprint by telephone; from then on only files with this
     organiser's signature are accepted. A running `qg node` notices a newer file and passes it on.
@@ -162,9 +162,10 @@ def install(
 def renew(
     days: float = 7, key: File | None = None, folder: OwnFolder = Path("site")
 ) -> None:
-    """Make a fresh TLS certificate from the site's key. A running `qg node` does so itself.
+    """Make a fresh TLS certificate from the site's key.
 
-    Needed only if the site's key is kept elsewhere, or to replace a certificate whose key may be known to others.
+    A running `qg node` does so itself. Needed only if the site's key is kept elsewhere, or to replace a certificate
+    whose key may be known to others.
 
     Args:
         days: Days until the certificate ends, at most 31.
@@ -175,7 +176,7 @@ def renew(
 
 
 def status(folder: OwnFolder = Path("site"), json: Json = False) -> None:
-    """Show what this site knows: its federation, its own number and certificate."""
+    """Show the federation, and the site's number and certificate."""
     place = SiteFolder(folder)
     found = place.federation()
     organiser = fingerprint(file.organiser_of(place.text(), str(place.file)))
@@ -192,18 +193,22 @@ SUBCOMMANDS: dict[str, dict[str, Callable[..., None]]] = {
 
 ABOUT = {
     "federation": "For the organiser: found a federation, and approve and revoke its sites.",
-    "site": "For each site: ask to take part, install the organiser's file, renew the certificate.",
+    "site": "For each site: ask to take part, install the organiser's file.",
 }
 
 
 def run(name: str, words: Sequence[str]) -> None:
     """Run one of these commands."""
     commands = SUBCOMMANDS[name]
-    if words and not words[0].startswith("-") and words[0] not in commands:
+    if not words or words[0] in ("-h", "--help"):
+        print(f"usage: qg {name} COMMAND [OPTIONS]\n\n{ABOUT[name]}\n")
+        for word, function in commands.items():
+            print(f"  {word:<9} {(function.__doc__ or '').splitlines()[0]}")
+        print(f"\n`qg {name} COMMAND --help` explains one command.")
+    elif words[0] not in commands:
         raise unknown(f"command of qg {name}", words[0], commands)
-    tyro.extras.subcommand_cli_from_dict(
-        commands, prog=f"qg {name}", description=ABOUT[name], args=list(words) or ["--help"]
-    )
+    else:
+        call({f"{name} {words[0]}": commands[words[0]]}, f"{name} {words[0]}", words[1:])
 
 
 def _say_fingerprint(whose: str, print_: str) -> None:

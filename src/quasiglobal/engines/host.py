@@ -34,6 +34,9 @@ class Host(ABC):
     waits_for_nobody = False
     """Whether a step needs no message from other processes, so that it can be captured as a CUDA graph."""
 
+    skipped = 0
+    """Steps that the last step left out, to be in step with other processes again."""
+
     def __init__(
         self,
         topology: Topology,

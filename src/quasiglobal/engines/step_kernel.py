@@ -193,16 +193,15 @@ def step_of_tensors(
     def step(x: Tensor, g: Tensor, time: Tensor, lr: Tensor, *values: Tensor) -> list[Tensor]:
         state = dict(zip(names, values, strict=True))
         new, state = engine.step(
-            algorithm, x, g, state, t=t, time=time, lr=lr, full_gradient=no_further_gradients,
-            gradient=no_further_gradients, weight_decay=weight_decay,
+            algorithm, x, g, state, t=t, time=time, lr=lr, full_gradient=_no_further_gradients,
+            gradient=_no_further_gradients, weight_decay=weight_decay,
         )
         return [new, *(state[name] for name in names)]
 
     return step
 
 
-def no_further_gradients(x: Tensor) -> Tensor:
-    """Refuse a step that needs the gradient elsewhere."""
+def _no_further_gradients(x: Tensor) -> Tensor:
     raise Untraceable("the step needs further gradients")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,10 @@ from quasiglobal.federation.certificates import (
     root,
 )
 from quasiglobal.federation.file import Federation, Site
+
+DAMAGED = "{} is damaged; run `qg site renew`"
+
+log = logging.getLogger("quasiglobal")
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class SiteFolder:
         self.file = path / "federation.json"
         self.newest = path / "newest.json"
         self._parsed: tuple[bytes, Federation] | None = None
+        self._trouble = ""
 
     def request(self, federation: str, name: str, address: str | None) -> tuple[Path, requests.Request]:
         """Write a request to take part, and make the site's key if there is none."""
@@ -152,7 +158,10 @@ class SiteFolder:
         if not self.certificate.exists():
             return None
         keys.check_private(self.certificate)
-        return read_claim(self.certificate.read_bytes())
+        try:
+            return read_claim(self.certificate.read_bytes())
+        except InputError:
+            raise InputError(DAMAGED.format(self.certificate)) from None
 
     def server_context(self) -> ssl.SSLContext:
         """A context for one accepted connection: mutual TLS 1.3, the sites of the newest federation file alone.
@@ -186,9 +195,10 @@ class SiteFolder:
         if side == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0                 # no resumption: every connection is checked anew
         try:
-            context.load_cert_chain(self.certificate)
+            with alone(self.path, shared=True, wait=True):      # OpenSSL opens the file twice: no renewal in between
+                context.load_cert_chain(self.certificate)
         except (OSError, ssl.SSLError):
-            raise InputError(f"{self.certificate} is damaged; run `qg site renew`") from None
+            raise InputError(DAMAGED.format(self.certificate)) from None
         return context
 
     def _renew_if_due(self, federation: Federation) -> None:
@@ -198,11 +208,19 @@ class SiteFolder:
         shown = self.shown()
         if shown is None:
             self.renew()
-        elif (shown.is_due and self.key.exists()) or shown.node != self.own(federation).node:
+        elif shown.node != self.own(federation).node:
             self.renew(shown.ends - shown.begins)
+        elif shown.is_due and self.key.exists():
+            try:
+                self.renew(shown.ends - shown.begins)
+            except InputError as error:             # such as a full disk: the old one may still do
+                if now() > shown.ends:
+                    raise
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    log.warning("the certificate ends %s and cannot be renewed: %s", _time(shown.ends), error)
         elif now() > shown.ends:
-            end = f"{shown.ends:%Y-%m-%d %H:%M} UTC"
-            raise InputError(f"{self.certificate} ended on {end}; run `qg site renew --key FILE`")
+            raise InputError(f"{self.certificate} ended on {_time(shown.ends)}; run `qg site renew --key FILE`")
 
     def _read(self, text: bytes, where: str) -> Federation:
         if not self.authority.exists():
@@ -248,6 +266,10 @@ def _check_serial(found: Federation, text: bytes, seen: tuple[int, str], where: 
         raise InputError(f"{where} has serial {found.serial}, but {serial} was seen here; ask for the newest file")
     if found.serial == serial and _digest(text) != digest:
         raise InputError(f"{where} differs from another file with serial {serial}; ask the organiser for another")
+
+
+def _time(when: datetime) -> str:
+    return f"{when:%Y-%m-%d %H:%M} UTC"
 
 
 def _digest(text: bytes) -> str:

@@ -80,7 +80,12 @@ def refuse_exact_means(experiment: Experiment) -> None:
 
 
 def refuse_faults(experiment: Experiment) -> None:
-    """Reject simulated faults: between processes, faults are real."""
+    """Reject simulated faults: between processes, faults are real. Reject a deadline that exact means do not have."""
+    if experiment.round_deadline is not None and traffic(algorithm(experiment.algorithm)).everybody:
+        raise InputError(
+            f"{experiment.algorithm} needs exact means over all nodes, which wait for the slowest; leave out "
+            "round_deadline, or use qg-dsgdm-n"
+        )
     if experiment.drop or experiment.churn:
         raise InputError(
             "drop and churn work only in the simulator; use --engine simulator or leave both at 0"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
@@ -15,27 +15,18 @@ from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.engines.blocks import BlockSteps, Mixed
 from quasiglobal.engines.distributed.checks import Rejected, check_numbers
 from quasiglobal.engines.distributed.exchange import Exchange
-from quasiglobal.engines.distributed.gloo import Store
-from quasiglobal.engines.distributed.opening import Opener
+from quasiglobal.engines.distributed.opening import Way
 from quasiglobal.engines.distributed.routes import Slots
 from quasiglobal.engines.links import check_push
+from quasiglobal.engines.node import StepNode
 from quasiglobal.engines.rows import ModelRows
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
 from quasiglobal.topology import Topology
 
 
-def spread(n: int, processes: int) -> list[tuple[int, ...]]:
-    """Assign nodes to processes in contiguous blocks.
-
-    >>> spread(5, 2)
-    [(0, 1, 2), (3, 4)]
-    """
-    if not 1 <= processes <= n:
-        raise InputError(f"{n} nodes need 1 to {n} processes, got {processes}")
-    size, rest = divmod(n, processes)
-    starts = [rank * size + min(rank, rest) for rank in range(processes + 1)]
-    return [tuple(range(first, last)) for first, last in itertools.pairwise(starts)]
+class MeanLost(InputError):
+    """An exact mean over all nodes has lost a process: the run cannot continue without it."""
 
 
 class Distributed(Exchange):
@@ -47,7 +38,7 @@ class Distributed(Exchange):
     """
 
     def __init__(
-        self, topology: Topology, store: Store | Opener, rank: int, hosted: Sequence[Sequence[int]], **options: Any
+        self, topology: Topology, store: Way, rank: int, hosted: Sequence[Sequence[int]], **options: Any
     ) -> None:
         super().__init__(topology, store, rank, hosted, **options)
         self._in_blocks = BlockSteps(self, self._empty_message, self._exchange_blocks, self._sent_ahead)
@@ -56,7 +47,11 @@ class Distributed(Exchange):
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
     ) -> tuple[Tensor, State]:
-        """Call the algorithm, and keep its models for processes that join later."""
+        """Call the algorithm, and keep its models for processes that join later; catch up if the others are ahead."""
+        newest = [edge.newest for edge in self.members.edges.values()]
+        self.skipped = self.pace.behind(node.t, newest, self.topology.rounds, self.members.last_step)
+        if self.skipped and isinstance(node, StepNode):
+            node = replace(node, t=node.t + self.skipped, time=node.time + self.skipped)
         x, state = super().advance(algorithm, x, g, state, node)
         self._latest = ModelRows([x])
         return x, state
@@ -70,13 +65,14 @@ class Distributed(Exchange):
         """
         like = x.pieces[0]
         message = self._empty_message(1, self.columns(x.shape[1]), like.dtype) if ahead else None
-        if not self._in_blocks.step(algorithm, x, g, state, copy=message, **how):
+        catches_up = self.pace.seconds is not None          # only `advance` does
+        if catches_up or not self._in_blocks.step(algorithm, x, g, state, copy=message, **how):
             super().step_in_place(algorithm, x, g, state, **how)
             if message is not None:
                 message[0].copy_(self.by_run(x.whole()))
         self._latest = x
         if message is not None:
-            self._send_ahead(how["t"] + 1, message)
+            self._send_ahead(how["t"] + self.skipped + 1, message)
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Send, receive, and move towards the received rows, always in full precision."""
@@ -194,7 +190,7 @@ class Distributed(Exchange):
         try:
             self._world.allreduce([total]).wait(timedelta(seconds=self.timeout))
         except RuntimeError:
-            raise InputError(
+            raise MeanLost(
                 "an exact mean over all nodes lost a process and cannot continue; run the same command again to resume"
             ) from None
         total = total.to(rows)

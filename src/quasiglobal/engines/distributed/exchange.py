@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from quasiglobal.engines.distributed.checks import Expected, Rejected
-from quasiglobal.engines.distributed.edge import Edge, Moment
-from quasiglobal.engines.distributed.gloo import Group, Meeting, Store
+from quasiglobal.engines.distributed.edge import Edge
+from quasiglobal.engines.distributed.gloo import Group
 from quasiglobal.engines.distributed.membership import Membership
-from quasiglobal.engines.distributed.opening import GlooOpener, Opener
+from quasiglobal.engines.distributed.opening import Way, opener_of
+from quasiglobal.engines.distributed.pace import Moment, Pace
 from quasiglobal.engines.distributed.routes import Routes
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.rows import ModelRows
@@ -36,7 +37,7 @@ class Exchange(Host):
     def __init__(
         self,
         topology: Topology,
-        store: Store | Opener,
+        store: Way,
         rank: int,
         hosted: Sequence[Sequence[int]],
         *,
@@ -47,12 +48,14 @@ class Exchange(Host):
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         experiment: str = "",
+        round_deadline: float | None = None,
     ) -> None:
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
         self.routes = Routes(topology, rank, hosted)
-        self._opener = store if isinstance(store, Opener) else GlooOpener(Meeting(store), host)
+        self._opener = opener_of(store, host)
         self._moment: Moment = (0, 0)
+        self.pace = Pace(round_deadline)
         self._at_exit: Finalize | None = None
         self._latest: ModelRows | None = None
         self._ahead: tuple[Moment, dict[int, Edge], Tensor] | None = None
@@ -61,6 +64,7 @@ class Exchange(Host):
         self.members = Membership(
             self._opener, rank, self.routes.neighbours, timeout=timeout,
             experiment=experiment, topology=topology.fingerprint, model_here=self._mean_here,
+            drops=round_deadline is not None,
         )
 
     def connect(
@@ -82,7 +86,7 @@ class Exchange(Host):
     @property
     def lost(self) -> dict[int, str]:
         """Neighbours that this process continues without, and the reasons."""
-        return self.members.lost
+        return dict.fromkeys(self.pace.late, "it is late") | self.members.lost
 
     def accounts(self) -> dict[str, dict[str, float]]:
         """Return the traffic statistics of each edge, by the process at its other end."""
@@ -118,6 +122,7 @@ class Exchange(Host):
         """
         last, exchange = self._moment
         self._moment = moment = (t, exchange + 1 if last == t else 0)
+        self.pace.begin(moment)
         members = self.members
         members.step = t
         if not members.begun:
@@ -143,7 +148,8 @@ class Exchange(Host):
             with self.members.watched(there):
                 expected = Expected(math.prod(shape), self._wire(like.dtype), self.members.last_step, packed=raw)
                 try:
-                    rows = edge.receive(moment, expected, self.timeout)
+                    until = self.pace.until(there, edge.arrived)
+                    rows = edge.receive(moment, expected, self.timeout, until)
                 except Rejected as error:
                     self.members.say_once(there, f"is ignored: {error}")
                     rows = None

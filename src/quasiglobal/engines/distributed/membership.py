@@ -34,7 +34,7 @@ class Membership:
     """The edges from process `rank` to its neighbours, each opened by a thread that retries until it succeeds.
 
     The opener admits neighbours with the same experiment and topology. `model_here` returns the model that a
-    late-joining neighbour may request; None before the first step.
+    late-joining neighbour may request; None before the first step. `drops`: edges keep only the newest messages.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Membership:
         topology: str,
         timeout: float,
         model_here: Callable[[], Tensor | None],
+        drops: bool = False,
     ) -> None:
         self.rank, self.neighbours, self.timeout = rank, neighbours, timeout
         self.edges: dict[int, Edge] = {}
@@ -60,7 +61,7 @@ class Membership:
         self.model: Expected | None = None
         """The model that this process takes from neighbours that already train, if it joins late."""
         self._steps_of_others: dict[int, int] = {}
-        self._opener, self._model_here = opener, model_here
+        self._opener, self._model_here, self._drops = opener, model_here, drops
         self._terms = Terms(rank, neighbours, experiment, topology, timeout, lambda: self.step)
         self._accounts = {there: Account() for there in neighbours}
         self._threads: list[threading.Thread] = []
@@ -72,6 +73,7 @@ class Membership:
         self._ended: set[int] = set()
         self._bad_models: set[int] = set()
         self._said: set[tuple[int, str]] = set()
+        self._why = dict.fromkeys(neighbours, "it did not connect in time")
 
     # -------------------------------------------------------------------------------------------- find
 
@@ -88,8 +90,12 @@ class Membership:
             except queue.Empty:
                 if any(self._steps_of_others.values()):
                     break
+                why = ", ".join(f"{self._opener.called(there)}: {self._why[there]}" for there in sorted(missing))
                 self.close()
-                raise InputError(f"processes {sorted(missing)} did not connect within {patience:g} s") from None
+                raise InputError(
+                    f"processes {sorted(missing)} did not connect within {patience:g} s ({why}); start them, or wait "
+                    "longer for them (`qg node --patience`)"
+                ) from None
             if any(self._steps_of_others.values()):
                 deadline = min(deadline, time.monotonic() + self.timeout)
 
@@ -154,11 +160,12 @@ class Membership:
                     return
                 self._ready.wait()                          # neighbours never wait for a process that is loading
                 edge.greet(time.monotonic() + LONG)
-                edge.listen(self._largest, self.buffers)
+                edge.listen(self._largest, self.buffers, self._drops)
             except (Refused, Rejected) as error:
                 self.say_once(there, f"refused: {error}")
-            except Lost:
-                pass                                        # retry: it may connect later
+                self._why[there] = "it was refused, as said above"
+            except Lost as error:
+                self._why[there] = str(error)               # retry: it may connect later
             else:
                 del self._opening[there]
                 self._opened.put(edge)

@@ -86,6 +86,11 @@ class SiteOpener(Opener):
         """Whether the federation file has this neighbour."""
         return any(site.node == there for site in self.federation.sites)
 
+    def called(self, there: int) -> str:
+        """A neighbour in words: its number, its name, and who dials."""
+        site = self.federation.site(there)
+        return f"{there} ({site.name}, {'dials' if self._listens_for(there) else f'at {site.address}'})"
+
     def open(self, there: int, seconds: float) -> Edge:
         """Dial a neighbour, or wait until it dials."""
         if not self.expects(there):
@@ -116,11 +121,7 @@ class SiteOpener(Opener):
 
     def _in_words(self, expected: list[int]) -> str:
         """The opening line of the log."""
-        sites = {site.node: site for site in self.federation.sites}
-        others = [
-            f"{there} ({sites[there].name}, {'dials' if self._listens_for(there) else f'at {sites[there].address}'})"
-            for there in expected
-        ]
+        others = [self.called(there) for there in expected]
         at = f", listening at port {self._listener.port}" if self._listener else ""
         return (
             f"node {self.site.node} ({self.site.name}) of federation {self.federation.name}, file "
@@ -209,9 +210,9 @@ class SiteOpener(Opener):
         """Handshake, identity and greeting of a connection, dialled to `there` or accepted."""
         dials, federation = there is not None, self.federation
         try:
-            own = self._folder.shown()
             prepare(guest.connection, 2 * self._terms.timeout)
             context = self._folder.client_context() if dials else self._folder.server_context()
+            own = self._folder.shown()                      # after the context, which may renew it
             guest.connection = connection = context.wrap_socket(
                 guest.connection, server_side=not dials, do_handshake_on_connect=False
             )
