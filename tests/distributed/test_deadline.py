@@ -14,6 +14,7 @@ from processes import together
 import quasiglobal as qg
 from quasiglobal.engines.distributed.pace import Pace
 from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.engines.simulator import Simulator
 from quasiglobal.runs.agreement import refuse_faults
 from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import Experiment
@@ -25,6 +26,18 @@ def test_a_peer_that_only_gives_signs_of_life_costs_few_deadlines():
         assert sum(seconds) < 3.0                           # 20 deadlines are 6 s, 20 timeouts of heartbeats 600 s
         assert late == {2: "it is late"}
         torch.testing.assert_close(mixed, torch.full((1, 4), 0.5), rtol=0, atol=0.01)
+
+
+def test_models_sent_ahead_meet_the_deadline():
+    graph, algorithm = qg.topology.ring(3), qg.algorithms.Overlap(base=qg.algorithm("qg-dsgdm-n"))
+    start = torch.randn(3, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    engine, x = Simulator(graph), start
+    state = engine.begin(algorithm, x)
+    for t in range(1, 9):
+        x, state = engine.step(algorithm, x, x.sin(), state, t=t, lr=x.new_tensor(0.1), full_gradient=torch.sin)
+    rows, skipped = zip(*together(3, meetings.ahead, graph, algorithm, start, 30.0), strict=True)
+    assert skipped == (0, 0, 0)
+    torch.testing.assert_close(torch.cat(rows), x, rtol=0, atol=1e-12)
 
 
 def test_who_sends_half_as_often_or_less_is_not_waited_for():

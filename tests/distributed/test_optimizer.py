@@ -18,11 +18,14 @@ from quasiglobal.engines.simulator import Simulator
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("algorithm", "groups"), [
-    ("dsgdm-n-gt", True),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("qg-dsgdm-n", False), ("slowmo:tau=7", True))),
+@pytest.mark.parametrize(("algorithm", "groups", "overlap", "block"), [
+    ("dsgdm-n-gt", True, False, 9), ("qg-dsgdm-n", True, True, 9),          # in blocks of 9 parameters, and whole
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("qg-dsgdm-n", False, False, None), ("slowmo:tau=7", True, False, None), ("dadam", False, True, None),
+        ("dsgdm-n-gt", True, False, None),
+    )),
 ])
-def test_a_loop_is_what_the_simulator_computes(algorithm, groups):
+def test_a_loop_is_what_the_simulator_computes(algorithm, groups, overlap, block):
     size, net = 3, loops.model()
     sizes = [p.numel() for p in net.parameters()]
     first, second = sum(sizes[:2]), sum(sizes[2:])
@@ -41,17 +44,31 @@ def test_a_loop_is_what_the_simulator_computes(algorithm, groups):
             rows.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
         return torch.stack(rows)
 
+    chosen = qg.algorithms.Overlap(base=qg.algorithm(algorithm)) if overlap else algorithm
     expected = qg.minimize(
-        gradient, loops.row(loops.model(0)), algorithm, "ring:3",
+        gradient, loops.row(loops.model(0)), chosen, "ring:3",
         lambda t: of_groups(0.02, 0.05) * (1 if t <= 20 else 0.1), 30, of_groups(0.1, 0.01),
     ).x
-    rows = torch.stack(together(size, loops.train, size, algorithm, groups))
+    rows = torch.stack(together(size, loops.train, size, algorithm, groups, overlap, block))
     assert (rows - expected).norm() <= 1e-12 * expected.norm()
 
 
 def test_it_goes_on_from_its_state_dict():
     for whole, resumed in together(2, loops.interrupted, 2):
         assert whole.equal(resumed)
+
+
+@pytest.mark.slow
+def test_after_an_exact_mean_no_older_model_comes():
+    """With overlap, the models of the next step have been sent when the mean replaces them."""
+    for first, second in together(3, loops.averaged_between_steps, 3):
+        assert first.equal(second)
+
+
+@pytest.mark.slow
+def test_parameters_that_are_not_contiguous_train_alike():
+    for plain, transposed in together(2, loops.in_other_memory, 2):
+        torch.testing.assert_close(transposed, plain, rtol=0, atol=1e-14)
 
 
 def test_an_overflow_still_mixes_and_keeps_the_state():
@@ -75,8 +92,9 @@ def test_a_node_that_runs_out_of_batches_is_left_behind():
 
 
 @pytest.mark.slow
-def test_models_are_averaged_exactly_or_by_gossip():
-    for gossiped, exact, expected in together(4, loops.averaged, 4):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_models_are_averaged_exactly_or_by_gossip(overlap):
+    for gossiped, exact, expected in together(4, loops.averaged, 4, overlap):
         torch.testing.assert_close(exact, expected, rtol=0, atol=1e-12)
         torch.testing.assert_close(gossiped, expected, rtol=0, atol=1e-6)
 
@@ -271,6 +289,8 @@ def test_bad_bases_are_refused_before_the_nodes_meet():
         ("lr and weight_decay are the base's", params, "dsgd", {"base": base, "weight_decay": 0.0}),
         ("params = list", generator, "dsgd", {"base": consumer}),
         ("1 trainable parameters of params are not in base, and 0", params, "dsgd", {"base": loops.sgdm(params[1:])}),
+        ("averages the models before the local step", params, "dsgd", {"base": base, "overlap": True}),
+        ("overlap needs an algorithm that makes a local step", params, "dsgd-gt", {"overlap": True}),
         ("must be a torch optimizer", params, "dsgd", {"base": torch.optim.SGD}),
         ("wraps DSGDm, which adds momentum", params, "slowmo", {"base": base}),
         ("buffers=average", params, "slowmo:base=dsgd,buffers=average", {"base": base}),

@@ -31,6 +31,7 @@ from quasiglobal.algorithms.lt_admm import LTADMM
 from quasiglobal.algorithms.mimelite import MimeLite
 from quasiglobal.algorithms.momentum_tracking import MomentumTracking
 from quasiglobal.algorithms.noloco import NoLoCo
+from quasiglobal.algorithms.overlap import Overlap
 from quasiglobal.algorithms.push_sum import AB, SGP, PushDIGing
 from quasiglobal.algorithms.quasi_global import QHM, QGDSGDm
 from quasiglobal.algorithms.relay import RelaySGD
@@ -42,8 +43,8 @@ from quasiglobal.common.objects import is_here, is_own, recall, remember
 from quasiglobal.errors import InputError, unknown
 
 __all__ = [
-    "ALGORITHMS", "Algorithm", "Edges", "Needs", "Node", "State", "Wrapper", "algorithm", "name_of", "numeric_options",
-    "text_of", "with_option",
+    "ALGORITHMS", "Algorithm", "Edges", "Needs", "Node", "Overlap", "State", "Wrapper", "algorithm", "name_of",
+    "numeric_options", "text_of", "with_option",
 ]
 
 ALGORITHMS: dict[str, Algorithm] = {

@@ -14,6 +14,7 @@ from dataclasses import asdict
 
 from torch import Tensor
 
+from quasiglobal.engines.distributed.buffers import MessageMemory
 from quasiglobal.engines.distributed.channel import Lost, Refused
 from quasiglobal.engines.distributed.checks import Expected, Rejected, check_step
 from quasiglobal.engines.distributed.edge import Account, Edge
@@ -50,6 +51,7 @@ class Membership:
     ) -> None:
         self.rank, self.neighbours, self.timeout = rank, neighbours, timeout
         self.edges: dict[int, Edge] = {}
+        self.buffers = MessageMemory()
         self.lost: dict[int, str] = {}
         self.models: list[Tensor] = []
         self.step = 0
@@ -158,7 +160,7 @@ class Membership:
                     return
                 self._ready.wait()                          # neighbours never wait for a process that is loading
                 edge.greet(time.monotonic() + LONG)
-                edge.listen(self._largest, self._drops)
+                edge.listen(self._largest, self.buffers, self._drops)
             except (Refused, Rejected) as error:
                 self.say_once(there, f"refused: {error}")
                 self._why[there] = "it was refused, as said above"

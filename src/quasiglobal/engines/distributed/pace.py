@@ -99,3 +99,4 @@ class Outbox:
                     return
                 message, self._busy = self._messages.popleft(), True
             self._send(*message)
+            del message                                     # its memory is free
