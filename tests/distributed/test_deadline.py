@@ -20,6 +20,7 @@ from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import Experiment
 
 
+@pytest.mark.slow
 def test_a_peer_that_only_gives_signs_of_life_costs_few_deadlines():
     for mixed, seconds, late in together(3, meetings.only_alive, 0.3)[:2]:
         assert max(seconds) < 1.5

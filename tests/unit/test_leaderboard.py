@@ -159,6 +159,7 @@ def test_without_tuning_the_given_rate_is_run_and_a_nodes_score_is_the_mean_of_i
         assert result.mean == pytest.approx((sum(before) + sum(last)) / 32)
 
 
+@pytest.mark.slow
 def test_somebodys_own_class_is_added_from_the_command_line(toy, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("mine_of_tests.py").write_text(MINE)
