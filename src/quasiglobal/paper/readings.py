@@ -107,9 +107,9 @@ def ended_runs(store: RunStore, experiment: Experiment) -> list[Run]:
     if reading is None:
         return own
     trained = store.ended.get(setting(replace(experiment, norm=READINGS["running"])), ())
-    known = {run.experiment for run in own}
-    read = (_read_as(run, reading) for run in trained if (run.folder / FILE).exists())
-    return [*own, *(run for run in read if run.experiment not in known)]
+    known = {(run.experiment.seed, run.experiment.peak_lr) for run in own}
+    missing = [run for run in trained if (run.experiment.seed, run.experiment.peak_lr) not in known]
+    return [*own, *(_read_as(run, reading) for run in missing if (run.folder / FILE).exists())]
 
 
 def _read_as(run: Run, reading: str) -> Run:
