@@ -49,11 +49,18 @@ class Owners:
 
     data = "{number}.npz"
 
-    def start(self, number, rendezvous, *words, before=()):
+    def start(self, number, rendezvous, *words, before=(), **options):
+        """Start `qg node` at a rendezvous."""
+        return self.launch(number, "--node", str(number), "--rendezvous", rendezvous, *words, before=before, **options)
+
+    def join(self, number, site, *words, before=(), **options):
+        """Start `qg node` in a federation."""
+        return self.launch(number, "--site", str(site.path), *words, before=before, **options)
+
+    def launch(self, number, *words, before=(), program=("-m", "quasiglobal")):
         """Start `qg node`; its output goes to files, since a pipe would fill up."""
-        command = [*before, sys.executable, "-m", "quasiglobal", "node", "experiment.toml", "--node", str(number)]
-        command += ["--data", self.data.format(number=number), "--rendezvous", rendezvous]
-        command += ["--runs", f"runs{number}", *words]
+        command = [*before, sys.executable, *program, "node", "experiment.toml"]
+        command += ["--data", self.data.format(number=number), "--runs", f"runs{number}", *words]
         with open(self.log(number), "a") as said, open(self.printed(number), "a") as printed:
             one_core = os.environ | {"OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(command, cwd=self.folder, env=one_core, stdout=printed, stderr=said)

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +28,8 @@ def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owner
     nodes = [four.start(k, f"127.0.0.1:{server.port}", *words) for k in range(4)]
     for k, process in enumerate(nodes):
         four.said(process, k)
-        epochs = [json.loads(line) for line in four.printed(k).read_text().splitlines()]
+        opening, *epochs = [json.loads(line) for line in four.printed(k).read_text().splitlines()]
+        assert opening["message"].startswith("run folder: ")
         assert [line["epoch"] for line in epochs] == [1, 2, 3]
         (run,) = find_runs(tmp_path / f"runs{k}")
         assert run.status == "finished"
@@ -79,6 +81,19 @@ def test_a_node_and_the_rendezvous_come_back(tmp_path, owners):
     models = torch.cat([newest_of_parts(next(find_runs(tmp_path / f"runs{k}")).folder)[0]["x"] for k in range(4)])
     assert (models - models.mean(dim=0)).norm() < 0.05 * models.norm()
     assert server.port == port
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claimed", [10**9, 5 * 6, 5 * 6 + 1])      # beyond the run, its last step, after its end
+def test_no_claimed_step_ends_a_run(tmp_path, owners, claimed):
+    four, server = owners(epochs=6), serve("127.0.0.1", 0)
+    place, words = f"127.0.0.1:{server.port}", ["--peer-timeout", "3"]
+    liar = (Path(__file__).parent / "liar.py", str(claimed))
+    nodes = [four.start(k, place, *words, program=liar if k == 2 else ("-m", "quasiglobal")) for k in range(4)]
+    for k in (0, 1, 3):
+        four.said(nodes[k], k)
+        (run,) = find_runs(tmp_path / f"runs{k}")
+        assert [record["epoch"] for record in run.records()] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow

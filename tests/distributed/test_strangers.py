@@ -11,7 +11,7 @@ import meetings
 import psutil
 import pytest
 import torch
-from commands import PATIENCE, WORDS, ended, train, wait_for_epoch
+from commands import ended, train, train_apart, wait_for_epoch
 from processes import together
 
 from quasiglobal.runs.store import find_runs
@@ -30,19 +30,43 @@ def test_others_are_refused_by_both_sides(experiments, secrets):
     assert answers == ["it runs another experiment, or has another secret"] * 2
 
 
-def test_numbers_that_are_not_finite_are_refused():
-    answers = together(3, meetings.mixing, "nan")
-    for mixed, missed, lost in answers[:2]:
-        torch.testing.assert_close(mixed, torch.full((1, 4), answers[0][0].mean()), rtol=0, atol=0.4)
-        assert mixed.isfinite().all()
-        assert missed["2"] == 1
+@pytest.mark.parametrize("bad", ["nan", "huge", "shape", "step"])
+def test_the_messages_of_a_liar_alone_do_not_count(bad):
+    answers = together(3, meetings.mixing, bad)
+    for rank, (mixed, missed, lost, dead) in enumerate(answers[:2]):
+        torch.testing.assert_close(mixed, torch.full((1, 4), 0.5), rtol=0, atol=0.2)    # two of three share 0 and 1
+        assert missed == {str(1 - rank): 0, "2": 3}
         assert not lost
+        assert not dead
 
 
-def test_another_models_shape_is_refused():
-    for mixed, _, lost in together(3, meetings.mixing, "shape")[:2]:
-        assert mixed.isfinite().all()
-        assert 2 in lost                                    # the reason depends on which of the two reads first
+def test_a_compressed_message_that_cannot_be_restored_does_not_count():
+    for mixed, dead in together(3, meetings.telling)[:2]:
+        assert mixed.equal(torch.tensor([[3.0, 0.0, 0.0, 4.0]]))
+        assert not dead
+
+
+@pytest.mark.parametrize(
+    ("claimed", "believed"),
+    [([0, 0, 10**9], 0), ([0, 40, 50], 40), ([0, 40, 41, 10**18], 40)],
+)
+def test_a_claimed_step_is_believed_if_the_run_has_it_and_others_are_there(claimed, believed):
+    assert together(len(claimed), meetings.claims, claimed, 100)[0] == believed
+
+
+def test_a_model_of_the_own_size_is_taken_and_no_other():
+    assert together(2, meetings.offered_model, (4, 4))[0].equal(torch.ones(4))
+    for offered in (3, 5, 10**6):
+        answer = together(2, meetings.offered_model, (4, offered))[0]
+        assert answer == "it offers a model of another size than 4 numbers"
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_stranger_at_the_store_has_no_lasting_effect(seconds):
+    answers = together(3, meetings.strangers, seconds)
+    for mixed, dead in answers[:2]:
+        torch.testing.assert_close(mixed, torch.full((1, 4), 0.5))
+        assert not dead
 
 
 @pytest.mark.slow
@@ -79,18 +103,11 @@ def test_training_goes_on_without_the_place_where_it_met(tmp_path):
         [sys.executable, "-u", "-m", "quasiglobal", "rendezvous", "--port", "0"], stdout=subprocess.PIPE, text=True
     ) as place:
         port = place.stdout.readline().split(":")[1].split(";")[0]
-        shared = os.environ | {
-            "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1",
-        }
-        words = ["--topology", "ring:3", "--epochs", "40", "--engine", "distributed"]
-        command = [sys.executable, "-m", "quasiglobal", "train", *WORDS, "--runs", str(tmp_path), *words]
-        started = [
-            subprocess.Popen(command, env=shared | {"RANK": str(rank)}, stdout=subprocess.DEVNULL) for rank in range(3)
-        ]
+        started = train_apart(tmp_path, int(port), 3, "--topology", "ring:3", "--epochs", "40")
         wait_for_epoch(tmp_path, 1, 2)
         place.send_signal(signal.SIGKILL)
-        assert [process.wait(timeout=PATIENCE) for process in started] == [0, 0, 0]
+        for process in started:
+            ended(process)
     (run,) = find_runs(tmp_path)
     assert run.status == "finished"
     assert run.records()[-1]["epoch"] == 40

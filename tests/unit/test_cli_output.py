@@ -9,6 +9,7 @@ import pytest
 from terminal import inside
 
 from quasiglobal.cli.terminal import console
+from quasiglobal.runs.parts import Part
 from quasiglobal.runs.store import RunFolder
 from quasiglobal.training.experiment import Experiment
 
@@ -72,6 +73,32 @@ def test_a_narrow_terminal_has_lines_instead_of_a_broken_table(monkeypatch, caps
         assert "…" not in out
     _, out, _ = inside(monkeypatch, capsys, "compare", *folders)
     assert columns == 80 or "  worst node:     25.00" in out
+
+
+def test_the_status_of_16_processes_fits_80_columns(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(console, "_width", 80)
+    run = RunFolder.of(Experiment(epochs=9), tmp_path)
+    run.describe()
+    for process in range(16):
+        part = Part(run.folder, process, [process])
+        part.begin(0)
+        edges = {str(there): {"sent": 10**9, "waited": 100.25} for there in ((process - 1) % 16, (process + 1) % 16)}
+        lost = {"4": "it did not answer in time"} if process == 5 else {}
+        loss = [None] if process == 7 else [0.5]
+        if process != 3:
+            part.write({"epoch": 2, "step": 20 - process, "loss": loss, "edges": edges, "lost": lost, "written": 1e9})
+    status, out, _ = inside(monkeypatch, capsys, "status", str(run.folder))
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    lines = [line.strip() for line in out.splitlines()]
+    assert lines[0:2] == ["process 0", "nodes 0: training, epoch 2, step 20, loss 0.500"]
+    assert lines[2].startswith("sent 2 GB, waited 200.5 s, updated ")
+    assert "nodes 3: training, before its first epoch" in lines
+    assert "nodes 7: training, epoch 2, step 13, 7 behind, loss not finite" in lines
+    assert "lost the edge to 4: it did not answer in time" in lines
+    rows = said(monkeypatch, capsys, "status", str(run.folder))
+    assert rows[5]["lost"] == {"4": "it did not answer in time"}
+    assert (rows[5]["sent_bytes"]["6"], rows[3]["step"]) == (10**9, None)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ ROOT = Path(qg.__file__).parent
 LAYERS = [
     ["__main__"],
     ["cli"],
+    ["leaderboard"],
     ["paper"],
     ["api"],
     ["report"],
@@ -28,6 +29,7 @@ LAYERS = [
     ["gradients"],
     ["models"],
     ["data"],
+    ["federation"],
     ["algorithms", "metrics", "topology"],
     ["common"],
     ["errors"],
@@ -107,6 +109,12 @@ def test_the_whole_package_is_imported_by_the_command_line_alone():
 def test_only_the_command_line_knows_of_the_terminal(package):
     importers = {part(name) for name, path in MODULES.items() if package in {i.split(".")[0] for i in imports(path)}}
     assert importers <= {"cli", "api"}
+
+
+def test_cryptography_is_loaded_only_when_needed():
+    first = [path for path in MODULES.values() for node in ast.parse(path.read_text()).body
+             if isinstance(node, ast.Import | ast.ImportFrom) and "cryptography" in ast.unparse(node)]
+    assert first == []
 
 
 def test_the_top_level_holds_what_users_import():

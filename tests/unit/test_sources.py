@@ -9,6 +9,7 @@ import pytest
 import torch
 from data_files import RNG, refused, replace, write_cifar, write_fashion
 from PIL import Image
+from sklearn.datasets import load_digits
 
 import quasiglobal as qg
 from quasiglobal.data import sources as datasets
@@ -43,6 +44,15 @@ def test_available_lists_what_is_found_and_how_to_get_the_rest(tmp_path):
     assert f"unzip -j -d {tmp_path}/imagenet32" in found["imagenet32"].steps
     assert "-{images" not in found["fashion-mnist"].steps
     assert "{train-images-idx3," in found["fashion-mnist"].steps
+
+
+def test_the_digits_are_those_of_scikit_learn():
+    features, labels = load_digits(return_X_y=True)
+    found = datasets.load("digits")
+    images, digits = (np.concatenate([getattr(part, name) for part in (found.train, found.test)]) for name in "xy")
+    order = [np.lexsort((*rows.reshape(len(rows), -1).T, of)) for rows, of in ((images, digits), (features, labels))]
+    assert np.array_equal(images.reshape(-1, 64)[order[0]], features[order[1]])
+    assert np.array_equal(digits[order[0]], labels[order[1]])
 
 
 def test_a_whole_set_is_preferred_to_a_torn_one(tmp_path):

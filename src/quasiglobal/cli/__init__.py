@@ -20,8 +20,12 @@ GROUPS = {
     "Train": {
         "train": ("train", "Train one model per node, or resume a run."),
         "tune": ("plan", "Tune the learning rate or other hyperparameters."),
-        "node": ("train", "Run one node of an experiment on your own data."),
-        "rendezvous": ("train", "Serve the store where processes find each other."),
+        "node": ("node", "Run one node of an experiment on your own data."),
+        "rendezvous": ("node", "Serve the store where processes find each other."),
+    },
+    "Between sites": {
+        "federation": ("federation", "Found a federation, and approve and revoke its sites."),
+        "site": ("federation", "Ask to take part in a federation, and install its file."),
     },
     "Look": {
         "runs": ("look", "List the runs and their status."),
@@ -37,6 +41,7 @@ GROUPS = {
     "Reproduce": {
         "demo": ("demo", "Show the paper's main result on embedded data, in a few minutes."),
         "reproduce": ("paper", "Make a table or figure of the paper."),
+        "leaderboard": ("leaderboard", "Compare all methods, and your own, under one protocol."),
         "report": ("paper", "Compare the paper's tables and claims with your runs."),
     },
     "Set up": {

@@ -85,7 +85,9 @@ def _commands() -> Iterator[Described]:
             places = vars(import_module(f"quasiglobal.cli.{module}"))
             options: dict[str, Accepted] = {"--help": Accepted(takes=False)}
             words = Accepted()
-            for field, hint in _arguments(places.get(name.capitalize(), places[name])):
+            below = places.get("SUBCOMMANDS", {}).get(name)
+            kinds = below.values() if below else [places.get(name.capitalize()) or places[name]]
+            for field, hint in (one for kind in kinds for one in _arguments(kind)):
                 plain, marks = _plain(hint)
                 config = next((mark for mark in marks if hasattr(mark, "metavar")), None)
                 if Positional in marks:
@@ -95,6 +97,8 @@ def _commands() -> Iterator[Described]:
                     options |= {f"--{flag}": Accepted(takes=False), f"--no-{flag}": Accepted(takes=False)}
                 else:
                     options[f"--{field.replace('_', '-')}"] = _accepted(field, plain)
+            if below:
+                words = Accepted(tuple(below), files=True)
             yield Described(name, summary, options, words)
 
 

@@ -136,7 +136,21 @@ def status(folder: RunArgument, json: Json = False) -> None:
         "updated": lambda row: "-" if row["age_seconds"] is None else f"{time_in_words(row['age_seconds'])} ago",
         "lost edges": lambda row: "-" if row["lost"] is None else _by_neighbour(row["lost"], str) or "none",
         "status": "status",
-    }).show(json)
+    }, brief=_in_short).show(json)
+
+
+def _in_short(row: Values) -> str:
+    """A process in lines that fit a narrow terminal: its progress, its traffic, and a line for each lost edge."""
+    if row["step"] is None:
+        return f"nodes {_range(row['nodes'])}: {row['status']}, before its first epoch"
+    behind = f", {row['behind']} behind" if row["behind"] else ""
+    loss = "not finite" if row["loss"] is None else f"{row['loss']:.3f}"
+    sent, waited = sum(row["sent_bytes"].values()), sum(row["waited_seconds"].values())
+    return "\n".join((
+        f"nodes {_range(row['nodes'])}: {row['status']}, epoch {row['epoch']}, step {row['step']}{behind}, loss {loss}",
+        f"sent {size_in_words(sent)}, waited {waited:.1f} s, updated {time_in_words(row['age_seconds'])} ago",
+        *(f"lost the edge to {there}: {why}" for there, why in row["lost"].items()),
+    ))
 
 
 def _part_values(part: Part, last: Mapping[str, Any] | None, furthest: int) -> dict[str, Any]:

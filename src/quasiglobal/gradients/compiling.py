@@ -19,12 +19,21 @@ from quasiglobal.gradients.recording import recorded
 log = logging.getLogger("quasiglobal")
 
 
+SAFE: dict[str, Any] = {"emulate_precision_casts": True, "comprehensive_padding": False}
+"""Options of Inductor against silent errors.
+
+Without casts a fused value in 16 bits is more precise than its stored copy, so that the gradient of a maximum does not
+find it. With padding, a reduction may read a padded tensor by its unpadded strides (pytorch/pytorch#179931).
+"""
+
+
 def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
     """Compile the function at its first call.
 
     Hide the compiler's warnings about TF32, which is off on purpose, its choice of softmax, and its own use of `.grad`.
     """
-    program = torch.compile(function, dynamic=False, backend=backend)
+    options = SAFE if backend == "inductor" else None
+    program = torch.compile(function, dynamic=False, backend=backend, options=options)
     if backend == "inductor":
         _leave_workers_at_exit()
 
@@ -74,19 +83,24 @@ def compiled_in_place(
 def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.GraphModule:
     """Trace the function to a list of tensor operations, which avoids vmap's overhead per operation.
 
-    Views become `reshape`, since a compiler may choose other strides than those traced; unless something is written
-    into their memory.
+    Views become `reshape`, since a compiler may choose other strides than those traced. Nothing is written into their
+    memory: operations in place are replaced.
     """
     device = arguments[0].device
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):       # tracing runs dropout too
         program = recorded(function, arguments)
+        if any(map(_writes, program.graph.nodes)):
+            program = recorded(torch.func.functionalize(program, remove="mutations_and_views"), arguments)
     aten = torch.ops.aten
+    for node in program.graph.nodes:                        # permute_copy and others: nothing writes any more
+        name = str(getattr(node.target, "overloadpacket", "")).removeprefix("aten.")
+        if name.endswith("_copy") and hasattr(aten, name[:-5]):
+            node.target = getattr(getattr(aten, name[:-5]), node.target._overloadname)
     reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
-    written = _written(program.graph)
     for node in program.graph.nodes:
         if node.target in reshaping and _shape(node) == _shape(node.args[0]):
             node.replace_all_uses_with(node.args[0])
-        elif node.target in reshaping[:2] and _origin(node) not in written:
+        elif node.target in reshaping[:2]:
             node.target = aten.reshape.default
     program.graph.eliminate_dead_code()
     program.recompile()
@@ -150,18 +164,6 @@ def _leave_workers_at_exit() -> None:
                 process.returncode = 0                      # nothing to wait for
 
     atexit.register(leave)
-
-
-def _written(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose results operations write into, directly or through a view; views count as their origin."""
-    return {_origin(node.args[0]) for node in graph.nodes if _writes(node)}
-
-
-def _origin(node: Any) -> Any:
-    """The node whose memory a view, or the result of an operation in place, is."""
-    while _writes(node) or getattr(node.target, "is_view", False) or node.target is torch.ops.aten.reshape.default:
-        node = node.args[0]
-    return node
 
 
 def _writes(node: Any) -> bool:

@@ -9,8 +9,11 @@ from dataclasses import replace
 
 import torch
 
+from quasiglobal.algorithms import algorithm
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.sources import named
+from quasiglobal.engines.costs import traffic
+from quasiglobal.engines.distributed.opening import NO_MEAN_OVER_SITES
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.loading import data_of
@@ -36,6 +39,8 @@ def agreement(experiment: Experiment) -> Experiment:
             f"(`qg data {'csv' if text else 'folder'}:PATH` shows the values of your data)"
         )
     refuse_faults(experiment)
+    if experiment.validation:
+        raise InputError("owners bring their own test data; leave out validation")
     return replace(experiment, data="own", partition="whole")
 
 
@@ -69,8 +74,20 @@ def check_node(experiment: Experiment, node: int) -> int:
     return n
 
 
+def refuse_exact_means(experiment: Experiment) -> None:
+    """Reject algorithms that average over all nodes at once: a site is connected to its neighbours alone."""
+    if experiment.communication or traffic(algorithm(experiment.algorithm)).everybody:
+        what = experiment.communication or experiment.algorithm
+        raise InputError(f"{what} averages over all nodes: {NO_MEAN_OVER_SITES}")
+
+
 def refuse_faults(experiment: Experiment) -> None:
-    """Reject simulated faults: between processes, faults are real."""
+    """Reject simulated faults: between processes, faults are real. Reject a deadline that exact means do not have."""
+    if experiment.round_deadline is not None and traffic(algorithm(experiment.algorithm)).everybody:
+        raise InputError(
+            f"{experiment.algorithm} needs exact means over all nodes, which wait for the slowest; leave out "
+            "round_deadline, or use qg-dsgdm-n"
+        )
     if experiment.drop or experiment.churn:
         raise InputError(
             "drop and churn work only in the simulator; use --engine simulator or leave both at 0"

@@ -1,4 +1,4 @@
-"""Distributed training: the processes of one run (`qg train --engine distributed`), or a single node (`qg node`).
+"""Distributed training: the processes of one run (`qg train --engine distributed`).
 
 Process p writes its measures and checkpoints into parts/p/ of the run folder. When all processes are done, process 0
 combines the parts into the same files as the simulator's. Either engine resumes from the other's checkpoints.
@@ -13,16 +13,16 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from quasiglobal.engines.distributed import Meeting, all_gather, join, meet, spread
+from quasiglobal.engines.distributed import Meeting, all_gather, join
 from quasiglobal.errors import InputError
-from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_faults
+from quasiglobal.runs.agreement import refuse_faults
 from quasiglobal.runs.assembly import Assembly, tidied
+from quasiglobal.runs.attempts import end_attempt, ending, seat_in
 from quasiglobal.runs.loading import task_of
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.own_objects import check_objects
 from quasiglobal.runs.participant import Participant, Seat
-from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched
-from quasiglobal.topology.parsing import count_nodes
+from quasiglobal.runs.store import Run, Watcher, folders_of, unwatched
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
@@ -49,8 +49,7 @@ def train(
     patience = max(options.peer_timeout, GRACE)
     meeting, rank, size = join(patience)
     _check_alike(meeting, experiment, rank, size, patience)
-    store, hosted = Meeting(meeting, experiment.hash), spread(count_nodes(experiment.topology), size)
-    seat = Seat(store, rank, hosted, experiment.hash)
+    store, seat = seat_in(experiment, Meeting(meeting, experiment.hash), rank, size)
     folders = folders_of(experiment, options)
     for folder in folders:
         folder.check_topology()
@@ -58,13 +57,14 @@ def train(
     runs = [folder for folder in folders if folder.read_summary() is None]
     if runs:
         first = not store.check([f"tidied/{rank}"])         # else an earlier start of this process got this far
-        trouble = tidied(runs, hosted) if rank == 0 and first else ""
+        trouble = tidied(runs, seat.hosted) if rank == 0 and first else ""
         if refused := all_gather(store, "tidied", trouble, rank, size, patience)[0]:
+            end_attempt(store)
             raise InputError(refused) if rank == 0 else SystemExit(2)      # one sentence for all processes
         task = task or task_of(experiment, options)
         mine = Participant(task, runs, seat, options, temporary)
-        with mine.locked():
-            _train_share(mine, patience, watch, callbacks)
+        with mine.locked(), ending(store):
+            _train_share(mine, store, patience, watch, callbacks)
     if wait:
         with suppress(InputError):                          # a process that is gone for good
             all_gather(store, "combined", "", rank, size, patience)
@@ -81,9 +81,9 @@ def _check_alike(meeting: Any, experiment: Experiment, rank: int, size: int, pat
     if meeting.check([f"{about}/{rank}"]):                  # by an earlier start of this process
         return
     theirs = all_gather(meeting, about, json.dumps(asdict(experiment)), rank, size, patience)
-    first, *rest = map(json.loads, theirs)
+    first, *rest = _parsed(theirs, dict)
     for p, one in enumerate(rest, start=1):
-        other = [name for name, value in first.items() if value != one[name]]
+        other = [name for name, value in first.items() if value != one.get(name)]
         if other:
             raise InputError(
                 f"process {p} has another {' and '.join(other)} than process 0; call torch.manual_seed, and seed "
@@ -98,15 +98,17 @@ def wait_for_all(experiment: Experiment, options: Options) -> None:
         all_gather(Meeting(meeting, experiment.hash), "read", "", rank, size, options.peer_timeout)
 
 
-def _train_share(mine: Participant, patience: float, watch: Watcher, callbacks: Sequence[Any]) -> None:
+def _train_share(
+    mine: Participant, store: Meeting, patience: float, watch: Watcher, callbacks: Sequence[Any]
+) -> None:
     """Join the other processes, train to the end, and combine the parts in process 0."""
     seat, runs = mine.seat, mine.runs
-    mine.engine.connect(patience=patience)
-    came_back = seat.store.check([f"epochs/{seat.rank}"])   # an earlier start of this process agreed on an epoch
+    mine.connect(patience)
+    came_back = store.check([f"epochs/{seat.rank}"])        # an earlier start of this process agreed on an epoch
     if came_back or mine.engine.members.step_of_others:
         mine.rejoin()
     else:
-        mine.resume(_agreed_epoch(seat, mine.saved, patience))
+        mine.resume(_agreed_epoch(store, seat, mine.saved, patience))
     board = mine.board() if seat.rank == 0 else None
     everybody = [seat.parts(run) for run in runs]
     here = [one for one in callbacks if getattr(one, "everywhere", False)]
@@ -114,6 +116,7 @@ def _train_share(mine: Participant, patience: float, watch: Watcher, callbacks: 
     assembly = Assembly(runs, everybody, board[0] if board else None, patience, of_all)
     ended = mine.train(watch, *here, *([assembly] if seat.rank == 0 else []), shared=True)
     if not ended:
+        end_attempt(store)
         mine.engine.close()
         raise KeyboardInterrupt
     assembly.wait()                                         # a lost process may still reconnect to this one
@@ -122,45 +125,20 @@ def _train_share(mine: Participant, patience: float, watch: Watcher, callbacks: 
         assembly.finish(mine.program)
 
 
-def _agreed_epoch(seat: Seat, epochs: set[int], timeout: float) -> int:
+def _agreed_epoch(store: Meeting, seat: Seat, epochs: set[int], timeout: float) -> int:
     """The latest epoch from which all processes can resume all runs."""
     mine = json.dumps(sorted(epochs))
-    theirs = all_gather(seat.store, "epochs", mine, seat.rank, len(seat.hosted), timeout)
-    common: set[int] = set.intersection(*(set(json.loads(found)) for found in theirs))
-    return max(common)
+    theirs = all_gather(store, "epochs", mine, seat.rank, len(seat.hosted), timeout)
+    common: set[int] = set.intersection(*map(set, _parsed(theirs, list)))
+    return max(common, default=0)
 
 
-def train_node(
-    experiment: Experiment,
-    node: int,
-    data: str,
-    rendezvous: str,
-    options: Options,
-    patience: float,
-    watch: Watcher = unwatched,
-) -> Run:
-    """Train one node on its own data, with the neighbours that connect within `patience` seconds."""
-    experiment = agreement(experiment)
-    n = check_node(experiment, node)
-    host, _, port = rendezvous.rpartition(":")
-    if not host or not port.isdigit():
-        raise InputError(f"rendezvous must be HOST:PORT, got {rendezvous!r}")
-    run = RunFolder.of(experiment, options.runs)
-    run.check_topology()
-    if run.read_summary() is not None:
-        return run.read()
-    task = own_task(experiment, data)
-    store = Meeting(meet(host, port, patience), experiment.hash)
-    mine = Participant(task, [run], Seat(store, node, spread(n, n), experiment.hash), options)
-    with mine.locked():
-        saved = max(mine.saved)
-        mine.engine.connect(saved * experiment.steps, patience)
-        if saved or mine.engine.members.step_of_others:
-            mine.rejoin()
-        board = mine.board()
-        ended = mine.train(watch, *(board[1:] if board else ()), shared=False)
-        mine.engine.close()
-        if not ended:
-            raise KeyboardInterrupt
-        mine.finish_alone()
-    return run.read()
+def _parsed(texts: Sequence[str], kind: type) -> list[Any]:
+    """The JSON values that all processes wrote into the store."""
+    try:
+        values = [json.loads(text) for text in texts]
+    except ValueError:
+        values = [None]
+    if not all(isinstance(value, kind) for value in values):
+        raise InputError("the rendezvous has values that no process of this run wrote; keep strangers from its port")
+    return values

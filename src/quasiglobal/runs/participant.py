@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from quasiglobal.common.files import alone
-from quasiglobal.engines.distributed import Distributed, Meeting
+from quasiglobal.engines.distributed import Distributed, Way
 from quasiglobal.runs.callbacks import Watch, WriteTensorBoard, facts
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.parts import Part, records_of
@@ -31,8 +31,8 @@ STALE_EPOCHS = 5
 class Seat:
     """Rank and hosted nodes of this process in a run."""
 
-    store: Meeting
-    """Key-value store for the rendezvous."""
+    through: Way
+    """How this process finds the others."""
     rank: int
     hosted: Sequence[tuple[int, ...]]
     """The nodes of every process."""
@@ -58,14 +58,19 @@ class Participant:
         self.saved = set.intersection(*(part.epochs() for part in self.parts))
         """Epochs from which this process can resume all runs."""
         engine = partial(
-            Distributed, store=seat.store, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
-            host=options.host, experiment=seat.experiment,
+            Distributed, store=seat.through, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
+            host=options.host, experiment=seat.experiment, round_deadline=runs[0].experiment.round_deadline,
         )
         experiments = [run.experiment for run in runs]
         self.program = Program(task, experiments, choose_device(options.device), engine, **options.of_program)
         assert isinstance(self.program.engine, Distributed)
         self.engine = self.program.engine
         self.program.warm_up()
+
+    def connect(self, patience: float, epoch: int = 0) -> None:
+        """Connect to the neighbours within `patience` seconds, after this many epochs here."""
+        steps, program = self.program.feed.steps_per_epoch, self.program
+        self.engine.connect(epoch * steps, patience, last_step=program.steps, models=program.state.x)
 
     def resume(self, epoch: int) -> None:
         """Resume from the checkpoint of an epoch; 0: start from the initial models."""
@@ -76,7 +81,7 @@ class Participant:
         """Rejoin the others at their next epoch, with the models saved here or with the neighbours' mean."""
         saved, program = max(self.saved), self.program
         theirs = math.ceil(self.engine.members.step_of_others / program.feed.steps_per_epoch)
-        epoch = max(saved, min(theirs, program.experiment.epochs))
+        epoch = max(saved, min(theirs, program.experiment.epochs - 1))      # no claim of others ends a run
         if saved:
             program.restore([part.load(saved) for part in self.parts], epoch)
         model = self.engine.mean_of_neighbours(program.state.x)
@@ -106,7 +111,8 @@ class Participant:
             saving = Saving(seconds, noted)
             if shared:
                 apart, steps = len(self.seat.hosted) * self.engine.topology.rounds, self.program.feed.steps_per_epoch
-                saving = AgreedSaving(seconds, noted, self.runs[0].folder, apart, steps)
+                all_wait = self.engine.pace.seconds is None
+                saving = AgreedSaving(seconds, noted, self.runs[0].folder, apart, steps, all_wait)
             share = WriteParts(self.parts, self.engine, leave_tested=shared)
             loop = Loop(
                 self.program, [share, Watch(self.runs, watch), SaveParts(self.parts, saving), *further],
@@ -115,7 +121,10 @@ class Participant:
             )
             loop.end_together = saving.end if shared else None
             loop.run()
-        return loop.ended or bool(share.diverged)
+        ended = loop.ended or bool(share.diverged)
+        if ended:
+            self.engine.members.end()
+        return ended
 
     def finish_alone(self) -> None:
         """Write the runs from this process's parts alone: a node with its own data has no access to other parts."""
@@ -171,4 +180,4 @@ class SaveParts(Callback):
 
     def _save(self, loop: Loop) -> None:
         for k, part in enumerate(self.parts):
-            part.save(loop.program.rows_of(k), loop.epoch)
+            part.save(loop.program.rows_of(k), self.saving.at or loop.epoch)

@@ -1,11 +1,19 @@
 """Distributed engine: nodes spread over processes and machines.
 
-`engine.py` mixes, `membership.py` tracks neighbouring processes, `edge.py` is one link, `gloo.py` is its transport,
-and `rendezvous.py` connects processes to a common store.
+`engine.py` mixes, `membership.py` tracks neighbouring processes, `edge.py` is one link, `channel.py` its transport,
+`checks.py` decides which messages count, and `pace.py` how long to wait for them.
+Within a cluster, `gloo.py` is the transport, and `opening.py` opens edges through the store of `rendezvous.py`.
+Between sites, `tls.py` is the transport, and `sites.py` opens edges: it dials, or takes what `listener.py` accepts.
 """
 
-from quasiglobal.engines.distributed.engine import Distributed, spread
+from quasiglobal.engines.distributed.audit import Audit
+from quasiglobal.engines.distributed.engine import Distributed, MeanLost
 from quasiglobal.engines.distributed.gloo import Meeting, Store
-from quasiglobal.engines.distributed.rendezvous import all_gather, join, launched, meet, serve
+from quasiglobal.engines.distributed.opening import Way
+from quasiglobal.engines.distributed.rendezvous import all_gather, join, launched, meet, serve, spread
+from quasiglobal.engines.distributed.sites import SiteOpener
 
-__all__ = ["Distributed", "Meeting", "Store", "all_gather", "join", "launched", "meet", "serve", "spread"]
+__all__ = [
+    "Audit", "Distributed", "MeanLost", "Meeting", "SiteOpener", "Store", "Way", "all_gather", "join", "launched",
+    "meet", "serve", "spread",
+]

@@ -5,12 +5,17 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store, TCPStore
 
-__all__ = ["Group", "Meeting", "Store", "TCPStore", "open_group", "until"]
+from quasiglobal.engines.distributed.channel import Channel, Lost, Sending
+
+__all__ = ["GlooChannel", "Group", "Meeting", "Store", "TCPStore", "open_group", "until"]
 
 Group = Any
 """A ProcessGroupGloo."""
@@ -84,3 +89,58 @@ def open_group(store: Store, rank: int, size: int, host: str, seconds: float) ->
     options._timeout = timedelta(seconds=seconds)
     options._devices = [gloo.create_device(hostname=host)]
     return gloo(store, rank, size, options)
+
+
+class GlooChannel(Channel):
+    """A gloo group of two, opened through a store; this process has `rank` 0 or 1 in it."""
+
+    def __init__(self, store: Store, rank: int, host: str, seconds: float) -> None:
+        self._other = 1 - rank
+        try:
+            self._group = open_group(store, rank, 2, host, seconds)
+        except RuntimeError as error:
+            raise Lost(_reason(error)) from None
+
+    def send(self, message: Tensor) -> Sending:
+        """Start sending a message."""
+        return _Sending(_work(self._group.send, message, self._other), message)
+
+    def recv_into(self, buffer: Tensor, deadline: float) -> None:
+        """Fill the buffer with the next message, which has its size."""
+        _Sending(_work(self._group.recv, buffer, self._other), buffer).wait(deadline)
+
+    def close(self) -> None:
+        """Close the connection."""
+        with suppress(RuntimeError):        # gloo closes a connection when a wait on it times out; abort() does not
+            self._group.recv([torch.empty(1)], self._other, 1).wait(timedelta(milliseconds=1))
+
+
+class _Sending(Sending):
+    """A work of gloo, which reads or writes the memory of `message` until it is done."""
+
+    def __init__(self, work: Any, message: Tensor) -> None:
+        self._work, self._message = work, message
+
+    def wait(self, deadline: float) -> None:
+        left = max(deadline - time.monotonic(), 0.001)
+        try:
+            self._work.wait(timedelta(seconds=left))
+        except RuntimeError as error:
+            raise Lost(_reason(error)) from None
+
+
+def _work(call: Callable[..., Any], message: Tensor, other: int) -> Any:
+    try:
+        return call([message], other, 0)
+    except RuntimeError as error:
+        raise Lost(_reason(error)) from None
+
+
+def _reason(error: RuntimeError) -> str:
+    """Shorten gloo's error message."""
+    text = str(error)
+    if "timed out" in text.lower() or "timeout" in text.lower():
+        return "it did not answer in time"
+    if "closed" in text.lower() or "reset" in text.lower() or "broken pipe" in text.lower():
+        return "it closed the connection"
+    return text.splitlines()[0][:120]

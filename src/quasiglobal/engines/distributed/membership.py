@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import queue
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +14,11 @@ from dataclasses import asdict
 
 from torch import Tensor
 
-from quasiglobal.engines.distributed.edge import Account, Edge, Lost, Refused, open_edge
-from quasiglobal.engines.distributed.gloo import Meeting
+from quasiglobal.engines.distributed.buffers import MessageMemory
+from quasiglobal.engines.distributed.channel import Lost, Refused
+from quasiglobal.engines.distributed.checks import Expected, Rejected, check_step
+from quasiglobal.engines.distributed.edge import Account, Edge
+from quasiglobal.engines.distributed.opening import Opener, Terms
 from quasiglobal.errors import InputError
 
 log = logging.getLogger("quasiglobal")
@@ -30,32 +33,36 @@ LONG = 3600.0
 class Membership:
     """The edges from process `rank` to its neighbours, each opened by a thread that retries until it succeeds.
 
-    An edge opens between processes that know the same secret (QG_SECRET) and have the same `agreement`: the experiment
-    and the topology. `model_here` returns the model that a late-joining neighbour may request; None before the
-    first step.
+    The opener admits neighbours with the same experiment and topology. `model_here` returns the model that a
+    late-joining neighbour may request; None before the first step. `drops`: edges keep only the newest messages.
     """
 
     def __init__(
         self,
-        store: Meeting,
+        opener: Opener,
         rank: int,
         neighbours: Sequence[int],
         *,
-        agreement: bytes,
+        experiment: str,
+        topology: str,
         timeout: float,
-        host: str,
         model_here: Callable[[], Tensor | None],
+        drops: bool = False,
     ) -> None:
-        self.rank, self.neighbours, self.timeout, self.host = rank, neighbours, timeout, host
+        self.rank, self.neighbours, self.timeout = rank, neighbours, timeout
         self.edges: dict[int, Edge] = {}
+        self.buffers = MessageMemory()
         self.lost: dict[int, str] = {}
         self.models: list[Tensor] = []
         self.step = 0
         """Current step of this process."""
-        self.step_of_others = 0
-        """Highest step of any neighbour, as of its admission."""
-        self._store, self._agreement, self._model_here = store, agreement, model_here
-        self._secret = os.environ.get("QG_SECRET", "").encode()
+        self.last_step = math.inf
+        """Last step of the run. A process that has ended is at the step after it."""
+        self.model: Expected | None = None
+        """The model that this process takes from neighbours that already train, if it joins late."""
+        self._steps_of_others: dict[int, int] = {}
+        self._opener, self._model_here, self._drops = opener, model_here, drops
+        self._terms = Terms(rank, neighbours, experiment, topology, timeout, lambda: self.step)
         self._accounts = {there: Account() for there in neighbours}
         self._threads: list[threading.Thread] = []
         self._opening: dict[int, Edge] = {}
@@ -63,24 +70,39 @@ class Membership:
         self._opened: queue.SimpleQueue[Edge] = queue.SimpleQueue()
         self._ready, self._closing = threading.Event(), threading.Event()
         self._waiting_since, self._largest = math.inf, 0
+        self._ended: set[int] = set()
+        self._bad_models: set[int] = set()
+        self._said: set[tuple[int, str]] = set()
+        self._why = dict.fromkeys(neighbours, "it did not connect in time")
 
     # -------------------------------------------------------------------------------------------- find
 
     def find(self, patience: float) -> None:
         """Connect to all neighbours within `patience` seconds; if some already train, the others may be missing."""
+        self._opener.begin(self._terms)
         for there in self.neighbours:
             self._seek(there)
-        deadline, missing = time.monotonic() + patience, set(self.neighbours)
+        deadline = time.monotonic() + patience
+        missing = {there for there in self.neighbours if self._opener.expects(there)}
         while missing:
             try:
                 missing.discard(self._admitted.get(timeout=max(deadline - time.monotonic(), 0.001)))
             except queue.Empty:
-                if self.step_of_others:
+                if any(self._steps_of_others.values()):
                     break
+                why = ", ".join(f"{self._opener.called(there)}: {self._why[there]}" for there in sorted(missing))
                 self.close()
-                raise InputError(f"processes {sorted(missing)} did not connect within {patience:g} s") from None
-            if self.step_of_others:
+                raise InputError(
+                    f"processes {sorted(missing)} did not connect within {patience:g} s ({why}); start them, or wait "
+                    "longer for them (`qg node --patience`)"
+                ) from None
+            if any(self._steps_of_others.values()):
                 deadline = min(deadline, time.monotonic() + self.timeout)
+
+    @property
+    def step_of_others(self) -> int:
+        """Median step of the neighbours as of their admission, of two the lower: a single claim does not move it."""
+        return statistics.median_low(self._steps_of_others.values()) if self._steps_of_others else 0
 
     @property
     def begun(self) -> bool:
@@ -96,13 +118,14 @@ class Membership:
         self._ready.set()
         self._in_background(self._send_heartbeats)
         deadline = time.monotonic() + self.timeout
-        while len(self.edges) < len(self.neighbours) and time.monotonic() < deadline:
+        while len(self.edges) + len(self._ended) < len(self.neighbours) and time.monotonic() < deadline:
             try:
                 edge = self._opened.get(timeout=max(deadline - time.monotonic(), 0.001))
             except queue.Empty:
                 break
             self.edges[edge.there] = edge
-        self.lost = dict.fromkeys(set(self.neighbours) - set(self.edges), "it did not begin in time")
+        for there in set(self.neighbours) - set(self.edges):
+            self.lost[there] = "it has ended" if there in self._ended else "it did not begin in time"
 
     # -------------------------------------------------------------------------------------------- admit
 
@@ -111,47 +134,69 @@ class Membership:
         self._in_background(self._open, there)
 
     def _in_background(self, work: Callable[..., None], *arguments: int) -> None:
-        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        """Run the work in a thread, again after an error that nobody has foreseen."""
+        def run() -> None:
+            while not self._closing.is_set():
+                try:
+                    work(*arguments)
+                    return
+                except Exception as error:
+                    self.say_once(self.rank, f"{type(error).__name__}: {error}; trying again")
+                    self._closing.wait(1.0)
+
+        thread = threading.Thread(target=run, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def _open(self, there: int) -> None:
         while not self._closing.is_set():
             try:
-                edge = open_edge(self._store, self.rank, there, self.host, min(self.timeout, ATTEMPT))
+                edge = self._opener.open(there, min(self.timeout, ATTEMPT))
                 self._opening[there] = edge
-                self._admit(edge)
+                self._welcome(edge)
+                if edge.step_there == self.last_step + 1:   # it has ended: nothing comes from it, it needs nothing
+                    self._ended.add(there)
+                    edge.close()
+                    return
                 self._ready.wait()                          # neighbours never wait for a process that is loading
                 edge.greet(time.monotonic() + LONG)
-                edge.listen(self._largest)
-            except Refused as error:
-                log.warning("process %d refused process %d: %s", self.rank, there, error)
-            except Lost:
-                pass                                        # retry: it may connect later
-            except RuntimeError:                            # store lost: no process can join, training continues
-                self._find_store()
+                edge.listen(self._largest, self.buffers, self._drops)
+            except (Refused, Rejected) as error:
+                self.say_once(there, f"refused: {error}")
+                self._why[there] = "it was refused, as said above"
+            except Lost as error:
+                self._why[there] = str(error)               # retry: it may connect later
             else:
                 del self._opening[there]
                 self._opened.put(edge)
                 return
+            if there in self._opening:
+                self._opening.pop(there).close()
             self._closing.wait(0.2)
 
-    def _admit(self, edge: Edge) -> None:
-        """Authenticate the other side, exchange steps, and send a model to a side that joins late."""
+    def _welcome(self, edge: Edge) -> None:
+        """Send a model to a side that joins late; receive one if this side does."""
         edge.account = self._accounts[edge.there]
-        edge.admit(self._agreement, self._secret, self.step, time.monotonic() + ATTEMPT)
-        model = edge.share_model(self._model_here(), not self.begun, time.monotonic() + self.timeout)
+        wanted = None if self.begun or edge.there in self._bad_models else self.model
+        try:
+            model = edge.share_model(self._model_here(), wanted, time.monotonic() + self.timeout)
+        except Rejected:
+            self._bad_models.add(edge.there)                # open the edge again, without asking for a model
+            raise
         if model is not None:
             self.models.append(model)
-        self.step_of_others = max(self.step_of_others, edge.step_there)
+        try:
+            check_step(edge.step_there, self.last_step + 1)
+            self._steps_of_others[edge.there] = edge.step_there
+        except Rejected as error:
+            self.say_once(edge.there, f"is not believed: {error}")
         self._admitted.put(edge.there)
 
-    def _find_store(self) -> None:
-        """Retry until the store is reachable again."""
-        while not self._closing.wait(1.0):
-            with suppress(RuntimeError, OSError):
-                self._store.reconnect()
-                return
+    def say_once(self, there: int, what: str) -> None:
+        """Log a sentence about a process, once: a neighbour that lies does not fill the log."""
+        if (there, what) not in self._said:
+            self._said.add((there, what))
+            log.warning("process %d: process %d %s", self.rank, there, what)
 
     # -------------------------------------------------------------------------------------------- lose, take back
 
@@ -199,6 +244,11 @@ class Membership:
 
     # -------------------------------------------------------------------------------------------- leave
 
+    def end(self) -> None:
+        """Note that no step follows here; who joins now does not wait for this process."""
+        if math.isfinite(self.last_step):
+            self.step = int(self.last_step) + 1
+
     def accounts(self) -> dict[str, dict[str, float]]:
         """Return the traffic statistics of each edge, by the process at its other end."""
         return {str(there): asdict(account) for there, account in sorted(self._accounts.items())}
@@ -207,6 +257,7 @@ class Membership:
         """Close all edges and end all threads."""
         self._closing.set()
         self._ready.set()
+        self._opener.stop()
         for edge in list(self._opening.values()):
             edge.close()
         for thread in self._threads:
@@ -216,3 +267,4 @@ class Membership:
                 edge.finish(self.timeout)
             edge.close()
         self.edges.clear()
+        self._opener.close()

@@ -1,0 +1,259 @@
+"""Commands that decide who takes part: federation for the organiser, site for each site."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from quasiglobal.cli.arguments import File, Json, call
+from quasiglobal.cli.listing import Listing
+from quasiglobal.cli.terminal import console, print_json, say_written
+from quasiglobal.errors import InputError, unknown
+from quasiglobal.federation import file, requests
+from quasiglobal.federation.file import Federation
+from quasiglobal.federation.keys import fingerprint, read_text, spoken
+from quasiglobal.federation.organiser import OrganiserFolder
+from quasiglobal.federation.site import SiteFolder
+from quasiglobal.topology.parsing import count_nodes
+
+FederationFolder = Annotated[Path, arg(metavar="FOLDER", help="The organiser's folder.")]
+OwnFolder = Annotated[Path, arg(metavar="FOLDER", help="The site's folder.")]
+Compared = Annotated[bool, arg(name="yes", help="The fingerprints were compared: do not ask.")]
+
+
+def new(
+    name: Annotated[Positional[str], arg(metavar="NAME")],
+    topology: str,
+    days: float = 365,
+    folder: FederationFolder = Path("federation"),
+) -> None:
+    """Found a federation: make its key and an empty federation file.
+
+    The key, organiser.key, decides who takes part. Keep the folder on a machine that trains nothing, and a copy of it
+    off-line: nobody can approve or revoke without it.
+
+    Args:
+        name: The federation's name: lower-case letters, digits and hyphens.
+        topology: The graph of the experiment, such as ring:4. It sets the number of nodes and who meets whom.
+        days: Days until the federation ends; `qg federation extend` prolongs it.
+    """
+    place = OrganiserFolder(folder)
+    made = place.new(name, topology, days)
+    say_written([place.key, place.file])
+    console.print(f"Federation {name}: {count_nodes(topology)} nodes, until {made.ends:%Y-%m-%d}.")
+    _say_fingerprint("Your fingerprint, for the sites to compare by telephone", place.fingerprint)
+    console.print("Each site runs:")
+    console.print(f"    qg site request --federation {name} --name SITE --address HOST:PORT", soft_wrap=True)
+
+
+def approve(
+    request: Annotated[Positional[tuple[Path, ...]], arg(metavar="REQUEST...")],
+    node: int | None = None,
+    compared: Compared = False,
+    folder: FederationFolder = Path("federation"),
+) -> None:
+    """Let sites take part: add their requests to the federation file.
+
+    A site that is known already keeps its number; a new request of it changes its address.
+
+    Args:
+        request: Files that `qg site request` wrote.
+        node: Number of the node, from 0, for one request; by default the lowest free one.
+    """
+    if not request:
+        raise InputError("name the requests to approve, as in `qg federation approve request-*.json`")
+    asked = [requests.read(read_text(path), str(path)) for path in request]
+    for one in asked:
+        _say_fingerprint(f"{one.name}, {one.address or 'which only dials'}", one.fingerprint)
+    _confirm("Did each site read this fingerprint to you, by telephone?", compared)
+    place = OrganiserFolder(folder)
+    _say_next(place, place.approve(asked, node))
+
+
+def revoke(
+    site: Annotated[Positional[str], arg(metavar="SITE")], folder: FederationFolder = Path("federation")
+) -> None:
+    """Exclude a site: write the next federation file without it.
+
+    Install the new file at one site that the others reach; running sites pass it on and close their edges to the
+    revoked one. The number is free for another site.
+
+    Args:
+        site: The site's name, or its node number.
+    """
+    place = OrganiserFolder(folder)
+    _say_next(place, place.revoke(site))
+
+
+def extend(days: float = 365, folder: FederationFolder = Path("federation")) -> None:
+    """Prolong the federation: write the next file, with a later end.
+
+    Args:
+        days: Days from now until the federation ends.
+    """
+    place = OrganiserFolder(folder)
+    _say_next(place, place.extend(days))
+
+
+def show(folder: FederationFolder = Path("federation"), json: Json = False) -> None:
+    """Show the federation: its sites, addresses and fingerprints."""
+    place = OrganiserFolder(folder)
+    _show(place.read(), place.fingerprint, json)
+
+
+def request(
+    federation: str,
+    name: str,
+    address: Annotated[str | None, arg(metavar="HOST:PORT")] = None,
+    folder: OwnFolder = Path("site"),
+) -> None:
+    """Ask to take part: make the site's key and a request.
+
+    The key never leaves the folder. Send the request by any means, such as e-mail, and read your fingerprint to the
+    organiser by telephone. Run the command again to ask for another address; the key stays.
+
+    Args:
+        federation: The federation's name.
+        name: The site's name: lower-case letters, digits and hyphens.
+        address: Where neighbours reach this site; leave it out if no connection can come in, so that it only dials.
+    """
+    path, asked = SiteFolder(folder).request(federation, name, address)
+    say_written([path])
+    _say_fingerprint("Your fingerprint, for the organiser to compare by telephone", asked.fingerprint)
+    console.print(f"Send {path} to the organiser.", soft_wrap=True)
+
+
+def install(
+    source: Annotated[Positional[Path], arg(metavar="FILE")],
+    compared: Compared = False,
+    folder: OwnFolder = Path("site"),
+) -> None:
+    """Install the organiser's file, the first or a newer one.
+
+    The first file asks you to compare the organiser's fingerprint by telephone; from then on only files with this
+    organiser's signature are accepted. A running `qg node` notices a newer file and passes it on.
+
+    Args:
+        source: The federation.json that the organiser sent.
+    """
+    place = SiteFolder(folder)
+    text = read_text(source)
+    if not place.is_pinned:
+        _say_fingerprint("The organiser's fingerprint", fingerprint(file.organiser_of(text, str(source))))
+        _confirm("Did the organiser read this fingerprint to you, by telephone?", compared)
+        place.pin(text, str(source))
+    fresh = place.accept(text, str(source))
+    found = place.federation()
+    own = place.own(found)
+    shown = place.renew() if place.key.exists() else place.shown()
+    console.print(
+        f"{'Installed' if fresh else 'Already installed:'} federation {found.name}, serial {found.serial}, until "
+        f"{found.ends:%Y-%m-%d}. This site is node {own.node}, {own.name}."
+    )
+    if shown:
+        console.print(f"Its certificate ends {shown.ends:%Y-%m-%d %H:%M} UTC; a running node renews it.")
+
+
+def renew(
+    days: float = 7, key: File | None = None, folder: OwnFolder = Path("site")
+) -> None:
+    """Make a fresh TLS certificate from the site's key.
+
+    A running `qg node` does so itself. Needed only if the site's key is kept elsewhere, or to replace a certificate
+    whose key may be known to others.
+
+    Args:
+        days: Days until the certificate ends, at most 31.
+        key: The site's key, site.key, if it is not in the folder.
+    """
+    made = SiteFolder(folder).renew(timedelta(days=min(max(days, 0), 1e6)), key)
+    console.print(f"The certificate of node {made.node} ends {made.ends:%Y-%m-%d %H:%M} UTC.")
+
+
+def status(folder: OwnFolder = Path("site"), json: Json = False) -> None:
+    """Show the federation, and the site's number and certificate."""
+    place = SiteFolder(folder)
+    found = place.federation()
+    organiser = fingerprint(file.organiser_of(place.text(), str(place.file)))
+    shown = place.shown()
+    more = {"node": place.own(found).node, "certificate_ends": shown and shown.ends.strftime(file.TIME)}
+    _show(found, organiser, json, more)
+
+
+SUBCOMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "federation": {"new": new, "approve": approve, "revoke": revoke, "extend": extend, "show": show},
+    "site": {"request": request, "install": install, "renew": renew, "show": status},
+}
+"""The commands below `qg federation` and `qg site`."""
+
+ABOUT = {
+    "federation": "For the organiser: found a federation, and approve and revoke its sites.",
+    "site": "For each site: ask to take part, install the organiser's file.",
+}
+
+
+def run(name: str, words: Sequence[str]) -> None:
+    """Run one of these commands."""
+    commands = SUBCOMMANDS[name]
+    if not words or words[0] in ("-h", "--help"):
+        print(f"usage: qg {name} COMMAND [OPTIONS]\n\n{ABOUT[name]}\n")
+        for word, function in commands.items():
+            print(f"  {word:<9} {(function.__doc__ or '').splitlines()[0]}")
+        print(f"\n`qg {name} COMMAND --help` explains one command.")
+    elif words[0] not in commands:
+        raise unknown(f"command of qg {name}", words[0], commands)
+    else:
+        call({f"{name} {words[0]}": commands[words[0]]}, f"{name} {words[0]}", words[1:])
+
+
+def _say_fingerprint(whose: str, print_: str) -> None:
+    console.print(f"{whose}:")
+    for line in spoken(print_).splitlines():
+        console.print(f"    {line}")
+
+
+def _confirm(question: str, compared: bool) -> None:
+    """Ask on the terminal; raise unless the answer is yes."""
+    if compared:
+        return
+    if not sys.stdin.isatty():
+        raise InputError("compare the fingerprint by telephone, then run the command again with --yes")
+    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+        raise InputError("nothing was changed; compare the fingerprint by telephone, then run the command again")
+
+
+def _say_next(place: OrganiserFolder, federation: Federation) -> None:
+    say_written([place.file])
+    n = count_nodes(federation.topology)
+    console.print(f"Serial {federation.serial}: {len(federation.sites)} of {n} nodes have a site.")
+    console.print("Send the file to the sites, who run: qg site install federation.json")
+
+
+def _show(federation: Federation, organiser: str, json: bool, more: dict[str, Any] | None = None) -> None:
+    sites = [
+        {"node": site.node, "site": site.name, "address": site.address, "fingerprint": site.fingerprint}
+        for site in federation.sites
+    ]
+    more = more or {}
+    if json:
+        print_json({
+            "federation": federation.name, "serial": federation.serial, "ends": federation.ends.strftime(file.TIME),
+            "topology": federation.topology, "organiser": organiser, "sites": sites, **more,
+        })
+        return
+    console.print(
+        f"Federation {federation.name}, serial {federation.serial}, {federation.topology}, until "
+        f"{federation.ends:%Y-%m-%d}"
+    )
+    _say_fingerprint("Organiser's fingerprint", organiser)
+    Listing(sites, {
+        "site": "site", "node": "node", "address": lambda row: row["address"] or "only dials",
+        "fingerprint": lambda row: spoken(row["fingerprint"], 4),
+    }, folds={"address": 20}).show()
+    if "node" in more:
+        console.print(f"This site is node {more['node']}; its certificate ends {more['certificate_ends'] or '(none)'}.")

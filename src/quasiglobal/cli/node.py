@@ -1,0 +1,116 @@
+"""Commands of a node with its own data: node, rendezvous."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from quasiglobal.cli.arguments import Folder, call
+from quasiglobal.cli.tables import comparison
+from quasiglobal.cli.terminal import console, log_as, watcher
+from quasiglobal.cli.train import exit_if_diverged, schedule_in_words
+from quasiglobal.engines.distributed import serve
+from quasiglobal.errors import InputError
+from quasiglobal.runs.node import AtRendezvous, InFederation, MeetingPlace, train_node
+from quasiglobal.runs.options import Options
+from quasiglobal.training.experiment import from_toml
+
+
+def node(
+    file: Annotated[Positional[Path], arg(metavar="FILE.toml")],
+    data: Annotated[str, arg(metavar="PATH")],
+    site: Folder | None = None,
+    listen: Annotated[str | None, arg(metavar="HOST:PORT")] = None,
+    node: int | None = None,
+    rendezvous: Annotated[str | None, arg(metavar="HOST:PORT")] = None,
+    host: str = "127.0.0.1",
+    runs: Folder = Path("runs"),
+    device: str = "auto",
+    peer_timeout: float = 60.0,
+    round_deadline: float | None = None,
+    patience: float = 3600.0,
+    checkpoint_seconds: float = 60.0,
+    tensorboard: bool = False,
+    log: Literal["plain", "json"] = "plain",
+    metrics_port: Annotated[str | None, arg(metavar="PORT")] = None,
+) -> None:
+    """Run one node of an experiment on your own data, which never leaves this machine.
+
+    Each owner starts one node with the same experiment file, on any machine that reaches its neighbours. The file
+    fixes the settings that all owners share: classes, shape, steps and, for images, mean and std. A restarted node
+    rejoins the others.
+
+    Between sites, --site names the folder that `qg site` made: neighbours connect over mutual TLS, and need no
+    rendezvous. Within one cluster, --rendezvous and --node connect nodes without encryption.
+
+    Args:
+        file: The experiment, the same file at every node.
+        data: Your data: class folders of images, an .npz archive, or texts, as a .csv file or a folder with train.csv.
+        site: The folder with this site's key, certificate and federation file.
+        listen: This machine's own address, if neighbours reach it by another one, as behind a firewall; 0.0.0.0:PORT
+            is all of its addresses.
+        node: Index of this node in the topology, from 0, with --rendezvous.
+        rendezvous: Address of a running `qg rendezvous`.
+        host: The address at which neighbours reach this machine, with --rendezvous.
+        runs: The folder for this node's records and checkpoints.
+        device: auto, cpu or cuda.
+        peer_timeout: Seconds after which the node continues without a neighbour that does not answer.
+        round_deadline: Seconds after which a step goes on without late neighbours, if the file does not say; the same
+            at every node.
+        patience: Seconds to wait for the neighbours at the start.
+        checkpoint_seconds: Save a checkpoint at the end of an epoch before the last one is this old; 0: every epoch.
+        tensorboard: Also write the metrics for TensorBoard, into the run folder.
+        log: Log format: plain sentences, or one JSON object per line.
+        metrics_port: Serve metrics for Prometheus, at http://127.0.0.1:PORT/metrics; HOST:PORT for other machines, to
+            whoever reaches that address.
+    """
+    place = _place(site, listen, node, rendezvous)
+    experiment = from_toml(file)
+    if round_deadline is not None:
+        experiment = replace(experiment, round_deadline=round_deadline)
+    log_as(log)
+    options = Options(
+        runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log, tensorboard=tensorboard,
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    console.print(schedule_in_words(experiment))
+    with watcher(log) as watch:
+        run = train_node(experiment, place, data, options, patience, watch, metrics_port)
+    comparison([run]).show()
+    console.print(f"run: {run.folder}")
+    exit_if_diverged([run])
+
+
+def _place(site: Path | None, listen: str | None, node: int | None, rendezvous: str | None) -> MeetingPlace:
+    if site is not None:
+        if node is not None or rendezvous is not None:
+            raise InputError("--site has the node's number and its neighbours; leave out --node and --rendezvous")
+        return InFederation(site, listen)
+    if node is None or rendezvous is None:
+        raise InputError("name the site's folder with --site, or --node and --rendezvous within one cluster")
+    return AtRendezvous(node, rendezvous)
+
+
+def rendezvous(port: int, host: str = "127.0.0.1") -> None:
+    """Serve the store where processes find each other, until stopped.
+
+    MASTER_ADDR and MASTER_PORT are its address, as under torchrun. Processes need it only to join, not to train.
+
+    Args:
+        port: The port to listen on.
+        host: The address of this machine to listen on; by default only this machine can connect.
+    """
+    server = serve(host, port)
+    console.print(f"listening on {host}:{server.port}; stop with Ctrl-C")
+    while True:
+        time.sleep(3600)
+
+
+def run(name: str, words: Sequence[str]) -> None:
+    """Run one of these commands."""
+    call({"node": node, "rendezvous": rendezvous}, name, words)

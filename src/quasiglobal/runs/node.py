@@ -1,0 +1,112 @@
+"""A single node with its own data (`qg node`), in a federation of sites or at a rendezvous."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from quasiglobal.engines.distributed import Audit, Meeting, SiteOpener, meet, spread
+from quasiglobal.errors import InputError
+from quasiglobal.federation.site import SiteFolder
+from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_exact_means
+from quasiglobal.runs.attempts import ending, seat_in
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.participant import Participant, Seat
+from quasiglobal.runs.prometheus import Prometheus
+from quasiglobal.runs.store import Run, RunFolder, Watcher, unwatched
+from quasiglobal.training.experiment import Experiment
+
+log = logging.getLogger("quasiglobal")
+
+AUDIT = "audit.jsonl"
+"""File in a run folder with the connections of a site."""
+
+
+@dataclass(frozen=True)
+class InFederation:
+    """A site's folder, and its own HOST:PORT to listen at if neighbours reach it by another one."""
+
+    folder: Path
+    listen: str | None = None
+
+
+@dataclass(frozen=True)
+class AtRendezvous:
+    """The node's number, and the HOST:PORT of a store, for nodes in one cluster."""
+
+    node: int
+    address: str
+
+
+MeetingPlace = InFederation | AtRendezvous
+
+
+def train_node(
+    experiment: Experiment,
+    place: MeetingPlace,
+    data: str,
+    options: Options,
+    patience: float,
+    watch: Watcher = unwatched,
+    metrics: str | None = None,
+) -> Run:
+    """Train one node on its own data, with the neighbours that connect within `patience` seconds.
+
+    `metrics` is the PORT or HOST:PORT where Prometheus finds them.
+    """
+    experiment = agreement(experiment)
+    node = _number(place)
+    n = check_node(experiment, node)
+    run = RunFolder.of(experiment, options.runs)
+    run.check_topology()
+    if isinstance(place, InFederation):
+        refuse_exact_means(experiment)
+    if run.read_summary() is not None:
+        return run.read()
+    task = own_task(experiment, data)
+    with ExitStack() as around:
+        mine = Participant(task, [run], _seat(place, run, node, n, patience, around), options)
+        page = Prometheus(mine.engine, experiment.epochs, _site(place))
+        around.enter_context(mine.locked())
+        if metrics is not None:
+            around.enter_context(page.served(metrics))
+        log.info("run folder: %s", run.folder)
+        saved = max(mine.saved)
+        mine.connect(patience, saved)
+        if saved or mine.engine.members.step_of_others:
+            mine.rejoin()
+        board = mine.board()
+        ended = mine.train(watch, page, *(board[1:] if board else ()), shared=False)
+        mine.engine.close()
+        if not ended:
+            raise KeyboardInterrupt
+        mine.finish_alone()
+    return run.read()
+
+
+def _number(place: MeetingPlace) -> int:
+    """The node's number, from the site's folder or as given."""
+    if isinstance(place, InFederation):
+        return SiteFolder(place.folder).own().node
+    host, _, port = place.address.rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError(f"rendezvous must be HOST:PORT, got {place.address!r}")
+    return place.node
+
+
+def _site(place: MeetingPlace) -> SiteFolder | None:
+    return SiteFolder(place.folder) if isinstance(place, InFederation) else None
+
+
+def _seat(place: MeetingPlace, run: RunFolder, node: int, n: int, patience: float, around: ExitStack) -> Seat:
+    """The node's seat; `around` its training, the rendezvous is told if the run cannot continue."""
+    experiment = run.experiment
+    if isinstance(place, InFederation):
+        opener = SiteOpener(SiteFolder(place.folder), place.listen, Audit(run.folder / AUDIT))
+        return Seat(opener, node, spread(n, n), experiment.hash)
+    host, _, port = place.address.rpartition(":")
+    store, seat = seat_in(experiment, Meeting(meet(host, port, patience), experiment.hash), node, n)
+    around.enter_context(ending(store))
+    return seat

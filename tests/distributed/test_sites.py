@@ -1,0 +1,439 @@
+"""Sites that connect, and all who are refused: each with the reason, on both sides."""
+
+import json
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from datetime import timedelta
+
+import federations
+import pytest
+import torch
+from connections import at_once, shaken, soon
+from federations import Sites
+
+from quasiglobal.engines.distributed import audit, greeting, listener
+from quasiglobal.engines.distributed import sites as module
+from quasiglobal.engines.distributed.audit import Audit
+from quasiglobal.engines.distributed.channel import Lost, Refused
+from quasiglobal.engines.distributed.checks import Expected
+from quasiglobal.engines.distributed.opening import Terms
+from quasiglobal.engines.distributed.sites import SiteOpener
+from quasiglobal.errors import InputError
+from quasiglobal.federation.certificates import issue, now
+from quasiglobal.federation.keys import read_key, write_private
+from quasiglobal.runs.agreement import refuse_exact_means
+from quasiglobal.training.experiment import Experiment
+
+
+class Meeting:
+    """Openers of sites in this process; `close` ends them and their edges."""
+
+    def __init__(self, folder):
+        self.folder, self.openers, self.edges = folder, {}, []
+
+    def site(self, site, neighbours=(0, 1), experiment="e", topology="t", step=0, **how):
+        """The opener of a site, on these terms."""
+        path = self.folder / f"{len(self.openers)}.jsonl"
+        opener = SiteOpener(site, audit=Audit(path), **how)
+        node = opener.site.node
+        others = [there for there in neighbours if there != node]
+        opener.begin(Terms(node, others, experiment, topology, 2.0, lambda: step))
+        self.openers[opener] = path
+        return opener
+
+    def met(self, first, second, seconds=3.0):
+        """Let two sites open their edge; return the edges, or the reasons why there is none."""
+        refused = threading.Event()
+
+        def work(here, there):
+            def opened():
+                deadline, why = soon(seconds), "nobody came"
+                while time.monotonic() < deadline and not refused.is_set():
+                    try:
+                        return here.open(there.site.node, 0.1)
+                    except Refused as error:
+                        refused.set()
+                        return str(error)
+                    except Lost as error:
+                        why = str(error)
+                return why
+            return opened
+
+        found = at_once(work(first, second), work(second, first))
+        self.edges += [edge for edge in found if not isinstance(edge, str)]
+        return found
+
+    def recorded(self, opener, event):
+        """The audit log's lines of this kind."""
+        lines = [json.loads(line) for line in self.openers[opener].read_text().splitlines()]
+        return [line for line in lines if line["event"] == event]
+
+    def close(self):
+        for opener in self.openers:
+            opener.stop()
+        for edge in self.edges:
+            edge.close()
+        for opener in self.openers:
+            opener.close()
+
+
+@pytest.fixture
+def meeting(tmp_path):
+    made = Meeting(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def sites(tmp_path):
+    return Sites(tmp_path, "ring:4", 4)
+
+
+def until(condition, seconds=10):
+    deadline = soon(seconds)
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(0.02)
+
+
+def test_neighbours_open_an_edge_and_tell_their_steps(meeting, sites):
+    first, second = (meeting.site(sites.folders[k], step=7 + k) for k in range(2))
+    edges = meeting.met(first, second)
+    assert [edge.step_there for edge in edges] == [8, 7]
+    meeting.close()
+    (connected,), (closed,) = meeting.recorded(first, "connected"), meeting.recorded(first, "closed")
+    assert connected["key"] == sites.folders[1].own().fingerprint
+    assert (connected["node"], connected["step"]) == (1, 8)
+    assert closed["node"] == 1
+
+
+@pytest.mark.parametrize("what", ["experiment", "topology"])
+def test_another_experiment_or_topology_is_named_on_both_sides(meeting, sites, what):
+    first, second = meeting.site(sites.folders[0], **{what: "mine"}), meeting.site(sites.folders[1], **{what: "other"})
+    for _ in range(3):
+        assert f"its {what} is mine, not other" in meeting.met(first, second)[1]
+    until(lambda: meeting.recorded(first, "refused"))
+    (refusal,) = meeting.recorded(first, "refused")         # once, however often it dials
+    assert f"its {what} is other, not mine" in refusal["reason"]
+
+
+def test_who_is_not_a_neighbour_is_refused_and_told_so(meeting, sites):
+    first, stranger = meeting.site(sites.folders[0], neighbours=(1, 3)), meeting.site(sites.folders[2], (0, 1, 3))
+    why = meeting.met(first, stranger)[1]
+    assert why == "it refused this node: node 2 is not a neighbour of node 0 in this topology"
+    until(lambda: meeting.recorded(first, "refused"))
+    assert "node 2 is not a neighbour" in meeting.recorded(first, "refused")[0]["reason"]
+
+
+def test_another_federation_is_refused_by_tls_on_both_sides(meeting, sites, tmp_path):
+    """Both have the same name and addresses; the keys differ."""
+    (tmp_path / "other").mkdir()
+    other = Sites(tmp_path / "other", "ring:4", 4, addresses=sites.addresses)
+    first, stranger = meeting.site(sites.folders[0]), meeting.site(other.folders[1])
+    why = meeting.met(first, stranger)[1]
+    assert "certificate is not accepted" in why
+    until(lambda: meeting.recorded(first, "refused"))
+    assert "does not accept this site's certificate: unknown ca" in meeting.recorded(first, "refused")[0]["reason"]
+
+
+def certified(site, **how):
+    """Give a site a TLS certificate of this kind."""
+    terms = {"federation": "trial", "node": site.own().node} | how
+    write_private(site.certificate, issue(read_key(site.key), **terms))
+
+
+def test_an_ended_certificate_is_refused_on_both_sides(meeting, sites, monkeypatch):
+    first, late = meeting.site(sites.folders[0]), sites.folders[1]
+    certified(late, lifetime=timedelta(minutes=20), at=now() - timedelta(minutes=30))
+    monkeypatch.setattr(late, "_renew_if_due", lambda federation: None)
+    why = meeting.met(first, meeting.site(late))[1]
+    assert "does not accept this site's certificate: certificate expired" in why
+    until(lambda: meeting.recorded(first, "refused"))
+    assert "certificate has expired" in meeting.recorded(first, "refused")[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "match"),
+    [
+        ({"node": 3}, "the certificate is signed by another site's key"),
+        ({"federation": "rival"}, "the certificate is for federation rival, this is trial"),
+    ],
+)
+def test_a_certificate_with_a_wrong_claim_is_refused_on_both_sides(meeting, sites, monkeypatch, claim, match):
+    first, liar = meeting.site(sites.folders[0], (1, 3)), sites.folders[1]
+    certified(liar, **claim)
+    monkeypatch.setattr(liar, "_renew_if_due", lambda federation: None)
+    why = meeting.met(first, meeting.site(liar))[1]
+    assert f"it refused this node: {match}" in why
+    until(lambda: meeting.recorded(first, "refused"))
+    assert match in meeting.recorded(first, "refused")[0]["reason"]
+
+
+def test_another_protocol_is_refused_and_another_library_version_is_not(meeting, sites, monkeypatch, caplog):
+    def refusal(connection, protocol):
+        with pytest.raises(Refused) as refused:
+            greeting.exchange(connection, greeting.Greeting(protocol, "1", "e", "t", 0, 0, 1, "s"), soon(5))
+        return str(refused.value)
+
+    ends = shaken(*sites.folders[:2])
+    says = at_once(lambda: refusal(ends[0], 1), lambda: refusal(ends[1], 2))
+    assert says[0].startswith("it speaks protocol 2, this node 1; install the same quasiglobal")
+    assert says[1].startswith("it speaks protocol 1, this node 2; install the same quasiglobal")
+    for end in ends:
+        end.close()
+
+    first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
+    versions = iter(["0.9.9"])
+    original = module._version
+    monkeypatch.setattr(module, "_version", lambda: next(versions, original()))
+    edges = meeting.met(first, second)
+    assert not any(isinstance(edge, str) for edge in edges)
+    assert "has quasiglobal 0.9.9, this node" in caplog.text or "this node 0.9.9" in caplog.text
+
+
+def test_a_second_process_of_a_node_is_told_that_the_node_is_taken(meeting, sites):
+    first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
+    assert not any(isinstance(edge, str) for edge in meeting.met(first, second))
+    again = SiteOpener(sites.folders[1], listen="127.0.0.1:0")
+    again.begin(Terms(1, [0], "e", "t", 2.0, lambda: 0))
+    with pytest.raises(Lost, match="node 1 is taken"):
+        again.open(0, 3.0)
+    again.stop()
+    meeting.edges[1].close()                                # the first one ends: the node is free
+    until(lambda: not meeting.edges[0].channel.alive)
+    third = meeting.site(sites.folders[1], listen="127.0.0.1:0")
+    assert not any(isinstance(edge, str) for edge in meeting.met(first, third))
+
+
+def test_the_same_process_may_dial_again_at_once(meeting, sites):
+    first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
+    old = meeting.met(first, second)
+    new = meeting.met(first, second)
+    assert new[0] is not old[0]
+    assert not old[0].channel.alive
+
+
+def test_slow_and_silent_strangers_block_nobody(meeting, sites):
+    first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
+    host, port = sites.addresses[0].split(":")
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(30)]
+        for one in slow[:15]:
+            one.send(b"\x16")                               # the first byte of a handshake, and no more
+        began = time.monotonic()
+        assert not any(isinstance(edge, str) for edge in meeting.met(first, second))
+        assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("stage", ["handshake", "greeting"])
+def test_a_byte_now_and_then_does_not_prolong_the_deadline(meeting, sites, monkeypatch, stage):
+    monkeypatch.setattr(module, "ADMISSION", 0.6)
+    monkeypatch.setattr(module, "FAREWELL", 0.1)
+    first = meeting.site(sites.folders[0])
+    host, port = sites.addresses[0].split(":")
+    connection = socket.create_connection((host, int(port)), 5)
+    data = b"\x16\x03\x01\x02\x00" + bytes(100)            # a handshake that promises 512 bytes
+    if stage == "greeting":
+        connection = sites.folders[1].client_context().wrap_socket(connection)
+        data = greeting.START.pack(greeting.MAGIC, 500) + bytes(100)
+
+    def trickle():
+        for byte in data:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.1)
+
+    began = time.monotonic()
+    with connection, pytest.raises(OSError, match=r"."):
+        trickle()
+    assert time.monotonic() - began < 5
+    until(lambda: not first._listener._waiting)
+
+
+def test_a_flood_from_one_address_leaves_room_for_others_and_is_bounded(meeting, sites, monkeypatch):
+    first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
+    host, port = sites.addresses[0].split(":")
+    stop = threading.Event()
+
+    def flood():
+        held = []
+        while not stop.is_set():
+            try:
+                held.append(socket.create_connection((host, int(port)), 1, source_address=("127.0.0.9", 0)))
+            except OSError:
+                stop.wait(0.01)
+            for one in held[:-200]:
+                one.close()
+            held = held[-200:]
+        for one in held:
+            one.close()
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        until(lambda: len(first._listener._waiting) >= listener.MOST_WAITING - 1)
+        edges = meeting.met(first, second, 10)
+        assert not any(isinstance(edge, str) for edge in edges)
+        assert len(first._listener._waiting) <= listener.MOST_WAITING
+        assert threading.active_count() < 3 * listener.MOST_WAITING
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_no_descriptors_left_is_survived(meeting, sites, monkeypatch, caplog):
+    first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
+    accept, left = first._listener._socket.accept, [3]
+
+    class Exhausted:
+        def accept(self):
+            if left[0]:
+                left[0] -= 1
+                raise OSError(24, "Too many open files")
+            return accept()
+
+        def __getattr__(self, name):
+            return getattr(first_socket, name)
+
+    first_socket, first._listener._socket = first._listener._socket, Exhausted()
+    with socket.create_connection(first_socket.getsockname()):
+        pass                                                # ends the call of `accept` under way
+    assert not any(isinstance(edge, str) for edge in meeting.met(first, second))
+    assert left == [0]
+    assert caplog.text.count("cannot accept connections") == 1
+
+
+def test_a_newer_file_is_passed_on_and_a_revoked_site_is_cut(meeting, sites, monkeypatch):
+    monkeypatch.setattr(module, "WATCH", 0.1)
+    first, second, third = (meeting.site(sites.folders[k], (0, 1, 2)) for k in range(3))
+    for pair in ((first, second), (second, third), (first, third)):
+        assert not any(isinstance(edge, str) for edge in meeting.met(*pair))
+    for edge in meeting.edges:
+        edge.listen(1000)
+    sites.organiser.revoke("site2")
+    assert sites.folders[0].accept(sites.text)              # it arrives at one site, which passes it on
+    with pytest.raises(Lost, match="revoked by federation file 3"):
+        meeting.edges[4].receive((1, 0), Expected(1, torch.float32), 10)
+    until(lambda: second.federation.serial == 3)
+    assert sites.folders[1].federation().serial == 3
+    with pytest.raises(Lost, match="revoked by federation file 3"):
+        meeting.edges[2].receive((1, 0), Expected(1, torch.float32), 10)
+    assert meeting.edges[0].channel.alive
+    assert not second.expects(2)
+    with pytest.raises(Lost, match="not in the federation file"):
+        second.open(2, 0.1)
+    assert meeting.recorded(second, "revoked")[0]["node"] == 2
+
+
+def test_older_and_foreign_files_over_an_edge_change_nothing(meeting, sites, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "WATCH", 0.1)
+    (tmp_path / "other").mkdir()
+    other, older = Sites(tmp_path / "other", "ring:4", 4), sites.text
+    sites.organiser.extend(20)
+    sites.folders[0].accept(sites.text)
+    first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
+    edges = meeting.met(first, second)
+    for edge in edges:
+        edge.listen(1000)
+    for note in (older, other.text, b"{}", b"\0" * 1000):
+        edges[1].send_note(note)
+    until(lambda: len(meeting.recorded(first, "refused")) == 3)
+    assert first.federation.serial == 3
+    assert edges[0].listening
+    until(lambda: second.federation.serial == 3)            # and this one got the newer
+
+
+def test_connections_are_renewed_before_a_certificate_ends(meeting, sites, monkeypatch):
+    monkeypatch.setattr(module, "WATCH", 0.1)
+    first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
+    edges = meeting.met(first, second)
+    for edge in edges:
+        edge.listen(1000)
+    before = meeting.recorded(first, "connected")[0]["certificate"]
+    certified(sites.folders[1])                             # a fresh one for the next connection
+    link = second._links.to(0)
+    link.begun, link.ends = now() - timedelta(minutes=1), now() + timedelta(seconds=10)
+    until(lambda: meeting.recorded(first, "renewed"))
+    assert meeting.recorded(first, "renewed")[0]["certificate"] != before
+    for step in range(1, 20):
+        edges[0].send((step, 0), torch.ones(3), 5)
+        assert edges[1].receive((step, 0), Expected(3, torch.float32), 5) is not None
+    until(lambda: meeting.recorded(second, "closed"))
+    assert second._links.to(0).ends - now() > timedelta(days=1)
+
+
+def test_an_edge_whose_certificate_ended_is_cut(meeting, sites, monkeypatch):
+    monkeypatch.setattr(module, "WATCH", 0.1)
+    first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
+    edges = meeting.met(first, second)
+    edges[0].listen(1000)
+    first._links.to(1).ends = now() - timedelta(seconds=1)
+    with pytest.raises(Lost, match="a certificate ended"):
+        edges[0].receive((1, 0), Expected(1, torch.float32), 10)
+
+
+def test_names_that_are_found_late_do_not_block_a_stop(meeting, sites, monkeypatch):
+    second = meeting.site(sites.folders[1])
+    done = threading.Event()
+
+    def never(*arguments, **options):
+        done.wait(30)
+        raise socket.gaierror("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    monkeypatch.setattr(module, "ADMISSION", 0.3)
+    began = time.monotonic()
+    with pytest.raises(Lost, match="in time"):
+        second.open(0, 0.2)
+    assert time.monotonic() - began < 5
+    done.set()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_sites_meet_over_ipv6(meeting, tmp_path):
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    ports = federations.free_ports(2)
+    sites = Sites(tmp_path, "complete:2", 2, addresses=[f"[::1]:{port}" for port in ports])
+    edges = meeting.met(*(meeting.site(site) for site in sites.folders))
+    assert not any(isinstance(edge, str) for edge in edges)
+
+
+def test_a_site_that_only_dials_and_two_federations_on_one_machine(meeting, tmp_path):
+    for name in ("one", "two"):
+        (port,) = federations.free_ports(1)
+        sites = Sites(tmp_path, "complete:2", 2, name=name, addresses=[None, f"127.0.0.1:{port}"])
+        edges = meeting.met(*(meeting.site(site) for site in sites.folders))
+        assert not any(isinstance(edge, str) for edge in edges)
+
+
+def test_an_address_that_is_not_this_machines_is_refused_with_the_remedy(sites, tmp_path):
+    far = Sites(tmp_path, "complete:2", 2, name="far", addresses=["192.0.2.1:7443", "192.0.2.2:7443"])
+    opener = SiteOpener(far.folders[0])
+    with pytest.raises(InputError, match=r"cannot listen at 192.0.2.1:7443: .*; name this machine's own address with"):
+        opener.begin(Terms(0, [1], "e", "t", 2.0, lambda: 0))
+
+
+@pytest.mark.parametrize("terms", [{"algorithm": "slowmo"}, {"communication": "merge@end"}], ids=str)
+def test_exact_means_are_refused_with_the_reason(terms):
+    refuse_exact_means(Experiment(algorithm="qg-dsgdm-n"))
+    with pytest.raises(InputError, match="averages over all nodes: an exact mean over all nodes needs"):
+        refuse_exact_means(Experiment(**terms))
+
+
+def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_path, monkeypatch, caplog):
+    log = Audit(tmp_path / "audit.jsonl")
+    for _ in range(100):
+        log.refuse("10.0.0.1", "why")
+    monkeypatch.setattr(audit, "AGAIN", 0.0)
+    log.refuse("10.0.0.1", "why")
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [line["times"] for line in lines] == [1, 100]
+    assert caplog.text.count("refused 10.0.0.1: why") == 1
+    full = Audit(tmp_path / "missing" / "audit.jsonl")
+    full.record("started")
+    full.record("started")
+    assert caplog.text.count("connections are not recorded") == 1
