@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from quasiglobal.gradients.recording import operation
+from quasiglobal.gradients.stackable import STACKED
 
 
 def convolve(
@@ -70,3 +74,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 LAYER_NORM = operation("layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor", layer_norm)
 """`layer_norm` as one operation of a trace."""
+
+PLAIN: dict[Any, Callable[..., Any]] = {NORMALISE: normalise, LAYER_NORM: layer_norm, LINEAR: STACKED["linear"]}
+"""Each operation in plain PyTorch, as vmap can compute it for many models."""

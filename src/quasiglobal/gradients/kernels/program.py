@@ -34,12 +34,11 @@ from quasiglobal.gradients.kernels.fusion import (
     pools,
     shape_of,
 )
-from quasiglobal.gradients.kernels.operations import LAYER_NORM, LINEAR, NORMALISE, layer_norm, normalise
+from quasiglobal.gradients.kernels.operations import LAYER_NORM, NORMALISE, PLAIN
 from quasiglobal.gradients.kernels.segments import CompiledSegments, Segment, segments
 from quasiglobal.gradients.kernels.tracing import traced_forward
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.recording import Untraceable
-from quasiglobal.gradients.stackable import STACKED
 
 aten = torch.ops.aten
 
@@ -369,9 +368,7 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     aten._prelu_kernel.default: _prelu,
     aten.view.default: torch.reshape,
     aten._unsafe_view.default: torch.reshape,
-    NORMALISE: normalise,
-    LAYER_NORM: layer_norm,
-    LINEAR: STACKED["linear"],
+    **PLAIN,
 }
 """Replacements of traced operations.
 
