@@ -4,6 +4,9 @@
     python benchmarks/zoo.py --cpu                     # on a CPU: narrow networks, n = 4, batch 8, fp32
     python benchmarks/zoo.py --only convnext vit       # some networks
 
+On a GPU, one process per network first fills the caches of compiled kernels, all at once: most of the time is spent in
+compilers, which use one core each. Then this process measures one network after the other.
+
 The networks are those of `tests/unit/zoo.py`, wider, on random 3 × 32 × 32 images. The references are those of
 `benchmarks/simulator.py`: a loop over n models, and, on a GPU, one compiled model on the global batch.
 """
@@ -12,15 +15,18 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from simulator import centralized, measured, ours, plain_loop, random_data, write_rows
+from simulator import Timed, centralized, measured, ours, plain_loop, random_data, write_rows
 from torch import Tensor, nn
 
 from quasiglobal.data.sources import Dataset, Examples
@@ -83,7 +89,8 @@ def labelled_pixels(examples: int) -> Dataset:
     return Dataset("random", Examples(x, y), Examples(x[:100], y[:100]), classes=(), own=True)
 
 
-def compare(network: Network, device: torch.device, repeats: int) -> dict[str, object]:
+def routes_of(network: Network, device: torch.device) -> tuple[int, dict[str, Timed]]:
+    """The number of parameters, and the implementations to measure."""
     on_gpu = device.type == "cuda"
     nodes, batch, steps = (16, 32, 32) if on_gpu else (4, 8, 16)
     examples = nodes * batch * steps
@@ -102,12 +109,42 @@ def compare(network: Network, device: torch.device, repeats: int) -> dict[str, o
     }
     if on_gpu:
         routes["centralized"] = centralized(task, experiment, device, steps)
-    found = {"parameters": size} | measured(routes, repeats, warm_up=1.0)
+    return size, routes
+
+
+def compare(network: Network, device: torch.device, repeats: int) -> dict[str, object]:
+    size, routes = routes_of(network, device)
+    found = {"parameters": size} | measured(routes, repeats, warm_up=1.0 if device.type == "cpu" else 0.5)
     routes.clear()
     gc.collect()                                        # the graphs and models of this network
-    if on_gpu:
+    if device.type == "cuda":
         torch.cuda.empty_cache()
     return found
+
+
+def fill_caches(names: Iterable[str], limit: float) -> None:
+    """Compile the networks in one process each; `limit` is in seconds. What is missing is compiled later."""
+    began = time.perf_counter()
+    where = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    filling = {
+        name: subprocess.Popen([sys.executable, __file__, "--fill", name], env=where, stdout=subprocess.DEVNULL)
+        for name in names
+    }
+    for name, process in filling.items():
+        try:
+            failed = process.wait(max(0.0, began + limit - time.perf_counter()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            failed = process.wait()
+        said = "stopped" if failed else "compiled"
+        print(f"{name}: {said} after {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def fill(network: Network, device: torch.device) -> None:
+    """Run the first steps of the compiled implementations."""
+    _, routes = routes_of(network, device)
+    routes["ours"]()
+    routes["centralized"]()
 
 
 def main() -> None:
@@ -115,10 +152,17 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", nargs="+", metavar="NETWORK", help=f"some of {', '.join(NETWORKS)}")
-    parser.add_argument("--out", help="write the results as JSON")
+    parser.add_argument("--out", help="write the results as JSON, after each network")
+    parser.add_argument("--fill-seconds", type=float, default=90, help="limit of filling the caches; 0 to leave it out")
+    parser.add_argument("--fill", help=argparse.SUPPRESS)
     args = parser.parse_args()
     device = torch.device("cpu" if args.cpu else "cuda")
+    if args.fill:
+        fill(NETWORKS[args.fill], device)
+        return
     rows = {name: partial(compare, network, device, args.repeats) for name, network in NETWORKS.items()}
+    if not args.cpu and args.fill_seconds:
+        fill_caches([name for name in NETWORKS if name in (args.only or NETWORKS)], args.fill_seconds)
     write_rows(rows, args.only, args.out)
 
 

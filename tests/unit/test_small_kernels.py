@@ -1,4 +1,4 @@
-"""The kernels around a network: a batch of images, and the usual loss. On a CPU, in Triton's interpreter."""
+"""Small kernels: a batch of images, the usual loss, LayerNorm. On a CPU, in Triton's interpreter."""
 
 import os
 
@@ -12,7 +12,9 @@ from quasiglobal.metrics import accuracy
 pytest.importorskip("triton")
 
 from quasiglobal.data.image_kernel import show
+from quasiglobal.gradients.kernels import operations
 from quasiglobal.gradients.kernels.cross_entropy import CrossEntropy
+from quasiglobal.gradients.kernels.layer_norm import layer_norm, layer_norm_back, shares
 
 DEVICE = torch.device("cpu" if "TRITON_INTERPRET" in os.environ else "cuda")
 
@@ -62,3 +64,21 @@ def test_a_kernel_computes_cross_entropy_and_accuracy(examples, classes):
     (losses * weights.to(DEVICE)).sum().backward()
     (expected * weights).sum().backward()
     torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
+
+
+@pytest.mark.parametrize(("pixels", "channels"), [(300, 24), (3, 96)])
+def test_a_kernel_normalises_pixels_as_layer_norm_does(pixels, channels):
+    dtype = torch.float64 if DEVICE.type == "cpu" else torch.float32
+    x, dy = (torch.randn(2, pixels, channels, dtype=dtype, generator=generator()).to(DEVICE) for _ in range(2))
+    rows = torch.randn(2, 2 * channels + 1, dtype=dtype, generator=generator()).to(DEVICE)
+    weight, bias = rows[:, :channels], rows[:, channels:-1]
+    y, moments = layer_norm(x, weight, bias, 1e-5, dtype)
+    sums = x.new_empty(shares(2, pixels), 2, 2 * channels)
+    dx = layer_norm_back(x, weight, moments, dy, sums)
+    for k in range(2):
+        given = [value[k].detach().clone().requires_grad_() for value in (x, weight, bias)]
+        expected = operations.layer_norm(*given, 1e-5)
+        expected.backward(dy[k])
+        torch.testing.assert_close(y[k], expected.detach())
+        torch.testing.assert_close(dx[k], given[0].grad)
+        torch.testing.assert_close(sums.sum(0)[k], torch.cat([given[1].grad, given[2].grad]))

@@ -23,7 +23,7 @@ from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.step_source import MEAN, MIX, StepSource, write
-from quasiglobal.gradients.compiling import Untraceable
+from quasiglobal.gradients.recording import Untraceable, recorded
 
 log = logging.getLogger("quasiglobal")
 
@@ -174,13 +174,11 @@ def _traced(
     arguments: tuple[Tensor, ...],
 ) -> Any:
     """The step as a graph of ATen operations, traced with tensors that hold no numbers."""
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
-
     graph = engine.topology
     mixes = graph.is_drawn(t) or bool((graph.weights(t) != np.eye(graph.n)).any())
     traced = TracedEngine(engine, mixes)
     step = step_of_tensors(traced, algorithm, weight_decay, t, names)
-    return make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments)
+    return recorded(step, arguments, values=False)
 
 
 def step_of_tensors(

@@ -15,24 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from quasiglobal.gradients.compiling import Untraceable
+from quasiglobal.gradients.recording import Untraceable, operation
 
 aten = torch.ops.aten
 
 
-def _marker(name: str) -> Any:
-    """An operation that exists only in traces, with a result like its argument."""
-    schema = "(Tensor v) -> Tensor"
-    operation = torch.library.custom_op(f"quasiglobal::{name}", _not_run, mutates_args=(), schema=schema)
-    operation.register_fake(torch.empty_like)
-    return operation._opoverload
-
-
-def _not_run(v: Tensor) -> Tensor:
-    raise NotImplementedError("this operation is traced and translated, not run")
-
-
-MIX, MEAN = _marker("mix"), _marker("mean")
+MIX, MEAN = (operation(f"{name}(Tensor v) -> Tensor", torch.empty_like) for name in ("mix", "mean"))
 """Gossip, and the exact mean over a run's nodes, as one operation each of a trace."""
 
 

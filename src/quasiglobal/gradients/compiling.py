@@ -1,16 +1,20 @@
-"""Wrappers of torch.compile and make_fx for fixed shapes."""
+"""Wrappers of torch.compile for fixed shapes."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
+
+from quasiglobal.gradients.recording import recorded
 
 log = logging.getLogger("quasiglobal")
 
@@ -23,10 +27,6 @@ find it. With padding, a reduction may read a padded tensor by its unpadded stri
 """
 
 
-class Untraceable(Exception):
-    """Raised by a function that cannot be traced."""
-
-
 def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
     """Compile the function at its first call.
 
@@ -34,6 +34,8 @@ def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callabl
     """
     options = SAFE if backend == "inductor" else None
     program = torch.compile(function, dynamic=False, backend=backend, options=options)
+    if backend == "inductor":
+        _leave_workers_at_exit()
 
     def call(*arguments: Any) -> Any:
         with warnings.catch_warnings():
@@ -84,13 +86,11 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.Graph
     Views become `reshape`, since a compiler may choose other strides than those traced. Nothing is written into their
     memory: operations in place are replaced.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
-
     device = arguments[0].device
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):       # tracing runs dropout too
-        program = make_fx(lambda *values: function(*values))(*arguments)
+        program = recorded(function, arguments)
         if any(map(_writes, program.graph.nodes)):
-            program = make_fx(torch.func.functionalize(program, remove="mutations_and_views"))(*arguments)
+            program = recorded(torch.func.functionalize(program, remove="mutations_and_views"), arguments)
     aten = torch.ops.aten
     for node in program.graph.nodes:                        # permute_copy and others: nothing writes any more
         name = str(getattr(node.target, "overloadpacket", "")).removeprefix("aten.")
@@ -153,6 +153,19 @@ class Fused:
             return compiled(traced(self.function, tree_map(Tensor.detach, arguments)))
 
 
+@cache
+def _leave_workers_at_exit() -> None:
+    """End the process without a wait of about ten seconds for the compiler's workers, which then end by themselves."""
+    from torch._inductor import async_compile  # registers the wait, which has to be registered before `leave`
+
+    def leave() -> None:
+        for pool in async_compile._pool_set:
+            if process := getattr(pool, "process", None):
+                process.returncode = 0                      # nothing to wait for
+
+    atexit.register(leave)
+
+
 def _writes(node: Any) -> bool:
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
@@ -160,4 +173,4 @@ def _writes(node: Any) -> bool:
 
 def _shape(node: Any) -> object:
     """The shape of a traced node's result; the node itself if the result is not a tensor."""
-    return getattr(node.meta.get("tensor_meta") or node.meta.get("val"), "shape", node)
+    return getattr(node.meta.get("val"), "shape", node)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quasiglobal.gradients.compiling import compiled
+from quasiglobal.gradients.recording import is_recording
 
 Results = tuple[Tensor, ...]
 
@@ -19,10 +20,8 @@ def fused(function: Callable[..., Results], *tensors: Tensor | None) -> Results:
 
     On a GPU it is compiled, for the tensors of all models; autograd has to be outside of vmap.
     """
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode  # takes seconds to import
-
     on_gpu = any(tensor is not None and tensor.is_cuda for tensor in tensors)
-    if not any(map(is_stacked, tensors)) or not on_gpu or get_proxy_mode() is not None:
+    if not any(map(is_stacked, tensors)) or not on_gpu or is_recording():
         return function(*tensors)
     results: Results = _OfAll.apply(function, *tensors)  # type: ignore[no-untyped-call]
     return results

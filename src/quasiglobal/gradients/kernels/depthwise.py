@@ -22,15 +22,6 @@ from quasiglobal.gradients.kernels.taps import first_tap
 
 
 @triton.jit
-def _plus(total, value, factors, APART: tl.constexpr, STEP: tl.constexpr, COUNT: tl.constexpr):
-    """total + value · factors[APART / STEP], if there is this factor."""
-    if APART >= 0 and APART % STEP == 0 and APART < COUNT * STEP:
-        return total + value * factors[APART // STEP]
-    else:                                                   # noqa: RET505 (Triton compiles one of the two)
-        return total
-
-
-@triton.jit
 def _depthwise(
     x, w, y, later, bias, batch, stride, of_bias,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
@@ -64,7 +55,7 @@ def _depthwise(
         r = r0 + u * STEP[0]
         row = (i * UP[0] - PAD[0] + r * DILATION[0]) // DOWN[0]
         column = j * UP[1] // DOWN[1]
-        there = known & (row >= 0) & (row < H) & (r < R)
+        there = known & (row >= 0) & (row < H) & (r < R) & (c < OC)
         for each in tl.static_range(EACH if BACK else 1):
             inner, outer = c, c
             if BACK:
@@ -76,16 +67,19 @@ def _depthwise(
                 at = (R - 1 - r) * S + S - 1 - s if BACK else r * S + s
                 at = at * (C if BACK else OC) + outer + place * 0   # one load per thread: no exchange between threads
                 taps = taps + (tl.load(w + at, mask=(c < OC) & (r < R), other=0.0).to(ACC),)
-            for v in tl.static_range(LAST - FIRST + 1):
-                at = ((image * H + row) * W + column + (FIRST + v)) * C + inner
-                inside = there & (column >= -(FIRST + v)) & (column < W - (FIRST + v)) & (c < OC)
-                value = tl.load(x + at, mask=inside, other=0.0).to(ACC)
-                after = ()
-                for t in tl.static_range(T):
-                    after = after + (
-                        _plus(total[t], value, taps, (FIRST + v) * DOWN[1] + PAD[1] - t * UP[1], DILATION[1], S),
-                    )
-                total = after
+            pixels = ()
+            first = x + ((image * H + row) * W + column) * C + inner
+            for v in tl.static_range(FIRST, LAST + 1):
+                inside = there & (column >= -v) & (column < W - v)
+                pixels = pixels + (tl.load(first + v * C, mask=inside, other=0.0).to(ACC),)
+            after = ()
+            for t in tl.static_range(T):
+                result = total[t]
+                for s in tl.static_range(S):
+                    if (t * UP[1] - PAD[1] + s * DILATION[1]) % DOWN[1] == 0:
+                        result += pixels[(t * UP[1] - PAD[1] + s * DILATION[1]) // DOWN[1] - FIRST] * taps[s]
+                after = after + (result,)
+            total = after
     if BIAS:
         offset = tl.load(bias + node * of_bias + c, mask=c < OC, other=0.0).to(ACC)
     for t in tl.static_range(T):
@@ -125,25 +119,24 @@ def _depthwise_weights(
         j = place % STRIPS * T
         known = (image < batch) & (c < OC)
         pixels = ()
+        first = dy + ((image * OH + i) * OW + j) * OC + c
         for t in tl.static_range(T):
-            at = ((image * OH + i) * OW + j + t) * OC + c
-            pixels = pixels + (tl.load(dy + at, mask=known & (j + t < OW), other=0.0).to(ACC),)
+            pixels = pixels + (tl.load(first + t * OC, mask=known & (j < OW - t), other=0.0).to(ACC),)
         rows = ()
         for u in tl.static_range(ROWS):
             row = i * UP[0] - PAD[0] + (r0 + u) * DILATION[0]
             there = known & (row >= 0) & (row < H) & (r0 + u < R)
-            sums = ()
-            for s in tl.static_range(S):
-                sums = sums + (total[u * S + s],)
+            column = j * UP[1] - PAD[1]
+            first = x + ((image * H + row) * W + column) * C + inner
+            values = ()
             for v in tl.static_range((T - 1) * UP[1] + (S - 1) * DILATION[1] + 1):
-                column = j * UP[1] - PAD[1] + v
-                at = ((image * H + row) * W + column) * C + inner
-                value = tl.load(x + at, mask=there & (column >= 0) & (column < W), other=0.0).to(ACC)
-                after = ()
-                for s in tl.static_range(S):
-                    after = after + (_plus(sums[s], value, pixels, v - s * DILATION[1], UP[1], T),)
-                sums = after
-            rows = rows + sums
+                inside = there & (column >= -v) & (column < W - v)
+                values = values + (tl.load(first + v * C, mask=inside, other=0.0).to(ACC),)
+            for s in tl.static_range(S):
+                result = total[u * S + s]
+                for t in tl.static_range(T):
+                    result += values[t * UP[1] + s * DILATION[1]] * pixels[t]
+                rows = rows + (result,)
         total = rows
     for u in tl.static_range(ROWS):
         for s in tl.static_range(S):
@@ -179,13 +172,16 @@ LONGEST = 8
 """Pixels of a strip of the weight gradient, at most."""
 
 TOGETHER = 4
-"""Channels per thread of the weight gradient, at most, which are loaded together."""
+"""Channels per thread of the weight gradient, which are loaded together."""
 
 SUMS = 112
-"""Sums per thread of the weight gradient, at most: taps × channels."""
+"""Sums per thread of the weight gradient for a whole kernel, at most: taps × channels."""
 
-PROGRAMS = 264
-"""Number of blocks of the weight gradient that fill the GPU."""
+ROWS = 1
+"""Rows of a larger kernel per block."""
+
+PROGRAMS, PROGRAMS_OF_ROWS = 264, 1056
+"""Number of blocks of the weight gradient that fill the GPU, with whole kernels and with `ROWS` rows."""
 
 
 def shares(n: int, places: int, weight: torch.Size) -> int:
@@ -193,7 +189,8 @@ def shares(n: int, places: int, weight: torch.Size) -> int:
     _, r, s, channels = weight
     rows, together, bc = _sums(r, s, channels)
     programs = int(n * triton.cdiv(channels, bc) * triton.cdiv(r, rows))
-    return max(1, min(PROGRAMS // programs, places * bc // (64 * 32 * WARPS * together), 32))
+    most = PROGRAMS if rows == r else PROGRAMS_OF_ROWS
+    return max(1, min(most // programs, places * bc // (64 * 32 * WARPS * together), 32))
 
 
 def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, geometry: Geometry) -> None:
@@ -222,5 +219,4 @@ def _channels(channels: int) -> int:
 
 def _sums(r: int, s: int, channels: int) -> tuple[int, int, int]:
     """Rows of the kernel per block of the weight gradient, channels per thread, and channels per block."""
-    together = max(2, min(TOGETHER, 1 << (SUMS // (r * s)).bit_length() - 1 if r * s <= SUMS else 1))
-    return max(1, min(r, SUMS // (s * together))), together, _channels(channels)
+    return r if r * s * TOGETHER <= SUMS else min(r, ROWS), TOGETHER, _channels(channels)

@@ -1,4 +1,4 @@
-"""The kernels as autograd functions over stacked images [n, b, c, h, w], or [n, b, c, w].
+"""The kernels as autograd functions over stacked images [n, b, c, h, w], or [n, b, c, w]; linear layers, [n, ..., c].
 
 Kernel modules are imported inside the functions: Triton is available only with a GPU, or in tests.
 """
@@ -31,8 +31,9 @@ class Convolution(torch.autograd.Function):
         from quasiglobal.gradients.kernels.convolution import convolve, convolve_back
         from quasiglobal.gradients.kernels.epilogue import Epilogue
 
-        images = _channels_last(x)
-        epilogue = Epilogue(None if rest is None else _channels_last(rest), bias, relu)
+        linear = weight.ndim == 3
+        images = _channels_last(x, linear)
+        epilogue = Epilogue(None if rest is None else _channels_last(rest, linear), bias, relu)
         if geometry.transposed:
             n, batch, *size, _ = images.shape
             channels = weight.shape[2] * geometry.groups
@@ -41,9 +42,9 @@ class Convolution(torch.autograd.Function):
         else:
             y = convolve(images, values, geometry, epilogue)
         ctx.save_for_backward(images, values, y if relu and not masked else None)
-        ctx.shares, ctx.bias_shares, ctx.geometry = shares, bias_shares, geometry
+        ctx.shares, ctx.bias_shares, ctx.geometry, ctx.linear = shares, bias_shares, geometry, linear
         ctx.set_materialize_grads(False)
-        return _channels_first(y, x), x
+        return _channels_first(y, x, linear), x
 
     @staticmethod
     @once_differentiable
@@ -51,21 +52,21 @@ class Convolution(torch.autograd.Function):
         from quasiglobal.gradients.kernels.convolution import convolve, convolve_back, weight_gradient
         from quasiglobal.gradients.kernels.epilogue import Epilogue, before
 
-        dx, drest, geometry = later, None, ctx.geometry
+        dx, drest, geometry, linear = later, None, ctx.geometry, ctx.linear
         if dy is not None:
             images, values, result = ctx.saved_tensors
-            g = before(_channels_last(dy), result, ctx.bias_shares() if ctx.needs_input_grad[5] else None)
-            drest = _channels_first(g, dy) if ctx.needs_input_grad[6] else None
+            g = before(_channels_last(dy, linear), result, ctx.bias_shares() if ctx.needs_input_grad[5] else None)
+            drest = _channels_first(g, dy, linear) if ctx.needs_input_grad[6] else None
             g = g.to(images.dtype)
             left, right = (g, images) if geometry.transposed else (images, g)
             weight_gradient(left, right, ctx.shares(), geometry)
             if ctx.needs_input_grad[3]:
-                epilogue = Epilogue(later if later is None else _channels_last(later))
+                epilogue = Epilogue(later if later is None else _channels_last(later, linear))
                 if geometry.transposed:
                     dx = convolve(g, values, geometry, epilogue)
                 else:
                     dx = convolve_back(g, values, images.shape, geometry, epilogue)
-                dx = _channels_first(dx, dy)
+                dx = _channels_first(dx, dy, linear)
         return None, None, None, dx, None, None, drest, *(None,) * 3
 
 
@@ -100,6 +101,31 @@ class Normalised(torch.autograd.Function):
         return None, None, dx, None, None, drest, *(None,) * 6
 
 
+class LayerNormed(torch.autograd.Function):
+    """`operations.layer_norm` of all models; writes the gradients of weight and bias to `shares`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, shares: Callable[[], Tensor], dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> Tensor:
+        from quasiglobal.gradients.kernels.layer_norm import layer_norm
+
+        pixels = x.reshape(len(x), -1, x.shape[-1]).contiguous()
+        y, moments = layer_norm(pixels, weight, bias, eps, dtype)
+        ctx.save_for_backward(pixels, weight, moments)
+        ctx.shares = shares
+        return y.view(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        from quasiglobal.gradients.kernels.layer_norm import layer_norm_back
+
+        pixels, weight, moments = ctx.saved_tensors
+        dx = layer_norm_back(pixels, weight, moments, dy.reshape(pixels.shape).contiguous(), ctx.shares())
+        return None, None, dx.view(dy.shape), None, None, None
+
+
 class Pooled(torch.autograd.Function):
     """Maximum pooling over squares of side `window`.
 
@@ -124,13 +150,20 @@ class Pooled(torch.autograd.Function):
         return pool_back(_channels_last(dy), y, which, ctx.window).movedim(-1, 2), None, None
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    """[n, b, c, h, w] as [n, b, h, w, c], contiguous; inside a network this is a view. [n, b, c, w] gets h = 1."""
+def _channels_last(x: Tensor, linear: bool = False) -> Tensor:
+    """[n, b, c, h, w] as [n, b, h, w, c], contiguous; inside a network this is a view. [n, b, c, w] gets h = 1.
+
+    If `linear`, [n, ..., c] as [n, pixels, 1, 1, c].
+    """
+    if linear:
+        return x.reshape(len(x), -1, 1, 1, x.shape[-1]).contiguous()
     x = x if x.ndim == 5 else x.unsqueeze(3)
     return x.movedim(2, -1).contiguous()
 
 
-def _channels_first(y: Tensor, x: Tensor) -> Tensor:
-    """[n, b, h, w, c] as [n, b, c, h, w], or as [n, b, c, w] if x has as many dimensions."""
+def _channels_first(y: Tensor, x: Tensor, linear: bool = False) -> Tensor:
+    """[n, b, h, w, c] as [n, b, c, h, w], or as [n, b, c, w] if x has as many dimensions; if `linear`, like x."""
+    if linear:
+        return y.view(*x.shape[:-1], y.shape[-1])
     y = y.movedim(-1, 2)
     return y if x.ndim == 5 else y.squeeze(3)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
+from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
 from quasiglobal.gradients.kernels.geometry import Geometry, geometry_of
-from quasiglobal.gradients.kernels.operations import NORMALISE, convolve
+from quasiglobal.gradients.kernels.operations import LAYER_NORM, LINEAR, NORMALISE, convolve
 
 aten = torch.ops.aten
 
@@ -18,8 +19,19 @@ COUNT = aten._foreach_add.Scalar
 
 
 def convolves(node: Any) -> bool:
-    """Whether the kernels compute this convolution, in a graph after `fuse`."""
+    """Whether the kernels compute this convolution or linear layer, in a graph after `fuse`."""
     return node.target is convolve
+
+
+def is_linear(node: Any) -> bool:
+    """Whether this is a linear layer of the kernels: a convolution of single pixels."""
+    return convolves(node) and len(shape_of(node.args[1])) == 2
+
+
+def pixels(node: Any, of: Any) -> int:
+    """Number of pixels of the images `of`, which a convolution or a linear layer reads or returns."""
+    shape = shape_of(of)
+    return prod(shape) // shape[-1 if is_linear(node) else 1]
 
 
 def geometry(node: Any) -> Geometry:
@@ -57,6 +69,16 @@ def normalises(node: Any) -> bool:
     return size == 1 or (size & (size - 1) == 0 and channels & (channels - 1) == 0)
 
 
+def normalises_pixels(node: Any) -> bool:
+    """Whether the kernels compute this normalisation over the last dimension."""
+    own = node.target is LAYER_NORM and all(map(_is_own, node.args[1:3]))
+    return own and shape_of(node.args[1])[0] <= MOST_CHANNELS
+
+
+MOST_CHANNELS = 4096
+"""Channels above which a pixel does not fit the registers of a block."""
+
+
 def only_for_kernels(node: Any) -> bool:
     """Whether the result of this normalisation has the precision of matrix products.
 
@@ -64,9 +86,15 @@ def only_for_kernels(node: Any) -> bool:
     has the precision of the parameters, as under autocast.
     """
     y = _result(node)
-    return node.args[5] == "batch" or all(
-        "kernel" in user.meta and (user.target is not NORMALISE or user.args[0] is not y) for user in y.users
-    )
+    if node.target is NORMALISE and node.args[5] == "batch":
+        return True
+    return all("kernel" in user.meta and (convolves(user) or user.args[0] is not y) for y, user in _readers(y))
+
+
+def _readers(y: Any) -> list[tuple[Any, Any]]:
+    """The operations that read y or a permutation of it, each after what it reads."""
+    users = [(y, user) for user in y.users if user.target is not aten.permute.default]
+    return users + [pair for user in y.users if user.target is aten.permute.default for pair in _readers(user)]
 
 
 def shape_of(node: Any) -> tuple[int, ...]:
@@ -80,6 +108,9 @@ def fuse(graph: fx.Graph) -> None:
         if node.target is aten.convolution.default and _suits(node):
             node.target = convolve
             node.args = (*node.args[:3], None, *node.args[3:], False)
+        elif node.target is LINEAR and all(_is_own(one) for one in node.args[1:] if one is not None):
+            node.target = convolve
+            node.args = (*node.args, None, [], [], [], False, [], 1, False)
     hidden = any("batch_norm" in str(node.target) for node in graph.nodes)      # writes into its arguments
     for node in list(graph.nodes):
         if node.target in (convolve, NORMALISE):
@@ -138,7 +169,7 @@ def _suits(node: Any) -> bool:
 
 def _result(node: Any) -> Any:
     """The images that a convolution or a normalisation returns; a normalisation also returns running statistics."""
-    return node if convolves(node) else next(user for user in node.users if user.args[1] == 0)
+    return node if node.target is not NORMALISE else next(user for user in node.users if user.args[1] == 0)
 
 
 def _is_own(parameter: Any) -> bool:

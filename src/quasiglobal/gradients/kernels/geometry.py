@@ -59,7 +59,7 @@ def geometry_of(
 ) -> Geometry:
     """The geometry from a weight's shape and the arguments of ATen's `convolution`.
 
-    A 1-D convolution is a 2-D one of images of height 1.
+    A 1-D convolution is a 2-D one of images of height 1, and a linear layer one of single pixels.
     """
     depthwise = groups > 1 and weight[1] == 1
     kernel, stride, padding, dilation = (
@@ -69,6 +69,6 @@ def geometry_of(
 
 
 def _pair(values: Sequence[int], first: int) -> Pair:
-    """Values of two axes; `first` is that of the height of a 1-D convolution."""
-    rows, columns = (first, *values)[-2:]
+    """Values of two axes; `first` is that of an axis that the convolution does not have."""
+    rows, columns = (first, first, *values)[-2:]
     return rows, columns

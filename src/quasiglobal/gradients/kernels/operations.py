@@ -1,17 +1,29 @@
-"""Convolution and normalisation, with what follows, as operations of a trace in plain PyTorch: the reference."""
+"""Convolution, linear layer and normalisation as operations of a trace in plain PyTorch: the reference."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from quasiglobal.gradients.recording import operation
+from quasiglobal.gradients.stackable import STACKED
 
 
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None, stride: list[int], padding: list[int],
     dilation: list[int], transposed: bool, extra: list[int], groups: int, relu: bool,
 ) -> Tensor:
-    """Convolve one model's images [b, c, h, w] or [b, c, w], add the bias and `rest`, apply ReLU."""
-    y = torch.convolution(x, weight, bias, stride, padding, dilation, transposed, extra, groups)
+    """Convolve one model's images [b, c, h, w] or [b, c, w], add the bias and `rest`, apply ReLU.
+
+    With a weight [out, in] this is a linear layer of x [..., in], without stride, padding and dilation.
+    """
+    if weight.ndim == 2:
+        y = nn.functional.linear(x, weight, bias)
+    else:
+        y = torch.convolution(x, weight, bias, stride, padding, dilation, transposed, extra, groups)
     y = y if rest is None else y + rest
     return y.relu() if relu else y
 
@@ -44,11 +56,24 @@ def normalise(
     return (y.relu() if relu else y), mean, variance
 
 
-NORMALISE = torch.library.custom_op(
-    "quasiglobal::normalise",
-    lambda *arguments: tuple(value.clone() for value in normalise(*arguments)),
-    mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor bias, Tensor? rest, Tensor[] running, str kind, int groups, float eps, "
+NORMALISE = operation(
+    "normalise(Tensor x, Tensor weight, Tensor bias, Tensor? rest, Tensor[] running, str kind, int groups, float eps, "
     "float momentum, bool relu) -> (Tensor, Tensor, Tensor)",
-)._opoverload
+    lambda *arguments: tuple(value.clone() for value in normalise(*arguments)),
+)
 """`normalise` as one operation of a trace."""
+
+LINEAR = operation("linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", nn.functional.linear)
+"""`linear` as one operation of a trace."""
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Normalise one model's x [..., c] over its last dimension."""
+    return nn.functional.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+LAYER_NORM = operation("layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor", layer_norm)
+"""`layer_norm` as one operation of a trace."""
+
+PLAIN: dict[Any, Callable[..., Any]] = {NORMALISE: normalise, LAYER_NORM: layer_norm, LINEAR: STACKED["linear"]}
+"""Each operation in plain PyTorch, as vmap can compute it for many models."""

@@ -19,23 +19,26 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import vmap
 
-from quasiglobal.gradients.compiling import Untraceable
-from quasiglobal.gradients.kernels.functions import Convolution, Normalised, Pooled
+from quasiglobal.gradients.kernels.functions import Convolution, LayerNormed, Normalised, Pooled
 from quasiglobal.gradients.kernels.fusion import (
     COUNT,
     convolves,
     fuse,
     geometry,
+    is_linear,
     masks,
     normalises,
+    normalises_pixels,
     only_for_kernels,
+    pixels,
     pools,
     shape_of,
 )
-from quasiglobal.gradients.kernels.operations import NORMALISE, normalise
+from quasiglobal.gradients.kernels.operations import LAYER_NORM, NORMALISE, PLAIN
 from quasiglobal.gradients.kernels.segments import CompiledSegments, Segment, segments
 from quasiglobal.gradients.kernels.tracing import traced_forward
 from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.recording import Untraceable
 
 aten = torch.ops.aten
 
@@ -53,13 +56,13 @@ def stacked_program(
     With `by_kernels` false, vmap executes all operations; by default the kernels are used if Triton runs.
     """
     traced = traced_forward(module, layout, x, buffers, inputs)
-    program = StackedProgram(traced, layout, x, _triton_runs(x) if by_kernels is None else by_kernels)
+    program = StackedProgram(traced, layout, x, triton_runs(x) if by_kernels is None else by_kernels)
     if program.strided and program.convolves:
         raise Untraceable(f"{program.strided} depends on the memory layout of tensors")
     return program if program.gains else None
 
 
-def _triton_runs(x: Tensor) -> bool:
+def triton_runs(x: Tensor) -> bool:
     """Whether Triton runs: on a GPU, or in its interpreter, which the tests use."""
     return x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -106,7 +109,7 @@ class StackedProgram:
     @property
     def convolves(self) -> bool:
         """Whether there is a convolution."""
-        return any(map(convolves, self.program.graph.nodes))
+        return any(convolves(node) and not is_linear(node) for node in self.program.graph.nodes)
 
     @property
     def strided(self) -> str:
@@ -152,25 +155,27 @@ class StackedProgram:
 
     def _place(self, x: Tensor) -> None:
         """Assign the parameters of each kernel operation to a region."""
-        from quasiglobal.gradients.kernels import convolution, epilogue, normalisation
+        from quasiglobal.gradients.kernels import convolution, epilogue, layer_norm, normalisation
 
         columns = self.layout.views(torch.arange(x.shape[1], device=x.device))
-        places = self.program.graph.find_nodes(op="placeholder")
-        of, names = (dict(zip(places, values, strict=False)) for values in (columns.values(), columns))
+        arguments = self.program.graph.find_nodes(op="placeholder")
+        of, names = (dict(zip(arguments, values, strict=False)) for values in (columns.values(), columns))
         weights, others = [], []
         for node in self.program.graph.nodes:
             if convolves(node):
                 how = geometry(node)
                 own = of[node.args[1]]
-                own = (own if own.ndim == 4 else own.unsqueeze(2)).permute(how.order)
-                batch, _, *size = shape_of(node.args[0] if how.transposed else node)
-                weights.append((node, own, convolution.shares(len(x), batch * prod(size), own.shape, how)))
+                own = own.reshape(*own.shape[:2], *how.kernel).permute(how.order)
+                places = pixels(node, node.args[0] if how.transposed else node)
+                weights.append((node, own, convolution.shares(len(x), places, own.shape, how)))
                 if (bias := node.args[2]) is not None:
-                    batch, _, *size = shape_of(node)
-                    others.append((node, of[bias], epilogue.shares(len(x), batch * prod(size))))
+                    others.append((node, of[bias], epilogue.shares(len(x), pixels(node, node))))
             elif normalises(node):
                 own = torch.cat([of[parameter] for parameter in node.args[1:3]])
                 others.append((node, own, normalisation.shares(shape_of(node.args[0])[0], node.args[5])))
+            elif normalises_pixels(node):
+                own = torch.cat([of[parameter] for parameter in node.args[1:3]])
+                others.append((node, own, layer_norm.shares(len(x), prod(shape_of(node)[:-1]))))
             elif pools(node):
                 node.meta["pools"] = True
         for node in (node for node, *_ in weights + others):
@@ -294,8 +299,13 @@ class AllModels(fx.Interpreter):
         results: list[Any] = self.compiled(segment, of_all, values)
         return results
 
-    def _by_kernel(self, node: Any, x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, *how: Any) -> Any:
+    def _by_kernel(self, node: Any, x: Tensor, weight: Tensor, bias: Tensor, rest: Any, *how: Any) -> Any:
         shares = partial(self.others.own_shares, node) if bias is not None else None
+        stacked = node.args[0].meta["stacked"]
+        x = x if stacked else x.expand(len(self.models), *x.shape)
+        if node.target is LAYER_NORM:
+            dtype = self.weights.values.dtype if only_for_kernels(node) else weight.dtype
+            return LayerNormed.apply(shares, dtype, x, weight, bias, rest)  # type: ignore[no-untyped-call]
         if node.target is NORMALISE:
             dtype = x.dtype if only_for_kernels(node) else weight.dtype
             return Normalised.apply(shares, dtype, x, weight, bias, rest, *how)  # type: ignore[no-untyped-call]
@@ -305,7 +315,7 @@ class AllModels(fx.Interpreter):
             partial(self.weights.own_shares, node), shares, values, x.to(values.dtype), weight, bias, rest,
             geometry(node), how[-1], masked,
         )
-        if x.dtype == values.dtype:
+        if stacked and x.dtype == values.dtype:
             self.env[node.all_input_nodes[0]] = passed
         return y
 
@@ -358,7 +368,7 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     aten._prelu_kernel.default: _prelu,
     aten.view.default: torch.reshape,
     aten._unsafe_view.default: torch.reshape,
-    NORMALISE: normalise,
+    **PLAIN,
 }
 """Replacements of traced operations.
 

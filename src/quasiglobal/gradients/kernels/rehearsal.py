@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from threading import Timer, get_ident
+from contextlib import contextmanager, suppress
+from functools import cache
+from threading import Thread, Timer, get_ident
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -27,6 +28,18 @@ log = logging.getLogger("quasiglobal")
 
 QUICK = 1.0
 """Seconds that a rehearsal takes at most if all is found in the caches on disk; after these, a line is logged."""
+
+
+@cache
+def prepare() -> None:
+    """Import Triton and hash its files, for its cache, in the background, as data are loaded: this takes a second."""
+    def run() -> None:
+        with suppress(ImportError):
+            from triton.runtime.cache import triton_key
+
+            triton_key()
+
+    Thread(target=run, daemon=True).start()
 
 
 def rehearse(program: StackedProgram, name: str, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> None:

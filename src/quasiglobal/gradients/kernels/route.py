@@ -8,8 +8,8 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from quasiglobal.gradients.compiling import Fused
-from quasiglobal.gradients.kernels.program import StackedProgram, stacked_program
-from quasiglobal.gradients.kernels.rehearsal import rehearse
+from quasiglobal.gradients.kernels.program import StackedProgram, stacked_program, triton_runs
+from quasiglobal.gradients.kernels.rehearsal import prepare, rehearse
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree, in_dtype
 from quasiglobal.gradients.routes import Compiled
 from quasiglobal.metrics import accuracy
@@ -28,6 +28,7 @@ class Kernels(Compiled):
         self.programs: dict[object, StackedProgram | None] = {}
         self.score = vmap(self.one.score, randomness="different")
         self.fused_score = Fused(self.score)
+        prepare()
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         program = self._stacked(x, buffers, inputs)
@@ -67,7 +68,7 @@ class Kernels(Compiled):
             return False
         if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.ndim != 3:
             return False
-        typed = outputs.is_cuda and outputs.dtype == torch.float32 and targets.dtype == torch.int64
+        typed = triton_runs(outputs) and outputs.dtype == torch.float32 and targets.dtype == torch.int64
         return typed and outputs.shape[:2] == targets.shape and 1 < outputs.shape[2] <= MOST_CLASSES
 
     def _stacked(self, x: Tensor, buffers: Buffers, inputs: Tree) -> StackedProgram | None:

@@ -1,18 +1,20 @@
-"""Trace one model's forward pass to tensor operations, with each normalisation as one operation."""
+"""Trace one model's forward pass to tensor operations; a linear layer or a normalisation is one operation."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call, functionalize
+from torch.overrides import TorchFunctionMode
 
-from quasiglobal.gradients.kernels.operations import NORMALISE
+from quasiglobal.gradients.kernels.operations import LAYER_NORM, LINEAR, NORMALISE
 from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.recording import recorded
 from quasiglobal.gradients.stackable import stackable
 from quasiglobal.models.norms import EvoNormS0
 
@@ -21,25 +23,48 @@ def traced_forward(
     module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
 ) -> fx.GraphModule:
     """Trace to a function of one model's parameters, buffers and inputs."""
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
-
     known = _with_known_norms(module)
 
     def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Any:
         after = {name: value.clone() for name, value in buffers.items()}
         values = parameters | after
-        with stackable(x, everywhere=True):
+        with stackable(x, everywhere=True), _WholeLayers():
             output = functional_call(known, values, (inputs,))
         return output, {name: values[name] for name in after}       # those that `forward` assigned anew
 
     first = {name: value[0] for name, value in buffers.items()}
     with torch.enable_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-        return make_fx(functionalize(forward, remove="mutations"))(layout.views(x[0]), first, inputs[0])
+        return recorded(functionalize(forward, remove="mutations"), (layout.views(x[0]), first, inputs[0]))
+
+
+class _WholeLayers(TorchFunctionMode):
+    """Call `LINEAR` and `LAYER_NORM` instead of PyTorch's functions, which are decomposed."""
+
+    def __torch_function__(
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        own = _linear if function is nn.functional.linear else _layer_norm
+        known = function in (nn.functional.linear, nn.functional.layer_norm)
+        return (own if known else function)(*args, **(kwargs or {}))
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    plain = weight.ndim == 2 and input.ndim > 1
+    return (LINEAR if plain else nn.functional.linear)(input, weight, bias)
+
+
+def _layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    if weight is None or bias is None or len(normalized_shape) > 1:
+        return nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+    return LAYER_NORM(input, weight, bias, eps)
 
 
 def _with_known_norms(module: nn.Module) -> nn.Module:
-    """A copy of the module whose normalisations call `NORMALISE`."""
-    module = copy.deepcopy(module)
+    """A copy of the module, with the same parameters, whose normalisations call `NORMALISE`."""
+    module = copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
     for part in module.modules():
         if type(part) in KNOWN and part.weight is not None:
             part.forward = partial(KNOWN[type(part)], part)
@@ -62,18 +87,17 @@ def _batch_norm(part: nn.BatchNorm2d, x: Tensor) -> Tensor:
         return x * scale[:, None, None] + (part.bias - part.running_mean * scale)[:, None, None]
     if part.momentum is None or x.shape[0] * x.shape[2] * x.shape[3] == 1:
         return type(part).forward(part, x)
-    running: list[Tensor] = []
-    if part.running_mean is not None and part.running_var is not None and part.num_batches_tracked is not None:
-        running = [part.running_mean, part.running_var]
-        part.num_batches_tracked.add_(1)
-    y, *after = _operation(x, part, "batch", part.num_features, running, part.momentum)
-    for old, new in zip(running, after, strict=False):
-        old.copy_(new)
+    count = part.num_batches_tracked
+    if part.running_mean is None or part.running_var is None or count is None:
+        return _operation(x, part, "batch", part.num_features, [], part.momentum)[0]
+    running = [part.running_mean, part.running_var]
+    y, part.running_mean, part.running_var = _operation(x, part, "batch", part.num_features, running, part.momentum)
+    part.num_batches_tracked = count + 1
     return y
 
 
 def _operation(
-    x: Tensor, part: Any, kind: str, groups: int, running: list[Any] | None = None, momentum: float = 0.0
+    x: Tensor, part: Any, kind: str, groups: int, running: list[Tensor] | None = None, momentum: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     result: tuple[Tensor, Tensor, Tensor] = NORMALISE(
         x, part.weight, part.bias, None, running or [], kind, groups, part.eps, momentum, False
