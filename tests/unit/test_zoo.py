@@ -10,6 +10,7 @@ import os
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import median
 from typing import Any
 
 import pytest
@@ -244,18 +245,28 @@ def assert_exact(copies, route=None):
     model = copies.stacked(route=route)
     before = {key: value.clone() for key, value in copies.buffers.items()}
     with route_kept(copies, model):
-        losses, _, g, after = copies.gradients(model)
-    reference = copies.to("cpu", torch.float64).gradients_alone()   # on a GPU, weight_norm is less precise
-    expected, gradients, buffers = tree_map(lambda value: value.to(copies.x.device), reference)
-    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-14)
-    found = copies.layout.views(g - gradients)
-    for key, own in copies.layout.views(gradients).items():
-        error, norm = (values.reshape(K, -1).norm(dim=1) for values in (found[key], own))
-        assert (error <= 1e-9 * norm + 1e-12 * gradients.norm(dim=1)).all(), key    # rounding errors of larger ones
-    for key, value in buffers.items():
-        torch.testing.assert_close(after[key], value, rtol=1e-11, atol=1e-13)
-        assert not after[key].requires_grad, f"{key} keeps the graph of the step alive"
+        found = copies.gradients(model)
     assert all(copies.buffers[key].equal(before[key]) for key in before), "the input buffers are unchanged"
+    assert not any(value.requires_grad for value in found.buffers.values()), "buffers keep the graph of the step alive"
+    try:
+        assert_equal(copies.layout, found, copies.gradients_alone())
+    except AssertionError:                                  # weight_norm and hardswish are less precise on a GPU
+        if copies.x.device.type == "cpu":
+            raise
+        reference = copies.to("cpu", torch.float64).gradients_alone()
+        assert_equal(copies.layout, found, tree_map(lambda value: value.to(copies.x.device), reference))
+
+
+def assert_equal(layout, found, reference):
+    """Losses, gradients and buffers agree; a parameter's gradient up to the rounding errors of the largest ones."""
+    losses, gradients, buffers = reference
+    torch.testing.assert_close(found.losses, losses, rtol=1e-12, atol=1e-14)
+    errors = layout.views(found.g - gradients)
+    for key, own in layout.views(gradients).items():
+        error, norm = (values.reshape(K, -1).norm(dim=1) for values in (errors[key], own))
+        assert (error <= 1e-9 * norm + 1e-12 * gradients.norm(dim=1)).all(), key
+    for key, value in buffers.items():
+        torch.testing.assert_close(found.buffers[key], value, rtol=1e-11, atol=1e-13)
 
 
 @contextmanager
@@ -342,21 +353,27 @@ def test_compiled_in_bf16_a_maximum_finds_its_gradient(fixed_draws):
 def assert_precise(precision, model, *draws):
     """The errors against float64 are at most 1.5 times those of this precision, one copy after the other.
 
-    Rounding may move an activation across a ReLU's kink, here or there, so the errors of several draws are added.
+    Rounding may move an activation across a ReLU's kink or to another maximum, here or there, which changes a gradient
+    by far more than rounding does: the median of several draws counts.
     """
     if draws[0].entry.jumps:
         pytest.skip("rounding errors may change the result by more than their size")
     floor = 1e-6 if precision == "fp32" else 1e-12
-    found, outputs = [], []
+    of_gradients, of_outputs = [], []
     for copies in draws:
         exact = copies.to(copies.x.device, torch.float64)
-        found.append((copies.gradients(model).g, copies.gradients_alone(precision)[1], exact.gradients_alone()[1]))
-        outputs.append((copies.outputs(model), copies.outputs_alone(precision), exact.outputs_alone()))
-    for values in (found, outputs):
-        ours, plain, best = (
-            torch.cat([leaf.double().flatten() for leaf in tree_leaves(one)]) for one in zip(*values, strict=True)
-        )
-        assert (ours - best).norm() <= 1.5 * (plain - best).norm() + floor * best.norm()
+        values = copies.gradients(model).g, copies.gradients_alone(precision)[1], exact.gradients_alone()[1]
+        of_gradients.append(excess(floor, *values))
+        of_outputs.append(excess(floor, copies.outputs(model), copies.outputs_alone(precision), exact.outputs_alone()))
+    assert median(of_gradients) <= 1.5
+    assert median(of_outputs) <= 1.5
+
+
+def excess(floor, *values):
+    """The error of ours over that of the plain values."""
+    ours, plain, best = (torch.cat([leaf.double().flatten() for leaf in tree_leaves(one)]) for one in values)
+    error = (ours - best).norm() - floor * best.norm()
+    return float(error / (plain - best).norm()) if error > 0 else 0.0
 
 
 def on_a_gpu(test):
@@ -378,7 +395,9 @@ def test_a_gpu_gives_each_copys_own_gradients(name, precision, fixed_draws):
         return
     model = copies.stacked(precision)
     with route_kept(copies, model):
-        assert_precise(precision, model, copies, *(Copies.of(name, precision, "cuda", seed) for seed in (1, 2, 3)))
+        others = (Copies.of(name, precision, "cuda", seed) for seed in (1, 2, 3, 4))
+        frozen = copies.module                              # its frozen parts are not in the rows of a model
+        assert_precise(precision, model, copies, *(replace(other, module=frozen) for other in others))
 
 
 @on_a_gpu

@@ -194,6 +194,7 @@ class InPlace(nn.Module):
         y += self.skip(x)
         y.masked_fill_(y < -1, 0.5)
         y[:, 0] = x.mean(dim=1)
+        y[:, 3] = x.mean()
         y[:, 1:3] *= 2
         y.relu_()
         z = self.norm(self.body(y))
@@ -201,7 +202,7 @@ class InPlace(nn.Module):
         functional.leaky_relu_(z, 0.1)
         features = x.new_zeros(len(x), z.shape[1] + 1)
         features[:, :-1] = self.dropout(z.mean((2, 3)))
-        features[:, -1] += z.amax((1, 2, 3))
+        features[:, -1] += y.amax((1, 2, 3))
         return self.head(features)
 
 

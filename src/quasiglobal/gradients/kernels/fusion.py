@@ -115,7 +115,7 @@ def fuse(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target in (convolve, NORMALISE):
             _absorb(node)
-        elif node.target is aten.copy.default and node.meta["val"].dtype == node.args[1].meta["val"].dtype:
+        elif node.target is aten.copy.default and _alike(node, node.args[1]):
             node.replace_all_uses_with(node.args[1])
         elif node.target is aten.clone.default and node.args[0].op == "placeholder" and not hidden:
             node.replace_all_uses_with(node.args[0])
@@ -170,6 +170,11 @@ def _suits(node: Any) -> bool:
 def _result(node: Any) -> Any:
     """The images that a convolution or a normalisation returns; a normalisation also returns running statistics."""
     return node if node.target is not NORMALISE else next(user for user in node.users if user.args[1] == 0)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether the results of two nodes have the same shape and type."""
+    return shape_of(one) == shape_of(other) and one.meta["val"].dtype == other.meta["val"].dtype
 
 
 def _is_own(parameter: Any) -> bool:

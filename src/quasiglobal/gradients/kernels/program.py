@@ -339,11 +339,19 @@ def _slice_scatter(
 
 
 def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    return torch.select_scatter(x, source.to(x.dtype), dim, index)
+    """`torch.select_scatter`, whose gradient with respect to `source` is wrong by a factor under vmap."""
+    chosen = torch.arange(x.shape[dim], device=x.device) == index % x.shape[dim]
+    chosen = chosen.view(-1, *(1,) * (x.ndim - 1 - dim % x.ndim))
+    return torch.where(chosen, source.to(x.dtype).unsqueeze(dim), x)
 
 
 def _index_put(x: Tensor, index: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
     return torch.index_put(x, index, values.to(x.dtype), accumulate)
+
+
+def _written(x: Tensor, values: Tensor, non_blocking: bool = False) -> Tensor:
+    """What `x.copy_(values)` or `x.fill_(values)` writes; `aten.copy` has no derivative, and vmap no rule for `fill`."""
+    return values.to(x.dtype).expand(x.shape)
 
 
 def _group_norm(x: Tensor, *how: Any) -> Any:
@@ -360,6 +368,8 @@ def _prelu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 REPLACED: dict[Any, Callable[..., Any]] = {
+    aten.copy.default: _written,
+    aten.fill.Tensor: _written,
     aten.slice_scatter.default: _slice_scatter,
     aten.select_scatter.default: _select_scatter,
     aten.index_put.default: _index_put,
