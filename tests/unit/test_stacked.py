@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.func import vmap
+from torch.func import grad, vmap
 
+from quasiglobal.gradients.compiling import traced
 from quasiglobal.gradients.kernels.fusion import convolves, is_linear
 from quasiglobal.gradients.kernels.program import stacked_program
 from quasiglobal.gradients.kernels.route import Kernels
@@ -220,6 +221,14 @@ def test_segments_between_the_kernels_are_functions_of_what_they_read(name, by_k
     for _ in range(2):
         assert_own(program, module, layout, x, buffers, inputs, targets)
         x, inputs, targets = x + 0.1 * torch.randn_like(x), torch.randn_like(inputs), targets.flip(1)
+
+
+def test_what_is_traced_has_a_derivative_where_it_writes():
+    """Circular padding writes into slices of new memory."""
+    pad, x = vmap(lambda x: nn.functional.pad(x, (1, 2, 0, 1), mode="circular")), torch.randn(2, 3, 4, 5, 5)
+    program, weights = traced(pad, (x,)), torch.randn(2, 3, 4, 6, 8)
+    found, expected = (grad(lambda x, f=f: (weights * f(x)).sum())(x) for f in (program, pad))
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(("name", "without"), [("convolutions", 0), ("signals", 0), ("unusual", 4)])

@@ -6,7 +6,8 @@ import atexit
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.gradients.recording import recorded
+from quasiglobal.gradients.recording import recorded, written
 
 log = logging.getLogger("quasiglobal")
 
@@ -30,19 +31,28 @@ find it. With padding, a reduction may read a padded tensor by its unpadded stri
 def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
     """Compile the function at its first call.
 
-    Hide the compiler's warnings about TF32, which is off on purpose, its choice of softmax, and its own use of `.grad`.
+    Hide the compiler's warnings about its own use of deprecated parts of PyTorch and of `.grad`, about TF32, which is
+    off on purpose, and about its choice of softmax.
     """
     options = SAFE if backend == "inductor" else None
-    program = torch.compile(function, dynamic=False, backend=backend, options=options)
-    if backend == "inductor":
-        _leave_workers_at_exit()
+    with _quiet():
+        program = torch.compile(function, dynamic=False, backend=backend, options=options)
+        if backend == "inductor":
+            _leave_workers_at_exit()
 
     def call(*arguments: Any) -> Any:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r"TensorFloat32|\s*Online softmax|The \.grad attribute")
+        with _quiet():
             return program(*arguments)
 
     return call
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
+        warnings.filterwarnings("ignore", message=r"TensorFloat32|\s*Online softmax|The \.grad attribute")
+        yield
 
 
 def compiled_in_place(
@@ -92,9 +102,14 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.Graph
         if any(map(_writes, program.graph.nodes)):
             program = recorded(torch.func.functionalize(program, remove="mutations_and_views"), arguments)
     aten = torch.ops.aten
-    for node in program.graph.nodes:                        # permute_copy and others: nothing writes any more
-        name = str(getattr(node.target, "overloadpacket", "")).removeprefix("aten.")
-        if name.endswith("_copy") and hasattr(aten, name[:-5]):
+    names = {
+        node: str(getattr(node.target, "overloadpacket", "")).removeprefix("aten.") for node in program.graph.nodes
+    }
+    strided = any(name.startswith("as_strided") for name in names.values())
+    for node, name in names.items():                        # permute_copy and others: nothing writes any more
+        if name == "copy" and not strided:                  # otherwise its result has to have the strides of x
+            node.target = written
+        elif name.endswith("_copy") and hasattr(aten, name[:-5]):
             node.target = getattr(getattr(aten, name[:-5]), node.target._overloadname)
     reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
     for node in program.graph.nodes:

@@ -54,6 +54,11 @@ def operation(schema: str, function: Callable[..., Any]) -> Any:
     return getattr(torch.ops.quasiglobal, name).default
 
 
+def written(x: Tensor, values: Tensor, non_blocking: bool = False) -> Tensor:
+    """What `x.copy_(values)` or `x.fill_(values)` writes: `aten.copy` has no derivative, vmap no rule for `fill`."""
+    return values.to(x.dtype).expand(x.shape)
+
+
 OPERATIONS = torch.library.Library("quasiglobal", "DEF")  # type: ignore[no-untyped-call]
 """Holds the definitions as long as the process runs."""
 

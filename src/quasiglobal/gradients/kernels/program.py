@@ -38,7 +38,7 @@ from quasiglobal.gradients.kernels.operations import LAYER_NORM, NORMALISE, PLAI
 from quasiglobal.gradients.kernels.segments import CompiledSegments, Segment, segments
 from quasiglobal.gradients.kernels.tracing import traced_forward
 from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.recording import Untraceable
+from quasiglobal.gradients.recording import Untraceable, written
 
 aten = torch.ops.aten
 
@@ -349,11 +349,6 @@ def _index_put(x: Tensor, index: list[Tensor | None], values: Tensor, accumulate
     return torch.index_put(x, index, values.to(x.dtype), accumulate)
 
 
-def _written(x: Tensor, values: Tensor, non_blocking: bool = False) -> Tensor:
-    """What `x.copy_(values)` or `x.fill_(values)` writes; `aten.copy` has no derivative, and vmap no rule for `fill`."""
-    return values.to(x.dtype).expand(x.shape)
-
-
 def _group_norm(x: Tensor, *how: Any) -> Any:
     return aten.native_group_norm.default(x.contiguous(), *how)
 
@@ -368,8 +363,8 @@ def _prelu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 REPLACED: dict[Any, Callable[..., Any]] = {
-    aten.copy.default: _written,
-    aten.fill.Tensor: _written,
+    aten.copy.default: written,
+    aten.fill.Tensor: written,
     aten.slice_scatter.default: _slice_scatter,
     aten.select_scatter.default: _select_scatter,
     aten.index_put.default: _index_put,
