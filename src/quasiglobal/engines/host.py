@@ -27,8 +27,9 @@ class Host(ABC):
     """Base class of engines. Row r·k + i of every tensor is the i-th of the k nodes hosted here, of run r.
 
     `mix` and `mean` act within a run; a mean weighs the nodes by the topology's shares. Only the first `shared` columns
-    are communicated (default: all). With `rounded`, they are rounded to bfloat16, r(v): mixing is then v + (W − I) r(v), which preserves the mean and leaves nodes
-    that agree unchanged. `wire` compresses what `tell` sends, and nothing else.
+    are communicated (default: all). With `rounded`, they are rounded to bfloat16, r(v): mixing is then
+    v + (W − I) r(v), which preserves the mean and leaves nodes that agree unchanged. `wire` compresses what `tell`
+    sends, and nothing else.
     """
 
     waits_for_nobody = False

@@ -212,7 +212,7 @@ class Topology:
         Algorithms then minimise Σ p_i f_i, as if node i were weights[i] nodes with its data. For undirected graphs.
 
         >>> from quasiglobal.topology import complete
-        >>> complete(3).weighted([300, 100, 100]).weights()[1].tolist()
+        >>> complete(3).weighted([300, 100, 100]).weights()[1].round(3).tolist()
         [0.6, 0.2, 0.2]
         """
         shares = self._shares_of(weights)
@@ -234,7 +234,7 @@ class Topology:
         except (TypeError, ValueError):
             raise InputError(f"weights must be one number for each node, got {weights!r}") from None
         if p.shape != (self.n,):
-            raise InputError(f"{self.name} needs one weight for each of its {self.n} nodes, got shape {list(p.shape)}")
+            raise InputError(f"{self.name} needs one weight for each of its {self.n} nodes, got {p.size}")
         if not (np.isfinite(p).all() and p.min() > 0):
             raise InputError(f"the weight of a node must be > 0 and finite, got {p.min():g}; give every node a weight")
         return np.asarray(p / p.sum())

@@ -119,7 +119,7 @@ class Experiment:
     round_deadline: float | None = None
     """Seconds after which a step goes on without late neighbours, over processes; by default all are waited for."""
     weights: str = "equal"
-    """How much each node counts: equal, examples (as many as its training examples), or numbers as 1200,340,80."""
+    """How much each node counts: equal, examples (its number of training examples), or a number each: 1200,340,80."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():             # alpha=1 is alpha=1.0, with the same hash
