@@ -67,6 +67,7 @@ def minimize(
     full_gradient: Callable[[Tensor], Any] | None = None,
     seed: int = 0,
     wire: str = "full",
+    weights: ArrayLike | None = None,
     resume: Result | None = None,
     keep_history: bool = True,
     engine: Host | None = None,
@@ -87,6 +88,8 @@ def minimize(
         seed: random seed from which `mimelite` samples its clients, and `proxskip` draws its steps with gossip.
         wire: format of the messages: full, bf16, or for `choco`, `beer` and `motef` topk:0.01, randk:0.01, sign or
             qsgd:4.
+        weights: how much each node counts, n numbers > 0, such as its number of examples: minimise the weighted mean
+            Σ p_i f_i, where p_i is the node's share (`Topology.weighted`). By default all nodes count alike.
         resume: an earlier result of the same run to resume from, instead of x0.
         keep_history: False to keep only the last iterate, for long runs.
         engine: the engine to run on, by default a `Simulator` of the topology; x0 has the engine's number of rows.
@@ -102,6 +105,8 @@ def minimize(
     [3.5, 3.5, 3.5, 3.5, 3.5, 3.5, 3.5, 3.5]
     """
     algorithm, topology = algorithms.algorithm(algorithm), parse(topology)
+    if weights is not None:
+        topology = topology.weighted(weights)
     if engine is None:
         engine = Simulator(topology, seeds=(seed,), rounded=wire == "bf16", wire=checked_wire(wire, algorithm))
     elif wire != "full":

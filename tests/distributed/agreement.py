@@ -8,13 +8,21 @@ import quasiglobal as qg
 from quasiglobal.engines.distributed import Distributed, SiteOpener, spread
 from quasiglobal.engines.faults import Faults
 from quasiglobal.federation.site import SiteFolder
+from quasiglobal.topology.parsing import given_weights
 
 D, SEEDS, DROP = 7, (3, 5), 0.3
 
 
+def graph_of(topology):
+    """Return the graph of a text; ring:3@5,1,2 gives the nodes weights."""
+    text, _, weights = topology.partition("@")
+    graph = qg.topology.parse(text)
+    return graph.weighted(given_weights(weights)) if weights else graph
+
+
 def settings(name, topology):
     """Return the graph, and start, targets and noise that differ per node; D² gets a lazy W, RelaySGD a chain."""
-    graph = qg.topology.parse(f"lazy/{topology}" if name.startswith("d2") else topology)
+    graph = graph_of(f"lazy/{topology}" if name.startswith("d2") else topology)
     if name.startswith("relaysgd") and not topology.startswith("double-trees"):
         graph = qg.topology.from_graph(nx.path_graph(graph.n), name=f"chain:{graph.n}")
     if name.startswith("lt-admm") and not graph.is_symmetric:
@@ -78,5 +86,5 @@ def in_a_process(
 
 
 def hosted_rows_of(rank, processes, topology, runs):
-    n = qg.topology.parse(topology).n
+    n = graph_of(topology).n
     return [r * n + i for r in range(runs) for i in spread(n, processes)[rank]]

@@ -60,7 +60,8 @@ class Enough:
 
 def trained(kind, runs=None, engine="simulator", **how):
     torch.manual_seed(0)
-    return qg.train(TASKS[kind](), **HOW | how, runs=runs, engine=engine)
+    weights = "examples" if kind == "people" else "equal"
+    return qg.train(TASKS[kind](), **HOW | how, runs=runs, engine=engine, weights=weights)
 
 
 if __name__ == "__main__":

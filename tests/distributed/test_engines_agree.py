@@ -50,6 +50,12 @@ def test_time_varying_and_directed_graphs_are_too():
     compare(4, [*((name, "one-peer-exponential:8") for name in names), ("dsgdm-n-gt", "every:2/equidyn:8")])
 
 
+def test_nodes_that_count_unequally_are_too():
+    fixed, drawn = (f"{graph}@5,1,2,9,1,3,1,4" for graph in ("ring:8", "every:2/matching:8"))
+    names = ("dsgd", "qg-dsgdm-n", "d2", "dsgdm-n-gt", "slowmo", "mimelite:participation=0.5")
+    compare(2, [*((name, fixed) for name in names), ("qg-dsgdm-n", drawn)])
+
+
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sites_over_tls_are_too(processes, tmp_path):
     sites = [site.path for site in Sites(tmp_path, f"complete:{processes}", processes).folders]

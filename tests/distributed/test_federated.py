@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from commands import wait_for
@@ -26,9 +27,9 @@ WORDS = ["--peer-timeout", "8", "--checkpoint-seconds", "0"]
 IMPATIENT = (str(Path(__file__).parent / "impatient.py"),)
 
 
-def same_as_the_simulator(folder, nodes=range(4)):
+def same_as_the_simulator(folder, nodes=range(4), **how):
     """Assert that the sites have the models that the simulator gets from the data of all."""
-    pooled = {"data": f"folder:{folder / 'all.npz'}", "partition": "by:owner"}
+    pooled = {"data": f"folder:{folder / 'all.npz'}", "partition": "by:owner", **how}
     (simulated,) = train(
         Experiment(**{**from_toml(folder / "experiment.toml").__dict__, **pooled}), Options(runs=folder / "runs")
     )
@@ -61,6 +62,17 @@ def test_sites_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owners
         for line in audit(tmp_path, k, "closed"):
             assert line["sent"] == line["received"] > 15 * 8 * 20_000       # 15 models of 26,122 numbers
     same_as_the_simulator(tmp_path)
+
+
+def test_sites_that_agree_on_their_numbers_of_examples_count_by_them(tmp_path, owners):
+    four, sites = owners(epochs=3), Sites(tmp_path, "ring:4", 4)
+    sizes = [len(np.load(tmp_path / f"{k}.npz")["y"]) for k in range(4)]
+    weights = ",".join(map(str, sizes))
+    assert len(set(sizes)) > 1
+    nodes = [four.join(k, sites.folders[k], "--weights", weights) for k in range(4)]
+    for k, process in enumerate(nodes):
+        assert four.said(process, k) == ""
+    same_as_the_simulator(tmp_path, weights="examples")
 
 
 def test_a_killed_site_and_a_stopped_site_come_back(tmp_path, owners):

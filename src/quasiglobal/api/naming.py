@@ -94,6 +94,8 @@ def _topology(given: Any) -> str:
     if isinstance(given, str) and not is_external(given):
         return given
     graph = parse(given)
+    if graph.shares is not None:
+        raise InputError("qg.train weighs the nodes itself: leave out weighted(…) of the topology, and give weights=…")
     try:
         if not is_external(graph.name) and parse(graph.name) == graph:
             return graph.name

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from quasiglobal.errors import InputError
@@ -15,6 +16,7 @@ from quasiglobal.gradients.layout import Layout
 from quasiglobal.report import plots
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.metrics import Ranking, Record, RecordList, number, ranking, tests
+from quasiglobal.training.partitions import weights_of
 from quasiglobal.training.rows import NamedRows, models_of, module_of
 from quasiglobal.training.task import Task
 
@@ -36,10 +38,12 @@ class TrainedRun(RecordList):
         module, rows = self._task.module(0), self._rows()
         if node is not None and not 0 <= node < len(rows["x"]):
             raise InputError(f"node must be from 0 to {len(rows['x']) - 1}, got {node}")
-        return module_of(module, rows, Layout.of_experiment(module, self.experiment.bn), node)
+        weights = weights_of(self._task.data, self.experiment)
+        counted = None if weights is None else torch.from_numpy(weights)
+        return module_of(module, rows, Layout.of_experiment(module, self.experiment.bn), node, counted)
 
     def average(self) -> nn.Module:
-        """A copy of the module with the average of all nodes' parameters and buffers."""
+        """A copy of the module with the average of all nodes' parameters and buffers, by the experiment's weights."""
         return self.model(None)
 
     def in_memory(self) -> TrainedRun:

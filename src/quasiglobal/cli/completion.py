@@ -70,6 +70,7 @@ TOPOLOGIES = (
 VALUES: dict[str, tuple[str, ...]] = {
     "algorithm": tuple(ALGORITHMS), "data": DATA, "model": (*MODELS, "hf:"), "norm": tuple(NORMS),
     "topology": TOPOLOGIES, "partition": ("dirichlet", "dirichlet-plain", "iid", "shards:", "by:"),
+    "weights": ("equal", "examples"),
     "device": ("auto", "cpu", "cuda"), "schedule": ("steps", "cosine", "linear", "constant"),
     "loss": tuple(LOSSES), "metric": tuple(BUILT_IN), "train": ("all", "head", "lora:"),
     "algorithms NAME": tuple(ALGORITHMS), "topology GRAPH": TOPOLOGIES, "data NAME": DATA, "partition DATA": DATA,

@@ -20,6 +20,7 @@ from quasiglobal.errors import InputError
 from quasiglobal.report import plots
 from quasiglobal.report.markdown import table as markdown_table
 from quasiglobal.topology import parse
+from quasiglobal.topology.parsing import given_weights
 
 
 def algorithms(name: Name = None, markdown: bool = False, check: bool = False, json: Json = False) -> None:
@@ -101,6 +102,7 @@ def topology(
     graph: Annotated[Positional[str | None], arg(metavar="GRAPH")] = None,
     plot: File | None = None,
     parameters: int = 272_474,
+    weights: str = "equal",
     markdown: bool = False,
     json: Json = False,
 ) -> None:
@@ -111,6 +113,7 @@ def topology(
             lazy/ring:16 ((I + W)/2).
         plot: Draw the graph into this file (.png, .svg or .pdf).
         parameters: Number of model parameters, to compute the traffic; by default a ResNet-20's.
+        weights: How much each node counts, a number for each, as in 1200,340,80; see --weights of `qg train`.
         markdown: Print the list as a Markdown table.
     """
     if parameters < 1:
@@ -122,7 +125,10 @@ def topology(
         else:
             topologies.show(json)
         return
-    chosen = parse(graph)
+    chosen, numbers = parse(graph), given_weights(weights)
+    if weights == "examples":
+        raise InputError("only a training knows the numbers of examples; give them, as in --weights 1200,340,80")
+    chosen = chosen.weighted(numbers) if numbers else chosen
     sent, values = chosen.bytes_per_step(parameters), topology_values(chosen)
     if json:
         print_json(values | {"parameters": parameters, "sent_bytes_per_step": sent})

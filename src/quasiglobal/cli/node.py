@@ -33,6 +33,7 @@ def node(
     device: str = "auto",
     peer_timeout: float = 60.0,
     round_deadline: float | None = None,
+    weights: str | None = None,
     patience: float = 3600.0,
     checkpoint_seconds: float = 60.0,
     tensorboard: bool = False,
@@ -62,6 +63,8 @@ def node(
         peer_timeout: Seconds after which the node continues without a neighbour that does not answer.
         round_deadline: Seconds after which a step goes on without late neighbours, if the file does not say; the same
             at every node.
+        weights: How much each node counts, a number for each, as in 1200,340,80, if the file does not say; the same at
+            every node.
         patience: Seconds to wait for the neighbours at the start.
         checkpoint_seconds: Save a checkpoint at the end of an epoch before the last one is this old; 0: every epoch.
         tensorboard: Also write the metrics for TensorBoard, into the run folder.
@@ -73,6 +76,8 @@ def node(
     experiment = from_toml(file)
     if round_deadline is not None:
         experiment = replace(experiment, round_deadline=round_deadline)
+    if weights is not None:
+        experiment = replace(experiment, weights=weights)
     log_as(log)
     options = Options(
         runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log, tensorboard=tensorboard,

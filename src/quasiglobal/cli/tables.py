@@ -62,6 +62,7 @@ def topology_values(graph: Topology) -> dict[str, Any]:
         "peers_mean": graph.peers[0],
         "peers_max": graph.peers[1],
         "estimated": graph.period is None,
+        "weights": None if graph.shares is None else graph.shares.tolist(),
     }
 
 
@@ -73,6 +74,9 @@ def topology_facts(values: Values) -> dict[str, str]:
 
     fewest, most = values["neighbours_min"], values["neighbours_max"]
     stochastic = "no: there are negative weights" if values["keeps_mean"] else "no: the nodes' mean drifts"
+    symmetric, keeps = "yes" if values["symmetric"] else "no", "yes" if values["doubly_stochastic"] else stochastic
+    if shares := values["weights"]:
+        symmetric, keeps = "no, but p_i w_ij = p_j w_ji", "no: it keeps the weighted mean Σ p_i x_i"
     return {
         "topology": values["topology"],
         "nodes n": str(values["nodes"]),
@@ -81,8 +85,9 @@ def topology_facts(values: Values) -> dict[str, str]:
         "peers a step": f"{values['peers_mean']:.6g} on average, at most {values['peers_max']}",
         "period": "none: drawn at random" if values["period"] is None else str(values["period"]),
         "exact average": "never" if values["exact_after"] is None else f"after {_steps(values['exact_after'])}",
-        "symmetric": "yes" if values["symmetric"] else "no",
-        "doubly stochastic": "yes" if values["doubly_stochastic"] else stochastic,
+        **({"shares p": f"{min(shares):.4g} to {max(shares):.4g}"} if shares else {}),
+        "symmetric": symmetric,
+        "doubly stochastic": keeps,
         "λ₂": number_or("lambda_2", "only for a fixed symmetric W"),
         "λ_min": number_or("lambda_min", "only for a fixed symmetric W"),
         "ρ": number_or("rho", "only for a doubly stochastic W"),

@@ -43,6 +43,27 @@ def column_stochastic(W: Matrix) -> Matrix:
     return np.asarray(shares / shares.sum(axis=0))
 
 
+def weighted(W: Matrix, shares: Matrix, name: str) -> Matrix:
+    """W for nodes that count by their shares p: w_ij p_j / max(D_i, D_j), D_i = Σ_j w_ij p_j, the rest on the diagonal.
+
+    p_i w_ij = p_j w_ji, so pᵀ W = pᵀ: mixing keeps Σ p_i x_i. Equal shares leave W as it is. A pair averages with the
+    weights p_j/(p_i + p_j), and a complete graph takes the exact mean Σ p_i x_i. A row needs the shares of the node's
+    neighbours and of their neighbours.
+
+    >>> weighted(np.full((2, 2), 0.5), np.array([0.75, 0.25]), "pair").tolist()
+    [[0.75, 0.25], [0.75, 0.25]]
+    """
+    if not np.allclose(W, W.T, rtol=0, atol=TOLERANCE) or W.min() < -TOLERANCE:
+        raise InputError(
+            f"nodes can count unequally only if links go both ways, with equal weights >= 0, which {name} has not; use "
+            f"ring:{len(W)}, base:{len(W)}:1 or matching:{len(W)}, or leave out weights"
+        )
+    D = W @ shares
+    flow = W * shares / np.maximum(D[:, None], D)
+    np.fill_diagonal(flow, 0)
+    return np.asarray(flow + np.diag(1 - flow.sum(axis=1)))
+
+
 def check_matrix(W: Matrix, name: str) -> None:
     """Raise unless W is square and finite and each row sums to 1."""
     if W.ndim != 2 or W.shape[0] != W.shape[1] or W.size == 0:

@@ -49,6 +49,13 @@ class Traffic:
     """Models sent to each neighbour that the wire may compress."""
     per_edge: bool = False
     """Whether the neighbours receive different messages."""
+    pushes: bool = False
+    """Whether nodes divide sums among their neighbours."""
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether nodes count alike whatever their weights: sums of what was sent have none."""
+        return self.per_edge or self.pushes
 
     def __str__(self) -> str:
         neighbours = self.neighbours + self.told
@@ -107,7 +114,8 @@ def traffic(algorithm: Algorithm) -> Traffic:
     neighbours, everybody, numbers, told = (
         Fraction(sum(times[phase] * costs[phase][k] for phase in times), cycle) for k in range(4)
     )
-    return Traffic(neighbours, everybody, numbers, told, any(cost[4] for cost in costs.values()))
+    per_edge, pushes = (any(cost[k] for cost in costs.values()) for k in (4, 5))
+    return Traffic(neighbours, everybody, numbers, told, per_edge, pushes)
 
 
 def gossip_steps(algorithm: Algorithm, last: int) -> list[int]:
@@ -135,7 +143,7 @@ class _Counting(Simulator):
     numbers = Fraction(0)
     means = 0
     told_models = 0
-    exchanged = False
+    exchanged = pushed = False
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         self._count(tensors)
@@ -143,6 +151,7 @@ class _Counting(Simulator):
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         self._count(tensors)
+        self.pushed = True
         return super().push(t, tensors, time)
 
     def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
@@ -168,11 +177,11 @@ class _Counting(Simulator):
         self.numbers += times * sum(v.shape[-1] * v.element_size() // 4 for v in tensors)
 
 
-def _cost(algorithm: Algorithm, t: int) -> tuple[Fraction, int, Fraction, int, bool]:
+def _cost(algorithm: Algorithm, t: int) -> tuple[Fraction, int, Fraction, int, bool, bool]:
     """Count what is sent in step t, in the order of the fields of `Traffic`."""
     small, large = (_counted(algorithm, t, d) for d in (4, 8))
     models = (large.numbers - small.numbers) / 4
-    return models, small.means, small.numbers - 4 * models, small.told_models, small.exchanged
+    return models, small.means, small.numbers - 4 * models, small.told_models, small.exchanged, small.pushed
 
 
 def _counted(algorithm: Algorithm, t: int, d: int) -> _Counting:

@@ -26,9 +26,10 @@ from quasiglobal.topology import Topology
 class Host(ABC):
     """Base class of engines. Row r·k + i of every tensor is the i-th of the k nodes hosted here, of run r.
 
-    `mix` and `mean` act within a run. Only the first `shared` columns are communicated (default: all). With `rounded`,
-    they are rounded to bfloat16, r(v): mixing is then v + (W − I) r(v), which preserves the mean and leaves nodes
-    that agree unchanged. `wire` compresses what `tell` sends, and nothing else.
+    `mix` and `mean` act within a run; a mean weighs the nodes by the topology's shares. Only the first `shared` columns
+    are communicated (default: all). With `rounded`, they are rounded to bfloat16, r(v): mixing is then
+    v + (W − I) r(v), which preserves the mean and leaves nodes that agree unchanged. `wire` compresses what `tell`
+    sends, and nothing else.
     """
 
     waits_for_nobody = False
@@ -56,6 +57,7 @@ class Host(ABC):
         self.writing: AbstractContextManager[Any] = nullcontext()
         """Held while `step_in_place` writes."""
         self._seeds = torch.tensor(self.seeds)
+        self._shares: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._pushes: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
         self._places: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
         self._edges: dict[tuple[int, torch.device], Edges] = {}
@@ -143,6 +145,7 @@ class Host(ABC):
         """Move to the device of x what step t needs there, so that the step can be traced without computing it."""
         self.seeds_on(like.device)
         self.edges(like)
+        self.shares(like)
         self.push_weights(t, like)
         self.wire_key(self.nodes, like.new_zeros(()), 0, 1)
 
@@ -174,6 +177,16 @@ class Host(ABC):
     @abstractmethod
     def averaged(self, rows: Tensor) -> Tensor:
         """Return the mean of [runs, nodes here, columns] over all nodes of each run, [runs, 1, columns]; no faults."""
+
+    def shares(self, like: Tensor) -> Tensor | None:
+        """Return how much each node here counts in a mean, [nodes, 1]; None if all nodes count alike."""
+        if self.topology.shares is None:
+            return None
+        key = like.dtype, like.device
+        if key not in self._shares:
+            own = torch.from_numpy(self.topology.shares)[list(self.nodes), None]
+            self._shares[key] = own.to(like.device, like.dtype)
+        return self._shares[key]
 
     def sample(self, fraction: float, draw: Tensor) -> Tensor:
         """Return a mask of the rows here: a fraction of each run's nodes, at least one, drawn from (run seed, draw)."""

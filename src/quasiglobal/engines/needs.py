@@ -39,6 +39,11 @@ def _check_w(algorithm: Algorithm, topology: Topology) -> None:
     needs, name = algorithm.needs, type(algorithm).__name__
     if topology.period is None and traffic(algorithm).per_edge:
         raise InputError(NO_EDGES.format(topology))
+    if topology.shares is not None and traffic(algorithm).adds_up:
+        raise InputError(
+            f"{name} adds up what neighbours send, so that all nodes count alike; leave out weights, or use an "
+            "algorithm that averages models, such as qg-dsgdm-n or dsgd-gt"
+        )
     if (wrong := misfit(needs, topology)) is not None:
         raise InputError(f"{name} {wrong}")
     if needs.doubly_stochastic and not topology.is_doubly_stochastic:

@@ -138,12 +138,17 @@ class Simulator(Host):
         rows = self.by_run(tensor)
         if among is None:
             return self.with_own(self.averaged(rows), tensor)
-        weights = among.view(len(self.seeds), self.topology.n, 1)
+        weights, shares = among.view(len(self.seeds), self.topology.n, 1), self.shares(rows)
+        weights = weights if shares is None else weights * shares
         return self.with_own((weights * rows).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True), tensor)
 
     def averaged(self, rows: Tensor) -> Tensor:
-        """Return the mean of each run's rows."""
-        return rows.mean(dim=1, keepdim=True)
+        """Return the mean of each run's rows, Σ p_i v_i with shares p; rows that agree stay bit-identical."""
+        shares = self.shares(rows)
+        if shares is None:
+            return rows.mean(dim=1, keepdim=True)
+        first = rows[:, :1]
+        return first + (shares * (rows - first)).sum(dim=1, keepdim=True)
 
     def _delta(self, t: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """W(t) − I as a tensor, or None for a step without gossip."""

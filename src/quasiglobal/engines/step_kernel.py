@@ -143,8 +143,8 @@ class TracedEngine(Host):
         return tuple(MIX(v) for v in tensors) if self.mixes else tensors
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
-        if among is not None:
-            raise Untraceable("the mean over some nodes has no translation")
+        if among is not None or self.topology.shares is not None:
+            raise Untraceable("the mean over some nodes, or with weights, has no translation")
         mean: Tensor = MEAN(tensor)
         return mean
 

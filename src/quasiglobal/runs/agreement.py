@@ -41,6 +41,11 @@ def agreement(experiment: Experiment) -> Experiment:
     refuse_faults(experiment)
     if experiment.validation:
         raise InputError("owners bring their own test data; leave out validation")
+    if experiment.weights == "examples":
+        raise InputError(
+            "numbers of examples stay at their owners, so weights = examples is unknown here; agree on numbers, "
+            'as in weights = "1200,340,80"'
+        )
     return replace(experiment, data="own", partition="whole")
 
 

@@ -148,11 +148,11 @@ class Assembly(Callback):
                 if not all(part.has_tested(epoch) for part in parts):
                     break
             else:
-                for parts in self.parts:
+                for run, parts in enumerate(self.parts):
                     rows = [part.read_tested(epoch) for part in parts]
                     whole = [found for found in rows if found is not None]
                     if len(whole) == len(rows):
-                        parts[0].write_of_all(epoch, program.evaluate_average(stacked(whole)))
+                        parts[0].write_of_all(epoch, program.evaluate_average(stacked(whole), run))
                     for part in parts:
                         part.drop_tested(epoch)
                 self._pending = [later for later in self._pending if later > epoch]

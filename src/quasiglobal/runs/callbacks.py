@@ -91,8 +91,9 @@ class WriteTensorBoard(Callback):
 
 def facts(program: Program, run: int) -> dict[str, Any]:
     """Entries of a run's summary besides its scores."""
-    features = program.task.data.train.features
-    return ({"features": list(features)} if features else {}) | {
+    features, weights = program.task.data.train.features, program.weights[run]
+    further = ({"features": list(features)} if features else {})
+    return further | ({} if weights is None else {"weights": weights.tolist()}) | {
         "parameters": program.layout.size,
         "partition": fingerprint(program.partitions[run]),
         "terms": program.task.data.terms(),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quasiglobal.common.imports import is_path
 from quasiglobal.errors import InputError
@@ -15,7 +17,9 @@ from quasiglobal.runs.building import model_of
 from quasiglobal.runs.exported import Exported, fingerprint, frozen_of
 from quasiglobal.runs.loading import data_of
 from quasiglobal.runs.store import Run
+from quasiglobal.topology.parsing import given_weights
 from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.partitions import weights_of
 from quasiglobal.training.rows import complete_state, state_dict_of
 
 
@@ -36,11 +40,22 @@ def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
             f"{run.folder} was trained on other classes or shapes than {experiment.data} has now; restore the old data"
         )
     at = None if node == "average" else nodes.index(int(node))
+    weights = _weights(run, data_dir, nodes) if node == "average" else None
     if is_path(experiment.model):                           # its frozen weights are nowhere else
-        return Exported(experiment, complete_state(module, rows, layout, at), features=features)
+        return Exported(experiment, complete_state(module, rows, layout, at, weights), features=features)
     frozen = frozen_of(module)
-    state = state_dict_of(rows, layout, at)
+    state = state_dict_of(rows, layout, at, weights)
     return Exported(experiment, state, fingerprint(frozen) if frozen else "", features)
+
+
+def _weights(run: Run, data_dir: Path | None, nodes: Sequence[int]) -> Tensor | None:
+    """How much these nodes count, from the summary, or else from the data; None if all count alike."""
+    if run.experiment.weights == "equal":
+        return None
+    known: Any = run.summary.weights if run.summary else given_weights(run.experiment.weights)
+    if not known:
+        known = weights_of(data_of(run.experiment, data_dir), run.experiment)
+    return torch.tensor(known, dtype=torch.float64)[list(nodes)]
 
 
 def _in_its_terms(run: Run, data_dir: Path | None) -> Experiment:

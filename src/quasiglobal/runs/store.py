@@ -51,6 +51,8 @@ class Summary:
     torch: str | None = None
     topology: str | None = None
     """Fingerprint of the topology, if a file or Python code defines it."""
+    weights: list[float] | None = None
+    """How much each node counts, if not all alike."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Summary:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import networkx as nx
+import numpy as np
 from numpy.typing import ArrayLike
 
 from quasiglobal.common.edge_lists import SUFFIXES
@@ -136,6 +137,29 @@ def count_nodes(text: str) -> int:
 @lru_cache
 def _count_nodes(text: str) -> int:
     return parse(text).n
+
+
+def given_weights(text: str) -> list[float]:
+    """The numbers of the setting `weights`; none if it is equal or examples.
+
+    >>> given_weights("1200,340,80"), given_weights("examples")
+    ([1200.0, 340.0, 80.0], [])
+    """
+    if text in ("equal", "examples"):
+        return []
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        example = "write equal, examples, or a number for each node, as in 1200,340,80"
+        raise InputError(f"unknown weights {text!r}; {example}") from None
+
+
+def weights_text(weights: ArrayLike) -> str:
+    """The text of weights given as numbers."""
+    try:
+        return ",".join(f"{float(weight):.17g}" for weight in np.ravel(np.asarray(weights)))
+    except (TypeError, ValueError):
+        raise InputError(f"weights must be a text or a number for each node, got {weights!r}") from None
 
 
 def is_external(text: str) -> bool:

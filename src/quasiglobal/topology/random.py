@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quasiglobal.common.mixing import TOLERANCE, Matrix, check_matrix, stochastic
+from quasiglobal.common.mixing import TOLERANCE, Matrix, check_matrix, stochastic, weighted
 from quasiglobal.common.randomness import generator
 from quasiglobal.errors import InputError, whole
 from quasiglobal.topology.spectrum import mixing_rate, shrinkage
@@ -37,11 +37,15 @@ class RandomTopology(Topology):
     gap: int
     all_draws: Draws | None
 
-    def __init__(self, name: str, draw: Callable[[int], Matrix], gap: int = 1, all_draws: Draws | None = None) -> None:
+    def __init__(
+        self, name: str, draw: Callable[[int], Matrix], gap: int = 1, all_draws: Draws | None = None,
+        shares: Matrix | None = None,
+    ) -> None:
         """`draw` maps t = 1, 2, … to a fresh W; `all_draws` returns all W, if they are few and equally likely."""
         first = draw(1)
         check_matrix(first, name)
-        vars(self).update(name=name, draw=draw, gap=gap, all_draws=all_draws, n=len(first))     # the class is frozen
+        own = {"name": name, "draw": draw, "gap": gap, "all_draws": all_draws, "shares": shares, "n": len(first)}
+        vars(self).update(own)                              # the class is frozen
 
     @cached_property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -82,7 +86,7 @@ class RandomTopology(Topology):
     @cached_property
     def rho(self) -> float | None:
         """The paper's ρ, of the mean of (W − J)ᵀ(W − J) over the draws."""
-        return mixing_rate(self.matrices) / self.gap if self.is_doubly_stochastic else None
+        return mixing_rate(self._similar_matrices, self._root) / self.gap if self.is_doubly_stochastic else None
 
     @cached_property
     def nu(self) -> float | None:
@@ -91,7 +95,7 @@ class RandomTopology(Topology):
         This is exact for W that commute, and for draws that treat all nodes alike. k steps between two gossips add up:
         kν, and (k − 1)/2 on average until the next gossip.
         """
-        if not self.is_doubly_stochastic:
+        if not self.is_doubly_stochastic or self.shares is not None:
             return None
         squares = shrinkage(self.matrices)
         once = (squares / (1 - squares)).sum() / self.n if (squares < 1 - TOLERANCE).all() else np.inf
@@ -113,13 +117,22 @@ class RandomTopology(Topology):
             return np.asarray((np.eye(self.n) + W) / 2)
 
         name, all_draws = f"lazy/{self.name}", lambda: map(half, self.matrices)
-        return RandomTopology(name, lambda t: half(self.draw(t)), self.gap, all_draws)
+        return RandomTopology(name, lambda t: half(self.draw(t)), self.gap, all_draws, self.shares)
 
     def every(self, k: int) -> Topology:
         """Gossip at every k-th step; W = I in between (local steps)."""
         if whole(k) is None or k < 1:
             raise InputError(f"every needs a whole number of steps >= 1, got {k}")
-        return RandomTopology(f"every:{k}/{self.name}", self.draw, self.gap * k, lambda: self.matrices)
+        return RandomTopology(f"every:{k}/{self.name}", self.draw, self.gap * k, lambda: self.matrices, self.shares)
+
+    def weighted(self, weights: ArrayLike) -> Topology:
+        """Let node i count by its share of the weights; every draw has to be undirected."""
+        shares = self._shares_of(weights)
+
+        def draw(t: int) -> Matrix:
+            return weighted(self.draw(t), shares, self.name)
+
+        return RandomTopology(self.name, draw, self.gap, shares=shares)
 
     def links(self, t: int | None = None) -> NDArray[np.bool_]:
         """Boolean [n, n]: whether node i receives from another node j at step t; over time, from all others."""

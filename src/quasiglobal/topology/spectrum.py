@@ -12,17 +12,20 @@ DOUBLINGS = 60
 """Doublings of a period after which a sequence that has not mixed never does."""
 
 
-def shrinkage(matrices: Sequence[Matrix]) -> Matrix:
-    """The eigenvalues, in rising order, of the mean of (W − J)ᵀ(W − J): the squares λ² for one symmetric W."""
-    J = 1 / len(matrices[0])
+def shrinkage(matrices: Sequence[Matrix], first: Matrix | None = None) -> Matrix:
+    """The eigenvalues, in rising order, of the mean of (W − J)ᵀ(W − J): the squares λ² for one symmetric W.
+
+    J is vvᵀ for the unit vector `first` that every W keeps, by default 1/√n everywhere.
+    """
+    J = 1 / len(matrices[0]) if first is None else np.outer(first, first)
     squares = {id(W): (W - J).T @ (W - J) for W in matrices}
     mean = sum(squares[id(W)] for W in matrices) / len(matrices)
     return np.asarray(np.linalg.eigvalsh(mean), dtype=np.float64)
 
 
-def mixing_rate(matrices: Sequence[Matrix]) -> float:
-    """ρ of doubly stochastic W: 1 − λ_max of the mean of (W − J)ᵀ(W − J)."""
-    return min(max(1 - float(shrinkage(matrices)[-1]), 0.0), 1.0)
+def mixing_rate(matrices: Sequence[Matrix], first: Matrix | None = None) -> float:
+    """ρ of doubly stochastic W: 1 − λ_max of the mean of (W − J)ᵀ(W − J); see `shrinkage`."""
+    return min(max(1 - float(shrinkage(matrices, first)[-1]), 0.0), 1.0)
 
 
 def lasting_noise(matrices: Sequence[Matrix]) -> float:
@@ -52,12 +55,12 @@ def lasting_noise(matrices: Sequence[Matrix]) -> float:
     return total / (n * len(matrices))
 
 
-def steps_to_consensus(matrices: Sequence[Matrix]) -> int | None:
-    """The first m with W(m) ⋯ W(1) = J; None if there is none in the sequence."""
-    product = np.eye(len(matrices[0]))
+def steps_to_consensus(matrices: Sequence[Matrix], shares: Matrix | None = None) -> int | None:
+    """The first m with W(m) ⋯ W(1) = J, whose rows are the nodes' shares; None if there is none in the sequence."""
+    product, mean = np.eye(len(matrices[0])), 1 / len(matrices[0]) if shares is None else shares
     for m, W in enumerate(matrices, start=1):
         product = product if _is_identity(W) else W @ product
-        if np.abs(product - 1 / len(W)).max() < TOLERANCE:
+        if np.abs(product - mean).max() < TOLERANCE:
             return m
     return None
 

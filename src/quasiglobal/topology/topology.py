@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from quasiglobal.common.mixing import TOLERANCE, Matrix, check_connected, check_matrix
+from quasiglobal.common.mixing import TOLERANCE, Matrix, check_connected, check_matrix, weighted
 from quasiglobal.errors import InputError, whole
 from quasiglobal.topology.spectrum import lasting_noise, mixing_rate, steps_to_consensus
 
@@ -36,6 +36,8 @@ class Topology:
 
     name: str
     matrices: tuple[Matrix, ...]
+    shares: Matrix | None = None
+    """How much each node counts, p with Σ p_i = 1; None: all alike. See `weighted`."""
 
     def __post_init__(self) -> None:
         if not self.matrices:
@@ -117,18 +119,19 @@ class Topology:
 
     @cached_property
     def is_symmetric(self) -> bool:
-        """Whether every W equals its transpose."""
-        return all(np.allclose(W, W.T, rtol=0, atol=TOLERANCE) for W in self._distinct)
+        """Whether every W equals its transpose; of `weighted` nodes, whether p_i w_ij = p_j w_ji."""
+        return all(np.allclose(W, W.T, rtol=0, atol=TOLERANCE) for W in map(self._similar, self._distinct))
 
     @cached_property
     def is_doubly_stochastic(self) -> bool:
-        """Whether the columns also sum to 1, so that mixing keeps the nodes' mean, and no weight is negative."""
+        """Whether mixing keeps the nodes' mean (`keeps_mean`), and no weight is negative."""
         return self.keeps_mean and all(W.min() >= -TOLERANCE for W in self._distinct)
 
     @cached_property
     def keeps_mean(self) -> bool:
-        """Whether the columns of every W sum to 1."""
-        return all(np.allclose(W.sum(axis=0), 1, rtol=0, atol=TOLERANCE) for W in self._distinct)
+        """Whether the columns of every W sum to 1; of `weighted` nodes, whether pᵀ W = pᵀ, so that Σ p_i x_i stays."""
+        p = np.ones(self.n) if self.shares is None else self.shares
+        return all(np.allclose(p @ W, p, rtol=0, atol=TOLERANCE) for W in self._distinct)
 
     @property
     def lambda_2(self) -> float | None:
@@ -145,9 +148,9 @@ class Topology:
         """The paper's ρ: mixing multiplies ‖X − X̄‖² by at most 1 − ρ, on average over a period.
 
         1 − σ₂(W)² for a fixed W; in general 1 − λ_max of the mean of (W − J)ᵀ(W − J) over a period. Defined
-        for doubly stochastic W only.
+        for doubly stochastic W only. Of `weighted` nodes ‖X − X̄‖² is Σ p_i ‖x_i − Σ_j p_j x_j‖².
         """
-        return mixing_rate(self.matrices) if self.is_doubly_stochastic else None
+        return mixing_rate(self._similar_matrices, self._root) if self.is_doubly_stochastic else None
 
     @cached_property
     def nu(self) -> float | None:
@@ -155,9 +158,9 @@ class Topology:
 
         In general the variance between the nodes that noise of variance 1 at each node and step leaves:
         (1/n) Σ_{s≥1} ‖W(t) ⋯ W(t − s + 1) − J‖², averaged over the steps t of a period. Defined for doubly
-        stochastic W only.
+        stochastic W and nodes that count alike.
         """
-        if not self.is_doubly_stochastic:
+        if not self.is_doubly_stochastic or self.shares is not None:
             return None
         if self._eigenvalues is None:
             return lasting_noise(self.matrices)
@@ -167,7 +170,7 @@ class Topology:
     @cached_property
     def exact_after(self) -> int | None:
         """The number of steps after which mixing has averaged exactly, W(m) ⋯ W(1) = J; None if it never does."""
-        return steps_to_consensus(self.matrices)
+        return steps_to_consensus(self.matrices, self.shares)
 
     @property
     def largest_beta(self) -> float | None:
@@ -191,7 +194,7 @@ class Topology:
 
     def lazy(self) -> Topology:
         """(I + W)/2: the same neighbours with half the weights; no eigenvalue is below 0 if W is symmetric."""
-        return Topology(f"lazy/{self.name}", tuple((np.eye(self.n) + W) / 2 for W in self.matrices))
+        return Topology(f"lazy/{self.name}", tuple((np.eye(self.n) + W) / 2 for W in self.matrices), self.shares)
 
     def every(self, k: int) -> Topology:
         """Gossip at every k-th step; W = I in between (local steps)."""
@@ -201,13 +204,53 @@ class Topology:
             )
         local = [np.eye(self.n)] * (k - 1)
         steps = [W for gossip in self.matrices for W in (*local, gossip)]
-        return Topology(f"every:{k}/{self.name}", tuple(steps))
+        return Topology(f"every:{k}/{self.name}", tuple(steps), self.shares)
+
+    def weighted(self, weights: ArrayLike) -> Topology:
+        """Let node i count by its share p_i of the weights, such as its number of examples: mixing keeps Σ p_i x_i.
+
+        Algorithms then minimise Σ p_i f_i, as if node i were weights[i] nodes with its data. For undirected graphs.
+
+        >>> from quasiglobal.topology import complete
+        >>> complete(3).weighted([300, 100, 100]).weights()[1].round(3).tolist()
+        [0.6, 0.2, 0.2]
+        """
+        shares = self._shares_of(weights)
+        found = {id(W): weighted(W, shares, self.name) for W in self._distinct}
+        return Topology(self.name, tuple(found[id(W)] for W in self.matrices), shares)
 
     def links(self, t: int | None = None) -> NDArray[np.bool_]:
         """Boolean [n, n]: whether node i receives from another node j at step t, or at any step."""
         links = np.any([W != 0 for W in (self._distinct if t is None else [self.weights(t)])], axis=0)
         np.fill_diagonal(links, False)
         return np.asarray(links)
+
+    def _shares_of(self, weights: ArrayLike) -> Matrix:
+        """Shares that sum to 1, of one weight for each node."""
+        if self.shares is not None:
+            raise InputError(f"the nodes of {self.name} already have weights; give them once")
+        try:
+            p = np.asarray(weights, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InputError(f"weights must be one number for each node, got {weights!r}") from None
+        if p.shape != (self.n,):
+            raise InputError(f"{self.name} needs one weight for each of its {self.n} nodes, got {p.size}")
+        if not (np.isfinite(p).all() and p.min() > 0):
+            raise InputError(f"the weight of a node must be > 0 and finite, got {p.min():g}; give every node a weight")
+        return np.asarray(p / p.sum())
+
+    def _similar(self, W: Matrix) -> Matrix:
+        """√p_i w_ij / √p_j: with the same eigenvalues as W, and symmetric if p_i w_ij = p_j w_ji."""
+        return W if self._root is None else self._root[:, None] * W / self._root
+
+    @cached_property
+    def _root(self) -> Matrix | None:
+        return None if self.shares is None else np.sqrt(self.shares)
+
+    @property
+    def _similar_matrices(self) -> tuple[Matrix, ...]:
+        found = {id(W): self._similar(W) for W in self._distinct}
+        return tuple(found[id(W)] for W in self.matrices)
 
     @cached_property
     def _distinct(self) -> list[Matrix]:
@@ -224,7 +267,7 @@ class Topology:
     def _eigenvalues(self) -> Matrix | None:
         if self.period != 1 or not self.is_symmetric:
             return None
-        return np.asarray(np.linalg.eigvalsh(self.matrices[0]), dtype=np.float64)
+        return np.asarray(np.linalg.eigvalsh(self._similar(self.matrices[0])), dtype=np.float64)
 
 
 def check_nodes(name: str, n: int, least: int, instead: str) -> None:

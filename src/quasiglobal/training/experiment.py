@@ -25,7 +25,7 @@ from quasiglobal.engines.wire import wire_of
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.models.language.adapters import rank_of
 from quasiglobal.models.language.loading import PREFIX
-from quasiglobal.topology.parsing import count_nodes
+from quasiglobal.topology.parsing import count_nodes, given_weights, weights_text
 from quasiglobal.training.communication import communication_of
 from quasiglobal.training.schedule import check_schedule, scaled_lr
 
@@ -118,6 +118,8 @@ class Experiment:
     """Parameters of an hf: model to train, gossip and save: all, head, or lora:RANK (low-rank adapters and head)."""
     round_deadline: float | None = None
     """Seconds after which a step goes on without late neighbours, over processes; by default all are waited for."""
+    weights: str = "equal"
+    """How much each node counts: equal, examples (its number of training examples), or a number each: 1200,340,80."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():             # alpha=1 is alpha=1.0, with the same hash
@@ -145,6 +147,7 @@ class Experiment:
         check_schedule(self.schedule)
         wire_of(self.wire)
         communication_of(self.communication)
+        given_weights(self.weights)
         for name in ("drop", "churn", "validation"):
             check_probability(name, getattr(self, name))
         rank_of(self.train)
@@ -345,6 +348,8 @@ def from_mapping(values: dict[str, Any], source: str, others: Sequence[str] = ()
     for name, value in values.items():
         if name not in known:
             raise unknown(f"key in {source}", name, [*known, "recipe", *others])
+        if name == "weights" and not isinstance(value, str):
+            value = weights_text(value)
         values[name] = typed(hints[name], value, f"{name} in {source}")
     return Experiment(**(RECIPES.get(recipe or "", {}) | values))
 

@@ -160,7 +160,9 @@ class Loop:
 
     def average(self, run: int = 0) -> nn.Module:
         """The average of all models that are hosted here, of one experiment."""
-        return module_of(self.program.task.module(0), self.rows_of(run), self.program.layout, None)
+        program, weights = self.program, self.program.weights[self.place(run)]
+        here = None if weights is None else weights[list(program.engine.nodes)]
+        return module_of(program.task.module(0), self.rows_of(run), program.layout, None, here)
 
     def rows_of(self, run: int) -> NamedRows:
         """The rows of an experiment; raise InputError if it diverged or finished in an earlier epoch."""

@@ -5,6 +5,9 @@ per epoch for all nodes of a run; records are the lines of metrics.jsonl. For a 
 the mean over the nodes' models (NAME), NAME_std, NAME_worst, NAME_best, every node's value (NAME_nodes) and the value
 of the average of all models (NAME_averaged). If every node has its own test data, these are values on the union of the
 data; NAME_own and NAME_own_nodes are each node's on its own.
+
+`Experiment.weights` weighs the nodes in the average of the models and in the consensus distance. Losses and scores are
+plain means over the nodes.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
+import torch
 from torch import Tensor
 
 from quasiglobal.common.objects import facts_of
@@ -61,8 +65,9 @@ class Record(TypedDict, total=False):
     recall_worst: list[float | None]
     """Recall per class of the worst node; None for a class without test examples."""
     accuracy_averaged: float
-    """Accuracy of the average of all nodes' models."""
+    """Accuracy of the average of all nodes' models, weighted if nodes count unequally."""
     consensus_distance: float
+    """Mean of ‖x_i − x̄‖² over the nodes, weighted like the average x̄."""
     test_loss: float
     weight_norm: float
     effective_step: float
@@ -158,25 +163,39 @@ def measures_of_models(x: Tensor, bytes_sent: float) -> Measures:
     return {"weight_norm": x.norm(dim=-1).tolist(), "bytes_sent": [bytes_sent] * len(x)}
 
 
-def measures_of_all(x: Tensor, averaged: Mapping[str, float]) -> Measures:
+def measures_of_all(x: Tensor, averaged: Mapping[str, float], weights: Tensor | None = None) -> Measures:
     """Measures over all models [n, d] of a run; `averaged` has the metrics of their average."""
     found = {f"{name}_averaged": value for name, value in averaged.items()}
-    return found | {"consensus_distance": float(consensus_distance(x))}
+    return found | {"consensus_distance": float(consensus_distance(x, weights))}
 
 
-def average(values: Tensor, dim: int) -> Tensor:
-    """Mean over nodes, computed in double precision; also accepts integer counters."""
-    return values.double().mean(dim=dim).to(values.dtype)
+def average(values: Tensor, dim: int, weights: Tensor | None = None) -> Tensor:
+    """Mean over nodes, computed in double precision; also accepts integer counters.
+
+    `weights` say how much each node counts, [n] or [runs, n]; `dim` is their last dimension.
+
+    >>> import torch
+    >>> average(torch.tensor([[1.0], [5.0]]), dim=0, weights=torch.tensor([3.0, 1.0])).item()
+    2.0
+    """
+    if weights is None:
+        return values.double().mean(dim=dim).to(values.dtype)
+    shares = (weights / weights.sum(dim=-1, keepdim=True)).to(values.device, torch.float64)
+    mean = (shares.view(*shares.shape, *[1] * (values.ndim - shares.ndim)) * values).sum(dim=dim)
+    return (mean if values.is_floating_point() else mean.round()).to(values.dtype)
 
 
-def consensus_distance(x: Tensor) -> Tensor:
-    """Ξ² = mean over nodes of ‖x_i − x̄‖², for x [..., n, d].
+def consensus_distance(x: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Ξ² = mean over nodes of ‖x_i − x̄‖², for x [..., n, d]; with weights [n], both means weigh the nodes.
 
     >>> import torch
     >>> consensus_distance(torch.tensor([[0.0, 0.0], [2.0, 0.0]])).item()
     1.0
     """
-    return (x - x.mean(dim=-2, keepdim=True)).square().sum(dim=-1).mean(dim=-1)
+    if weights is None:
+        return (x - x.mean(dim=-2, keepdim=True)).square().sum(dim=-1).mean(dim=-1)
+    mean = average(x, x.ndim - 2, weights.expand(x.shape[:-1])).unsqueeze(-2)
+    return average((x - mean).square().sum(dim=-1), x.ndim - 2, weights.expand(x.shape[:-1]))
 
 
 def path_length(points: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import warnings
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
 
 from quasiglobal.common.objects import is_own, readable, recall
@@ -13,7 +14,7 @@ from quasiglobal.data.dataset import Dataset, Indices
 from quasiglobal.data.partition import class_counts, split
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology
-from quasiglobal.topology.parsing import count_nodes, needs_counts, parse
+from quasiglobal.topology.parsing import count_nodes, given_weights, needs_counts, parse
 from quasiglobal.training.experiment import Experiment
 
 DEALT: WeakKeyDictionary[Dataset, dict[tuple[str, int, float, int], list[Indices]]] = WeakKeyDictionary()
@@ -45,7 +46,21 @@ def partition_of(data: Dataset, experiment: Experiment) -> list[Indices]:
 
 
 def topology_of(data: Dataset, experiment: Experiment) -> Topology:
-    """The experiment's topology; one that needs label counts is made from the partition."""
+    """The experiment's topology, with its weights; one that needs label counts is made from the partition."""
+    weights, graph = weights_of(data, experiment), _graph_of(data, experiment)
+    return graph if weights is None else graph.weighted(weights)
+
+
+def weights_of(data: Dataset, experiment: Experiment) -> NDArray[np.float64] | None:
+    """How much each node counts, in any unit; None if all count alike."""
+    if experiment.weights == "equal":
+        return None
+    sizes = [len(part) for part in partition_of(data, experiment)] if experiment.weights == "examples" else []
+    return np.array(sizes or given_weights(experiment.weights), dtype=np.float64)
+
+
+def _graph_of(data: Dataset, experiment: Experiment) -> Topology:
+    """The topology of nodes that count alike."""
     name = experiment.topology
     if not needs_counts(name):
         return parse(name)

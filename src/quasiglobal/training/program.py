@@ -116,6 +116,8 @@ class Program:
         topologies = [topology_of(self.task.data, one) for one in self.experiments]
         self.bands = Bands(self.experiments, topologies, epochs, self.layout.shared, *self._engine_factory)
         self.engine = self.bands.engine
+        self.weights = [None if one.shares is None else torch.from_numpy(one.shares) for one in topologies]
+        """How much each node of an experiment counts, [n]; None if all count alike."""
         self.feed.assign(self.experiments, self.partitions, self.engine.nodes, epochs)
         self.bands.schedule(self.steps)
 
@@ -313,25 +315,29 @@ class Program:
             measures = tested.measures(rows)
             measures |= measures_of_models(x[rows], self.bands.bytes_sent(run, steps[place]))
             if everybody:
-                measures |= measures_of_all(x[rows], tested.of_model(len(chosen) * nodes + place))
+                averaged = tested.of_model(len(chosen) * nodes + place)
+                measures |= measures_of_all(x[rows], averaged, self.weights[run])
             found.append(measures)
         return found
 
-    def evaluate_average(self, rows: dict[str, Tensor]) -> Measures:
+    def evaluate_average(self, rows: dict[str, Tensor], run: int) -> Measures:
         """The measures that need all models of a run; `rows` are the rows of all nodes, as returned by `rows_of`."""
-        x = rows["x"].to(self.device)
-        buffers = {name: average(value.to(self.device), dim=0)[None] for name, value in buffers_of(rows).items()}
-        return measures_of_all(x, self.evaluation(average(x, dim=0)[None], buffers, [-1]).of_model(0))
+        x, weights = rows["x"].to(self.device), self.weights[run]
+        buffers = {name: average(of.to(self.device), 0, weights)[None] for name, of in buffers_of(rows).items()}
+        averaged = self.evaluation(average(x, 0, weights)[None], buffers, [-1]).of_model(0)
+        return measures_of_all(x, averaged, weights)
 
     def models(self, runs: Sequence[int], averages: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
         """The models and buffers of some experiments' rows, followed by the mean over the nodes of each experiment."""
         everything = list(runs) == list(range(len(self.experiments)))
+        known = [weights for run in runs if (weights := self.weights[run]) is not None]
+        weights = torch.stack(known) if known else None     # of all or of none: a program has one kind
 
         def followed(values: Tensor) -> Tensor:
             by_run = values.view(len(self.experiments), len(self.engine.nodes), *values.shape[1:])
             by_run = by_run if everything else by_run[list(runs)]
             rows = by_run.flatten(0, 1)
-            return torch.cat([rows, average(by_run, dim=1)]) if averages else rows
+            return torch.cat([rows, average(by_run, 1, weights)]) if averages else rows
 
         return followed(self.state.x), {name: followed(value) for name, value in self.state.buffers.items()}
 

@@ -38,23 +38,30 @@ def models_of(rows: Mapping[str, Tensor]) -> NamedRows:
     return {name: value for name, value in rows.items() if not name.startswith(STATE)}
 
 
-def state_dict_of(rows: Mapping[str, Tensor], layout: Layout, node: int | None) -> NamedRows:
+def state_dict_of(
+    rows: Mapping[str, Tensor], layout: Layout, node: int | None, weights: Tensor | None = None
+) -> NamedRows:
     """The state_dict of a node's model, or of the average of all models if `node` is None."""
-    chosen = {name: average(value, dim=0) if node is None else value[node] for name, value in rows.items()}
+    chosen = {name: average(value, 0, weights) if node is None else value[node] for name, value in rows.items()}
     return {name: value.contiguous() for name, value in (layout.views(chosen["x"]) | buffers_of(chosen)).items()}
 
 
-def module_of(module: nn.Module, rows: Mapping[str, Tensor], layout: Layout, node: int | None) -> nn.Module:
+def module_of(
+    module: nn.Module, rows: Mapping[str, Tensor], layout: Layout, node: int | None, weights: Tensor | None = None
+) -> nn.Module:
     """Give a module the weights of a row, or of the average of all rows if `node` is None; in evaluation mode."""
     if rows["x"].dtype == torch.float64:
         module = module.double()
-    module.load_state_dict(module.state_dict() | state_dict_of(rows, layout, node))
+    module.load_state_dict(module.state_dict() | state_dict_of(rows, layout, node, weights))
     return module.eval()
 
 
-def complete_state(module: nn.Module, rows: Mapping[str, Tensor], layout: Layout, node: int | None) -> NamedRows:
+def complete_state(
+    module: nn.Module, rows: Mapping[str, Tensor], layout: Layout, node: int | None, weights: Tensor | None = None
+) -> NamedRows:
     """The whole state_dict of a module with the weights of a row: also frozen and tied parameters, each a copy."""
-    return {name: value.clone() for name, value in module_of(module, rows, layout, node).state_dict().items()}
+    filled = module_of(module, rows, layout, node, weights)
+    return {name: value.clone() for name, value in filled.state_dict().items()}
 
 
 def _with_prefix(rows: Mapping[str, Tensor], prefix: str) -> NamedRows:

@@ -186,6 +186,8 @@ class Distributed(Exchange):
     def averaged(self, rows: Tensor, among: Tensor | None = None) -> Tensor:
         """Return the mean of [runs, nodes here, columns] over all processes, or over the nodes in the mask `among`."""
         weights = torch.ones_like(rows[..., :1]) if among is None else among.view(*rows.shape[:2], 1)
+        if (shares := self.shares(rows)) is not None:
+            weights = weights * shares
         total = torch.cat([(weights * rows).sum(dim=1), weights.sum(dim=1)], dim=-1).cpu().contiguous()
         try:
             self._world.allreduce([total]).wait(timedelta(seconds=self.timeout))
