@@ -76,7 +76,7 @@ def node(
     log_as(log)
     options = Options(
         runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log, tensorboard=tensorboard,
-        checkpoint_seconds=checkpoint_seconds,
+        checkpoint_seconds=checkpoint_seconds, keep_best=True,
     )
     console.print(schedule_in_words(experiment))
     with watcher(log) as watch:

@@ -12,7 +12,7 @@ from typing import Any
 
 from quasiglobal.common.files import alone
 from quasiglobal.engines.distributed import Distributed, Way
-from quasiglobal.runs.callbacks import Watch, WriteTensorBoard, facts
+from quasiglobal.runs.callbacks import KeepBest, Watch, WriteTensorBoard, facts
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.parts import Part, records_of
 from quasiglobal.runs.saving import AgreedSaving, Saving
@@ -114,8 +114,9 @@ class Participant:
                 all_wait = self.engine.pace.seconds is None
                 saving = AgreedSaving(seconds, noted, self.runs[0].folder, apart, steps, all_wait)
             share = WriteParts(self.parts, self.engine, leave_tested=shared)
+            best = [KeepBest()] if self.options.keep_best else []
             loop = Loop(
-                self.program, [share, Watch(self.runs, watch), SaveParts(self.parts, saving), *further],
+                self.program, [share, Watch(self.runs, watch), *best, SaveParts(self.parts, saving), *further],
                 folders=[] if self.temporary else [run.folder for run in self.runs],
                 history=[records_of([part]) for part in self.parts],
             )
