@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from datetime import timedelta
@@ -13,11 +14,14 @@ from commands import wait_for
 from federations import Sites
 
 from quasiglobal.runs import checkpoints
+from quasiglobal.runs.export import export
+from quasiglobal.runs.loading import data_of
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import Experiment, from_toml
+from quasiglobal.training.rows import models_of
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +89,52 @@ def test_a_killed_site_and_a_stopped_site_come_back(tmp_path, owners):
             assert f"process {k} reconnected to process 0" in said
     models = torch.cat([newest_of_parts(next(find_runs(tmp_path / f"runs{k}")).folder)[0]["x"] for k in range(4)])
     assert (models - models.mean(dim=0)).norm() < 0.05 * models.norm()
+
+
+def test_a_site_that_missed_the_end_fetches_the_result_at_once_or_later(tmp_path, owners):
+    four, sites = owners(epochs=30), Sites(tmp_path, "ring:4", 4)
+    toml = tmp_path / "experiment.toml"
+    toml.write_text(toml.read_text().replace('"mlp"', '"cnn"').replace("eval_every = 50", "eval_every = 1"))
+
+    def model(number):
+        (run,) = find_runs(tmp_path / f"runs{number}")
+        return models_of(newest_of_parts(run.folder)[0])
+
+    def took(number):
+        """Assert that site 3 has the whole model of this one, with the statistics of its layers."""
+        (run,) = find_runs(tmp_path / "runs3")
+        assert (run.status, run.records()[-1]["epoch"]) == ("finished", 30)
+        assert (run.summary.fetched["node"], run.summary.fetched["step"]) == (number, 150)
+        theirs, mine = model(number), model(3)
+        assert theirs.keys() == mine.keys() > {"x"}
+        assert all(mine[name].equal(theirs[name]) for name in mine)
+        outputs = export(run, "3").outputs(data_of(run.experiment, None, f"folder:{tmp_path / '3.npz'}"))
+        right = outputs.argmax(dim=1) == data_of(run.experiment, None, f"folder:{tmp_path / '3.npz'}").test.y
+        assert float(right.double().mean()) == pytest.approx(run.summary.last["accuracy"])
+        return run.summary
+
+    nodes = [four.join(k, sites.folders[k], *WORDS) for k in range(4)]
+    wait_for(lambda: trained(tmp_path, 3, 3))
+    nodes[3].kill()
+    nodes[3].wait()
+    four.said(nodes[1], 1)                                  # nobody is missing there
+    wait_for(lambda: all("may fetch its model from here for 600 s" in four.printed(k).read_text() for k in (0, 2)))
+    said = four.said(four.join(3, sites.folders[3], *WORDS), 3)
+    assert "the run has ended; here is its model, from node" in said
+    for k in (0, 2):                                        # they do not wait any longer
+        assert f"process {k} gave its model to process 3, which missed the end" in four.said(nodes[k], k)
+        assert [line["step"] for line in audit(tmp_path, k, "gave result")] == [150]
+    summary = took(audit(tmp_path, 3, "fetched result")[0]["node"])
+    assert summary.fetched["own_epochs"] >= 3
+    (run,) = find_runs(tmp_path / "runs3")
+    assert summary.kept[0]["value"] == max(record["accuracy"] for record in run.records())
+
+    shutil.rmtree(tmp_path / "runs3")                       # hours later, and it has nothing: one neighbour starts again
+    again = four.join(0, sites.folders[0], *WORDS, "--linger", "100")
+    four.said(four.join(3, sites.folders[3], "--peer-timeout", "3"), 3)
+    assert took(0).fetched["own_epochs"] == 0
+    again.send_signal(signal.SIGINT)                        # the other neighbour of site 0 does not come
+    four.said(again, 0)
 
 
 def test_certificates_that_end_are_renewed_without_losing_a_message(tmp_path, owners):

@@ -16,6 +16,7 @@ from quasiglobal.cli.terminal import console, log_as, watcher
 from quasiglobal.cli.train import exit_if_diverged, schedule_in_words
 from quasiglobal.engines.distributed import serve
 from quasiglobal.errors import InputError
+from quasiglobal.runs.best import kept_in, path_of
 from quasiglobal.runs.node import AtRendezvous, InFederation, MeetingPlace, train_node
 from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import from_toml
@@ -34,6 +35,7 @@ def node(
     peer_timeout: float = 60.0,
     round_deadline: float | None = None,
     patience: float = 3600.0,
+    linger: float = 600.0,
     checkpoint_seconds: float = 60.0,
     tensorboard: bool = False,
     log: Literal["plain", "json"] = "plain",
@@ -63,6 +65,8 @@ def node(
         round_deadline: Seconds after which a step goes on without late neighbours, if the file does not say; the same
             at every node.
         patience: Seconds to wait for the neighbours at the start.
+        linger: Seconds in which neighbours that missed the end can fetch the model, with --site: if some are missing
+            when this node has finished, and whenever this command finds its run finished. 0: exit at once.
         checkpoint_seconds: Save a checkpoint at the end of an epoch before the last one is this old; 0: every epoch.
         tensorboard: Also write the metrics for TensorBoard, into the run folder.
         log: Log format: plain sentences, or one JSON object per line.
@@ -80,9 +84,14 @@ def node(
     )
     console.print(schedule_in_words(experiment))
     with watcher(log) as watch:
-        run = train_node(experiment, place, data, options, patience, watch, metrics_port)
+        run = train_node(experiment, place, data, options, patience, watch, metrics_port, linger)
     comparison([run]).show()
     console.print(f"run: {run.folder}")
+    for one in kept_in(run.folder):
+        value = "" if one.value is None else f", {run.score.name} {run.score.shown(one.value)}{'%' * run.score.percent}"
+        console.print(f"best model: {path_of(run.folder, one.node)} (epoch {one.epoch}{value})", soft_wrap=True)
+    if run.summary and run.summary.fetched:
+        console.print("the last model is that of node {node} ({site}), at step {step}".format(**run.summary.fetched))
     exit_if_diverged([run])
 
 

@@ -85,8 +85,7 @@ class KeepBest:
                 self.best[k][node] = record["epoch"], value
                 state = complete_state(run.program.task.module(0), rows, run.program.layout, nodes.index(node))
                 if run.folders:
-                    note = Kept(node, record["epoch"], score.name, finite(value))
-                    write_tensors(path_of(run.folders[k], node), state, {NOTE: json.dumps(asdict(note))})
+                    write_best(run.folders[k], Kept(node, record["epoch"], score.name, value), state)
                 else:
                     self.models[k][node] = state
 
@@ -102,6 +101,11 @@ def values_of(record: Record, metric: str) -> list[float]:
 def path_of(run: Path, node: int) -> Path:
     """The file of a node's best model in a run folder."""
     return run / BEST / f"node-{node}.safetensors"
+
+
+def write_best(run: Path, note: Kept, state: dict[str, Tensor]) -> None:
+    """Replace a node's best model, and the note about it, at once."""
+    write_tensors(path_of(run, note.node), state, {NOTE: json.dumps(finite(asdict(note)))})
 
 
 def kept_in(run: Path) -> list[Kept]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from quasiglobal.common.files import alone
 from quasiglobal.engines.distributed import Distributed, Way
@@ -127,11 +129,21 @@ class Participant:
             self.engine.members.end()
         return ended
 
-    def finish_alone(self) -> None:
-        """Write the runs from this process's parts alone: a node with its own data has no access to other parts."""
+    def write_part(self, measures: Mapping[str, Any], rows: dict[str, Tensor]) -> None:
+        """End the only run here with these measures and rows of its last epoch, which others have trained."""
+        (part,), accounts = self.parts, self.engine.accounts()
+        part.write(dict(measures) | {"lost": self.engine.lost, "edges": accounts, "written": time.time()})
+        part.save(rows, measures["epoch"])
+        part.finish("finished", accounts)
+
+    def finish_alone(self, further: Mapping[str, Any] | None = None) -> None:
+        """Write the runs from this process's parts alone: a node with its own data has no access to other parts.
+
+        `further` are entries of the summary.
+        """
         for k, (run, part) in enumerate(zip(self.runs, self.parts, strict=True)):
             run.take_over(records_of([part]))
-            run.finish(part.read_status() or "finished", facts(self.program, k))
+            run.finish(part.read_status() or "finished", facts(self.program, k) | dict(further or {}))
 
     def board(self) -> tuple[EventFiles, WriteTensorBoard] | None:
         """TensorBoard and its callback for the nodes here; None unless requested."""

@@ -52,6 +52,8 @@ class Summary:
     torch: str | None = None
     topology: str | None = None
     """Fingerprint of the topology, if a file or Python code defines it."""
+    fetched: dict[str, Any] | None = None
+    """For a site that missed the end: the node and site whose model it took, the step, and its own epochs before."""
     kept: list[dict[str, Any]] | None = None
     """The best model of each node in best/: its node, epoch, metric and value."""
 

@@ -81,6 +81,8 @@ class Edge:
         self.here, self.there, self.channel, self.generation = here, there, channel, generation
         self.account = Account()
         self.step_there = 0
+        self.gave = False
+        """Whether the other side took the model from here."""
         self.on_note: Callable[[bytes], None] = lambda note: None
         self._rank = 0 if here < there else 1
         self._under_way: deque[tuple[Sending, bool]] = deque()
@@ -136,6 +138,7 @@ class Edge:
             check_message(0, taken, wanted)
         if sending is not None:
             sending.wait(deadline)
+            self.gave = True
         return taken
 
     def listen(self, largest: int, buffers: MessageMemory | None = None, drops: bool = False) -> None:
