@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -129,7 +130,7 @@ def test_a_site_that_missed_the_end_fetches_the_result_at_once_or_later(tmp_path
     (run,) = find_runs(tmp_path / "runs3")
     assert summary.kept[0]["value"] == max(record["accuracy"] for record in run.records())
 
-    shutil.rmtree(tmp_path / "runs3")                       # hours later, and it has nothing: one neighbour starts again
+    shutil.rmtree(tmp_path / "runs3")                       # hours later, with nothing; one neighbour starts again
     again = four.join(0, sites.folders[0], *WORDS, "--linger", "100")
     four.said(four.join(3, sites.folders[3], "--peer-timeout", "3"), 3)
     assert took(0).fetched["own_epochs"] == 0
@@ -183,6 +184,27 @@ def test_another_experiment_is_named_at_both_sites_and_another_version_only_logg
         said = four.said(process, k)
         assert ("has quasiglobal 9.9" in said) == (k < 2)
     same_as_the_simulator(tmp_path)
+
+
+def test_a_second_process_of_a_site_is_told_that_the_site_is_taken(tmp_path, owners, monkeypatch):
+    four, sites = owners(epochs=400), Sites(tmp_path, "ring:4", 4)
+    nodes = [four.join(k, sites.folders[k], *WORDS) for k in range(4)]
+    wait_for(lambda: all(trained(tmp_path, k, 2) for k in range(4)))
+    elsewhere = ["--runs", "elsewhere", "--patience", "8"]
+    listens = refusal(four, "--site", str(sites.folders[0].path), *elsewhere)
+    assert re.search(r"cannot listen at 127.0.0.1:\d+: Address already in use; this node may run already", listens)
+    four.log(3).unlink()
+    dials = four.said(four.join(3, sites.folders[3], *elsewhere), 3, status=2)
+    taken = "it refused this node: node 3 is taken: another process with its certificate is connected"
+    assert dials.count(f"process 0 is not connected: {taken}") == 1
+    assert re.search(rf"\nqg: processes \[0, 2\] did not connect within 8 s \(0 \(site0, .*\): {taken}, .*{taken}\)$",
+                     dials.strip())
+    for k, process in enumerate(nodes):
+        four.said(process, k)
+        told = [line for line in audit(tmp_path, k, "refused") if line["reason"].startswith("node 3 is taken: another")]
+        assert bool(told) == (k in (0, 2))
+    lines = four.printed(1).read_text().splitlines()
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ \S", line) for line in lines[1:] if "epoch" in line)
 
 
 def test_bad_commands_get_one_sentence(tmp_path, owners):

@@ -11,12 +11,11 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import Folder, call
-from quasiglobal.cli.tables import comparison
+from quasiglobal.cli.tables import comparison, models_in_words
 from quasiglobal.cli.terminal import console, log_as, watcher
 from quasiglobal.cli.train import exit_if_diverged, schedule_in_words
 from quasiglobal.engines.distributed import serve
 from quasiglobal.errors import InputError
-from quasiglobal.runs.best import kept_in, path_of
 from quasiglobal.runs.node import AtRendezvous, InFederation, MeetingPlace, train_node
 from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import from_toml
@@ -83,15 +82,11 @@ def node(
         checkpoint_seconds=checkpoint_seconds, keep_best=True,
     )
     console.print(schedule_in_words(experiment))
-    with watcher(log) as watch:
+    with watcher(log, timed=True) as watch:
         run = train_node(experiment, place, data, options, patience, watch, metrics_port, linger)
     comparison([run]).show()
     console.print(f"run: {run.folder}")
-    for one in kept_in(run.folder):
-        value = "" if one.value is None else f", {run.score.name} {run.score.shown(one.value)}{'%' * run.score.percent}"
-        console.print(f"best model: {path_of(run.folder, one.node)} (epoch {one.epoch}{value})", soft_wrap=True)
-    if run.summary and run.summary.fetched:
-        console.print("the last model is that of node {node} ({site}), at step {step}".format(**run.summary.fetched))
+    console.print(models_in_words(run), soft_wrap=True)
     exit_if_diverged([run])
 
 

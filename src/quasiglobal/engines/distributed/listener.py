@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import socket
@@ -24,6 +25,8 @@ class Guest:
 
     def __init__(self, connection: socket.socket, address: str) -> None:
         self.connection, self.address, self.who = connection, address, address
+        self.node: int | None = None
+        """The site that its certificate proves."""
 
     @property
     def network(self) -> str:
@@ -109,10 +112,10 @@ def bound(host: str, port: int) -> socket.socket:
         both: dict[str, Any] = {"dualstack_ipv6": True} if host == "::" and socket.has_dualstack_ipv6() else {}
         return socket.create_server(address[:2], family=family, backlog=128, **both)
     except (OSError, OverflowError) as error:
-        raise InputError(
-            f"cannot listen at {host}:{port}: {getattr(error, 'strerror', None) or error}; name this machine's own "
-            "address with --listen HOST:PORT"
-        ) from None
+        taken = getattr(error, "errno", None) == errno.EADDRINUSE
+        remedy = "this node may run already" if taken else "name this machine's own address with --listen HOST:PORT"
+        why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        raise InputError(f"cannot listen at {host}:{port}: {why}; {remedy}") from None
 
 
 def resolved(host: str, port: int, seconds: float) -> list[Any]:

@@ -79,6 +79,7 @@ class Membership:
         self._waiting_since, self._largest = math.inf, 0
         self._ended: set[int] = set()
         self._bad_models: set[int] = set()
+        self._refused: set[int] = set()
         self._said: set[tuple[int, str]] = set()
         self._why = dict.fromkeys(neighbours, "it did not connect in time")
 
@@ -98,10 +99,11 @@ class Membership:
                 if any(self._steps_of_others.values()):
                     break
                 why = ", ".join(f"{self._opener.called(there)}: {self._why[there]}" for there in sorted(missing))
+                remedy = "; start them, or wait longer for them (`qg node --patience`)"
+                remedy = "" if missing <= self._refused else remedy
                 self.close()
                 raise InputError(
-                    f"processes {sorted(missing)} did not connect within {patience:g} s ({why}); start them, or wait "
-                    "longer for them (`qg node --patience`)"
+                    f"processes {sorted(missing)} did not connect within {patience:g} s ({why}){remedy}"
                 ) from None
             if any(self._steps_of_others.values()):
                 deadline = min(deadline, time.monotonic() + self.timeout)
@@ -171,10 +173,12 @@ class Membership:
                 edge.greet(time.monotonic() + LONG)
                 edge.listen(self._largest, self.buffers, self._drops)
             except (Refused, Rejected) as error:
-                self.say_once(there, f"refused: {error}")
+                self.say_once(there, f"is not connected: {error}")
                 self._why[there] = str(error)
+                self._refused.add(there)
             except Lost as error:
                 self._why[there] = str(error)               # retry: it may connect later
+                self._refused.discard(there)
             else:
                 del self._opening[there]
                 self._opened.put(edge)

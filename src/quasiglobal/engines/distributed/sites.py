@@ -59,6 +59,8 @@ class SiteOpener(Opener):
         self._dialling: dict[int, Guest] = {}
         self._pauses: dict[int, float] = {}
         self._versions: dict[int, str] = {}
+        self._refusals: dict[int, str] = {}
+        """Why the last connection of a neighbour that dials was refused."""
         self._closing = threading.Event()
         self._listener: Listener | None = None
 
@@ -148,7 +150,7 @@ class SiteOpener(Opener):
         try:
             return self._admitted(guest, deadline, there, renews)
         except Refused as error:
-            self.audit.record("refused", who=f"node {there} ({address})", reason=str(error), times=1)
+            self.audit.refuse(f"node {there} ({address})", str(error), logged=False)
             close_gently(guest.connection, FAREWELL)
             raise
         except Lost:
@@ -187,7 +189,7 @@ class SiteOpener(Opener):
                 if left <= 0:
                     break
                 self._news.wait(left)
-        raise Lost("it did not connect in time")
+        raise Lost(self._refusals.get(there, "it did not connect in time"))
 
     def _receive(self, guest: Guest) -> None:
         """Authenticate a connection; park it for `open`, or refuse it with the reason."""
@@ -195,6 +197,8 @@ class SiteOpener(Opener):
             link = self._admitted(guest, time.monotonic() + ADMISSION)
         except Lost as error:
             self.audit.refuse(guest.who, str(error))
+            if guest.node is not None:
+                self._refusals[guest.node] = str(error)
             close_gently(guest.connection, FAREWELL)
             return
         if not link.greeting.renews:
@@ -228,7 +232,7 @@ class SiteOpener(Opener):
         except InputError as error:
             refuse(connection, str(error), deadline)
             raise Refused(str(error)) from None
-        guest.who = f"node {identity.node} ({guest.address})"
+        guest.node, guest.who = identity.node, f"node {identity.node} ({guest.address})"
         mine = Greeting(
             PROTOCOL, _version(), self._terms.experiment, self._terms.topology, self.site.node, self._terms.step(),
             federation.serial, self._session, int(renews is not None),
