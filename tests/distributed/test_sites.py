@@ -441,12 +441,25 @@ def test_names_that_are_found_late_do_not_block_a_stop(meeting, sites, monkeypat
         raise socket.gaierror("no such name")
 
     monkeypatch.setattr(socket, "getaddrinfo", never)
-    monkeypatch.setattr(module, "ADMISSION", 0.3)
+    monkeypatch.setattr(module, "LOOK_UP", 0.3)
     began = time.monotonic()
+    with pytest.raises(Lost, match="in time"):
+        second.open(0, 0.2)
+    monkeypatch.setattr(module, "LOOK_UP", 30)
+    threading.Timer(0.3, second.stop).start()
     with pytest.raises(Lost, match="in time"):
         second.open(0, 0.2)
     assert time.monotonic() - began < 5
     done.set()
+
+
+def test_names_that_are_found_late_are_used(meeting, sites, monkeypatch):
+    first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *of, **how: time.sleep(0.6) or look_up(*of, **how))
+    monkeypatch.setattr(module, "ADMISSION", 0.5)
+    edges = meeting.met(first, second)
+    assert not any(isinstance(edge, str) for edge in edges)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")

@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -118,8 +119,8 @@ def bound(host: str, port: int) -> socket.socket:
         raise InputError(f"cannot listen at {host}:{port}: {why}; {remedy}") from None
 
 
-def resolved(host: str, port: int, seconds: float) -> list[Any]:
-    """Addresses of a name, as of `getaddrinfo`; TimeoutError if the look-up takes longer than this.
+def resolved(host: str, port: int, seconds: float, closing: threading.Event) -> list[Any]:
+    """Addresses of a name, as of `getaddrinfo`; TimeoutError if the look-up takes longer than this, or at the end.
 
     The look-up goes on in its thread: it cannot be stopped.
     """
@@ -132,9 +133,10 @@ def resolved(host: str, port: int, seconds: float) -> list[Any]:
         except OSError as error:
             trouble.append(error)
 
-    thread = threading.Thread(target=look_up, name="look-up", daemon=True)
+    thread, deadline = threading.Thread(target=look_up, name="look-up", daemon=True), time.monotonic() + seconds
     thread.start()
-    thread.join(seconds)
+    while thread.is_alive() and time.monotonic() < deadline and not closing.is_set():
+        thread.join(0.1)
     if trouble:
         raise trouble[0]
     if not found:

@@ -37,6 +37,9 @@ WATCH = 5.0
 LONGEST_PAUSE = 5.0
 """Maximum seconds between two attempts to dial."""
 
+LOOK_UP = 30.0
+"""Seconds for a name to be found, in addition: a machine with a dead name server takes 5 to 10 s for each look-up."""
+
 FAREWELL = 1.0
 """Seconds for a refused connection to read why."""
 
@@ -144,7 +147,7 @@ class SiteOpener(Opener):
     def _dial(self, there: int, deadline: float, renews: Link | None = None) -> Link:
         try:
             address = self.federation.site(there).address or ""
-            guest = self._connected(there, address, deadline)
+            guest, deadline = self._connected(there, address, deadline)
         except (InputError, OSError) as error:
             raise Lost(reason(error)) from None
         try:
@@ -159,10 +162,11 @@ class SiteOpener(Opener):
         finally:
             self._dialling.pop(there, None)
 
-    def _connected(self, there: int, address: str, deadline: float) -> Guest:
-        """A TCP connection; try each address that the name has."""
-        failed = OSError("it has no address")
-        found = resolved(*split_address(address), deadline - time.monotonic())
+    def _connected(self, there: int, address: str, deadline: float) -> tuple[Guest, float]:
+        """A TCP connection, to each address that the name has in turn, and the deadline without the look-up."""
+        failed, began = OSError("it has no address"), time.monotonic()
+        found = resolved(*split_address(address), LOOK_UP, self._closing)
+        deadline += time.monotonic() - began
         for k, (family, kind, protocol, _, place) in enumerate(found):
             self._dialling[there] = guest = Guest(socket.socket(family, kind, protocol), address)
             try:
@@ -170,7 +174,7 @@ class SiteOpener(Opener):
                     raise TimeoutError
                 guest.connection.settimeout(max((deadline - time.monotonic()) / (len(found) - k), 0.001))
                 guest.connection.connect(place)
-                return guest
+                return guest, deadline
             except OSError as error:
                 failed = error
                 guest.connection.close()
