@@ -305,6 +305,12 @@ def test_no_descriptors_left_is_survived(meeting, sites, monkeypatch, caplog):
     assert caplog.text.count("cannot accept connections") == 1
 
 
+@pytest.mark.parametrize(("files", "most"), [(1024, 64), (256, 32), (64, 8), (8, 2), (-1, 64)])
+def test_few_descriptors_mean_few_connections_that_wait(monkeypatch, files, most):
+    monkeypatch.setattr(listener.resource, "getrlimit", lambda which: (files, files))
+    assert listener.most_waiting() == most
+
+
 def members_of(site, step, neighbours=(0, 1, 2), result=None, model=None):
     """The membership of a site at a step of a run with 10 steps, which gives its result if it has ended."""
     opener = SiteOpener(site)
