@@ -174,9 +174,10 @@ def test_another_experiment_is_named_at_both_sites_and_another_version_only_logg
     (tmp_path / "experiment.toml").write_text(words.replace("lr = 0.05", "lr = 0.06"))
     wrong = four.join(3, sites.folders[3], "--patience", "10")
     said = four.said(wrong, 3, status=2)
-    assert said.count("its experiment is ") == 1            # once, however often it dials
+    assert said.count("is not connected: its experiment is ") == 1      # once, however often it dials
     assert "its experiment is " in four.log(0).read_text()
-    assert said.splitlines()[-1].startswith("qg: processes [0, 2] did not connect within 10 s")
+    last = said.splitlines()[-1]
+    assert re.match(r"qg: processes \[0, 2\] did not connect within 10 s \(0 .*: its experiment is ", last)
     (tmp_path / "experiment.toml").write_text(words)
     monkeypatch.setenv("OTHER_VERSION", "9.9")
     nodes += [four.join(k, sites.folders[k], "--patience", "250", program=IMPATIENT) for k in (2, 3)]
