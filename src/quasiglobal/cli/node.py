@@ -86,7 +86,8 @@ def node(
         run = train_node(experiment, place, data, options, patience, watch, metrics_port, linger)
     comparison([run]).show()
     console.print(f"run: {run.folder}")
-    console.print(models_in_words(run), soft_wrap=True)
+    if said := models_in_words(run):
+        console.print(said, soft_wrap=True)
     exit_if_diverged([run])
 
 

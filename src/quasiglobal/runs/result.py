@@ -62,7 +62,9 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
     topology = parse(one.topology)
     links = topology.links()
     neighbours = [j for j in range(topology.n) if j != node and (links[node, j] or links[j, node])]
-    waiting = neighbours if to is None else to
+    waiting = [there for there in (neighbours if to is None else to) if opener.expects(there)]
+    if not waiting:
+        return
     members = Membership(
         opener, node, neighbours, experiment=one.hash, topology=topology.fingerprint, timeout=timeout,
         model_here=lambda: None,
@@ -71,7 +73,7 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
     members.result_here = lambda: whole
     log.info(
         "the run has ended; node %s may fetch its model from here for %g s (--linger; Ctrl-C ends this)",
-        " or ".join(opener.called(there) for there in waiting if opener.expects(there)), seconds,
+        " or ".join(map(opener.called, waiting)), seconds,
     )
     try:
         members.hand_out(waiting, seconds)

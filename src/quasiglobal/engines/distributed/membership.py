@@ -99,7 +99,7 @@ class Membership:
                 if any(self._steps_of_others.values()):
                     break
                 why = ", ".join(f"{self._opener.called(there)}: {self._why[there]}" for there in sorted(missing))
-                remedy = "; start them, or wait longer for them (`qg node --patience`)"
+                remedy = "; start them, again if they have finished, or wait longer for them (`qg node --patience`)"
                 remedy = "" if missing <= self._refused else remedy
                 self.close()
                 raise InputError(
