@@ -369,6 +369,23 @@ def test_no_run_ends_while_a_neighbour_trains_and_two_that_have_ended_take_nothi
     assert both[0].given == both[1].given == set()
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_neighbour_that_ended_before_is_not_missing(sites, ends):
+    first, second = (members_of(sites.folders[k], 0, neighbours=(0, 1)) for k in (0, 1))
+    try:
+        at_once(*(lambda one=one: one.find(4.0) for one in (first, second)))
+        at_once(*(lambda one=one: one.begin(1000) for one in (first, second)))
+        if ends:
+            first.end()
+        first.close()
+        with second.watched(0):
+            second.edges[0].receive((1, 0), Expected(1, torch.float32), 5)
+        assert second.missing == ([] if ends else [0])
+        assert second.lost == {0: "it has ended" if ends else "it closed the connection"}
+    finally:
+        second.close()
+
+
 def test_a_newer_file_is_passed_on_and_a_revoked_site_is_cut(meeting, sites, monkeypatch):
     monkeypatch.setattr(module, "WATCH", 0.1)
     first, second, third = (meeting.site(sites.folders[k], (0, 1, 2)) for k in range(3))

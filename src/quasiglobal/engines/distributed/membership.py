@@ -238,9 +238,13 @@ class Membership:
         edge = self.edges.pop(there, None)
         if edge is not None:
             edge.close()
+            if self._has_ended(edge):
+                self._ended.add(there)
+                why = "it has ended"
             self.lost[there] = why
             log.warning("process %d continues without process %d from step %d: %s", self.rank, there, self.step, why)
-            self._seek(there)
+            if there not in self._ended:
+                self._seek(there)
 
     def take_back(self) -> None:
         """Use the edges that were reopened."""
@@ -295,10 +299,9 @@ class Membership:
             self._seek(there)
         waiting, deadline = set(to), time.monotonic() + seconds
         try:
-            while waiting:
-                waiting.discard(self._admitted.get(timeout=max(deadline - time.monotonic(), 0.001)))
-        except queue.Empty:
-            pass
+            while any(map(self._opener.expects, waiting)) and (left := deadline - time.monotonic()) > 0:
+                with suppress(queue.Empty):                 # a newer file may say meanwhile who does not come
+                    waiting.discard(self._admitted.get(timeout=min(left, 1.0)))
         finally:
             self.close()
 
@@ -317,6 +320,8 @@ class Membership:
             thread.join(timeout=2 * ATTEMPT)
         for edge in self.edges.values():
             with suppress(Lost):
+                if self.step > self.last_step:              # who is behind then knows that nobody is missing
+                    edge.send_heartbeat(self.step)
                 edge.finish(self.timeout)
             edge.close()
         self.edges.clear()
