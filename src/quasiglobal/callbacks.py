@@ -20,13 +20,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from quasiglobal.common.files import read_json, write_csv, write_json, write_tensors
+from quasiglobal.common.files import write_csv
 from quasiglobal.errors import InputError
+from quasiglobal.runs.best import KeepBest
 from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.metrics import Ranking, Record, number, tests
-from quasiglobal.training.rows import complete_state
 
 __all__ = ["CSV", "EarlyStopping", "KeepBest", "MLflow", "TensorBoard", "WandB"]
 
@@ -145,62 +143,6 @@ class MLflow:
             self._client.set_terminated(one)
 
 
-class KeepBest:
-    """Keeps each node's best model, by its score on its own test data, or on all if that is missing or undefined.
-
-    With run folders, the models are in `best/`: a safetensors state_dict per node, with its epoch and value in a JSON
-    file beside it. Otherwise they are in `models[k][node]`, as state_dicts.
-    """
-
-    everywhere = True
-    """Over processes, every process keeps the models of its nodes."""
-
-    def __init__(self, metric: str | None = None, lower: bool = False) -> None:
-        """`metric` is a metric's name, by default the score; `lower` if lower values are better and it is unmarked."""
-        self.metric, self.lower = metric, lower
-        self.best: list[dict[int, tuple[int, float]]] = []
-        """For each seed: the epoch and the value of each node's best model."""
-        self.models: list[dict[int, dict[str, Tensor]]] = []
-        """For each seed without a run folder: the state_dict of each node's best model."""
-
-    def on_start(self, run: Any) -> None:
-        """Continue from the models that a stopped run has kept."""
-        run.ranking(self.metric)                            # raises for an unknown name
-        self.models = [{} for _ in run.runs]
-        self.best = [{} for _ in run.runs]
-        for k, folder in enumerate(run.folders):
-            for node in run.program.engine.nodes if run.runs[k] else ():
-                path = _note(folder, node)
-                if path.exists():
-                    note = read_json(path)
-                    if note["epoch"] <= run.epochs_of(k):
-                        self.best[k][node] = note["epoch"], note["value"]
-
-    def on_epoch(self, run: Any) -> None:
-        """Keep the models that are better than before."""
-        score = run.ranking(self.metric, self.lower)
-        for k, record in run.latest.items():
-            of_all: list[float] = record.get(f"{score.name}_nodes") or []
-            own = record.get(f"{score.name}_own_nodes") or of_all
-            values = [all_ if math.isnan(value) else value for value, all_ in zip(own, of_all, strict=True)]
-            nodes = run.program.engine.nodes
-            better = [
-                (node, value) for node, value in zip(nodes, values, strict=False)
-                if node not in self.best[k] or score.worth(value) > score.worth(self.best[k][node][1])
-            ]
-            rows = run.rows_of(k) if better else {}
-            for node, value in better:
-                self.best[k][node] = record["epoch"], value
-                state = complete_state(run.program.task.module(0), rows, run.program.layout, nodes.index(node))
-                if run.folders:
-                    path = _note(run.folders[k], node)
-                    write_tensors(path.with_suffix(".safetensors"), state)
-                    note = {"node": node, "epoch": record["epoch"], "metric": score.name, "value": _cell(value)}
-                    write_json(path, note)
-                else:
-                    self.models[k][node] = state
-
-
 class EarlyStopping:
     """Ends the training if the score has not improved in the last `patience` tests, with any seed."""
 
@@ -237,10 +179,6 @@ def _experiment(run: Any, k: int) -> Any:
 def _name(run: Any, k: int) -> str:
     name: str = _experiment(run, k).name
     return name
-
-
-def _note(folder: Path, node: int) -> Path:
-    return folder / "best" / f"node-{node}.json"
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import time
 from datetime import timedelta
@@ -14,11 +16,14 @@ from commands import wait_for
 from federations import Sites
 
 from quasiglobal.runs import checkpoints
+from quasiglobal.runs.export import export
+from quasiglobal.runs.loading import data_of
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import Experiment, from_toml
+from quasiglobal.training.rows import models_of
 
 pytestmark = pytest.mark.slow
 
@@ -99,6 +104,52 @@ def test_a_killed_site_and_a_stopped_site_come_back(tmp_path, owners):
     assert (models - models.mean(dim=0)).norm() < 0.05 * models.norm()
 
 
+def test_a_site_that_missed_the_end_fetches_the_result_at_once_or_later(tmp_path, owners):
+    four, sites = owners(epochs=30), Sites(tmp_path, "ring:4", 4)
+    toml = tmp_path / "experiment.toml"
+    toml.write_text(toml.read_text().replace('"mlp"', '"cnn"').replace("eval_every = 50", "eval_every = 1"))
+
+    def model(number):
+        (run,) = find_runs(tmp_path / f"runs{number}")
+        return models_of(newest_of_parts(run.folder)[0])
+
+    def took(number):
+        """Assert that site 3 has the whole model of this one, with the statistics of its layers."""
+        (run,) = find_runs(tmp_path / "runs3")
+        assert (run.status, run.records()[-1]["epoch"]) == ("finished", 30)
+        assert (run.summary.fetched["node"], run.summary.fetched["step"]) == (number, 150)
+        theirs, mine = model(number), model(3)
+        assert theirs.keys() == mine.keys() > {"x"}
+        assert all(mine[name].equal(theirs[name]) for name in mine)
+        outputs = export(run, "3").outputs(data_of(run.experiment, None, f"folder:{tmp_path / '3.npz'}"))
+        right = outputs.argmax(dim=1) == data_of(run.experiment, None, f"folder:{tmp_path / '3.npz'}").test.y
+        assert float(right.double().mean()) == pytest.approx(run.summary.last["accuracy"])
+        return run.summary
+
+    nodes = [four.join(k, sites.folders[k], *WORDS) for k in range(4)]
+    wait_for(lambda: trained(tmp_path, 3, 3))
+    nodes[3].kill()
+    nodes[3].wait()
+    four.said(nodes[1], 1)                                  # nobody is missing there
+    wait_for(lambda: all("may fetch its model from here for 600 s" in four.printed(k).read_text() for k in (0, 2)))
+    said = four.said(four.join(3, sites.folders[3], *WORDS), 3)
+    assert "the run has ended; here is its model, from node" in said
+    for k in (0, 2):                                        # they do not wait any longer
+        assert f"process {k} gave its model to process 3, which missed the end" in four.said(nodes[k], k)
+        assert [line["step"] for line in audit(tmp_path, k, "gave result")] == [150]
+    summary = took(audit(tmp_path, 3, "fetched result")[0]["node"])
+    assert summary.fetched["own_epochs"] >= 3
+    (run,) = find_runs(tmp_path / "runs3")
+    assert summary.kept[0]["value"] == max(record["accuracy"] for record in run.records())
+
+    shutil.rmtree(tmp_path / "runs3")                       # hours later, with nothing; one neighbour starts again
+    again = four.join(0, sites.folders[0], *WORDS, "--linger", "100")
+    four.said(four.join(3, sites.folders[3], "--peer-timeout", "3"), 3)
+    assert took(0).fetched["own_epochs"] == 0
+    again.send_signal(signal.SIGINT)                        # the other neighbour of site 0 does not come
+    four.said(again, 0)
+
+
 def test_certificates_that_end_are_renewed_without_losing_a_message(tmp_path, owners):
     four, sites = owners(epochs=600), Sites(tmp_path, "ring:4", 4)
     for site in sites.folders:
@@ -135,9 +186,10 @@ def test_another_experiment_is_named_at_both_sites_and_another_version_only_logg
     (tmp_path / "experiment.toml").write_text(words.replace("lr = 0.05", "lr = 0.06"))
     wrong = four.join(3, sites.folders[3], "--patience", "10")
     said = four.said(wrong, 3, status=2)
-    assert said.count("its experiment is ") == 1            # once, however often it dials
+    assert said.count("is not connected: its experiment is ") == 1      # once, however often it dials
     assert "its experiment is " in four.log(0).read_text()
-    assert said.splitlines()[-1].startswith("qg: processes [0, 2] did not connect within 10 s")
+    last = said.splitlines()[-1]
+    assert re.match(r"qg: processes \[0, 2\] did not connect within 10 s \(0 .*: its experiment is ", last)
     (tmp_path / "experiment.toml").write_text(words)
     monkeypatch.setenv("OTHER_VERSION", "9.9")
     nodes += [four.join(k, sites.folders[k], "--patience", "250", program=IMPATIENT) for k in (2, 3)]
@@ -145,6 +197,28 @@ def test_another_experiment_is_named_at_both_sites_and_another_version_only_logg
         said = four.said(process, k)
         assert ("has quasiglobal 9.9" in said) == (k < 2)
     same_as_the_simulator(tmp_path)
+
+
+def test_a_second_process_of_a_site_is_told_that_the_site_is_taken(tmp_path, owners):
+    four, sites = owners(epochs=400), Sites(tmp_path, "ring:4", 4)
+    nodes = [four.join(k, sites.folders[k], *WORDS) for k in range(4)]
+    wait_for(lambda: all(trained(tmp_path, k, 2) for k in range(4)))
+    elsewhere = ["--runs", "elsewhere", "--patience", "8"]
+    listens = refusal(four, "--site", str(sites.folders[0].path), *elsewhere)
+    assert re.search(r"cannot listen at 127.0.0.1:\d+: Address already in use; this node may run already", listens)
+    four.log(3).unlink()
+    dials = four.said(four.join(3, sites.folders[3], *elsewhere), 3, status=2)
+    taken = "it refused this node: node 3 is taken: another process with its certificate is connected"
+    assert dials.count(f"process 0 is not connected: {taken}") == 1
+    assert re.search(rf"\nqg: processes \[0, 2\] did not connect within 8 s \(0 \(site0, .*\): {taken}, .*{taken}\)$",
+                     dials.strip())
+    for k, process in enumerate(nodes):
+        four.said(process, k)
+        told = [line for line in audit(tmp_path, k, "refused") if line["reason"].startswith("node 3 is taken: another")]
+        assert bool(told) == (k in (0, 2))
+    timed = [line for line in four.printed(1).read_text().splitlines() if "examples/s" in line or "TLS 1.3" in line]
+    assert len(timed) == 9                                  # the opening line, and a test every 50 epochs
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ \S", line) for line in timed)
 
 
 def test_bad_commands_get_one_sentence(tmp_path, owners):

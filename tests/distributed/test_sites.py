@@ -18,6 +18,7 @@ from quasiglobal.engines.distributed import sites as module
 from quasiglobal.engines.distributed.audit import Audit
 from quasiglobal.engines.distributed.channel import Lost, Refused
 from quasiglobal.engines.distributed.checks import Expected
+from quasiglobal.engines.distributed.membership import Membership
 from quasiglobal.engines.distributed.opening import Terms
 from quasiglobal.engines.distributed.sites import SiteOpener
 from quasiglobal.errors import InputError
@@ -304,6 +305,87 @@ def test_no_descriptors_left_is_survived(meeting, sites, monkeypatch, caplog):
     assert caplog.text.count("cannot accept connections") == 1
 
 
+@pytest.mark.parametrize(("files", "most"), [(1024, 64), (256, 32), (64, 8), (8, 2), (-1, 64)])
+def test_few_descriptors_mean_few_connections_that_wait(monkeypatch, files, most):
+    monkeypatch.setattr(listener.resource, "getrlimit", lambda which: (files, files))
+    assert listener.most_waiting() == most
+
+
+def members_of(site, step, neighbours=(0, 1, 2), result=None, model=None):
+    """The membership of a site at a step of a run with 10 steps, which gives its result if it has ended."""
+    opener = SiteOpener(site)
+    here = opener.site.node
+    members = Membership(
+        opener, here, [there for there in neighbours if there != here], experiment="e", topology="t", timeout=1.0,
+        model_here=lambda: model,
+    )
+    members.step, members.last_step = step, 10
+    members.model, members.result = Expected(2, torch.float64), Expected(3, torch.float64)
+    members.result_here = None if result is None else lambda: result
+    return members
+
+
+RESULT = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+
+def test_a_site_that_missed_the_end_takes_the_result_of_neighbours_that_have_ended(sites):
+    late = members_of(sites.folders[1], step=3)             # node 0 listens for it, node 2 dials it
+    first, third = (members_of(sites.folders[k], 0, result=RESULT + k) for k in (0, 2))
+    try:
+        at_once(lambda: late.find(4.0), *(lambda one=one: one.hand_out([1], 4.0) for one in (first, third)))
+        assert late.over
+        assert late.results.keys() == {0, 2}
+        assert all(late.results[k].equal(RESULT + k) for k in (0, 2))
+        assert not late.models
+        assert first.given == third.given == {1}
+    finally:
+        late.close()
+
+
+@pytest.mark.parametrize("given", [torch.cat([RESULT, RESULT]), RESULT * torch.nan], ids=["larger", "nan"])
+def test_a_result_of_another_size_or_without_numbers_is_not_taken(sites, given):
+    late, liar = members_of(sites.folders[1], step=3, neighbours=(0, 1)), members_of(sites.folders[0], 0, result=given)
+    try:
+        at_once(lambda: late.find(4.0), lambda: liar.hand_out([1, 3], 1.0))
+        assert late.over
+        assert late.results == {}
+    finally:
+        late.close()
+
+
+def test_no_run_ends_while_a_neighbour_trains_and_two_that_have_ended_take_nothing(sites):
+    late, liar = members_of(sites.folders[1], step=3), members_of(sites.folders[0], 0, result=RESULT)
+    trains = members_of(sites.folders[2], step=4, neighbours=(1, 2), model=RESULT[:2])
+    try:
+        at_once(lambda: late.find(4.0), lambda: trains.find(4.0), lambda: liar.hand_out([1], 4.0))
+        assert not late.over                                # whatever one neighbour says
+        assert late.step_of_others == 4
+        assert len(late.models) == 1
+    finally:
+        for one in (late, trains):
+            one.close()
+    both = [members_of(sites.folders[k], 0, neighbours=(0, 1), result=RESULT) for k in (0, 1)]
+    at_once(lambda: both[0].hand_out([1], 4.0), lambda: both[1].hand_out([0], 4.0))
+    assert both[0].given == both[1].given == set()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_neighbour_that_ended_before_is_not_missing(sites, ends):
+    first, second = (members_of(sites.folders[k], 0, neighbours=(0, 1)) for k in (0, 1))
+    try:
+        at_once(*(lambda one=one: one.find(4.0) for one in (first, second)))
+        at_once(*(lambda one=one: one.begin(1000) for one in (first, second)))
+        if ends:
+            first.end()
+        first.close()
+        with second.watched(0):
+            second.edges[0].receive((1, 0), Expected(1, torch.float32), 5)
+        assert second.missing == ([] if ends else [0])
+        assert second.lost == {0: "it has ended" if ends else "it closed the connection"}
+    finally:
+        second.close()
+
+
 def test_a_newer_file_is_passed_on_and_a_revoked_site_is_cut(meeting, sites, monkeypatch):
     monkeypatch.setattr(module, "WATCH", 0.1)
     first, second, third = (meeting.site(sites.folders[k], (0, 1, 2)) for k in range(3))
@@ -382,12 +464,25 @@ def test_names_that_are_found_late_do_not_block_a_stop(meeting, sites, monkeypat
         raise socket.gaierror("no such name")
 
     monkeypatch.setattr(socket, "getaddrinfo", never)
-    monkeypatch.setattr(module, "ADMISSION", 0.3)
+    monkeypatch.setattr(module, "LOOK_UP", 0.3)
     began = time.monotonic()
+    with pytest.raises(Lost, match="in time"):
+        second.open(0, 0.2)
+    monkeypatch.setattr(module, "LOOK_UP", 30)
+    threading.Timer(0.3, second.stop).start()
     with pytest.raises(Lost, match="in time"):
         second.open(0, 0.2)
     assert time.monotonic() - began < 5
     done.set()
+
+
+def test_names_that_are_found_late_are_used(meeting, sites, monkeypatch):
+    first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *of, **how: time.sleep(0.6) or look_up(*of, **how))
+    monkeypatch.setattr(module, "ADMISSION", 0.5)
+    edges = meeting.met(first, second)
+    assert not any(isinstance(edge, str) for edge in edges)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")

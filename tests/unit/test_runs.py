@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -20,7 +20,9 @@ from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.common import files
 from quasiglobal.data.sources import load
 from quasiglobal.runs import checkpoints
+from quasiglobal.runs.best import best_state, kept_in
 from quasiglobal.runs.building import make_task
+from quasiglobal.runs.export import export
 from quasiglobal.runs.local import train
 from quasiglobal.runs.store import RunFolder, find_runs, read_run
 from quasiglobal.training.loop import Loop
@@ -39,6 +41,27 @@ def test_a_run_is_a_folder_and_is_not_run_twice(tmp_path):
     stamp = (run.folder / "metrics.jsonl").stat().st_mtime_ns
     train(SHORT, settled(tmp_path))
     assert (run.folder / "metrics.jsonl").stat().st_mtime_ns == stamp
+
+
+def test_the_best_models_are_kept_also_over_a_stop(tmp_path):
+    setting = replace(SHORT, epochs=5, lr=0.4)
+    (whole,) = train(setting, settled(tmp_path / "whole", keep_best=True))
+    for epoch in (2, 4):                                    # after its best models are written, before its checkpoint
+        with pytest.raises(Stop):
+            train(setting, settled(tmp_path, keep_best=True), stop_at(epoch))
+    (run,) = train(setting, settled(tmp_path, keep_best=True))
+    assert kept_in(run.folder) == kept_in(whole.folder)
+    assert run.summary.kept == [asdict(one) for one in kept_in(run.folder)]
+    for one in kept_in(run.folder):
+        scores = [record["accuracy_nodes"][one.node] for record in run.records()]
+        assert one.value == max(scores) == scores[one.epoch - 1]
+        best = export(run, str(one.node), best=True)
+        assert best.state.keys() == export(run, str(one.node)).state.keys()
+        assert all(value.equal(best_state(whole.folder, str(one.node))[name]) for name, value in best.state.items())
+    right = best.outputs(load("digits")).argmax(dim=1) == load("digits").test.y
+    assert float(right.double().mean()) == pytest.approx(one.value)
+    with pytest.raises(qg.InputError, match="no best model of node 7; it has those of 0, 1, 2, 3"):
+        best_state(run.folder, "7")
 
 
 @pytest.mark.filterwarnings("ignore:D2 needs")

@@ -5,18 +5,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quasiglobal.cli.arguments import File, Folders, Json, RunArgument, RunsFolder, call, store_at
 from quasiglobal.cli.listing import Listing, Values
-from quasiglobal.cli.tables import comparison
+from quasiglobal.cli.tables import comparison, models_in_words
 from quasiglobal.cli.terminal import say_written, size_in_words, time_in_words
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.report import plots
 from quasiglobal.report.markdown import table as markdown_table
+from quasiglobal.runs.best import kept_in
 from quasiglobal.runs.parts import Part, parts_of
 from quasiglobal.runs.store import Run, read_run
 from quasiglobal.training.experiment import group_by_seed
@@ -120,12 +121,18 @@ def status(folder: RunArgument, json: Json = False) -> None:
     Args:
         folder: A run folder.
     """
-    parts = parts_of(read_run(folder).folder)
+    run = read_run(folder)
+    parts = parts_of(run.folder)
     if not parts:
         raise InputError(f"{folder} has no parts: it was not trained with --engine distributed or `qg node`")
     newest = [measured[-1] if (measured := part.read_measures()) else None for part in parts]
     furthest = max((last["step"] for last in newest if last), default=0)
-    rows = [_part_values(part, last, furthest) for part, last in zip(parts, newest, strict=True)]
+    fetched = {"fetched": run.summary.fetched if run.summary else None}
+    kept = {one.node: asdict(one) for one in kept_in(run.folder)}
+    rows = [
+        _part_values(part, last, furthest) | {"best": [kept[node] for node in part.nodes if node in kept]} | fetched
+        for part, last in zip(parts, newest, strict=True)
+    ]
     Listing(rows, {
         "process": lambda row: f"process {row['process']}",
         "nodes": lambda row: _range(row["nodes"]),
@@ -136,7 +143,7 @@ def status(folder: RunArgument, json: Json = False) -> None:
         "updated": lambda row: "-" if row["age_seconds"] is None else f"{time_in_words(row['age_seconds'])} ago",
         "lost edges": lambda row: "-" if row["lost"] is None else _by_neighbour(row["lost"], str) or "none",
         "status": "status",
-    }, brief=_in_short).show(json)
+    }, brief=_in_short, caption=models_in_words(run)).show(json)
 
 
 def _in_short(row: Values) -> str:

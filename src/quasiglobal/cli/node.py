@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import Folder, call
-from quasiglobal.cli.tables import comparison
+from quasiglobal.cli.tables import comparison, models_in_words
 from quasiglobal.cli.terminal import console, log_as, watcher
 from quasiglobal.cli.train import exit_if_diverged, schedule_in_words
 from quasiglobal.engines.distributed import serve
@@ -35,6 +35,7 @@ def node(
     round_deadline: float | None = None,
     weights: str | None = None,
     patience: float = 3600.0,
+    linger: float = 600.0,
     checkpoint_seconds: float = 60.0,
     tensorboard: bool = False,
     log: Literal["plain", "json"] = "plain",
@@ -66,6 +67,8 @@ def node(
         weights: How much each node counts, a number for each, as in 1200,340,80, if the file does not say; the same at
             every node.
         patience: Seconds to wait for the neighbours at the start.
+        linger: Seconds in which neighbours that missed the end can fetch the model, with --site: if some are missing
+            when this node has finished, and whenever this command finds its run finished. 0: exit at once.
         checkpoint_seconds: Save a checkpoint at the end of an epoch before the last one is this old; 0: every epoch.
         tensorboard: Also write the metrics for TensorBoard, into the run folder.
         log: Log format: plain sentences, or one JSON object per line.
@@ -81,13 +84,15 @@ def node(
     log_as(log)
     options = Options(
         runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log, tensorboard=tensorboard,
-        checkpoint_seconds=checkpoint_seconds,
+        checkpoint_seconds=checkpoint_seconds, keep_best=True,
     )
     console.print(schedule_in_words(experiment))
-    with watcher(log) as watch:
-        run = train_node(experiment, place, data, options, patience, watch, metrics_port)
+    with watcher(log, timed=True) as watch:
+        run = train_node(experiment, place, data, options, patience, watch, metrics_port, linger)
     comparison([run]).show()
     console.print(f"run: {run.folder}")
+    if said := models_in_words(run):
+        console.print(said, soft_wrap=True)
     exit_if_diverged([run])
 
 

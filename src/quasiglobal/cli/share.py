@@ -29,6 +29,7 @@ ModelPath = Annotated[Positional[Path], arg(metavar="MODEL")]
 def export(
     folder: RunArgument,
     node: str = "average",
+    best: bool = False,
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out/model"),
     data_dir: Folder | None = None,
 ) -> None:
@@ -41,11 +42,12 @@ def export(
     Args:
         folder: A run folder.
         node: Index of the node whose model to export, or average for the averaged model.
+        best: Export the best model of the node by its score, in place of the last (`qg node`, `qg train --keep-best`).
         out: The folder to write; NAME.safetensors writes the weights alone, a plain state_dict.
         data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
     run = read_run(folder)
-    exported = exported_model(run, node, data_dir)
+    exported = exported_model(run, node, data_dir, best)
     held = run.rows()[1]
     if node == "average" and len(held) == 1 < count_nodes(run.experiment.topology):
         console.print(

@@ -7,6 +7,7 @@ from typing import Any
 
 from quasiglobal.cli.listing import Listing, Text, Values
 from quasiglobal.paper.own_runs import Setting, by_setting
+from quasiglobal.runs.best import kept_in
 from quasiglobal.runs.store import Run
 from quasiglobal.topology import Topology
 from quasiglobal.topology.parsing import FROM_LABELS, KINDS, parse
@@ -30,6 +31,17 @@ def comparison(runs: Sequence[Run]) -> Listing:
 
     scores = {heading: text(key) for heading, key in zip(headings, SCORES, strict=True)}
     return Listing(rows, {"setting": "setting", "seeds": "seeds", **scores, "status": "status"})
+
+
+def models_in_words(run: Run) -> str:
+    """Lines about the models of a run besides the last: the best of each node, and where a fetched one is from."""
+    lines = []
+    for one in kept_in(run.folder):
+        value = "" if one.value is None else f", {run.score.name} {run.score.shown(one.value)}{'%' * run.score.percent}"
+        lines.append(f"best model of node {one.node}: epoch {one.epoch}{value}")
+    if run.summary and run.summary.fetched:
+        lines.append("last model: that of node {node} ({site}), at step {step}".format(**run.summary.fetched))
+    return "\n".join(lines)
 
 
 def _compared(one: Setting) -> dict[str, Any]:

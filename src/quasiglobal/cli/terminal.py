@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -133,10 +134,11 @@ class PatientHandler(logging.StreamHandler[TextIO]):
 
 
 @contextmanager
-def watcher(log: str, runs: int | None = None) -> Iterator[Watcher]:
+def watcher(log: str, runs: int | None = None, timed: bool = False) -> Iterator[Watcher]:
     """Show progress: a bar on a terminal, else a line per test; after `log_as("json")`, a JSON object per epoch.
 
-    `runs` is the number of runs to train, if several programs train them; their progress is then shown too.
+    `runs` is the number of runs to train, if several programs train them; their progress is then shown too. `timed`:
+    lines begin with the time.
     """
     to = logging.getLogger("quasiglobal")
     whole = None if runs is None else Whole(runs)
@@ -162,16 +164,16 @@ def watcher(log: str, runs: int | None = None) -> Iterator[Watcher]:
                     to.info("epoch %d", measured["epoch"], extra={"facts": {"run": run.folder.name} | dict(measured)})
             elif not console.is_terminal and tested:
                 so_far = f"; {whole}" if whole else ""
-                console.print(f"epoch {record['epoch']}: {text}, {speed}{so_far}")
+                console.print(f"{_now(timed)}epoch {record['epoch']}: {text}, {speed}{so_far}")
 
-        with _preparing(progress, bar), nullcontext() if log == "json" else _log_lines(to):
+        with _preparing(progress, bar), nullcontext() if log == "json" else _log_lines(to, timed):
             yield watch
 
 
 @contextmanager
-def _log_lines(logger: logging.Logger) -> Iterator[None]:
+def _log_lines(logger: logging.Logger, timed: bool) -> Iterator[None]:
     """Print what the library logs, such as the compilation of a network, above the progress bar."""
-    handler, level = LogLines(), logger.level
+    handler, level = LogLines(timed), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
@@ -182,14 +184,24 @@ def _log_lines(logger: logging.Logger) -> Iterator[None]:
 
 
 class LogLines(logging.Handler):
-    """A log handler that prints information on the console; warnings go where they go without a handler."""
+    """A log handler that prints information on the console, and warnings on standard error; `timed` with the time."""
+
+    def __init__(self, timed: bool = False) -> None:
+        super().__init__()
+        self.timed = timed
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one line."""
         if record.levelno < logging.WARNING:
-            console.print(record.getMessage(), soft_wrap=True)
+            console.print(f"{_now(self.timed)}{record.getMessage()}", soft_wrap=True)
         elif logging.lastResort:
+            logging.lastResort.setFormatter(logging.Formatter(f"{_now(self.timed)}%(message)s"))
             logging.lastResort.handle(record)
+
+
+def _now(shown: bool) -> str:
+    """The time before a line of the log, in UTC as in audit.jsonl."""
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M:%SZ} " if shown else ""
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import ssl
@@ -197,7 +198,8 @@ class SiteFolder:
         try:
             with alone(self.path, shared=True, wait=True):      # OpenSSL opens the file twice: no renewal in between
                 context.load_cert_chain(self.certificate)
-        except (OSError, ssl.SSLError):
+        except (OSError, ssl.SSLError) as error:
+            _check_files_left(error)
             raise InputError(DAMAGED.format(self.certificate)) from None
         return context
 
@@ -239,7 +241,8 @@ class SiteFolder:
         try:
             seen = read_json(self.newest)
             return int(seen["serial"]), str(seen["sha256"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _check_files_left(error)
             raise InputError(f"{self.newest} is damaged; delete it if {self.file} is the newest you know") from None
 
     def _remember(self, found: Federation, text: bytes) -> None:
@@ -266,6 +269,12 @@ def _check_serial(found: Federation, text: bytes, seen: tuple[int, str], where: 
         raise InputError(f"{where} has serial {found.serial}, but {serial} was seen here; ask for the newest file")
     if found.serial == serial and _digest(text) != digest:
         raise InputError(f"{where} differs from another file with serial {serial}; ask the organiser for another")
+
+
+def _check_files_left(error: Exception) -> None:
+    """Raise with the true reason if a file cannot be read because too many are open."""
+    if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+        raise InputError("too many files are open; allow more with `ulimit -n`") from None
 
 
 def _time(when: datetime) -> str:

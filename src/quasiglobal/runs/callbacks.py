@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from quasiglobal.data.partition import fingerprint
+from quasiglobal.runs.best import KeepBest
 from quasiglobal.runs.saving import Saving
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.runs.tensorboard import EventFiles
@@ -16,7 +17,8 @@ from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.program import Program
 
 __all__ = [
-    "SaveCheckpoints", "Watch", "WriteRecords", "WriteSummaries", "WriteTensorBoard", "WriteUtilisation", "facts",
+    "KeepBest", "SaveCheckpoints", "Watch", "WriteRecords", "WriteSummaries", "WriteTensorBoard", "WriteUtilisation",
+    "facts",
 ]
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from quasiglobal.common.imports import is_path
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
+from quasiglobal.runs.best import best_state
 from quasiglobal.runs.building import model_of
 from quasiglobal.runs.exported import Exported, fingerprint, frozen_of
 from quasiglobal.runs.loading import data_of
@@ -23,8 +24,11 @@ from quasiglobal.training.partitions import weights_of
 from quasiglobal.training.rows import complete_state, state_dict_of
 
 
-def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
-    """Export a node's model, or the average of the nodes in the run folder, from the newest checkpoint."""
+def export(run: Run, node: str, data_dir: Path | None = None, best: bool = False) -> Exported:
+    """Export a node's model, or the average of the nodes in the run folder, from the newest checkpoint.
+
+    With `best`, export the node's best model so far.
+    """
     rows, nodes = run.rows()
     if node != "average" and not (node.isdigit() and int(node) in nodes):
         known = f"one of {nodes[0]} to {nodes[-1]}" if len(nodes) > 1 else str(nodes[0])
@@ -39,6 +43,9 @@ def export(run: Run, node: str, data_dir: Path | None = None) -> Exported:
         raise InputError(
             f"{run.folder} was trained on other classes or shapes than {experiment.data} has now; restore the old data"
         )
+    if best:
+        only = str(nodes[0]) if len(nodes) == 1 else node
+        return Exported(experiment, best_state(run.folder, only), features=features)
     at = None if node == "average" else nodes.index(int(node))
     weights = _weights(run, data_dir, nodes) if node == "average" else None
     if is_path(experiment.model):                           # its frozen weights are nowhere else

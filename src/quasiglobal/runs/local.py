@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from quasiglobal.runs.callbacks import (
+    KeepBest,
     SaveCheckpoints,
     Watch,
     WriteRecords,
@@ -23,7 +24,7 @@ from quasiglobal.runs.store import Run, RunFolder, Saved, Watcher, folders_of, u
 from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.callbacks import patient_interrupts
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.loop import Callback, Loop
+from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task
 
@@ -114,7 +115,9 @@ def _train_together(
         first = [queue.enter(run) for run in group]
         if any(one.epochs for one in first):
             program.regroup(program.experiments, [one.rows for one in first], [one.epochs for one in first])
-        further: list[Callback] = [WriteTensorBoard(queue.runs, board)] if board else []
+        further: list[Any] = [WriteTensorBoard(queue.runs, board)] if board else []
+        if options.keep_best:
+            further.append(KeepBest())
         if options.utilisation:
             further.append(WriteUtilisation(options.utilisation))
         Loop(

@@ -15,6 +15,7 @@ from quasiglobal.runs.attempts import ending, seat_in
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.participant import Participant, Seat
 from quasiglobal.runs.prometheus import Prometheus
+from quasiglobal.runs.result import give, has_result, offer, take
 from quasiglobal.runs.store import Run, RunFolder, Watcher, unwatched
 from quasiglobal.training.experiment import Experiment
 
@@ -51,10 +52,12 @@ def train_node(
     patience: float,
     watch: Watcher = unwatched,
     metrics: str | None = None,
+    linger: float = 0.0,
 ) -> Run:
     """Train one node on its own data, with the neighbours that connect within `patience` seconds.
 
-    `metrics` is the PORT or HOST:PORT where Prometheus finds them.
+    `metrics` is the PORT or HOST:PORT where Prometheus finds them. In a federation, neighbours that missed the end can
+    fetch the model for `linger` seconds, and a node whose neighbours have all ended fetches the model of one of them.
     """
     experiment = agreement(experiment)
     node = _number(place)
@@ -64,6 +67,8 @@ def train_node(
     if isinstance(place, InFederation):
         refuse_exact_means(experiment)
     if run.read_summary() is not None:
+        if isinstance(place, InFederation):
+            give(run.read(), _opener(place, run), None, options.peer_timeout, linger)
         return run.read()
     task = own_task(experiment, data)
     with ExitStack() as around:
@@ -73,16 +78,28 @@ def train_node(
         if metrics is not None:
             around.enter_context(page.served(metrics))
         log.info("run folder: %s", run.folder)
-        saved = max(mine.saved)
-        mine.connect(patience, saved)
-        if saved or mine.engine.members.step_of_others:
-            mine.rejoin()
+        fetches, missing = isinstance(place, InFederation) and has_result(experiment), []
+        if fetches:
+            offer(mine)
+        if max(mine.saved) >= experiment.epochs:            # an earlier start has trained to the end
+            mine.resume(experiment.epochs)
+        else:
+            mine.connect(patience, max(mine.saved))
+            if fetches and mine.engine.members.over:
+                mine.finish_alone(take(mine, watch))
+                mine.engine.close()
+                return run.read()
+            if max(mine.saved) or mine.engine.members.step_of_others:
+                mine.rejoin()
         board = mine.board()
         ended = mine.train(watch, page, *(board[1:] if board else ()), shared=False)
+        missing = mine.engine.members.missing
         mine.engine.close()
         if not ended:
             raise KeyboardInterrupt
         mine.finish_alone()
+    if isinstance(place, InFederation) and missing:
+        give(run.read(), _opener(place, run), missing, options.peer_timeout, linger)
     return run.read()
 
 
@@ -104,9 +121,12 @@ def _seat(place: MeetingPlace, run: RunFolder, node: int, n: int, patience: floa
     """The node's seat; `around` its training, the rendezvous is told if the run cannot continue."""
     experiment = run.experiment
     if isinstance(place, InFederation):
-        opener = SiteOpener(SiteFolder(place.folder), place.listen, Audit(run.folder / AUDIT))
-        return Seat(opener, node, spread(n, n), experiment.hash)
+        return Seat(_opener(place, run), node, spread(n, n), experiment.hash)
     host, _, port = place.address.rpartition(":")
     store, seat = seat_in(experiment, Meeting(meet(host, port, patience), experiment.hash), node, n)
     around.enter_context(ending(store))
     return seat
+
+
+def _opener(place: InFederation, run: RunFolder) -> SiteOpener:
+    return SiteOpener(SiteFolder(place.folder), place.listen, Audit(run.folder / AUDIT))

@@ -36,6 +36,8 @@ class Options:
     """Device: auto, cpu or cuda."""
     checkpoint_seconds: float = 60.0
     """Maximum age of a checkpoint in seconds, unless an epoch takes longer; 0: save every epoch."""
+    keep_best: bool = False
+    """Also keep each node's best model by its score, in best/ of the run folder."""
     tensorboard: bool = False
     """Also write the metrics for TensorBoard, into each run folder."""
     engine: Literal["simulator", "distributed"] = "simulator"

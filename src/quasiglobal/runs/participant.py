@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from quasiglobal.common.files import alone
 from quasiglobal.engines.distributed import Distributed, Way
-from quasiglobal.runs.callbacks import Watch, WriteTensorBoard, facts
+from quasiglobal.runs.callbacks import KeepBest, Watch, WriteTensorBoard, facts
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.parts import Part, records_of
 from quasiglobal.runs.saving import AgreedSaving, Saving
@@ -114,8 +116,9 @@ class Participant:
                 all_wait = self.engine.pace.seconds is None
                 saving = AgreedSaving(seconds, noted, self.runs[0].folder, apart, steps, all_wait)
             share = WriteParts(self.parts, self.engine, leave_tested=shared)
+            best = [KeepBest()] if self.options.keep_best else []
             loop = Loop(
-                self.program, [share, Watch(self.runs, watch), SaveParts(self.parts, saving), *further],
+                self.program, [share, Watch(self.runs, watch), *best, SaveParts(self.parts, saving), *further],
                 folders=[] if self.temporary else [run.folder for run in self.runs],
                 history=[records_of([part]) for part in self.parts],
             )
@@ -126,11 +129,21 @@ class Participant:
             self.engine.members.end()
         return ended
 
-    def finish_alone(self) -> None:
-        """Write the runs from this process's parts alone: a node with its own data has no access to other parts."""
+    def write_part(self, measures: Mapping[str, Any], rows: dict[str, Tensor]) -> None:
+        """End the only run here with these measures and rows of its last epoch, which others have trained."""
+        (part,), accounts = self.parts, self.engine.accounts()
+        part.write(dict(measures) | {"lost": self.engine.lost, "edges": accounts, "written": time.time()})
+        part.save(rows, measures["epoch"])
+        part.finish("finished", accounts)
+
+    def finish_alone(self, further: Mapping[str, Any] | None = None) -> None:
+        """Write the runs from this process's parts alone: a node with its own data has no access to other parts.
+
+        `further` are entries of the summary.
+        """
         for k, (run, part) in enumerate(zip(self.runs, self.parts, strict=True)):
             run.take_over(records_of([part]))
-            run.finish(part.read_status() or "finished", facts(self.program, k))
+            run.finish(part.read_status() or "finished", facts(self.program, k) | dict(further or {}))
 
     def board(self) -> tuple[EventFiles, WriteTensorBoard] | None:
         """TensorBoard and its callback for the nodes here; None unless requested."""

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ from torch import Tensor
 from quasiglobal.common.files import alone, append_line, read_epochs, read_json, write_json, write_lines
 from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
+from quasiglobal.runs.best import kept_in
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts, parts_of, records_of
 from quasiglobal.topology.parsing import count_nodes, is_external, parse
@@ -53,6 +54,10 @@ class Summary:
     """Fingerprint of the topology, if a file or Python code defines it."""
     weights: list[float] | None = None
     """How much each node counts, if not all alike."""
+    fetched: dict[str, Any] | None = None
+    """For a site that missed the end: the node and site whose model it took, the step, and its own epochs before."""
+    kept: list[dict[str, Any]] | None = None
+    """The best model of each node in best/: its node, epoch, metric and value."""
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Summary:
@@ -220,6 +225,7 @@ class RunFolder:
         last, best = last_and_best(self.read_records(), self.experiment.metric)
         topology = external_fingerprint(self.experiment)
         facts = facts | ({"topology": topology} if topology else {})
+        facts |= {"kept": [asdict(one) for one in kept]} if (kept := kept_in(self.folder)) else {}
         write_json(self.folder / "summary.json", {"status": status, "last": last, "best": best} | facts)
 
 

@@ -9,11 +9,12 @@ Between sites, `tls.py` is the transport, and `sites.py` opens edges: it dials, 
 from quasiglobal.engines.distributed.audit import Audit
 from quasiglobal.engines.distributed.engine import Distributed, MeanLost
 from quasiglobal.engines.distributed.gloo import Meeting, Store
+from quasiglobal.engines.distributed.membership import Membership
 from quasiglobal.engines.distributed.opening import Way
 from quasiglobal.engines.distributed.rendezvous import all_gather, join, launched, meet, serve, spread
 from quasiglobal.engines.distributed.sites import SiteOpener
 
 __all__ = [
-    "Audit", "Distributed", "MeanLost", "Meeting", "SiteOpener", "Store", "Way", "all_gather", "join", "launched",
-    "meet", "serve", "spread",
+    "Audit", "Distributed", "MeanLost", "Meeting", "Membership", "SiteOpener", "Store", "Way", "all_gather", "join",
+    "launched", "meet", "serve", "spread",
 ]

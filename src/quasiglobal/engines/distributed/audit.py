@@ -47,8 +47,11 @@ class Audit:
                 self._failed = True
                 log.warning("cannot write %s: %s; connections are not recorded", self._path, error.strerror)
 
-    def refuse(self, whom: str, why: str, **facts: object) -> None:
-        """Log a refusal once, and record it; a flood of the same refusals is one line a minute."""
+    def refuse(self, whom: str, why: str, logged: bool = True) -> None:
+        """Log a refusal once, and record it; a flood of the same refusals is one line a minute.
+
+        `logged` is False if the caller logs it.
+        """
         with self._lock:
             if len(self._refusals) > MOST_KINDS:
                 self._refusals.clear()
@@ -56,6 +59,6 @@ class Audit:
             due = said is None or time.monotonic() - said > AGAIN
             self._refusals[whom, why] = (time.monotonic(), 0) if due or said is None else (said, count + 1)
         if due:
-            self.record("refused", who=whom, reason=why, times=count + 1, **facts)
-        if said is None:
+            self.record("refused", who=whom, reason=why, times=count + 1)
+        if said is None and logged:
             log.warning("refused %s: %s", whom, why)

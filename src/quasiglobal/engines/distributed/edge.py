@@ -81,6 +81,9 @@ class Edge:
         self.here, self.there, self.channel, self.generation = here, there, channel, generation
         self.account = Account()
         self.step_there = 0
+        """Step of the other side as of its admission, or of its last heartbeat."""
+        self.gave = False
+        """Whether the other side took the model from here."""
         self.on_note: Callable[[bytes], None] = lambda note: None
         self._rank = 0 if here < there else 1
         self._under_way: deque[tuple[Sending, bool]] = deque()
@@ -136,6 +139,7 @@ class Edge:
             check_message(0, taken, wanted)
         if sending is not None:
             sending.wait(deadline)
+            self.gave = True
         return taken
 
     def listen(self, largest: int, buffers: MessageMemory | None = None, drops: bool = False) -> None:
@@ -247,11 +251,15 @@ class Edge:
         return payload
 
     def finish(self, seconds: float) -> None:
-        """Wait until all messages are sent."""
+        """Wait until everything is sent, also what is no message for the algorithm."""
+        deadline = time.monotonic() + seconds
         if self._outbox is not None:
             self._outbox.finish(seconds)
-        else:
-            self._settle(0, seconds)
+        with self._news:
+            left = max(deadline - time.monotonic(), 0.0)
+            self._news.wait_for(lambda: not self._under_way or self._gone is not None, left)
+            if self._under_way:
+                raise self._gone or Lost("it did not answer in time")
 
     def close(self) -> None:
         """Close the connection; the other side detects this."""
@@ -268,6 +276,8 @@ class Edge:
                     self.on_note(self._note(count * size))
                 elif moment[1] == MOVE:
                     self._follow()
+                elif moment[1] == HEARTBEAT:
+                    self.step_there = moment[0]
                 if moment[1] < 0:
                     with self._news:
                         self._heard = time.monotonic()

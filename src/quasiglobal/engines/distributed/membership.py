@@ -60,6 +60,13 @@ class Membership:
         """Last step of the run. A process that has ended is at the step after it."""
         self.model: Expected | None = None
         """The model that this process takes from neighbours that already train, if it joins late."""
+        self.result: Expected | None = None
+        """The whole model that this process takes from neighbours that have ended, if it missed the end."""
+        self.results: dict[int, Tensor] = {}
+        self.given: set[int] = set()
+        """Neighbours that missed the end and took the model from here."""
+        self.result_here: Callable[[], Tensor] | None = None
+        """Returns the whole model of this process, for them."""
         self._steps_of_others: dict[int, int] = {}
         self._opener, self._model_here, self._drops = opener, model_here, drops
         self._terms = Terms(rank, neighbours, experiment, topology, timeout, lambda: self.step)
@@ -72,6 +79,7 @@ class Membership:
         self._waiting_since, self._largest = math.inf, 0
         self._ended: set[int] = set()
         self._bad_models: set[int] = set()
+        self._refused: set[int] = set()
         self._said: set[tuple[int, str]] = set()
         self._why = dict.fromkeys(neighbours, "it did not connect in time")
 
@@ -91,10 +99,11 @@ class Membership:
                 if any(self._steps_of_others.values()):
                     break
                 why = ", ".join(f"{self._opener.called(there)}: {self._why[there]}" for there in sorted(missing))
+                remedy = "; start them, again if they have finished, or wait longer for them (`qg node --patience`)"
+                remedy = "" if missing <= self._refused else remedy
                 self.close()
                 raise InputError(
-                    f"processes {sorted(missing)} did not connect within {patience:g} s ({why}); start them, or wait "
-                    "longer for them (`qg node --patience`)"
+                    f"processes {sorted(missing)} did not connect within {patience:g} s ({why}){remedy}"
                 ) from None
             if any(self._steps_of_others.values()):
                 deadline = min(deadline, time.monotonic() + self.timeout)
@@ -154,18 +163,22 @@ class Membership:
                 edge = self._opener.open(there, min(self.timeout, ATTEMPT))
                 self._opening[there] = edge
                 self._welcome(edge)
-                if edge.step_there == self.last_step + 1:   # it has ended: nothing comes from it, it needs nothing
+                if self._has_ended(edge):                   # nothing comes from it, it needs nothing
                     self._ended.add(there)
                     edge.close()
                     return
+                if self.step > self.last_step:              # this process has ended: it has given what it has
+                    raise Lost("the run has ended here")
                 self._ready.wait()                          # neighbours never wait for a process that is loading
                 edge.greet(time.monotonic() + LONG)
                 edge.listen(self._largest, self.buffers, self._drops)
             except (Refused, Rejected) as error:
-                self.say_once(there, f"refused: {error}")
-                self._why[there] = "it was refused, as said above"
+                self.say_once(there, f"is not connected: {error}")
+                self._why[there] = str(error)
+                self._refused.add(there)
             except Lost as error:
                 self._why[there] = str(error)               # retry: it may connect later
+                self._refused.discard(there)
             else:
                 del self._opening[there]
                 self._opened.put(edge)
@@ -177,20 +190,32 @@ class Membership:
     def _welcome(self, edge: Edge) -> None:
         """Send a model to a side that joins late; receive one if this side does."""
         edge.account = self._accounts[edge.there]
-        wanted = None if self.begun or edge.there in self._bad_models else self.model
+        wanted = (self._has_ended(edge) and self.result) or self.model
+        ended = self.step > self.last_step
+        if self.begun or ended or edge.there in self._bad_models:
+            wanted = None
+        here = (ended and self.result_here) or self._model_here
         try:
-            model = edge.share_model(self._model_here(), wanted, time.monotonic() + self.timeout)
+            model = edge.share_model(here(), wanted, time.monotonic() + self.timeout)
         except Rejected:
             self._bad_models.add(edge.there)                # open the edge again, without asking for a model
             raise
-        if model is not None:
+        if model is not None and wanted is self.result:
+            self.results[edge.there] = model
+        elif model is not None:
             self.models.append(model)
+        if edge.gave and ended:
+            self.given.add(edge.there)
+            log.warning("process %d gave its model to process %d, which missed the end", self.rank, edge.there)
         try:
             check_step(edge.step_there, self.last_step + 1)
             self._steps_of_others[edge.there] = edge.step_there
         except Rejected as error:
             self.say_once(edge.there, f"is not believed: {error}")
         self._admitted.put(edge.there)
+
+    def _has_ended(self, edge: Edge) -> bool:
+        return edge.step_there == self.last_step + 1
 
     def say_once(self, there: int, what: str) -> None:
         """Log a sentence about a process, once: a neighbour that lies does not fill the log."""
@@ -213,9 +238,13 @@ class Membership:
         edge = self.edges.pop(there, None)
         if edge is not None:
             edge.close()
+            if self._has_ended(edge):
+                self._ended.add(there)
+                why = "it has ended"
             self.lost[there] = why
             log.warning("process %d continues without process %d from step %d: %s", self.rank, there, self.step, why)
-            self._seek(there)
+            if there not in self._ended:
+                self._seek(there)
 
     def take_back(self) -> None:
         """Use the edges that were reopened."""
@@ -244,10 +273,37 @@ class Membership:
 
     # -------------------------------------------------------------------------------------------- leave
 
+    @property
+    def over(self) -> bool:
+        """Whether all neighbours that were found have ended; a single one that still trains decides otherwise."""
+        return bool(self._steps_of_others) and min(self._steps_of_others.values()) > self.last_step
+
+    @property
+    def missing(self) -> list[int]:
+        """The neighbours that take part, and neither exchange messages with this process nor have ended."""
+        return [
+            there for there in self.neighbours
+            if there not in self.edges and there not in self._ended and self._opener.expects(there)
+        ]
+
     def end(self) -> None:
         """Note that no step follows here; who joins now does not wait for this process."""
         if math.isfinite(self.last_step):
             self.step = int(self.last_step) + 1
+
+    def hand_out(self, to: Sequence[int], seconds: float) -> None:
+        """Give the result of a run that has ended to neighbours that ask for it, until all in `to` have connected."""
+        self.end()
+        self._opener.begin(self._terms)
+        for there in self.neighbours:
+            self._seek(there)
+        waiting, deadline = set(to), time.monotonic() + seconds
+        try:
+            while any(map(self._opener.expects, waiting)) and (left := deadline - time.monotonic()) > 0:
+                with suppress(queue.Empty):                 # a newer file may say meanwhile who does not come
+                    waiting.discard(self._admitted.get(timeout=min(left, 1.0)))
+        finally:
+            self.close()
 
     def accounts(self) -> dict[str, dict[str, float]]:
         """Return the traffic statistics of each edge, by the process at its other end."""
@@ -264,6 +320,8 @@ class Membership:
             thread.join(timeout=2 * ATTEMPT)
         for edge in self.edges.values():
             with suppress(Lost):
+                if self.step > self.last_step:              # who is behind then knows that nobody is missing
+                    edge.send_heartbeat(self.step)
                 edge.finish(self.timeout)
             edge.close()
         self.edges.clear()

@@ -37,6 +37,9 @@ WATCH = 5.0
 LONGEST_PAUSE = 5.0
 """Maximum seconds between two attempts to dial."""
 
+LOOK_UP = 30.0
+"""Seconds for a name to be found, in addition: a machine with a dead name server takes 5 to 10 s for each look-up."""
+
 FAREWELL = 1.0
 """Seconds for a refused connection to read why."""
 
@@ -59,6 +62,8 @@ class SiteOpener(Opener):
         self._dialling: dict[int, Guest] = {}
         self._pauses: dict[int, float] = {}
         self._versions: dict[int, str] = {}
+        self._refusals: dict[int, str] = {}
+        """Why the last connection of a neighbour that dials was refused."""
         self._closing = threading.Event()
         self._listener: Listener | None = None
 
@@ -142,13 +147,13 @@ class SiteOpener(Opener):
     def _dial(self, there: int, deadline: float, renews: Link | None = None) -> Link:
         try:
             address = self.federation.site(there).address or ""
-            guest = self._connected(there, address, deadline)
+            guest, deadline = self._connected(there, address, deadline)
         except (InputError, OSError) as error:
             raise Lost(reason(error)) from None
         try:
             return self._admitted(guest, deadline, there, renews)
         except Refused as error:
-            self.audit.record("refused", who=f"node {there} ({address})", reason=str(error), times=1)
+            self.audit.refuse(f"node {there} ({address})", str(error), logged=False)
             close_gently(guest.connection, FAREWELL)
             raise
         except Lost:
@@ -157,10 +162,11 @@ class SiteOpener(Opener):
         finally:
             self._dialling.pop(there, None)
 
-    def _connected(self, there: int, address: str, deadline: float) -> Guest:
-        """A TCP connection; try each address that the name has."""
-        failed = OSError("it has no address")
-        found = resolved(*split_address(address), deadline - time.monotonic())
+    def _connected(self, there: int, address: str, deadline: float) -> tuple[Guest, float]:
+        """A TCP connection, to each address that the name has in turn, and the deadline without the look-up."""
+        failed, began = OSError("it has no address"), time.monotonic()
+        found = resolved(*split_address(address), LOOK_UP, self._closing)
+        deadline += time.monotonic() - began
         for k, (family, kind, protocol, _, place) in enumerate(found):
             self._dialling[there] = guest = Guest(socket.socket(family, kind, protocol), address)
             try:
@@ -168,7 +174,7 @@ class SiteOpener(Opener):
                     raise TimeoutError
                 guest.connection.settimeout(max((deadline - time.monotonic()) / (len(found) - k), 0.001))
                 guest.connection.connect(place)
-                return guest
+                return guest, deadline
             except OSError as error:
                 failed = error
                 guest.connection.close()
@@ -187,7 +193,7 @@ class SiteOpener(Opener):
                 if left <= 0:
                     break
                 self._news.wait(left)
-        raise Lost("it did not connect in time")
+        raise Lost(self._refusals.get(there, "it did not connect in time"))
 
     def _receive(self, guest: Guest) -> None:
         """Authenticate a connection; park it for `open`, or refuse it with the reason."""
@@ -195,6 +201,8 @@ class SiteOpener(Opener):
             link = self._admitted(guest, time.monotonic() + ADMISSION)
         except Lost as error:
             self.audit.refuse(guest.who, str(error))
+            if guest.node is not None:
+                self._refusals[guest.node] = str(error)
             close_gently(guest.connection, FAREWELL)
             return
         if not link.greeting.renews:
@@ -228,7 +236,7 @@ class SiteOpener(Opener):
         except InputError as error:
             refuse(connection, str(error), deadline)
             raise Refused(str(error)) from None
-        guest.who = f"node {identity.node} ({guest.address})"
+        guest.node, guest.who = identity.node, f"node {identity.node} ({guest.address})"
         mine = Greeting(
             PROTOCOL, _version(), self._terms.experiment, self._terms.topology, self.site.node, self._terms.step(),
             federation.serial, self._session, int(renews is not None),
