@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-SPARE = 1
+SPARE = 3
 """Free buffers that are kept for the next messages."""
 
 
