@@ -63,7 +63,8 @@ class BlockSteps:
         `copy` gets the shared columns of the new x too.
         """
         few, (k, d) = x.pieces[0], x.shape
-        blocks, shared = blocks_of(k, [piece.shape[1] for piece in x.pieces], self.engine.shared), self.engine.columns(d)
+        blocks = blocks_of(k, [piece.shape[1] for piece in x.pieces], self.engine.shared)
+        shared = self.engine.columns(d)
         if len(blocks) == 1 or few.device.type != "cpu":
             return False
         decay = [weight_decay] if isinstance(weight_decay, Tensor) else []

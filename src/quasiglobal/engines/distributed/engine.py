@@ -24,7 +24,6 @@ from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
 from quasiglobal.topology import Topology
 
-
 Weights = tuple[Tensor | None, tuple[Tensor, ...]]
 """W(t) − I: between the nodes here, and a column for each remote node."""
 
