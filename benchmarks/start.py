@@ -75,7 +75,8 @@ def main() -> None:
     print(f"ring:{args.nodes} in {args.processes} processes on {os.cpu_count()} cores")
     cpu = found.pop("cpu")
     print("  ".join(f"{name} {seconds:.1f} s" for name, seconds in found.items()))
-    print(f"first step {found['stepped'] - found['imported']:.1f} s after the last import; {cpu:.2f} s of CPU a process")
+    after = found["stepped"] - found["imported"]
+    print(f"first step {after:.1f} s after the last import; {cpu:.2f} s of CPU time per process")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torch import Tensor
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.recording import COLUMNS, Instruction, Mixing, Recording, record
-from quasiglobal.engines.rows import ModelRows, Part, read, write
+from quasiglobal.engines.rows import ModelRows, Views, read, write
 from quasiglobal.gradients.precision import full_precision
 
 BLOCK = 2**18
@@ -170,7 +170,7 @@ class _Program:
         mixed: Sequence[Mixed],
     ) -> None:
         """Run the lines on each block; values that nothing needs any more leave the cache to others."""
-        everywhere, loads = dict[int, Tensor](), list[tuple[int, list[Part]]]()
+        everywhere, loads = dict[int, Tensor](), list[tuple[int, list[Views]]]()
         for at in self.loads:
             value = known[at]
             if isinstance(value, Tensor):

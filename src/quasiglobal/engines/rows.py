@@ -10,7 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-Part = Tensor | list[Tensor]
+Views = Tensor | list[Tensor]
 """Some columns of a tensor in pieces, as a view of a piece, or as views of several."""
 
 
@@ -37,13 +37,13 @@ class ModelRows:
         return read(self.all)
 
     @property
-    def all(self) -> Part:
+    def all(self) -> Views:
         """All columns as one part."""
         return self.pieces[0] if len(self.pieces) == 1 else [*self.pieces]
 
-    def cut(self, blocks: Sequence[slice]) -> list[Part]:
+    def cut(self, blocks: Sequence[slice]) -> list[Views]:
         """Return the part of each block; the blocks are in order, without gaps between them."""
-        found: list[Part] = []
+        found: list[Views] = []
         ends = blocks[0].start, *(block.stop for block in blocks)
         for k, skipped, block, sizes in _parts(tuple([piece.shape[1] for piece in self.pieces]), ends):
             views = self.pieces[k].narrow(1, skipped, sum(sizes)).split_with_sizes(sizes, dim=1)
@@ -70,12 +70,12 @@ def _parts(widths: Sequence[int], ends: Sequence[int]) -> list[tuple[int, int, i
     return found
 
 
-def read(part: Part) -> Tensor:
+def read(part: Views) -> Tensor:
     """Return all columns of a part: a view, or a copy of several."""
     return part if isinstance(part, Tensor) else torch.cat(part, dim=1)
 
 
-def write(part: Part, values: Tensor) -> None:
+def write(part: Views, values: Tensor) -> None:
     """Overwrite a part; values that `read` returned as a view are already there."""
     if not isinstance(part, Tensor):
         torch._foreach_copy_(part, torch.split(values, [view.shape[1] for view in part], dim=1))

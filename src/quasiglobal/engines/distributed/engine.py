@@ -24,7 +24,7 @@ from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
 from quasiglobal.topology import Topology
 
-Weights = tuple[Tensor | None, tuple[Tensor, ...]]
+Movement = tuple[Tensor | None, tuple[Tensor, ...]]
 """W(t) − I: between the nodes here, and a column for each remote node."""
 
 
@@ -45,7 +45,7 @@ class Distributed(Exchange):
     ) -> None:
         super().__init__(topology, store, rank, hosted, **options)
         self._in_blocks = BlockSteps(self, self._empty_message, self._exchange_blocks, self._sent_ahead)
-        self._deltas: dict[Hashable, Weights] = {}
+        self._deltas: dict[Hashable, Movement] = {}
 
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
@@ -85,7 +85,7 @@ class Distributed(Exchange):
             return self._mixed_with(received, self._delta(t, tuple(received), tensors[0]), tensors)
 
     def _mixed_with(
-        self, received: dict[int, Tensor], weights: Weights, tensors: tuple[Tensor, ...], columns: slice = slice(None)
+        self, received: dict[int, Tensor], weights: Movement, tensors: tuple[Tensor, ...], columns: slice = slice(None)
     ) -> tuple[Tensor, ...]:
         """Move these columns of the models towards the received rows."""
         own = [self.by_run(v) for v in tensors]
@@ -122,7 +122,7 @@ class Distributed(Exchange):
             return q, self._moved(self._delta(t, tuple(received), own), (q,), [own], [own], received)[0]
 
     def _moved(
-        self, weights: Weights, tensors: tuple[Tensor, ...], own: Sequence[Tensor], told: Sequence[Tensor],
+        self, weights: Movement, tensors: tuple[Tensor, ...], own: Sequence[Tensor], told: Sequence[Tensor],
         received: dict[int, Tensor],
     ) -> tuple[Tensor, ...]:
         """Move towards the received rows, [tensors, runs, columns] of each remote node; called in full precision."""
@@ -216,7 +216,7 @@ class Distributed(Exchange):
         mean = torch.stack(self.members.models).mean(dim=0).to(like)
         return mean.view(len(self.seeds), 1, -1).expand(-1, len(self.nodes), -1).reshape(like.shape).contiguous()
 
-    def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> Weights:
+    def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> Movement:
         """W(t) − I: [nodes here, nodes here], and a column for each received remote node; rows sum to 0.
 
         The first is None if it changes nothing: it is 0, or there is one node, whose difference to itself is 0.
