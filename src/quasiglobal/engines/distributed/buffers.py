@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quasiglobal.engines.distributed.shared import new_memory
+
 SPARE = 3
 """Free buffers that are kept for the next messages."""
 
@@ -40,7 +42,7 @@ class MessageMemory:
         with self._lock:
             free = [memory for memory, lent in self._held if lent() is None]
             fitting = [memory for memory in free if memory.nbytes == size]
-            memory = fitting[0] if fitting else np.empty(size, dtype=np.uint8)
+            memory = fitting[0] if fitting else new_memory(size)
             spare = fitting[1 : 1 + SPARE]
             loan = memory[:]                                # a tensor's storage refers to this view of the memory
             kept = [entry for entry in self._held if entry[1]() is not None or any(entry[0] is one for one in spare)]
