@@ -48,7 +48,7 @@ def test_a_message_in_shared_memory_is_read_there(ends, monkeypatch):
     reads = []
     read = shared.read_file
     monkeypatch.setattr("quasiglobal.engines.distributed.gloo.read_file", lambda *of: (reads.append(of), read(*of)))
-    message = message_in(MessageMemory())
+    message = message_in(MessageMemory(shared=True))
     for one in (message, message[1:].clone(), torch.ones(3)):               # shared, large but not shared, small
         assert sent(ends, one).equal(one)
     assert len(reads) == 1
@@ -56,12 +56,12 @@ def test_a_message_in_shared_memory_is_read_there(ends, monkeypatch):
 
 def test_a_message_is_sent_where_memory_cannot_be_read(ends):
     ends[0]._is_read = False
-    message = message_in(MessageMemory())
+    message = message_in(MessageMemory(shared=True))
     assert sent(ends, message).equal(message)
 
 
 def test_the_sender_waits_until_its_message_is_read(ends):
-    memory = MessageMemory()
+    memory = MessageMemory(shared=True)
     sending = ends[0].send(message_in(memory))
     with pytest.raises(Lost):
         sending.wait(time.monotonic() + 0.05)
@@ -76,7 +76,7 @@ def test_no_other_file_is_read(tmp_path):
 
 
 def test_shared_memory_is_closed_when_nothing_refers_to_it():
-    memory = MessageMemory()
+    memory = MessageMemory(shared=True)
     message = message_in(memory)
     file, position = shared.file_of(message[2:])
     assert position == 8

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store, TCPStore
 
 from quasiglobal.engines.distributed.channel import Channel, Lost, Sending
-from quasiglobal.engines.distributed.shared import LARGE, file_of, new_memory, read_file
+from quasiglobal.engines.distributed.shared import LARGE, file_of, new_shared, read_file
 
 __all__ = ["GlooChannel", "Group", "Meeting", "Store", "TCPStore", "open_group", "until"]
 
@@ -142,7 +142,7 @@ class GlooChannel(Channel):
 
         Each side says what it read in the other's memory, as a hash: it may have been led to other memory.
         """
-        proof = new_memory(LARGE)
+        proof = new_shared(LARGE)
         number = secrets.token_bytes(32)
         proof[:32] = np.frombuffer(number, dtype=np.uint8)
         file, _ = file_of(torch.from_numpy(proof)) or (-1, 0)

@@ -24,20 +24,25 @@ _FILES: dict[int, int] = {}
 """File descriptors of the shared memory of this process, by its address."""
 
 
-def new_memory(size: int) -> NDArray[np.uint8]:
+def new(size: int) -> NDArray[np.uint8]:
+    """Return memory of this process alone."""
+    return np.empty(size, dtype=np.uint8)
+
+
+def new_shared(size: int) -> NDArray[np.uint8]:
     """Return memory, shared if it is large and this machine allows it."""
     if size < LARGE or not hasattr(os, "memfd_create"):
-        return np.empty(size, dtype=np.uint8)
+        return new(size)
     try:
         file = os.memfd_create(NAME)
     except OSError:
-        return np.empty(size, dtype=np.uint8)
+        return new(size)
     try:
         os.ftruncate(file, size)
         memory = np.frombuffer(mmap.mmap(file, size), dtype=np.uint8)
     except OSError:                                         # such as a limit of the size of files
         os.close(file)
-        return np.empty(size, dtype=np.uint8)
+        return new(size)
     _FILES[memory.ctypes.data] = file
     weakref.finalize(memory, _close, memory.ctypes.data)
     return memory
