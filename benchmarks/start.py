@@ -4,7 +4,8 @@
     python benchmarks/start.py --nodes 400 --processes 40
 
 Prints the seconds after the start of the first process at which the last process has imported PyTorch, has begun its
-first step, and has ended it. Importing takes most of the time, and its share is the machine's.
+first step, and has ended it. Importing takes most of the time, and its share is the machine's. The CPU time between
+import and first step, a mean over the processes, does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,12 +31,13 @@ def participate(words: list[str]) -> None:
     from quasiglobal import cli
     from quasiglobal.training.program import Program
 
-    times, step = {"imported": time.time()}, Program.advance
+    times, step, before = {"imported": time.time()}, Program.advance, time.process_time()
 
     def advance(self: Program, *arguments: Any) -> None:
         times.setdefault("began", time.time())
         step(self, *arguments)
         times.setdefault("stepped", time.time())
+        times.setdefault("cpu", time.process_time() - before)
 
     Program.advance = advance                               # type: ignore[method-assign]
     sys.argv = ["qg", *words]
@@ -43,7 +46,8 @@ def participate(words: list[str]) -> None:
 
 
 def measure(nodes: int, processes: int) -> dict[str, float]:
-    """Return the seconds at which the last process had imported PyTorch, began its first step, and ended it."""
+    """Return the seconds at which the last process had imported PyTorch, began its first step, and ended it; and the
+    mean CPU time of a process from import to first step."""
     server = serve("127.0.0.1", 0)
     shared = os.environ | {
         "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
@@ -58,7 +62,8 @@ def measure(nodes: int, processes: int) -> dict[str, float]:
         ]
         said = [process.communicate()[0] for process in started]
     times = [json.loads(text.splitlines()[-1]) for text in said]
-    return {name: max(of[name] for of in times) - first for name in ("imported", "began", "stepped")}
+    last = {name: max(of[name] for of in times) - first for name in ("imported", "began", "stepped")}
+    return last | {"cpu": statistics.mean(of["cpu"] for of in times)}
 
 
 def main() -> None:
@@ -68,8 +73,10 @@ def main() -> None:
     args = parser.parse_args()
     found = measure(args.nodes, args.processes)
     print(f"ring:{args.nodes} in {args.processes} processes on {os.cpu_count()} cores")
+    cpu = found.pop("cpu")
     print("  ".join(f"{name} {seconds:.1f} s" for name, seconds in found.items()))
-    print(f"first step {found['stepped'] - found['imported']:.1f} s after the last import")
+    after = found["stepped"] - found["imported"]
+    print(f"first step {after:.1f} s after the last import; {cpu:.2f} s of CPU time per process")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.func import vmap
 
 from quasiglobal.gradients.compiling import traced
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.precision import PRECISIONS
 from quasiglobal.gradients.routes import OneByOne, Traced
 from quasiglobal.gradients.stack import StackedModel
+from quasiglobal.gradients.stackable import cross_entropy
 from quasiglobal.metrics import accuracy
 from quasiglobal.models import build
 
@@ -157,3 +159,11 @@ def test_a_trace_does_not_depend_on_the_strides_of_its_arguments():
     x = torch.randn(2, 4, 3)
     assert traced(flat, (x,))(x.mT.clone().mT).equal(flat(x))
     assert traced(written, (x,))(x.mT.clone().mT).equal(written(x)), "a view of memory that is written into"
+
+
+def test_the_stacked_cross_entropy_has_the_bits_of_pytorchs():
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(3, 33, 7, requires_grad=True), torch.randint(0, 7, (3, 33))
+    own, theirs = (vmap(loss)(outputs, targets) for loss in (cross_entropy, nn.functional.cross_entropy))
+    assert torch.equal(own, theirs)
+    assert torch.equal(*(torch.autograd.grad(losses.sum(), outputs)[0] for losses in (own, theirs)))

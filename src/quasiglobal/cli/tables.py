@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quasiglobal.cli.listing import Listing, Text, Values
-from quasiglobal.paper.own_runs import Setting, by_setting
 from quasiglobal.runs.best import kept_in
 from quasiglobal.runs.store import Run
 from quasiglobal.topology import Topology
 from quasiglobal.topology.parsing import FROM_LABELS, KINDS, parse
+
+if TYPE_CHECKING:
+    from quasiglobal.paper.own_runs import Setting
 
 SCORES = ("score", "best", "worst_node", "averaged_model")
 """Keys of a setting's scores."""
@@ -18,6 +20,8 @@ SCORES = ("score", "best", "worst_node", "averaged_model")
 
 def comparison(runs: Sequence[Run]) -> Listing:
     """One row per setting, mean ± std over its seeds."""
+    from quasiglobal.paper.own_runs import by_setting  # makes the paper's tables, which a start need not wait for
+
     titles = {run.score.title for run in runs}
     title = titles.pop() if len(titles) == 1 else "score"
     best = "best, %" if title.endswith("%") else "best"

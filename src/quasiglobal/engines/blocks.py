@@ -7,7 +7,8 @@ memory is read and written once before a mix and once after it, and nothing but 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +17,10 @@ from torch import Tensor
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.recording import COLUMNS, Instruction, Mixing, Recording, record
-from quasiglobal.engines.rows import ModelRows, read, write
+from quasiglobal.engines.rows import ModelRows, Views, read, write
 from quasiglobal.gradients.precision import full_precision
 
-BLOCK = 2**17
+BLOCK = 2**18
 """Numbers of a block for each thread: in fewer, the calls take longer than the operations; more leave the cache."""
 
 MOST_KINDS = 64
@@ -50,7 +51,8 @@ class BlockSteps:
         self.engine, self.empty, self.exchange, self.ahead = engine, empty, exchange, ahead
         self.algorithm: Algorithm | None = None
         self.recordings: dict[Hashable, Recording | None] = {}
-        """Recordings of the algorithm's kinds of steps."""
+        self.programs: dict[Hashable, _Program] = {}
+        """Recordings of the algorithm's kinds of steps, and the programs made from them."""
 
     def step(
         self, algorithm: Algorithm, x: ModelRows, g: ModelRows, state: State, *, t: int, lr: Tensor,
@@ -61,7 +63,8 @@ class BlockSteps:
         `copy` gets the shared columns of the new x too.
         """
         few, (k, d) = x.pieces[0], x.shape
-        blocks, shared = blocks_of(k, d, self.engine.shared), self.engine.columns(d)
+        blocks = blocks_of(k, [piece.shape[1] for piece in x.pieces], self.engine.shared)
+        shared = self.engine.columns(d)
         if len(blocks) == 1 or few.device.type != "cpu":
             return False
         decay = [weight_decay] if isinstance(weight_decay, Tensor) else []
@@ -103,6 +106,7 @@ class BlockSteps:
         if algorithm is not self.algorithm or len(self.recordings) > MOST_KINDS:
             self.algorithm = algorithm
             self.recordings.clear()
+            self.programs.clear()
         if kind not in self.recordings:
             fits = all(value.shape == arguments[0].shape for value in state.values())
             few = [read(one.cut([slice(0, COLUMNS)])[0]) if isinstance(one, ModelRows) else one for one in arguments]
@@ -114,70 +118,104 @@ class BlockSteps:
         mixed: Sequence[Mixed], blocks: Sequence[slice],
     ) -> None:
         """Compute the targets block by block."""
+        if not blocks:
+            return
+        wanted = tuple((number, argument) for number, _, argument in targets)
+        kind = id(recording), frozenset(known), wanted
+        if kind not in self.programs:
+            self.programs[kind] = _Program(recording, known, wanted)
         with full_precision("cpu"):
-            _Program(recording, known, targets).run(blocks, mixed)
+            self.programs[kind].run(known, [place for _, place, _ in targets], blocks, mixed)
 
 
 class _Program:
-    """The lines of a recording that some targets need, in the order in which each block runs them."""
+    """The lines of a recording that some targets need, in the order in which each block runs them.
 
-    def __init__(self, recording: Recording, known: Mapping[int, ByColumns], targets: Sequence[Destination]) -> None:
-        numbers = [number for number, *_ in targets]
-        self.lines = recording.part(numbers, known)
-        reads = [{at for at in line.reads if at is not None} for line in self.lines]
-        self.loads = {at: known[at] for at in set(numbers).union(*reads) if at in known}
-        self.mixes = recording.mixes
-        computed = {line.result: (at, line) for at, line in enumerate(self.lines) if isinstance(line, Instruction)}
-        aliased = {at for mix in self.mixes for at in mix.reads}
-        self.direct: dict[int, ModelRows] = {}
-        """Where a line writes its result: nothing needs afterwards what it overwrites."""
-        for number, place, argument in targets:
+    A target is the number of a value, and of the argument that its place has, if any.
+    """
+
+    def __init__(
+        self, recording: Recording, known: Collection[int], targets: Sequence[tuple[int, int | None]]
+    ) -> None:
+        numbers = [number for number, _ in targets]
+        lines = recording.part(numbers, known)
+        reads = [{at for at in line.reads if at is not None} for line in lines]
+        self.loads = [at for at in set(numbers).union(*reads) if at in known]
+        mixes = recording.mixes
+        computed = {line.result: (at, line) for at, line in enumerate(lines) if isinstance(line, Instruction)}
+        aliased = {at for mix in mixes for at in mix.reads}
+        self.direct: dict[int, int] = {}
+        """Targets that a line writes itself, by number: nothing needs afterwards what it overwrites."""
+        for k, (number, argument) in enumerate(targets):
             if number in computed and numbers.count(number) == 1:
                 later = aliased.union(numbers, *reads[computed[number][0] + 1 :])
                 if argument is None or argument not in later:
-                    self.direct[number] = place
-        self.copied = [(number, place) for number, place, _ in targets if number not in self.direct]
+                    self.direct[number] = k
+        self.copied = [(number, k) for k, number in enumerate(numbers) if number not in self.direct]
         last = {at: k for k, ats in enumerate(reads) for at in ats}
-        self.drops = [[at for at in ats if last[at] == k and at not in numbers] for k, ats in enumerate(reads)]
         spent = {at for at, (_, line) in computed.items() if line.wide} - aliased - self.direct.keys()
-        self.reused = [
-            next((at for at in drops if at in spent), None) if isinstance(line, Instruction) and line.wide else None
-            for line, drops in zip(self.lines, self.drops, strict=True)
-        ]
-        """The operand whose memory a line's result takes: nothing else needs it."""
+        self.lines: list[tuple[Instruction | Mixing, int, int | None, list[int]]] = []
+        """A line, the position of a mix, the operand whose memory the result takes, since nothing else needs it, and
+        the values that nothing needs any more."""
+        for k, line in enumerate(lines):
+            drops = [at for at in reads[k] if last[at] == k and at not in numbers]
+            if isinstance(line, Mixing):
+                self.lines.append((line, mixes.index(line), None, drops))
+            else:
+                reused = next((at for at in drops if at in spent), None) if line.wide else None
+                self.lines.append((line, -1, reused, drops))
 
-    def run(self, blocks: Sequence[slice], mixed: Sequence[Mixed]) -> None:
+    def run(
+        self, known: Mapping[int, ByColumns], places: Sequence[ModelRows], blocks: Sequence[slice],
+        mixed: Sequence[Mixed],
+    ) -> None:
         """Run the lines on each block; values that nothing needs any more leave the cache to others."""
-        everywhere = {at: value for at, value in self.loads.items() if isinstance(value, Tensor)}
-        loads = {at: rows.cut(blocks) for at, rows in self.loads.items() if isinstance(rows, ModelRows)}
-        direct = {at: place.cut(blocks) for at, place in self.direct.items()}
-        copied = [(at, place.cut(blocks)) for at, place in self.copied]
+        everywhere, loads = dict[int, Tensor](), list[tuple[int, list[Views]]]()
+        for at in self.loads:
+            value = known[at]
+            if isinstance(value, Tensor):
+                everywhere[at] = value
+            else:
+                loads.append((at, value.cut(blocks)))
+        cut = [place.cut(blocks) for place in places]
+        direct = {at: cut[k] for at, k in self.direct.items()}
+        copied = [(at, cut[k]) for at, k in self.copied]
         for block, columns in enumerate(blocks):
-            values = everywhere | {at: read(parts[block]) for at, parts in loads.items()}
+            values = everywhere | {at: read(parts[block]) for at, parts in loads}
             held = {value.data_ptr() for value in values.values()} if len(copied) > 1 else set()
-            for line, drops, reused in zip(self.lines, self.drops, self.reused, strict=True):
+            for line, mix, reused, drops in self.lines:
                 if isinstance(line, Mixing):
-                    results = mixed[self.mixes.index(line)](tuple(values[at] for at in line.reads), columns)
+                    results = mixed[mix](tuple([values[at] for at in line.reads]), columns)
                     values |= zip(line.results, results, strict=True)
                 elif line.result in direct:
-                    parts = direct[line.result][block]
-                    line.run(values, parts[0] if len(parts) == 1 else None)
-                    write(parts, values[line.result])
+                    part = direct[line.result][block]
+                    line.run(values, part if isinstance(part, Tensor) else None)
+                    write(part, values[line.result])
                 else:
                     line.run(values, None if reused is None else values[reused])
                 for at in drops:
                     del values[at]
             ready = {at: values[at].clone() if values[at].data_ptr() in held else values[at] for at, _ in copied}
-            for at, places in copied:
-                write(places[block], ready[at])
+            for at, parts in copied:
+                write(parts[block], ready[at])
 
 
-def blocks_of(rows: int, d: int, shared: int | None) -> list[slice]:
-    """Return the blocks of d columns; none has both shared columns and others.
+def blocks_of(rows: int, widths: Sequence[int], shared: int | None) -> list[slice]:
+    """Return the blocks of the columns of pieces side by side; none has both shared columns and others.
 
-    >>> blocks_of(2, 100, shared=40)
+    A piece that is larger than a block has blocks of its own: parts of two pieces would have to be copied together.
+
+    >>> blocks_of(2, [100], shared=40)
     [slice(0, 40, None), slice(40, 100, None)]
     """
     size = max(1, BLOCK * torch.get_num_threads() // rows)
-    ends = sorted({*range(size, d, size), d, min(shared or d, d)})
-    return [slice(first, last) for first, last in itertools.pairwise([0, *ends])]
+    ends, begin, end = {sum(widths)}, 0, 0                  # of the block to which pieces are still added
+    for width in widths:
+        if end + width - begin > size:
+            parts = math.ceil(width / size)
+            ends |= {end, end + width} if parts > 1 else {end}
+            ends.update(end + width * part // parts for part in range(1, parts))
+            begin = end + width if parts > 1 else end
+        end += width
+    ends = {*ends, min(shared or end, end)} - {0}
+    return [slice(first, last) for first, last in itertools.pairwise([0, *sorted(ends)])]

@@ -128,7 +128,7 @@ class Host(ABC):
         names = [] if keeps_state else [*state]
         with self.writing:
             overwrite([whole, *(state[name] for name in names)], [new, *(after[name] for name in names)])
-            write(x.pieces, whole)
+            write(x.all, whole)
 
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+Views = Tensor | list[Tensor]
+"""Some columns of a tensor in pieces, as a view of a piece, or as views of several."""
 
 
 class ModelRows:
@@ -28,33 +34,50 @@ class ModelRows:
 
     def whole(self) -> Tensor:
         """Return all columns: the piece if there is one, else a copy."""
-        return read(self.pieces)
+        return read(self.all)
 
-    def cut(self, blocks: Sequence[slice]) -> list[list[Tensor]]:
-        """Return the parts of each block as views; the blocks are in order, without gaps between them."""
-        found: list[list[Tensor]] = [[] for _ in blocks]
-        begin, k = 0, 0
-        for piece in self.pieces:
-            end = begin + piece.shape[1]
-            while k < len(blocks) and blocks[k].start < end:
-                first, last = max(blocks[k].start, begin), min(blocks[k].stop, end)
-                if first < last:
-                    found[k].append(piece[:, first - begin : last - begin])
-                if blocks[k].stop > end:                    # the block goes on in the next piece
-                    break
-                k += 1
-            begin = end
+    @property
+    def all(self) -> Views:
+        """All columns as one part."""
+        return self.pieces[0] if len(self.pieces) == 1 else [*self.pieces]
+
+    def cut(self, blocks: Sequence[slice]) -> list[Views]:
+        """Return the part of each block; the blocks are in order, without gaps between them."""
+        found: list[Views] = []
+        ends = blocks[0].start, *(block.stop for block in blocks)
+        for k, skipped, block, sizes in _parts(tuple([piece.shape[1] for piece in self.pieces]), ends):
+            views = self.pieces[k].narrow(1, skipped, sum(sizes)).split_with_sizes(sizes, dim=1)
+            if block < len(found):                          # it goes on from an earlier piece
+                before = found[block]
+                found[block] = [*(before if isinstance(before, list) else [before]), views[0]]
+                views = views[1:]
+            found += views
         return found
 
 
-def read(parts: Sequence[Tensor]) -> Tensor:
-    """Return parts side by side: a view of a single one, else a copy."""
-    return parts[0] if len(parts) == 1 else torch.cat([*parts], dim=1)
+@lru_cache(maxsize=16)
+def _parts(widths: Sequence[int], ends: Sequence[int]) -> list[tuple[int, int, int, list[int]]]:
+    """For each piece that blocks between these ends cut: its number, the columns before the first block, the number of
+    the first block, and the widths of its parts."""
+    found, begin = [], 0
+    for k, width in enumerate(widths):
+        low, high = max(begin, ends[0]), min(begin + width, ends[-1])
+        if low < high:
+            cuts = [low, *(end for end in ends if low < end < high), high]
+            sizes = [last - first for first, last in itertools.pairwise(cuts)]
+            found.append((k, low - begin, bisect_right(ends, low) - 1, sizes))
+        begin += width
+    return found
 
 
-def write(parts: Sequence[Tensor], values: Tensor) -> None:
-    """Overwrite parts side by side; values that `read` returned as a view are already there."""
-    if len(parts) > 1:
-        torch._foreach_copy_([*parts], torch.split(values, [part.shape[1] for part in parts], dim=1))
-    elif values.data_ptr() != parts[0].data_ptr():
-        parts[0].copy_(values)
+def read(part: Views) -> Tensor:
+    """Return all columns of a part: a view, or a copy of several."""
+    return part if isinstance(part, Tensor) else torch.cat(part, dim=1)
+
+
+def write(part: Views, values: Tensor) -> None:
+    """Overwrite a part; values that `read` returned as a view are already there."""
+    if not isinstance(part, Tensor):
+        torch._foreach_copy_(part, torch.split(values, [view.shape[1] for view in part], dim=1))
+    elif values.data_ptr() != part.data_ptr():
+        part.copy_(values)

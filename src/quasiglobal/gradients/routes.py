@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.gradients.compiling import Programs, compiled, traced
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree
-from quasiglobal.gradients.stackable import no_fast_path, stackable
+from quasiglobal.gradients.stackable import cross_entropy, no_fast_path, stackable
 
 log = logging.getLogger("quasiglobal")
 
@@ -102,6 +102,11 @@ class Traced(Vectorised):
 
     Evaluation uses large batches, where stacking gains nothing: it runs one model after the other.
     """
+
+    def __init__(self, one: OneModel) -> None:
+        super().__init__(one)
+        if one.loss is nn.functional.cross_entropy:
+            self._stacked_one = replace(self._stacked_one, loss=cross_entropy)
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         arguments, all_at_once = (x, buffers, inputs, targets), super().gradients

@@ -58,6 +58,17 @@ def no_fast_path(given: Any) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    """`nn.functional.cross_entropy`, with the same bits inside vmap; it does not load SymPy.
+
+    PyTorch decomposes the loss of class numbers [batch] for vmap, and the checks in it load SymPy, which takes half of
+    the time that a small model takes to start. The loss of [batch, 1] is decomposed to the same operations, without it.
+    """
+    if output.ndim != 2 or targets.is_floating_point():
+        return nn.functional.cross_entropy(output, targets)
+    return nn.functional.nll_loss(nn.functional.log_softmax(output, 1)[..., None], targets[..., None])
+
+
 class Replacing(TorchFunctionMode):
     """Mode that calls the replacement of a function if an argument is stacked."""
 

@@ -11,12 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-SPARE = 1
+from quasiglobal.engines.distributed.shared import new, new_shared
+
+SPARE = 3
 """Free buffers that are kept for the next messages."""
 
 
 class MessageMemory:
     """Uninitialised tensors, whose memory is free again once no tensor refers to it, here or in the transport.
+
+    `shared`: other processes on this machine can read it, if it is large.
 
     >>> buffers = MessageMemory()
     >>> one, other = buffers.empty(5, torch.float32), buffers.empty(5, torch.float32)
@@ -30,7 +34,8 @@ class MessageMemory:
     True
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shared: bool = False) -> None:
+        self._new = new_shared if shared else new
         self._lock = threading.Lock()
         self._held: list[tuple[NDArray[np.uint8], weakref.ref[Any]]] = []
 
@@ -40,7 +45,7 @@ class MessageMemory:
         with self._lock:
             free = [memory for memory, lent in self._held if lent() is None]
             fitting = [memory for memory in free if memory.nbytes == size]
-            memory = fitting[0] if fitting else np.empty(size, dtype=np.uint8)
+            memory = fitting[0] if fitting else self._new(size)
             spare = fitting[1 : 1 + SPARE]
             loan = memory[:]                                # a tensor's storage refers to this view of the memory
             kept = [entry for entry in self._held if entry[1]() is not None or any(entry[0] is one for one in spare)]

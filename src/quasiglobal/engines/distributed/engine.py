@@ -24,6 +24,9 @@ from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
 from quasiglobal.topology import Topology
 
+Movement = tuple[Tensor | None, tuple[Tensor, ...]]
+"""W(t) − I: between the nodes here, and a column for each remote node."""
+
 
 class MeanLost(InputError):
     """An exact mean over all nodes has lost a process: the run cannot continue without it."""
@@ -42,7 +45,7 @@ class Distributed(Exchange):
     ) -> None:
         super().__init__(topology, store, rank, hosted, **options)
         self._in_blocks = BlockSteps(self, self._empty_message, self._exchange_blocks, self._sent_ahead)
-        self._deltas: dict[Hashable, tuple[Tensor | None, tuple[Tensor, ...]]] = {}
+        self._deltas: dict[Hashable, Movement] = {}
 
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
@@ -79,18 +82,19 @@ class Distributed(Exchange):
         own = [self.by_run(v) for v in tensors]
         received = self._rows_from_others(t, self._message(own), tensors[0])
         with full_precision(tensors[0].device.type):
-            return self._mixed_with(received, t, tensors)
+            return self._mixed_with(received, self._delta(t, tuple(received), tensors[0]), tensors)
 
     def _mixed_with(
-        self, received: dict[int, Tensor], t: int, tensors: tuple[Tensor, ...], columns: slice = slice(None)
+        self, received: dict[int, Tensor], weights: Movement, tensors: tuple[Tensor, ...], columns: slice = slice(None)
     ) -> tuple[Tensor, ...]:
         """Move these columns of the models towards the received rows."""
         own = [self.by_run(v) for v in tensors]
         told = [self.told(rows) for rows in own]
-        return self._moved(t, tensors, own, told, {node: rows[..., columns] for node, rows in received.items()})
+        return self._moved(weights, tensors, own, told, {node: rows[..., columns] for node, rows in received.items()})
 
     def _exchange_blocks(self, t: int, message: Tensor, like: Tensor) -> Mixed:
-        return partial(self._mixed_with, self._rows_from_others(t, message, like), t)
+        received = self._rows_from_others(t, message, like)
+        return partial(self._mixed_with, received, self._delta(t, tuple(received), like))
 
     def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
         """Send the compressed rows as they are packed; neighbours restore them."""
@@ -115,14 +119,14 @@ class Distributed(Exchange):
             received[node] = restored.transpose(0, 1)
         q = self.with_own(own, nothing)
         with full_precision(v.device.type):
-            return q, self._moved(t, (q,), [own], [own], received)[0]
+            return q, self._moved(self._delta(t, tuple(received), own), (q,), [own], [own], received)[0]
 
     def _moved(
-        self, t: int, tensors: tuple[Tensor, ...], own: Sequence[Tensor], told: Sequence[Tensor],
+        self, weights: Movement, tensors: tuple[Tensor, ...], own: Sequence[Tensor], told: Sequence[Tensor],
         received: dict[int, Tensor],
     ) -> tuple[Tensor, ...]:
         """Move towards the received rows, [tensors, runs, columns] of each remote node; called in full precision."""
-        here, remote = self._delta(t, tuple(received), own[0])
+        here, remote = weights
         if not received and here is None:
             return tensors
         mixed = []
@@ -132,8 +136,8 @@ class Distributed(Exchange):
                 moved = torch.lerp(rows, next(iter(received.values()))[k][:, None], remote[0])  # in one pass
             else:
                 moved = rows if here is None else rows + here @ (told[k] - first)
-                for weights, row in zip(remote, received.values(), strict=True):
-                    moved = torch.addcmul(moved, weights, row[k][:, None] - first)
+                for weight, row in zip(remote, received.values(), strict=True):
+                    moved = torch.addcmul(moved, weight, row[k][:, None] - first)
             mixed.append(self.with_own(moved, v))
         return tuple(mixed)
 
@@ -214,7 +218,7 @@ class Distributed(Exchange):
         mean = torch.stack(self.members.models).mean(dim=0).to(like)
         return mean.view(len(self.seeds), 1, -1).expand(-1, len(self.nodes), -1).reshape(like.shape).contiguous()
 
-    def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+    def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> Movement:
         """W(t) − I: [nodes here, nodes here], and a column for each received remote node; rows sum to 0.
 
         The first is None if it changes nothing: it is 0, or there is one node, whose difference to itself is 0.

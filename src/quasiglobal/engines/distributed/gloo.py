@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import secrets
 import socket
 import time
 from collections.abc import Callable
@@ -9,16 +12,21 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store, TCPStore
 
 from quasiglobal.engines.distributed.channel import Channel, Lost, Sending
+from quasiglobal.engines.distributed.shared import LARGE, file_of, new_shared, read_file
 
 __all__ = ["GlooChannel", "Group", "Meeting", "Store", "TCPStore", "open_group", "until"]
 
 Group = Any
 """A ProcessGroupGloo."""
+
+READ = 2
+"""Tag of the word that a message in shared memory has been read; `close` uses 1."""
 
 
 Value = TypeVar("Value")
@@ -92,7 +100,11 @@ def open_group(store: Store, rank: int, size: int, host: str, seconds: float) ->
 
 
 class GlooChannel(Channel):
-    """A gloo group of two, opened through a store; this process has `rank` 0 or 1 in it."""
+    """A gloo group of two, opened through a store; this process has `rank` 0 or 1 in it.
+
+    If the other process can read the memory of this one, large messages in shared memory are not sent: it is told where
+    they are, and says when it has read them.
+    """
 
     def __init__(self, store: Store, rank: int, host: str, seconds: float) -> None:
         self._other = 1 - rank
@@ -100,14 +112,63 @@ class GlooChannel(Channel):
             self._group = open_group(store, rank, 2, host, seconds)
         except RuntimeError as error:
             raise Lost(_reason(error)) from None
+        self._process, self._is_read = self._meet(time.monotonic() + seconds)
 
     def send(self, message: Tensor) -> Sending:
         """Start sending a message."""
-        return _Sending(_work(self._group.send, message, self._other), message)
+        if message.nbytes < LARGE:
+            return self._post(message)
+        where = file_of(message) if self._is_read else None
+        told = self._post(torch.tensor(where or (-1, 0)))
+        return _Sequence(told, self._post(message) if where is None else self._await(torch.empty(1), message))
 
     def recv_into(self, buffer: Tensor, deadline: float) -> None:
         """Fill the buffer with the next message, which has its size."""
-        _Sending(_work(self._group.recv, buffer, self._other), buffer).wait(deadline)
+        if buffer.nbytes >= LARGE:
+            where = torch.empty(2, dtype=torch.int64)
+            self._take(where).wait(deadline)
+            file, position = where.tolist()
+            if file >= 0:
+                try:
+                    read_file(self._process, file, position, buffer)
+                except (OSError, OverflowError):
+                    raise Lost("its shared memory cannot be read") from None
+                self._post(torch.empty(1), READ).wait(deadline)
+                return
+        self._take(buffer).wait(deadline)
+
+    def _meet(self, deadline: float) -> tuple[int, bool]:
+        """Return the number of the other process on its machine, and whether it can read memory of this one.
+
+        Each side says what it read in the other's memory, as a hash: it may have been led to other memory.
+        """
+        proof = new_shared(LARGE)
+        number = secrets.token_bytes(32)
+        proof[:32] = np.frombuffer(number, dtype=np.uint8)
+        file, _ = file_of(torch.from_numpy(proof)) or (-1, 0)
+        process, theirs = self._swap(torch.tensor([os.getpid(), file]), deadline).tolist()
+        found = torch.zeros(32, dtype=torch.uint8)
+        with suppress(OSError, OverflowError):
+            read_file(process, theirs, 0, found)
+        digest = torch.frombuffer(bytearray(hashlib.sha256(bytes(found.tolist())).digest()), dtype=torch.uint8)
+        answer = bytes(self._swap(digest, deadline).tolist())
+        return process, file >= 0 and answer == hashlib.sha256(number).digest()
+
+    def _swap(self, mine: Tensor, deadline: float) -> Tensor:
+        theirs, sending = torch.empty_like(mine), self._post(mine)
+        self._take(theirs).wait(deadline)
+        sending.wait(deadline)
+        return theirs
+
+    def _post(self, message: Tensor, tag: int = 0) -> Sending:
+        return _Sending(_work(self._group.send, message, self._other, tag), message)
+
+    def _take(self, buffer: Tensor) -> Sending:
+        return _Sending(_work(self._group.recv, buffer, self._other, 0), buffer)
+
+    def _await(self, word: Tensor, message: Tensor) -> Sending:
+        """The other side's word that it has read a message."""
+        return _Sending(_work(self._group.recv, word, self._other, READ), word, message)
 
     def close(self) -> None:
         """Close the connection."""
@@ -116,10 +177,10 @@ class GlooChannel(Channel):
 
 
 class _Sending(Sending):
-    """A work of gloo, which reads or writes the memory of `message` until it is done."""
+    """A work of gloo; until it is done, the memory of the messages is read or written."""
 
-    def __init__(self, work: Any, message: Tensor) -> None:
-        self._work, self._message = work, message
+    def __init__(self, work: Any, *messages: Tensor) -> None:
+        self._work, self._messages = work, messages
 
     def wait(self, deadline: float) -> None:
         left = max(deadline - time.monotonic(), 0.001)
@@ -129,9 +190,20 @@ class _Sending(Sending):
             raise Lost(_reason(error)) from None
 
 
-def _work(call: Callable[..., Any], message: Tensor, other: int) -> Any:
+class _Sequence(Sending):
+    """One sending after another."""
+
+    def __init__(self, *parts: Sending) -> None:
+        self._parts = parts
+
+    def wait(self, deadline: float) -> None:
+        for part in self._parts:
+            part.wait(deadline)
+
+
+def _work(call: Callable[..., Any], message: Tensor, other: int, tag: int) -> Any:
     try:
-        return call([message], other, 0)
+        return call([message], other, tag)
     except RuntimeError as error:
         raise Lost(_reason(error)) from None
 

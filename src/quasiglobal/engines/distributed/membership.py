@@ -51,7 +51,7 @@ class Membership:
     ) -> None:
         self.rank, self.neighbours, self.timeout = rank, neighbours, timeout
         self.edges: dict[int, Edge] = {}
-        self.buffers = MessageMemory()
+        self.buffers = MessageMemory(shared=opener.shares_memory)
         self.lost: dict[int, str] = {}
         self.models: list[Tensor] = []
         self.step = 0

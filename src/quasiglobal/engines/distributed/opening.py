@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quasiglobal.engines.distributed.channel import Lost
 from quasiglobal.engines.distributed.edge import Edge
@@ -50,6 +51,9 @@ class Terms:
 class Opener(ABC):
     """Opens edges over one kind of transport; several threads call `open`, each for another neighbour."""
 
+    shares_memory: ClassVar[bool] = False
+    """Whether edges to processes on this machine read messages from their memory."""
+
     @abstractmethod
     def begin(self, terms: Terms) -> None:
         """Prepare to open edges on these terms."""
@@ -79,6 +83,8 @@ class Opener(ABC):
 
 class GlooOpener(Opener):
     """Opens gloo groups of two through a store; whoever knows the same secret (QG_SECRET) is admitted."""
+
+    shares_memory = True
 
     def __init__(self, store: Meeting, host: str) -> None:
         self.store, self.host = store, host
