@@ -32,6 +32,7 @@ def node(
     device: str = "auto",
     peer_timeout: float = 60.0,
     patience: float = 3600.0,
+    trust: Annotated[float | None, arg(metavar="R")] = None,
     checkpoint_seconds: float = 60.0,
     tensorboard: bool = False,
     log: Literal["plain", "json"] = "plain",
@@ -59,6 +60,8 @@ def node(
         device: auto, cpu or cuda.
         peer_timeout: Seconds after which the node continues without a neighbour that does not answer.
         patience: Seconds to wait for the neighbours at the start.
+        trust: Clip a neighbour's model that is more than R times as far from the own model as other neighbours' usually
+            are; inf clips nothing. By default 6 with --site, if the algorithm allows it, and inf with --rendezvous.
         checkpoint_seconds: Save a checkpoint at the end of an epoch before the last one is this old; 0: every epoch.
         tensorboard: Also write the metrics for TensorBoard, into the run folder.
         log: Log format: plain sentences, or one JSON object per line.
@@ -70,7 +73,7 @@ def node(
     log_as(log)
     options = Options(
         runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log, tensorboard=tensorboard,
-        checkpoint_seconds=checkpoint_seconds,
+        checkpoint_seconds=checkpoint_seconds, trust=trust, engine="distributed",
     )
     console.print(schedule_in_words(experiment))
     with watcher(log) as watch:

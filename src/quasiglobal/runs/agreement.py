@@ -5,6 +5,7 @@ No owner reveals the number or content of its examples. Only parameters leave a 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -77,6 +78,20 @@ def refuse_exact_means(experiment: Experiment) -> None:
     if experiment.communication or traffic(algorithm(experiment.algorithm)).everybody:
         what = experiment.communication or experiment.algorithm
         raise InputError(f"{what} averages over all nodes: {NO_MEAN_OVER_SITES}")
+
+
+def trust_of(experiment: Experiment, ratio: float | None, default: float = math.inf) -> float:
+    """The ratio of `--trust`, or the default if it is None and the algorithm bears clipping; inf clips nothing."""
+    chosen = algorithm(experiment.algorithm)
+    if chosen.bears_clipping and not traffic(chosen).everybody and not experiment.communication:
+        return default if ratio is None else ratio
+    if ratio is not None and math.isfinite(ratio):
+        what = experiment.communication or experiment.algorithm
+        raise InputError(
+            f"{what} relies on messages that count whole, so they cannot be clipped; leave out --trust, or use an "
+            "algorithm that averages models with the neighbours, such as qg-dsgdm-n"
+        )
+    return math.inf
 
 
 def refuse_faults(experiment: Experiment) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from quasiglobal.engines.distributed import Meeting, all_gather, join, spread
 from quasiglobal.errors import InputError
-from quasiglobal.runs.agreement import refuse_faults
+from quasiglobal.runs.agreement import refuse_faults, trust_of
 from quasiglobal.runs.assembly import Assembly, tidied
 from quasiglobal.runs.loading import task_of
 from quasiglobal.runs.options import Options
@@ -46,11 +46,12 @@ def train(
     process returns after process 0 has combined the parts. `temporary`: the caller deletes the run folders.
     """
     refuse_faults(experiment)
+    trust = trust_of(experiment, options.trust)
     patience = max(options.peer_timeout, GRACE)
     meeting, rank, size = join(patience)
     _check_alike(meeting, experiment, rank, size, patience)
     store, hosted = Meeting(meeting, experiment.hash), spread(count_nodes(experiment.topology), size)
-    seat = Seat(store, rank, hosted, experiment.hash)
+    seat = Seat(store, rank, hosted, experiment.hash, trust)
     folders = folders_of(experiment, options)
     for folder in folders:
         folder.check_topology()

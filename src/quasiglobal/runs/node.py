@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from quasiglobal.engines.distributed import Audit, Meeting, Opener, SiteOpener, Store, meet, spread
+from quasiglobal.engines.distributed import BETWEEN_SITES, Audit, Meeting, Opener, SiteOpener, Store, meet, spread
 from quasiglobal.errors import InputError
 from quasiglobal.federation.site import SiteFolder
-from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_exact_means
+from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_exact_means, trust_of
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.participant import Participant, Seat
 from quasiglobal.runs.prometheus import Prometheus
@@ -62,11 +63,12 @@ def train_node(
     run.check_topology()
     if isinstance(place, InFederation):
         refuse_exact_means(experiment)
+    trust = trust_of(experiment, options.trust, BETWEEN_SITES if isinstance(place, InFederation) else math.inf)
     if run.read_summary() is not None:
         return run.read()
     task = own_task(experiment, data)
     through = _way(place, run, patience)
-    mine = Participant(task, [run], Seat(through, node, spread(n, n), experiment.hash), options)
+    mine = Participant(task, [run], Seat(through, node, spread(n, n), experiment.hash, trust), options)
     page = Prometheus(mine.engine, experiment.epochs, _site(place))
     with mine.locked(), ExitStack() as serving:
         if metrics is not None:

@@ -44,6 +44,9 @@ class Options:
     """Number of local processes to start, for --engine distributed without torchrun."""
     peer_timeout: float = 60.0
     """Seconds after which training continues without a neighbour that does not answer."""
+    trust: float | None = None
+    """Clip a neighbour's model that is more than this many times as far from the own model as other neighbours' usually
+    are; needs one node per process. By default nothing is clipped."""
     host: str = "127.0.0.1"
     """Address at which other processes reach this machine."""
     log: Literal["plain", "json"] = "plain"
@@ -64,6 +67,10 @@ class Options:
             raise InputError(f"checkpoint_seconds must be >= 0, got {self.checkpoint_seconds}")
         if not self.peer_timeout > 0:
             raise InputError(f"peer_timeout must be > 0 seconds, got {self.peer_timeout}")
+        if self.trust is not None and not self.trust >= 1:
+            raise InputError(f"trust must be >= 1, got {self.trust}; leave it out to clip nothing")
+        if self.trust is not None and self.engine == "simulator":
+            raise InputError("trust is about neighbours in other processes; use it with --engine distributed")
         if self.memory_limit is not None and not self.memory_limit > 0:
             raise InputError(f"memory_limit must be > 0 GB, got {self.memory_limit}; --stream keeps nothing in memory")
         if self.workers < 0:

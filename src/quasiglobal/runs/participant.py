@@ -38,6 +38,8 @@ class Seat:
     """The nodes of every process."""
     experiment: str
     """Hash of the experiment; only processes with the same hash are admitted."""
+    trust: float = math.inf
+    """Ratio beyond which the model of a neighbour is clipped."""
 
     def parts(self, run: RunFolder, mine: bool = False) -> list[Part]:
         """The parts of all processes in a run folder, or only this process's if `mine`."""
@@ -59,7 +61,7 @@ class Participant:
         """Epochs from which this process can resume all runs."""
         engine = partial(
             Distributed, store=seat.through, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
-            host=options.host, experiment=seat.experiment,
+            host=options.host, experiment=seat.experiment, trust=seat.trust,
         )
         experiments = [run.experiment for run in runs]
         self.program = Program(task, experiments, choose_device(options.device), engine, **options.of_program)

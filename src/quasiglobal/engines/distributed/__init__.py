@@ -1,6 +1,7 @@
 """Distributed engine: nodes spread over processes and machines.
 
 `engine.py` mixes, `membership.py` tracks neighbouring processes, `edge.py` is one link, `channel.py` its transport.
+`checks.py` and `trust.py` decide what counts of a message.
 Within a cluster, `gloo.py` is the transport, and `opening.py` opens edges through the store of `rendezvous.py`.
 Between sites, `tls.py` is the transport, and `sites.py` opens edges: it dials, or takes what `listener.py` accepts.
 """
@@ -11,8 +12,9 @@ from quasiglobal.engines.distributed.gloo import Meeting, Store
 from quasiglobal.engines.distributed.opening import Opener
 from quasiglobal.engines.distributed.rendezvous import all_gather, join, launched, meet, serve
 from quasiglobal.engines.distributed.sites import SiteOpener
+from quasiglobal.engines.distributed.trust import BETWEEN_SITES
 
 __all__ = [
-    "Audit", "Distributed", "Meeting", "Opener", "SiteOpener", "Store", "all_gather", "join", "launched", "meet",
-    "serve", "spread",
+    "BETWEEN_SITES", "Audit", "Distributed", "Meeting", "Opener", "SiteOpener", "Store", "all_gather", "join",
+    "launched", "meet", "serve", "spread",
 ]

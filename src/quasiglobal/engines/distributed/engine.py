@@ -53,8 +53,8 @@ class Distributed(Host):
     """Engine with the nodes of process `rank`; it finds the other processes through `store`, a store or an opener.
 
     `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a lost message returns to the receiver. `exchange` sends each
-    neighbouring process the messages to its nodes only. An exact mean is an
-    all-reduce and needs all processes. No communication takes place before `connect`.
+    neighbouring process the messages to its nodes only. An exact mean is an all-reduce and needs all processes.
+    `trust` bounds what a neighbour's message to `mix` counts (`trust.py`). `connect` comes before all communication.
     """
 
     def __init__(
@@ -71,8 +71,11 @@ class Distributed(Host):
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         experiment: str = "",
+        trust: float = math.inf,
     ) -> None:
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded, wire=wire)
+        if math.isfinite(trust) and max(map(len, hosted)) > 1:
+            raise InputError(f"trust needs one node per process; start {topology.n} processes, or leave it out")
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
         self._home = {node: process for process, nodes in enumerate(hosted) for node in nodes}
         self._opener = store if isinstance(store, Opener) else GlooOpener(Meeting(store), host)
@@ -83,7 +86,7 @@ class Distributed(Host):
         self._sent_and_wanted: dict[int, Sent] = {}
         self.members = Membership(
             self._opener, rank, self._neighbouring_processes(), timeout=timeout,
-            experiment=experiment, topology=topology.fingerprint, model_here=self._mean_here,
+            experiment=experiment, topology=topology.fingerprint, trust=trust, model_here=self._mean_here,
         )
 
     def connect(
@@ -114,7 +117,12 @@ class Distributed(Host):
         own = [self.by_run(v) for v in tensors]
         told = [self.told(rows) for rows in own]
         received = self._rows_from_others(t, torch.stack(told) if len(told) > 1 else told[0][None])
-        return self._moved(t, tensors, own, told, received)
+        guard, exchange = self.members.guard, self._moment[1]
+        if guard is None:
+            return self._moved(t, tensors, own, told, received)
+        mixed = self._moved(t, tensors, own, told, guard.clipped(exchange, own, received))
+        guard.averaged(exchange, [self.by_run(v) for v in mixed])
+        return mixed
 
     def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
         """Send the compressed rows as they are packed; neighbours restore them."""
@@ -247,10 +255,7 @@ class Distributed(Host):
         self.members.close()
 
     def _rows_from_others(self, t: int, own: Tensor, raw: bool = False) -> dict[int, Tensor]:
-        """Exchange rows with the neighbours; return [tensors, runs, columns] for each remote node received.
-
-        `raw` rows may hold any bits.
-        """
+        """Send the own rows; return [tensors, runs, columns] of each remote node received. `raw` rows hold any bits."""
         messages = self._messages(t)
         copies: dict[tuple[int, ...], Tensor] = {}          # one buffer for neighbours that receive the same rows
         sent: dict[int, Tensor] = {}

@@ -18,6 +18,7 @@ from quasiglobal.engines.distributed.channel import Lost, Refused
 from quasiglobal.engines.distributed.checks import Expected, Rejected, check_step
 from quasiglobal.engines.distributed.edge import Account, Edge
 from quasiglobal.engines.distributed.opening import Opener, Terms
+from quasiglobal.engines.distributed.trust import Guard
 from quasiglobal.errors import InputError
 
 log = logging.getLogger("quasiglobal")
@@ -45,6 +46,7 @@ class Membership:
         experiment: str,
         topology: str,
         timeout: float,
+        trust: float,
         model_here: Callable[[], Tensor | None],
     ) -> None:
         self.rank, self.neighbours, self.timeout = rank, neighbours, timeout
@@ -61,6 +63,8 @@ class Membership:
         self._opener, self._model_here = opener, model_here
         self._terms = Terms(rank, neighbours, experiment, topology, timeout, lambda: self.step)
         self._accounts = {there: Account() for there in neighbours}
+        self.guard = Guard(trust, self._note_clipped) if math.isfinite(trust) else None
+        """Clips the models of neighbours that are too far away; None if all are trusted."""
         self._threads: list[threading.Thread] = []
         self._opening: dict[int, Edge] = {}
         self._admitted: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -194,6 +198,16 @@ class Membership:
         if (there, what) not in self._said:
             self._said.add((there, what))
             log.warning("process %d: process %d %s", self.rank, there, what)
+
+    def _note_clipped(self, there: int) -> None:
+        """Count a clipped message, and log the 1st, 10th, 100th, …"""
+        account = self._accounts[there]
+        account.clipped += 1
+        count = account.clipped
+        if count == 1:
+            self.say_once(there, f"is clipped from step {self.step}: its model is too far away to be trusted")
+        elif str(count).strip("0") == "1":
+            self.say_once(there, f"was clipped {count} times")
 
     # -------------------------------------------------------------------------------------------- lose, take back
 
