@@ -31,6 +31,17 @@ class Liar(Distributed):
         return self.heard
 
 
+class Interrupted(Distributed):
+    """During 20 steps nothing reaches or leaves node `LIAR`, which trains on alone and comes back."""
+
+    away = range(40, 60)
+
+    def _receive(self, moment, *message):
+        received = super()._receive(moment, *message)
+        cut = (received if self.rank == LIAR else [LIAR]) if moment[0] in self.away else ()
+        return {there: rows for there, rows in received.items() if there not in cut}
+
+
 LIES = {
     "huge": lambda told, liar: torch.full_like(told, 1e30),
     "opposite": lambda told, liar: -told,
@@ -90,12 +101,12 @@ def train(engine, steps, spread="iid", lr=0.05, algorithm="qg-dsgdm-n"):
     return result.x, 100 * float(right), clipped
 
 
-def in_threads(topology, trust, steps, lie=None, **how):
+def in_threads(topology, trust, steps, lie=None, honest=Distributed, **how):
     """Train N nodes in threads of this process, whose edges are real; return their results, None for the liar's."""
     store, results, done = HashStore(), [None] * N, threading.Barrier(N)
 
     def work(rank):
-        kind = Distributed if lie is None or rank != LIAR else Liar
+        kind = honest if lie is None or rank != LIAR else Liar
         graph = qg.topology.parse(topology)
         engine = kind(graph, store, rank, [(k,) for k in range(N)], timeout=60, trust=trust)
         engine.kind = lie
@@ -103,7 +114,7 @@ def in_threads(topology, trust, steps, lie=None, **how):
             answer = train(engine.connect(), steps, **how)
             results[rank] = None if kind is Liar else answer
         except Exception as error:
-            results[rank] = None if kind is Liar else error
+            results[rank] = error
         finally:
             done.wait(120)
             engine.close()

@@ -98,7 +98,7 @@ def test_the_ratio_of_an_algorithm_that_averages_models():
 
 
 def test_bad_options_get_one_sentence():
-    with pytest.raises(InputError, match="trust must be >= 1, got 0.5"):
+    with pytest.raises(InputError, match="trust must be >= 1, got "):
         Options(trust=0.5, engine="distributed")
     with pytest.raises(InputError, match="use it with --engine distributed"):
         Options(trust=5.0)
