@@ -128,3 +128,19 @@ def in_threads(topology, trust, steps, lie=None, honest=Distributed, **how):
         if isinstance(result, Exception):
             raise result
     return results
+
+
+def table(steps=150, ratios=(math.inf, 8.0, 4.0)):
+    """Print the honest nodes' accuracy in percent, mean and worst, with one liar of each kind and each ratio."""
+    for topology in ("ring:8", "complete:8"):
+        for lie in (None, *LIES):
+            cells = []
+            for trust in ratios if lie else ratios[:1]:
+                right = [result[1] for result in in_threads(topology, trust, steps, lie) if result]
+                cells.append(f"trust {trust:g}: {sum(right) / len(right):.1f} ({min(right):.1f})")
+            print(topology, lie or "no liar", *cells, sep=" | ", flush=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    table()

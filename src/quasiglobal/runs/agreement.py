@@ -83,7 +83,9 @@ def refuse_exact_means(experiment: Experiment) -> None:
 def trust_of(experiment: Experiment, ratio: float | None, default: float = math.inf) -> float:
     """The ratio of `--trust`, or the default if it is None and the algorithm bears clipping; inf clips nothing."""
     chosen = algorithm(experiment.algorithm)
-    if chosen.bears_clipping and not traffic(chosen).everybody and not experiment.communication:
+    sent = traffic(chosen)
+    others = sent.everybody or sent.per_edge or sent.told or experiment.communication
+    if chosen.bears_clipping and not others:
         return default if ratio is None else ratio
     if ratio is not None and math.isfinite(ratio):
         what = experiment.communication or experiment.algorithm

@@ -45,8 +45,7 @@ class Options:
     peer_timeout: float = 60.0
     """Seconds after which training continues without a neighbour that does not answer."""
     trust: float | None = None
-    """Clip a neighbour's model that is more than this many times as far from the own model as other neighbours' usually
-    are; needs one node per process. By default nothing is clipped."""
+    """Clip models more than this many times as far away as other neighbours'; one node per process. By default inf."""
     host: str = "127.0.0.1"
     """Address at which other processes reach this machine."""
     log: Literal["plain", "json"] = "plain"
