@@ -83,7 +83,6 @@ def test_a_killed_site_and_a_stopped_site_come_back(tmp_path, owners):
             assert f"process {k} reconnected to process 2" in said
             assert f"process {k} continues without process 0" in said
             assert f"process {k} reconnected to process 0" in said
-        assert "clipped" not in said                        # an honest node that was away is trusted
     models = torch.cat([newest_of_parts(next(find_runs(tmp_path / f"runs{k}")).folder)[0]["x"] for k in range(4)])
     assert (models - models.mean(dim=0)).norm() < 0.05 * models.norm()
 

@@ -9,7 +9,7 @@ import lies
 import pytest
 import torch
 
-from quasiglobal.engines.distributed import BETWEEN_SITES, Distributed
+from quasiglobal.engines.distributed import SUGGESTED, Distributed
 
 EVERYTHING = 35.0
 """Accuracy in percent of models that have learned almost nothing."""
@@ -31,7 +31,7 @@ def clipped(results):
 
 def test_a_huge_liar_among_eight_costs_almost_nothing(caplog):
     with caplog.at_level(logging.WARNING):
-        results = lies.in_threads("ring:8", BETWEEN_SITES, 40, "huge")
+        results = lies.in_threads("ring:8", SUGGESTED, 40, "huge")
     assert mean_accuracy(results) > without_a_liar("ring:8", 40) - 3
     assert mean_accuracy(lies.in_threads("ring:8", math.inf, 40, "huge")) < EVERYTHING
     assert clipped(results) == {(2, 3), (4, 3)}
@@ -43,7 +43,7 @@ def test_a_huge_liar_among_eight_costs_almost_nothing(caplog):
 
 
 def test_honest_numbers_are_the_same_bits_with_and_without_trust():
-    with_trust, without = (lies.in_threads("ring:8", trust, 20, spread="sorted") for trust in (BETWEEN_SITES, math.inf))
+    with_trust, without = (lies.in_threads("ring:8", trust, 20, spread="sorted") for trust in (SUGGESTED, math.inf))
     for ours, theirs in zip(with_trust, without, strict=True):
         assert torch.equal(ours[0], theirs[0])
         assert ours[2] == {}
@@ -54,7 +54,7 @@ def test_honest_numbers_are_the_same_bits_with_and_without_trust():
 @pytest.mark.parametrize("lie", ["huge", "opposite", "noise", "zeros"])
 def test_a_liar_costs_everything_without_trust_and_three_points_at_most_with_it(topology, lie):
     assert mean_accuracy(lies.in_threads(topology, math.inf, 150, lie)) < EVERYTHING
-    results = lies.in_threads(topology, BETWEEN_SITES, 150, lie)
+    results = lies.in_threads(topology, SUGGESTED, 150, lie)
     assert mean_accuracy(results) > without_a_liar(topology, 150) - 3
     assert {there for _, there in clipped(results)} == {lies.LIAR}
 
@@ -67,7 +67,7 @@ def test_a_stale_liar_needs_a_stricter_ratio_and_more_neighbours():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["ring:8", "complete:8"])
-@pytest.mark.parametrize("trust", [math.inf, BETWEEN_SITES])
+@pytest.mark.parametrize("trust", [math.inf, SUGGESTED])
 def test_a_copied_model_does_no_harm(topology, trust):
     assert mean_accuracy(lies.in_threads(topology, trust, 150, "copied")) > without_a_liar(topology, 150) - 3
 
@@ -78,4 +78,4 @@ def test_a_copied_model_does_no_harm(topology, trust):
 @pytest.mark.parametrize("honest", [Distributed, lies.Interrupted])
 def test_honest_nodes_with_sorted_labels_clip_nothing(topology, algorithm, lr, honest):
     how = {"spread": "sorted", "algorithm": algorithm, "lr": lr, "honest": honest}
-    assert clipped(lies.in_threads(topology, BETWEEN_SITES, 150, **how)) == set()
+    assert clipped(lies.in_threads(topology, SUGGESTED, 150, **how)) == set()

@@ -86,15 +86,14 @@ def test_algorithms_that_bear_clipping():
 @pytest.mark.parametrize("name", ["dsgd-gt", "sgp", "lt-admm", "relaysgd", "choco", "slowmo"])
 def test_a_finite_ratio_is_refused_where_messages_have_to_count_whole(name):
     experiment = Experiment(algorithm=name)
-    assert trust_of(experiment, None, default=6.0) == trust_of(experiment, math.inf, default=6.0) == math.inf
+    assert trust_of(experiment, None) == trust_of(experiment, math.inf) == math.inf
     with pytest.raises(InputError, match=rf"^{name} relies on messages that count whole.* leave out --trust"):
         trust_of(experiment, 6.0)
 
 
 def test_the_ratio_of_an_algorithm_that_averages_models():
     assert trust_of(Experiment(), None) == math.inf
-    assert trust_of(Experiment(), None, default=6.0) == 6.0
-    assert trust_of(Experiment(), 9.0, default=6.0) == 9.0
+    assert trust_of(Experiment(), 9.0) == 9.0
 
 
 def test_bad_options_get_one_sentence():

@@ -61,7 +61,7 @@ def node(
         peer_timeout: Seconds after which the node continues without a neighbour that does not answer.
         patience: Seconds to wait for the neighbours at the start.
         trust: Clip a neighbour's model that is more than R times as far from the own model as other neighbours' usually
-            are; inf clips nothing. By default 8 with --site, if the algorithm allows it, and inf with --rendezvous.
+            are; 8 is a ratio to try. By default nothing is clipped.
         checkpoint_seconds: Save a checkpoint at the end of an epoch before the last one is this old; 0: every epoch.
         tensorboard: Also write the metrics for TensorBoard, into the run folder.
         log: Log format: plain sentences, or one JSON object per line.

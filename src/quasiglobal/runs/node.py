@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from quasiglobal.engines.distributed import BETWEEN_SITES, Audit, Meeting, Opener, SiteOpener, Store, meet, spread
+from quasiglobal.engines.distributed import Audit, Meeting, Opener, SiteOpener, Store, meet, spread
 from quasiglobal.errors import InputError
 from quasiglobal.federation.site import SiteFolder
 from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_exact_means, trust_of
@@ -63,7 +62,7 @@ def train_node(
     run.check_topology()
     if isinstance(place, InFederation):
         refuse_exact_means(experiment)
-    trust = trust_of(experiment, options.trust, BETWEEN_SITES if isinstance(place, InFederation) else math.inf)
+    trust = trust_of(experiment, options.trust)
     if run.read_summary() is not None:
         return run.read()
     task = own_task(experiment, data)

@@ -12,9 +12,9 @@ from quasiglobal.engines.distributed.gloo import Meeting, Store
 from quasiglobal.engines.distributed.opening import Opener
 from quasiglobal.engines.distributed.rendezvous import all_gather, join, launched, meet, serve
 from quasiglobal.engines.distributed.sites import SiteOpener
-from quasiglobal.engines.distributed.trust import BETWEEN_SITES
+from quasiglobal.engines.distributed.trust import SUGGESTED
 
 __all__ = [
-    "BETWEEN_SITES", "Audit", "Distributed", "Meeting", "Opener", "SiteOpener", "Store", "all_gather", "join",
+    "SUGGESTED", "Audit", "Distributed", "Meeting", "Opener", "SiteOpener", "Store", "all_gather", "join",
     "launched", "meet", "serve", "spread",
 ]

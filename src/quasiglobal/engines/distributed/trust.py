@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
-BETWEEN_SITES = 8.0
-"""Default ratio between the sites of a federation: chosen by measurement (`docs/deploy.md`)."""
+SUGGESTED = 8.0
+"""A ratio for runs without absences, by measurement; no default, since honest nodes may be clipped after one."""
 
 RECENT = 8
 """Distances that are remembered of each neighbour."""
