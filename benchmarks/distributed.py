@@ -1,165 +1,235 @@
-"""Measure the time of a training step against DistributedDataParallel, and the bytes sent per node, in one run.
+"""Measure a training step beside DistributedDataParallel: time, CPU time, memory and bytes sent, in one run.
 
-    python benchmarks/distributed.py                            # 4 and 8 processes, one thread each, on this machine
-    python benchmarks/distributed.py --nodes 8 --rounds 15 --out distributed.json
+    python benchmarks/distributed.py                            # 4 processes, models of 270k, 5M and 25M parameters
+    python benchmarks/distributed.py --nodes 8 --sizes 270k --rounds 15 --out distributed.json
+    python benchmarks/distributed.py --before ../old/src        # a second checkout, in the same rounds
+    pip install --target aside decent-dp==0.2.3 && python benchmarks/distributed.py --decent-dp aside
 
-Every process holds one node: the same model, of a ResNet-20's size, and one fixed batch of random data. The routes are
-timed in turn, from barrier to barrier, and ratios compare consecutive timings, so a busy machine slows all alike.
-Theoretical bytes are computed from the topology and the algorithm; for DDP, from a ring all-reduce of the gradients.
+Every route has its own processes, one per node, with one thread each: the same MLP and one fixed batch of random data.
+The routes are timed in turn, `--rounds` times, and ratios compare the timings of one round, so a busy machine slows all
+alike. CPU time is that of a process with all its threads; memory is its peak resident set, which includes PyTorch's
+own. Theoretical bytes are computed from the topology and the algorithm; for DDP, from a ring all-reduce of gradients.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.distributed import PrefixStore, TCPStore
-from torch.nn.parallel import DistributedDataParallel
 
-import quasiglobal as qg
-from quasiglobal.engines.costs import traffic
+WIDTHS = {"270k": 256, "5M": 1112, "25M": 2494}
+"""Width of the MLP's five hidden layers, by the rounded number of parameters."""
 
-ALGORITHM = "qg-dsgdm-n"
-TOPOLOGIES = ("one-peer-exponential", "ring")
+ROUTES = ("ddp", "decent-dp", "one-peer-exponential", "one-peer-exponential+overlap", "ring", "dsgd")
+"""DDP, Decent-DP, and topologies of qg-dsgdm-n; `dsgd` is on the one-peer graph. `+overlap` sends while the gradient is
+computed."""
 
-SECONDS = 60.0
+SECONDS = 120.0
 """Timeout of every wait for another process."""
 
 Step = Callable[[], None]
 
 
-def network() -> nn.Module:
-    """A model of 274,186 parameters (a ResNet-20 has 272,474) with little compute, so that communication dominates."""
+def network(size: str) -> nn.Module:
+    """A model with little compute, so that communication dominates: 274,186, 5.0 million or 25.0 million parameters."""
     torch.manual_seed(0)
-    layers: list[nn.Module] = [nn.Linear(32, 256), nn.ReLU()]
+    width = WIDTHS[size]
+    layers: list[nn.Module] = [nn.Linear(32, width), nn.ReLU()]
     for _ in range(4):
-        layers += [nn.Linear(256, 256), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(256, 10))
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
 
 
-def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Step:
+def route_of(route: str, size: str, rank: int, n: int, store: TCPStore) -> tuple[Step, Callable[[], float]]:
+    """Return a training step of the route, and a function that returns the bytes sent per step."""
+    generator = torch.Generator().manual_seed(rank)
+    x, y = torch.randn(32, 32, generator=generator), torch.randint(0, 10, (32,), generator=generator)
+    model = network(size)
+    if route in ("ddp", "decent-dp"):
+        how = {"rank": rank, "world_size": n, "timeout": timedelta(seconds=SECONDS)}
+        distributed.init_process_group("gloo", store=PrefixStore(route, store), **how)
+
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, nesterov=True)
+
+    if route == "decent-dp":
+        from decent_dp.ddp import DecentralizedDataParallel  # its hooks make the optimizer's step
+
+        wrapped = DecentralizedDataParallel(
+            model, lambda named: sgd([p for _, p in named]), topology="one-peer-exp", _local_world_size=1
+        )
+        return lambda: nn.functional.cross_entropy(wrapped(x), y).backward(), lambda: 0.0
+
+    gossip = None
+    if route == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+        optimizer = sgd(model.parameters())
+    else:
+        import quasiglobal as qg
+
+        topology, _, overlap = route.removesuffix("@before").partition("+")
+        algorithm, topology = ("dsgd", "one-peer-exponential") if topology == "dsgd" else ("qg-dsgdm-n", topology)
+        gossip = qg.optim.GossipOptimizer(
+            model.parameters(), algorithm, f"{topology}:{n}", lr=0.01, timeout=SECONDS, meeting=(store, rank, n),
+            **{"overlap": True} if overlap else {},
+        )
+        optimizer = gossip
+
+    def sent() -> float:
+        return 0.0 if gossip is None else sum(one["sent"] for one in gossip.engine.accounts().values()) / gossip.steps
+
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
 
-    return step
+    return step, sent
 
 
-def node(rank: int, size: int, port: int, args: argparse.Namespace, results: Any) -> None:
-    """Time all routes in turn in one process; rank 0 reports."""
+def work(route: str, size: str, rank: int, n: int, port: int) -> None:
+    """One process of a route: for each number of steps on standard input, make them and print what they took."""
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=SECONDS))
-    distributed.init_process_group(
-        "gloo", store=PrefixStore("ddp", store), rank=rank, world_size=size, timeout=timedelta(seconds=SECONDS)
-    )
-    generator = torch.Generator().manual_seed(rank)
-    x, y = torch.randn(32, 32, generator=generator), torch.randint(0, 10, (32,), generator=generator)
-
-    replica = DistributedDataParallel(network())
-    sgd = torch.optim.SGD(replica.parameters(), lr=0.01, momentum=0.9, nesterov=True)
-    routes = {"ddp": step_of(replica, sgd, x, y)}
-    optimizers = {}
-    for name in TOPOLOGIES:
-        model = network()
-        optimizers[name] = qg.optim.GossipOptimizer(
-            model.parameters(), ALGORITHM, f"{name}:{size}", lr=0.01, timeout=SECONDS,
-            meeting=(PrefixStore(name, store), rank, size),
-        )
-        routes[name] = step_of(model, optimizers[name], x, y)
-
-    def timed(step: Step) -> float:
-        """Seconds per step of the slowest process."""
-        distributed.barrier()
-        began = time.perf_counter()
-        for _ in range(args.steps):
+    step, sent = route_of(route, size, rank, n, store)
+    for line in sys.stdin:
+        began = time.process_time()
+        for _ in range(int(line)):
             step()
-        distributed.barrier()
-        return (time.perf_counter() - began) / args.steps
-
-    for step in routes.values():
-        timed(step)                                 # warm up connections, memory and DDP's buckets
-    times: dict[str, list[float]] = {route: [] for route in routes}
-    for _ in range(args.rounds):
-        for route, step in routes.items():
-            times[route].append(timed(step))
-
-    sent = [
-        sum(account["sent"] for account in optimizer.engine.accounts().values()) / optimizer.steps
-        for optimizer in optimizers.values()
-    ]
-    everybody = [torch.zeros(len(sent), dtype=torch.float64) for _ in range(size)]
-    distributed.all_gather(everybody, torch.tensor(sent, dtype=torch.float64))
-    if rank == 0:
-        results.put((times, dict(zip(TOPOLOGIES, torch.stack(everybody).T.tolist(), strict=True))))
-    distributed.barrier()
-    for optimizer in optimizers.values():
-        optimizer.engine.close()
-    distributed.destroy_process_group()
+        high = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        took = {"cpu": time.process_time() - began, "memory": int(high[1]) * 1024 if high else 0, "bytes": sent()}
+        print(json.dumps(took), flush=True)
+    os._exit(0)                                             # no route waits for another's end
 
 
-def together(size: int, args: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Run the processes; return seconds per step by route and round, and bytes per step by topology and node."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=SECONDS))
-    results = torch.multiprocessing.get_context("spawn").Queue()
-    started = torch.multiprocessing.spawn(node, (size, store.port, args, results), nprocs=size, join=False)
-    deadline = time.monotonic() + args.patience
+class Route:
+    """The processes of one route."""
+
+    def __init__(self, route: str, size: str, n: int, args: argparse.Namespace) -> None:
+        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        paths = [args.before] if route.endswith("@before") else []
+        paths += [args.decent_dp] if route == "decent-dp" else []
+        paths += [str(Path(__file__).parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
+        self.workers = [
+            subprocess.Popen(
+                [sys.executable, __file__, "--work", route, size, str(rank), str(n), str(self.store.port)],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for rank in range(n)
+        ]
+        self.seconds: list[float] = []
+        self.cpu: list[float] = []
+        self.memory = self.bytes = 0.0
+
+    def run(self, steps: int) -> None:
+        """Make some steps in all processes."""
+        began = time.perf_counter()
+        for worker in self.workers:
+            assert worker.stdin
+            worker.stdin.write(f"{steps}\n")
+            worker.stdin.flush()
+        lines = [worker.stdout.readline() for worker in self.workers if worker.stdout]
+        if not all(lines):
+            raise SystemExit("a process of the benchmark failed; its message is above")
+        took = [json.loads(line) for line in lines]
+        self.seconds.append((time.perf_counter() - began) / steps)
+        self.cpu.append(statistics.mean(one["cpu"] for one in took) / steps)
+        self.memory = max(one["memory"] for one in took)
+        self.bytes = statistics.mean(one["bytes"] for one in took)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+
+
+def compare(size: str, n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    routes = {name: Route(name, size, n, args) for name in routes_of(args)}
     try:
-        while not started.join(timeout=1.0):        # raises if a process failed
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{size} processes did not finish within {args.patience:g} s; raise --patience")
-        return results.get(timeout=SECONDS)
+        for route in routes.values():
+            route.run(2)                                    # connections, memory, DDP's buckets; one at a time
+            route.seconds, route.cpu = [], []
+        for _ in range(args.rounds):
+            for route in routes.values():
+                route.run(args.steps)
     finally:
-        for process in started.processes:
-            process.kill()
-
-
-def compare(size: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    times, sent = together(size, args)
-    d = sum(p.numel() for p in network().parameters())
+        for route in routes.values():
+            route.close()
+    d, ddp = sum(p.numel() for p in network(size).parameters()), routes["ddp"]
     rows = []
-    for route, seconds in times.items():
-        ratios = [a / b for a, b in zip(seconds, times["ddp"], strict=True)]
-        if route == "ddp":
-            bytes_sent, theory = None, 2 * (size - 1) / size * 4 * d
-        else:
-            bytes_sent = statistics.mean(sent[route])
-            theory = traffic(qg.algorithm(ALGORITHM)).bytes(qg.topology.parse(f"{route}:{size}"), d)
+    for name, route in routes.items():
+        ratios = [a / b for a, b in zip(route.seconds, ddp.seconds, strict=True)]
+        cpu = statistics.median(a / b for a, b in zip(route.cpu, ddp.cpu, strict=True))
         rows.append({
-            "nodes": size, "route": route, "ms": 1000 * statistics.median(seconds), "ratio": statistics.median(ratios),
-            "ratios": ratios, "bytes_per_step": bytes_sent, "each_node": sent.get(route), "theory": theory,
+            "nodes": n, "parameters": d, "route": name, "ms": 1000 * statistics.median(route.seconds),
+            "ratio": statistics.median(ratios), "ratios": ratios, "cpu_ms": 1000 * statistics.median(route.cpu),
+            "cpu_ratio": cpu, "memory": route.memory, "memory_ratio": route.memory / ddp.memory,
+            "bytes_per_step": route.bytes, "theory": theory(name, d, n),
         })
-        measured = "-" if bytes_sent is None else f"{bytes_sent:,.0f}"
+        sent = f"{route.bytes:13,.0f}" if route.bytes else f"{'-':>13}"
         print(
-            f"{size:3} {route:22} {rows[-1]['ms']:8.2f} {rows[-1]['ratio']:6.2f} "
-            f"({min(ratios):.2f} to {max(ratios):.2f}) {measured:>12} {theory:12,.0f}", flush=True,
+            f"{n:3} {size:>5} {name:30} {rows[-1]['ms']:9.1f} {rows[-1]['ratio']:6.2f} "
+            f"{f'({min(ratios):.2f} to {max(ratios):.2f})':>16} {rows[-1]['cpu_ms']:9.1f} {cpu:6.2f} "
+            f"{route.memory / 1e6:7.0f} {rows[-1]['memory_ratio']:6.2f} {sent} {rows[-1]['theory']:13,.0f}", flush=True,
         )
     return rows
 
 
+def theory(route: str, d: int, n: int) -> float:
+    """Bytes that a node sends per step."""
+    import quasiglobal as qg
+    from quasiglobal.engines.costs import traffic
+
+    if route == "ddp":
+        return 2 * (n - 1) / n * 4 * d
+    topology = route.removesuffix("@before").partition("+")[0]
+    graph = "one-peer-exponential" if topology in ("dsgd", "decent-dp") else topology
+    return traffic(qg.algorithm("qg-dsgdm-n")).bytes(qg.topology.parse(f"{graph}:{n}"), d)
+
+
+def routes_of(args: argparse.Namespace) -> list[str]:
+    """The routes to time; those of another checkout come after those here."""
+    names = [name for name in args.routes if name != "ddp" and (name != "decent-dp" or args.decent_dp)]
+    before = [f"{name}@before" for name in names if args.before and name != "decent-dp" and "+" not in name]
+    return ["ddp", *names, *before]
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--work"]:
+        route, size, *numbers = sys.argv[2:]
+        work(route, size, *map(int, numbers))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--steps", type=int, default=50, help="steps per route and round")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4])
+    parser.add_argument("--sizes", nargs="+", choices=WIDTHS, default=list(WIDTHS))
+    parser.add_argument("--routes", nargs="+", choices=ROUTES, default=ROUTES[:3])
+    parser.add_argument("--steps", type=int, default=10, help="steps per route and round")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--patience", type=float, default=300.0, help="timeout in seconds for each number of nodes")
+    parser.add_argument("--before", help="`src` of another checkout, timed beside this one")
+    parser.add_argument("--decent-dp", default=os.environ.get("DECENT_DP"),
+                        help="folder with decent-dp and loguru; skipped without (default: the variable DECENT_DP)")
     parser.add_argument("--out", help="write the results as JSON")
     args = parser.parse_args()
-    print(f"{'n':>3} {'route':22} {'ms/step':>8} {'/ DDP':>6} {'(of the rounds)':14} {'bytes sent':>12} {'theory':>12}")
+    print(f"{'n':>3} {'size':>5} {'route':30} {'ms/step':>9} {'/ DDP':>6} {'of the rounds':>16} {'CPU ms':>9} "
+          f"{'/ DDP':>6} {'MB':>7} {'/ DDP':>6} {'bytes sent':>13} {'theory':>13}")
     results = []
-    for size in args.nodes:
-        results += compare(size, args)
-        if args.out:
-            with open(args.out, "w") as file:
-                json.dump(results, file, indent=1)
+    for n in args.nodes:
+        for size in args.sizes:
+            results += compare(size, n, args)
+            if args.out:
+                Path(args.out).write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

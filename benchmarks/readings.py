@@ -36,7 +36,8 @@ def main() -> None:
         scores = ScoreReadings(chosen.every_epoch)
         train(experiments(RunStore.read(chosen.tuned), chosen.seeds), options, callbacks=[scores])
     store = RunStore.read(chosen.runs)
-    print(table(store))
+    print("Mean of the nodes\n", table(store), sep="\n")
+    print("Averaged model\n", table(store, averaged=True), sep="\n")
     print(table_of_more_tests(store))
 
 

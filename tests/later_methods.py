@@ -2,11 +2,11 @@
 
 LATER = (
     "momentum-tracking", "ed", "edm", "decentlam", "gossip-pga", "gut", "qg-gut", "k-gt", "led", "proxskip", "gt-nsgdm",
-    "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "diloco",
+    "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "dfedsam", "diloco", "noloco",
 )
 
-CHANNELS = ("relaysgd", "lt-admm", "sgp", "push-diging", "ab", "choco")
+CHANNELS = ("relaysgd", "lt-admm", "sgp", "push-diging", "ab", "choco", "beer", "motef")
 """Those of them that use channels of their own: messages per edge, pushes, compressed messages."""
 
-TWINS = ("ed", "gut", "led", "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm")
+TWINS = ("ed", "gut", "led", "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "motef", "noloco")
 """Algorithms that share large parts of their code with one that runs all fast tests."""

@@ -85,7 +85,8 @@ def minimize(
         full_gradient: full_gradient(x) → [n, d], each node's gradient over all of its data, used by `mimelite`.
             By default the gradient at the same step.
         seed: random seed from which `mimelite` samples its clients, and `proxskip` draws its steps with gossip.
-        wire: format of the messages: full, bf16, or for `choco` topk:0.01, randk:0.01, sign or qsgd:4.
+        wire: format of the messages: full, bf16, or for `choco`, `beer` and `motef` topk:0.01, randk:0.01, sign or
+            qsgd:4.
         resume: an earlier result of the same run to resume from, instead of x0.
         keep_history: False to keep only the last iterate, for long runs.
         engine: the engine to run on, by default a `Simulator` of the topology; x0 has the engine's number of rows.

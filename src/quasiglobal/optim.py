@@ -18,6 +18,7 @@ from quasiglobal.engines.distributed.engine import Distributed
 from quasiglobal.engines.distributed.gloo import Meeting, Store
 from quasiglobal.engines.distributed.rendezvous import all_gather, join
 from quasiglobal.engines.needs import check_needs
+from quasiglobal.engines.rows import ModelRows
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology, parse
 
@@ -52,6 +53,9 @@ class GossipOptimizer(torch.optim.Optimizer):
         lr: learning rate of groups without their own, 0.1 by default; schedulers change it as usual.
         weight_decay: L2 factor, added to the gradient, of groups without their own; 0 by default.
         base: torch optimizer of the same parameters that makes the local step, with its own lr and weight_decay.
+        overlap: send the models while the next gradient is computed, and average them before the local step
+            (`qg.algorithms.Overlap`). Set parameters by hand only before the first step: changes made between two steps
+            reach the neighbours one step later.
         timeout: seconds to wait for a neighbour before continuing without it.
         host: address of this machine that its neighbours can reach.
         meeting: (store, rank, number of processes), if not started by torchrun.
@@ -66,11 +70,14 @@ class GossipOptimizer(torch.optim.Optimizer):
         weight_decay: float | None = None,
         *,
         base: torch.optim.Optimizer | None = None,
+        overlap: bool = False,
         timeout: float = 60.0,
         host: str = "127.0.0.1",
         meeting: tuple[Store, int, int] | None = None,
     ) -> None:
         self.algorithm, self.topology, self.base = algorithms.algorithm(algorithm), parse(topology), base
+        if overlap:
+            self.algorithm = algorithms.Overlap(base=self.algorithm)
         if base is None:
             super().__init__(params, {"lr": 0.1 if lr is None else lr, "weight_decay": weight_decay or 0.0})
         else:
@@ -98,9 +105,10 @@ class GossipOptimizer(torch.optim.Optimizer):
             timeout=timeout, host=host,
         ).connect()
         self.steps = 0
-        self._rows: dict[str, tuple[list[tuple[float, int]], Tensor]] = {}
+        self._options: dict[str, tuple[list[tuple[float, int]], Tensor]] = {}
         self._write(self.engine.broadcast(self._row()))
-        self._state: State = self.engine.begin(self.algorithm, self._row())
+        state = self.engine.begin(self.algorithm, self._row())
+        self._state: State = {name: value.clone() for name, value in state.items()}
 
     _step_supports_amp_scaling = True
     """Marks that `step`, not the gradient scaler, unscales gradients and handles overflows."""
@@ -119,14 +127,15 @@ class GossipOptimizer(torch.optim.Optimizer):
         else:
             loss, g, weight_decay = self._with_base(self.base, closure, failed)
         self.steps += 1
-        x, state = self.engine.step(
-            self.algorithm, self._row(), g, self._state, t=self.steps, lr=self._of_groups("lr"),
+        follows = self.base is not None or self.algorithm.follows_messages  # with a base, the state has no gradient
+        x = self._parameters()
+        self.engine.step_in_place(
+            self.algorithm, x, g, self._state, t=self.steps, lr=self._of_groups("lr"),
             gradient=partial(self._gradient_at, closure), full_gradient=_no_full_gradient, weight_decay=weight_decay,
+            keeps_state=failed and not follows, ahead=isinstance(self.algorithm, algorithms.Overlap),
         )
-        self._write(x)
-        kept = self.base is not None or self.algorithm.follows_messages     # with a base, the state has no gradient
-        if kept or not failed:
-            self._state = {name: value.clone() for name, value in state.items()}
+        if x.pieces[0].data_ptr() != self._trained[0].data_ptr():
+            self._write(x.whole())
         return loss
 
     @torch.no_grad()
@@ -134,6 +143,8 @@ class GossipOptimizer(torch.optim.Optimizer):
         """Replace the model by the exact mean over all nodes or, if `rounds` is given, gossip for that many rounds."""
         x = self._row()
         if rounds is None:
+            if isinstance(self.algorithm, algorithms.Overlap):
+                self.engine.mix(self.steps + 1, (x,))       # the models sent ahead are used up: the mean replaces them
             x = self.engine.mean(x, None)
         for _ in range(rounds or 0):
             self.steps += 1
@@ -181,17 +192,17 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     def _with_gradient(
         self, closure: Callable[[], Any] | None, failed: bool
-    ) -> tuple[Any, Tensor, float | Tensor]:
+    ) -> tuple[Any, ModelRows, float | Tensor]:
         """The closure's loss, the unscaled gradient, 0 after an overflow, and the weight decay."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        g, scale = self._row(gradient=True), getattr(self, "grad_scale", None)
-        if failed:
-            g = torch.zeros_like(g)
-        elif scale is not None:
-            g = g / scale
+        scale = getattr(self, "grad_scale", None)
+        g = self._zeros() if failed else self._gradients()
+        if closure is not None or (scale is not None and not failed):
+            row = g.whole() if scale is None or failed else g.whole() / scale
+            g = ModelRows([row.clone()])                    # a closure may be called again, and change the gradients
         decays = any(group["weight_decay"] for group in self.param_groups)
         return loss, g, self._of_groups("weight_decay") if decays else 0.0
 
@@ -204,11 +215,11 @@ class GossipOptimizer(torch.optim.Optimizer):
         with torch.enable_grad():
             closure()
         self._write(own)
-        return self._row(gradient=True)
+        return self._gradients().whole().clone()
 
     def _with_base(
         self, base: torch.optim.Optimizer, closure: Callable[[], Any] | None, failed: bool
-    ) -> tuple[Any, Tensor, float]:
+    ) -> tuple[Any, ModelRows, float]:
         """Step the base on the unscaled gradients, except after an overflow; return its loss, and zeros as above."""
         known, scale = set(map(id, self._trained)), getattr(self, "grad_scale", None)
         trained = [p for group in base.param_groups for p in group["params"] if p.requires_grad]
@@ -223,14 +234,27 @@ class GossipOptimizer(torch.optim.Optimizer):
                 if p.grad is not None and scale is not None:
                     p.grad.div_(scale)
             loss = base.step() if closure is None else base.step(closure)
-        return loss, self._trained[0].new_zeros(1, sum(p.numel() for p in self._trained)), 0.0
+        return loss, self._zeros(), 0.0
 
-    def _row(self, gradient: bool = False) -> Tensor:
-        """The trained parameters flattened to [1, d], or their gradients; a missing gradient counts as 0."""
-        values = (
-            (p.grad if p.grad is not None else torch.zeros_like(p)) if gradient else p.detach() for p in self._trained
-        )
-        return torch.cat([value.reshape(-1).to(self._trained[0].dtype) for value in values])[None]
+    def _parameters(self) -> ModelRows:
+        """The trained parameters side by side, without a copy; or a copy in one piece, if some are not contiguous."""
+        if not all(p.is_contiguous() for p in self._trained):
+            return ModelRows([self._row()])
+        return ModelRows([p.detach().view(1, -1) for p in self._trained])
+
+    def _zeros(self) -> ModelRows:
+        """Gradients that are 0, without memory."""
+        return ModelRows([self._trained[0].new_zeros(()).expand(1, sum(p.numel() for p in self._trained))])
+
+    def _gradients(self) -> ModelRows:
+        """The gradients of the trained parameters, side by side; a missing gradient counts as 0."""
+        zero = self._trained[0].new_zeros(())
+        values = (zero.expand(p.shape) if p.grad is None else p.grad.to(p.dtype) for p in self._trained)
+        return ModelRows([value.reshape(1, -1) for value in values])
+
+    def _row(self) -> Tensor:
+        """A copy of the trained parameters, [1, d]."""
+        return torch.cat([p.detach().reshape(1, -1) for p in self._trained], dim=1)
 
     def _write(self, row: Tensor) -> None:
         sizes = [p.numel() for p in self._trained]
@@ -249,10 +273,10 @@ class GossipOptimizer(torch.optim.Optimizer):
         ]
         if len({value for value, _ in values}) == 1:
             return torch.tensor(values[0][0], dtype=first.dtype, device=first.device)
-        known, row = self._rows.get(name, (None, None))
+        known, row = self._options.get(name, (None, None))
         if row is None or known != values:          # the cached row is stale: a scheduler changed a group
             row = torch.cat([first.new_full((count,), value) for value, count in values])[None]
-            self._rows[name] = values, row
+            self._options[name] = values, row
         return row
 
     def _check_alike(self, store: Store, rank: int, size: int, timeout: float) -> None:

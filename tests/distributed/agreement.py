@@ -15,7 +15,7 @@ D, SEEDS, DROP = 7, (3, 5), 0.3
 def settings(name, topology):
     """Return the graph, and start, targets and noise that differ per node; D² gets a lazy W, RelaySGD a chain."""
     graph = qg.topology.parse(f"lazy/{topology}" if name.startswith("d2") else topology)
-    if name.startswith("relaysgd"):
+    if name.startswith("relaysgd") and not topology.startswith("double-trees"):
         graph = qg.topology.from_graph(nx.path_graph(graph.n), name=f"chain:{graph.n}")
     if name.startswith("lt-admm") and not graph.is_symmetric:
         graph = qg.topology.ring(graph.n)
@@ -54,7 +54,9 @@ def hosted_rows(engine, graph):
     return torch.tensor([r * graph.n + i for r in range(len(engine.seeds)) for i in engine.nodes])
 
 
-def in_a_process(rank, store, processes, cases, rounded=False, kind=Distributed, seeds=SEEDS, wire=None, sites=None):
+def in_a_process(
+    rank, store, processes, cases, rounded=False, kind=Distributed, seeds=SEEDS, wire=None, shared=5, sites=None
+):
     """`sites`: the folder of each process's site, for edges over TLS."""
     results = []
     for k, (name, topology) in enumerate(cases):
@@ -62,7 +64,7 @@ def in_a_process(rank, store, processes, cases, rounded=False, kind=Distributed,
 
         def engine_of(graph, place=place, engines=engines):
             hosted = spread(graph.n, processes)
-            how = {"seeds": seeds, "shared": 5, "rounded": rounded, "wire": wire, "timeout": 60}
+            how = {"seeds": seeds, "shared": shared, "rounded": rounded, "wire": wire, "timeout": 60}
             way = place if sites is None else SiteOpener(SiteFolder(sites[rank]))
             engines.append(kind(graph, way, rank, hosted, **how))
             return engines[0].connect()

@@ -1,5 +1,6 @@
 """Start `qg train --engine distributed` as a user does, and find its processes by rank."""
 
+import os
 import subprocess
 import sys
 import time
@@ -13,9 +14,25 @@ PATIENCE = 300
 WORDS = ["--model", "mlp", "--lr", "0.05", "--alpha", "1", "--eval-every", "10", "--device", "cpu"]
 
 
-def train(folder, *words, **options):
-    command = [sys.executable, "-m", "quasiglobal", "train", *WORDS, "--runs", str(folder), *words]
+QG = ("-m", "quasiglobal")
+
+
+def train(folder, *words, program=QG, **options):
+    command = [sys.executable, *program, "train", *WORDS, "--runs", str(folder), *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
+def train_apart(folder, port, processes, *words, programs=None):
+    """Start the processes one by one, as docs/deploy.md says, at a rendezvous that outlives them."""
+    shared = os.environ | {
+        "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1",
+    }
+    words = [*words, "--engine", "distributed"]
+    return [
+        train(folder, *words, program=program, env=shared | {"RANK": str(rank)})
+        for rank, program in enumerate(programs or [QG] * processes)
+    ]
 
 
 def ended(process, seconds=PATIENCE):

@@ -1,13 +1,30 @@
-"""`qg` whose sites look after their federation file and certificates more often, or say another library version."""
+"""`qg` whose sites look after their federation file and certificates more often.
+
+OTHER_VERSION is another library version to greet with; PAUSE are seconds of sleep after each epoch.
+"""
 
 import os
+import time
 
-from quasiglobal.cli import main
+from quasiglobal.cli import main, node
 from quasiglobal.engines.distributed import sites
 
 sites.WATCH = 0.3
 if "OTHER_VERSION" in os.environ:
     sites._version = lambda: os.environ["OTHER_VERSION"]
 
+train_node, pause = node.train_node, float(os.environ.get("PAUSE", "0"))
+
+
+def paused(experiment, place, data, options, patience, watch, *further):
+    """Train with a pause after each epoch, so that a run outlasts the restart of a process."""
+    def watch_and_sleep(runs, records):
+        watch(runs, records)
+        time.sleep(pause)
+
+    return train_node(experiment, place, data, options, patience, watch_and_sleep, *further)
+
+
 if __name__ == "__main__":
+    node.train_node = paused
     main()

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import quasiglobal as qg
+from quasiglobal.engines import blocks
 
 
 def model(seed=0, width=6):
@@ -56,9 +57,10 @@ def row(net):
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
 
-def train(rank, store, size, algorithm, groups):
+def train(rank, store, size, algorithm, groups, overlap=False, block=None):
+    blocks.BLOCK = block or blocks.BLOCK
     net = model(seed=rank)                                  # the optimizer starts all nodes from node 0's model
-    optimizer = optimizer_for(net, rank, store, size, algorithm, groups)
+    optimizer = optimizer_for(net, rank, store, size, algorithm, groups, overlap=overlap)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[20])
     for batch in batches(rank):
         optimizer.zero_grad(set_to_none=True)
@@ -174,9 +176,9 @@ def uneven(rank, store, size):
     return dict(optimizer.engine.lost), bool(row(net).isfinite().all())
 
 
-def averaged(rank, store, size):
+def averaged(rank, store, size, overlap=False):
     net = model()
-    optimizer = optimizer_for(net, rank, store, size, algorithm="dsgd")
+    optimizer = optimizer_for(net, rank, store, size, algorithm="dsgd", overlap=overlap)
     with torch.no_grad():
         for p in net.parameters():
             p.add_(rank)
@@ -184,6 +186,43 @@ def averaged(rank, store, size):
     gossiped = row(net)
     optimizer.average()
     return gossiped, row(net), row(model()) + (size - 1) / 2
+
+
+def averaged_between_steps(rank, store, size):
+    """Average the models after two steps, and make a third with gradient 0: all models stay at the mean."""
+    net = model()
+    optimizer = optimizer_for(net, rank, store, size, algorithm="dsgd", overlap=True)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    for batch in batches(rank, 2):
+        optimizer.zero_grad()
+        loss_of(net, batch).backward()
+        optimizer.step()
+    optimizer.average()
+    first = row(net)
+    optimizer.zero_grad()
+    optimizer.step()
+    return first, row(net)
+
+
+def in_other_memory(rank, store, size):
+    """Train twice, the second time with weights whose memory is transposed, in blocks of 9 parameters."""
+    from torch.distributed import PrefixStore
+
+    blocks.BLOCK = 9
+    rows = []
+    for name in ("plain", "transposed"):
+        net = model()
+        if name == "transposed":
+            for layer in (net[0], net[2]):
+                layer.weight.data = layer.weight.data.T.contiguous().T
+        optimizer = optimizer_for(net, rank, PrefixStore(name, store), size)
+        for batch in batches(rank, 5):
+            optimizer.zero_grad()
+            loss_of(net, batch).backward()
+            optimizer.step()
+        rows.append(row(net))
+    return rows
 
 
 def with_own_weights(rank, store, size):

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from contextlib import suppress
 
 import torch
 
@@ -10,7 +11,8 @@ from quasiglobal import topology
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.distributed.channel import Lost
 from quasiglobal.engines.distributed.checks import Expected, Rejected
-from quasiglobal.engines.distributed.edge import open_edge
+from quasiglobal.engines.distributed.opening import open_edge
+from quasiglobal.engines.rows import ModelRows
 from quasiglobal.engines.wire import TopK
 
 
@@ -36,7 +38,7 @@ def mixing(rank, store, bad, rounds=3):
     """Gossip while process 2 sends bad data; return mixed rows, missed counts, lost processes and dead threads."""
     dead = noted_threads()
     engine = Distributed(topology.complete(3), store, rank, [(0,), (1,), (2,)], timeout=3.0)
-    engine.connect(last_step=100)
+    engine.connect(patience=20.0, last_step=100)
     x = torch.full((1, 4), float(rank))
     for t in range(1, rounds + 1):
         if rank < 2:
@@ -53,7 +55,8 @@ def mixing(rank, store, bad, rounds=3):
 def telling(rank, store):
     """Send the largest half of the numbers while process 2 names places beyond the model; return what came."""
     dead = noted_threads()
-    engine = Distributed(topology.complete(3), store, rank, [(0,), (1,), (2,)], timeout=3.0, wire=TopK(0.5)).connect()
+    engine = Distributed(topology.complete(3), store, rank, [(0,), (1,), (2,)], timeout=3.0, wire=TopK(0.5))
+    engine.connect(patience=20.0)
     x = torch.tensor([[3.0, 1.0, 0.0, 4.0]])
     if rank == 2:
         TopK.parts = lambda self, v, key: (v[..., :2], torch.full(v[..., :2].shape, 10**6, dtype=torch.int32))
@@ -61,6 +64,43 @@ def telling(rank, store):
     _, mixed = engine.tell(1, x, torch.tensor(1.0), 0)
     time.sleep(0.5)
     return mixed, dead
+
+
+def only_alive(rank, store, deadline):
+    """Gossip while process 2 gives nothing but signs of life; return the rows, the seconds of each step, who is late.
+    """
+    hosted = [(0,), (1,), (2,)]
+    engine = Distributed(topology.complete(3), store, rank, hosted, timeout=3.0, round_deadline=deadline)
+    engine.connect(patience=20.0)
+    x, seconds = torch.full((1, 4), float(rank)), []
+    if rank == 2:
+        engine.members.begin(largest=1000)
+        for _ in range(40):
+            time.sleep(0.1)
+            for edge in list(engine.members.edges.values()):
+                with suppress(Lost):
+                    edge.send_heartbeat(1)
+        return None
+    for t in range(1, 21):
+        began = time.monotonic()
+        (x,) = engine.mix(t, (x,))
+        seconds.append(time.monotonic() - began)
+    return x, seconds, engine.lost
+
+
+def ahead(rank, store, graph, algorithm, x, deadline):
+    """Make 8 steps in place that send the models ahead; return this process's row, and how many steps were skipped."""
+    hosted = [(node,) for node in range(graph.n)]
+    engine = Distributed(graph, store, rank, hosted, timeout=30.0, round_deadline=deadline).connect()
+    own, skipped = x[rank, None].clone(), 0
+    state = {name: value.clone() for name, value in engine.begin(algorithm, own).items()}
+    for t in range(1, 9):
+        engine.step_in_place(
+            algorithm, ModelRows([own]), ModelRows([own.sin()]), state, ahead=True, t=t, lr=x.new_tensor(0.1),
+            full_gradient=torch.sin,
+        )
+        skipped += engine.skipped
+    return own, skipped
 
 
 def claim(engine, step):

@@ -11,10 +11,10 @@ from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.wire import wire_of
 
 
-def compare(processes, cases, rounded=False, drop=0.0, wire=None, sites=None):
+def compare(processes, cases, rounded=False, drop=0.0, wire=None, shared=5, sites=None):
     how = (Lossy, SEEDS[:1]) if drop else (Distributed, SEEDS)
-    everywhere = together(processes, in_a_process, processes, cases, rounded, *how, wire, sites)
-    options = {"seeds": how[1], "shared": 5, "rounded": rounded, "drop": drop, "wire": wire}
+    everywhere = together(processes, in_a_process, processes, cases, rounded, *how, wire, shared, sites)
+    options = {"seeds": how[1], "shared": shared, "rounded": rounded, "drop": drop, "wire": wire}
     for k, (name, topology) in enumerate(cases):
         whole = run(name, topology, lambda graph: Simulator(graph, **options), hosted_rows)
         for answers in everywhere:
@@ -26,7 +26,7 @@ def compare(processes, cases, rounded=False, drop=0.0, wire=None, sites=None):
                 assert (value - expected).norm() <= 1e-9 * (1 + expected.norm()), (name, topology, key)
 
 
-FAST = [name for name in ALGORITHMS if name not in LATER] + ["momentum-tracking", "edm", "proxskip", "k-gt"]
+FAST = [name for name in ALGORITHMS if name not in (*LATER, "motef")] + ["momentum-tracking", "edm", "proxskip", "k-gt"]
 
 
 @pytest.mark.filterwarnings("ignore:.* needs a fixed", "ignore:D2 needs")
@@ -34,7 +34,10 @@ FAST = [name for name in ALGORITHMS if name not in LATER] + ["momentum-tracking"
     "names",
     [
         pytest.param(FAST, id="fast"),
-        pytest.param([*LATER, "diloco:tau=7", "momentum-tracking:init=mean"], id="later", marks=pytest.mark.slow),
+        pytest.param(
+            [*LATER, "motef", "diloco:tau=7", "noloco:tau=7", "momentum-tracking:init=mean"], id="later",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_every_algorithm_is_the_same_over_processes(names):
@@ -65,12 +68,22 @@ def test_graphs_that_are_drawn_at_each_step_are_too():
     "names",
     [
         ("qg-dsgdm-n", "lt-admm:tau=2"),
-        pytest.param(("relaysgd:fill=start", "sgp", "push-diging:sums=true,beta=0.9", "ab"), marks=pytest.mark.slow),
+        pytest.param(
+            ("relaysgd:fill=start", "sgp", "push-diging:sums=true,beta=0.9", "ab", "beer", "motef", "noloco:tau=3"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=("fast", "others"),
 )
 def test_lost_messages_have_the_same_effect(names):
     compare(4, [(name, "ring:4") for name in names], drop=DROP)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drop", [0.0, DROP])
+def test_two_trees_at_once_are_too(drop):
+    names = ("relaysgd:beta=0.9,nesterov=true", "relaysgd:fill=start,base=dadam")
+    compare(5, [(name, "double-trees:5") for name in names], drop=drop, shared=None)
 
 
 def test_models_that_travel_in_16_bits_are_too():
@@ -80,7 +93,7 @@ def test_models_that_travel_in_16_bits_are_too():
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", ["qsgd:4", "topk:0.4", "randk:0.4", "sign"])
 def test_compressed_messages_are_too(wire):
-    compare(2, [("choco", "ring:4")], wire=wire_of(wire))
+    compare(2, [(name, "ring:4") for name in ("choco", "beer", "motef")], wire=wire_of(wire))
 
 
 @pytest.mark.slow

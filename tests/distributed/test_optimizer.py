@@ -18,11 +18,14 @@ from quasiglobal.engines.simulator import Simulator
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("algorithm", "groups"), [
-    ("dsgdm-n-gt", True),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("qg-dsgdm-n", False), ("slowmo:tau=7", True))),
+@pytest.mark.parametrize(("algorithm", "groups", "overlap", "block"), [
+    ("dsgdm-n-gt", True, False, 9), ("qg-dsgdm-n", True, True, 9),          # in blocks of 9 parameters, and whole
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("qg-dsgdm-n", False, False, None), ("slowmo:tau=7", True, False, None), ("dadam", False, True, None),
+        ("dsgdm-n-gt", True, False, None),
+    )),
 ])
-def test_a_loop_is_what_the_simulator_computes(algorithm, groups):
+def test_a_loop_is_what_the_simulator_computes(algorithm, groups, overlap, block):
     size, net = 3, loops.model()
     sizes = [p.numel() for p in net.parameters()]
     first, second = sum(sizes[:2]), sum(sizes[2:])
@@ -41,17 +44,31 @@ def test_a_loop_is_what_the_simulator_computes(algorithm, groups):
             rows.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
         return torch.stack(rows)
 
+    chosen = qg.algorithms.Overlap(base=qg.algorithm(algorithm)) if overlap else algorithm
     expected = qg.minimize(
-        gradient, loops.row(loops.model(0)), algorithm, "ring:3",
+        gradient, loops.row(loops.model(0)), chosen, "ring:3",
         lambda t: of_groups(0.02, 0.05) * (1 if t <= 20 else 0.1), 30, of_groups(0.1, 0.01),
     ).x
-    rows = torch.stack(together(size, loops.train, size, algorithm, groups))
+    rows = torch.stack(together(size, loops.train, size, algorithm, groups, overlap, block))
     assert (rows - expected).norm() <= 1e-12 * expected.norm()
 
 
 def test_it_goes_on_from_its_state_dict():
     for whole, resumed in together(2, loops.interrupted, 2):
         assert whole.equal(resumed)
+
+
+@pytest.mark.slow
+def test_after_an_exact_mean_no_older_model_comes():
+    """With overlap, the models of the next step have been sent when the mean replaces them."""
+    for first, second in together(3, loops.averaged_between_steps, 3):
+        assert first.equal(second)
+
+
+@pytest.mark.slow
+def test_parameters_that_are_not_contiguous_train_alike():
+    for plain, transposed in together(2, loops.in_other_memory, 2):
+        torch.testing.assert_close(transposed, plain, rtol=0, atol=1e-14)
 
 
 def test_an_overflow_still_mixes_and_keeps_the_state():
@@ -75,8 +92,9 @@ def test_a_node_that_runs_out_of_batches_is_left_behind():
 
 
 @pytest.mark.slow
-def test_models_are_averaged_exactly_or_by_gossip():
-    for gossiped, exact, expected in together(4, loops.averaged, 4):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_models_are_averaged_exactly_or_by_gossip(overlap):
+    for gossiped, exact, expected in together(4, loops.averaged, 4, overlap):
         torch.testing.assert_close(exact, expected, rtol=0, atol=1e-12)
         torch.testing.assert_close(gossiped, expected, rtol=0, atol=1e-6)
 
@@ -232,7 +250,9 @@ LOCAL = ("ed", "gossip-pga", "k-gt", "led", "proxskip")
 """Methods of 2019 and later that correct or average the results of local steps."""
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, *(f"slowmo:tau=3,base={name}" for name in ("dsgd", "d2+", "d2"))])
+@pytest.mark.parametrize(
+    "name", [*ALGORITHMS, "noloco:tau=3,base=dsgd", *(f"slowmo:tau=3,base={name}" for name in ("dsgd", "d2+", "d2"))]
+)
 def test_an_algorithm_accepts_a_base_only_if_x_minus_lr_g_is_all_it_uses(name):
     """The base's result replaces x − ηg: an accepting algorithm moves from (x, g) as from (x − ηg, 0)."""
     graph = {"relaysgd": "star:4", "sgp": qg.topology.from_matrices([ONE_WAY])}.get(name, "lazy/ring:4")
@@ -243,15 +263,15 @@ def test_an_algorithm_accepts_a_base_only_if_x_minus_lr_g_is_all_it_uses(name):
     for t in range(1, 14):
         g = torch.randn(4, 3, dtype=torch.float64, generator=generator)
         lr = torch.tensor(1 / t, dtype=torch.float64)
-        options = {"t": t, "lr": lr, "full_gradient": torch.sin}
+        options = {"t": t, "lr": lr, "full_gradient": torch.sin, "gradient": torch.sin}
         x, state = engine.step(algorithm, x, g, state, **options)
         y, same = engine.step(algorithm, y - lr * g, torch.zeros_like(g), same, **options)
     accepts = torch.allclose(x, y, rtol=1e-12, atol=1e-12)
     params = list(loops.model().parameters())
     with pytest.raises(qg.InputError, match="torchrun" if accepts else "does not accept a base: it "):
         qg.optim.GossipOptimizer(params, name, graph, base=loops.sgdm(params))
-    slowmo = ("slowmo:tau=3,base=dsgd", "slowmo:tau=3,base=d2+")
-    assert accepts == (name in ("dsgd", "d2+", "relaysgd", "lt-admm", "choco", *slowmo, *LOCAL))
+    others = ("slowmo:tau=3,base=dsgd", "slowmo:tau=3,base=d2+", "noloco:tau=3,base=dsgd")
+    assert accepts == (name in ("dsgd", "d2+", "relaysgd", "lt-admm", "choco", *others, *LOCAL))
 
 
 class Own(qg.Algorithm):
@@ -269,6 +289,8 @@ def test_bad_bases_are_refused_before_the_nodes_meet():
         ("lr and weight_decay are the base's", params, "dsgd", {"base": base, "weight_decay": 0.0}),
         ("params = list", generator, "dsgd", {"base": consumer}),
         ("1 trainable parameters of params are not in base, and 0", params, "dsgd", {"base": loops.sgdm(params[1:])}),
+        ("averages the models before the local step", params, "dsgd", {"base": base, "overlap": True}),
+        ("overlap needs an algorithm that makes a local step", params, "dsgd-gt", {"overlap": True}),
         ("must be a torch optimizer", params, "dsgd", {"base": torch.optim.SGD}),
         ("wraps DSGDm, which adds momentum", params, "slowmo", {"base": base}),
         ("buffers=average", params, "slowmo:base=dsgd,buffers=average", {"base": base}),

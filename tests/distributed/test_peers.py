@@ -28,7 +28,8 @@ def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owner
     nodes = [four.start(k, f"127.0.0.1:{server.port}", *words) for k in range(4)]
     for k, process in enumerate(nodes):
         four.said(process, k)
-        epochs = [json.loads(line) for line in four.printed(k).read_text().splitlines()]
+        opening, *epochs = [json.loads(line) for line in four.printed(k).read_text().splitlines()]
+        assert opening["message"].startswith("run folder: ")
         assert [line["epoch"] for line in epochs] == [1, 2, 3]
         (run,) = find_runs(tmp_path / f"runs{k}")
         assert run.status == "finished"

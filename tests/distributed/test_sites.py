@@ -1,7 +1,6 @@
 """Sites that connect, and all who are refused: each with the reason, on both sides."""
 
 import json
-import logging
 import socket
 import threading
 import time
@@ -24,6 +23,8 @@ from quasiglobal.engines.distributed.sites import SiteOpener
 from quasiglobal.errors import InputError
 from quasiglobal.federation.certificates import issue, now
 from quasiglobal.federation.keys import read_key, write_private
+from quasiglobal.runs.agreement import refuse_exact_means
+from quasiglobal.training.experiment import Experiment
 
 
 class Meeting:
@@ -226,6 +227,30 @@ def test_slow_and_silent_strangers_block_nobody(meeting, sites):
         assert time.monotonic() - began < 3
 
 
+@pytest.mark.parametrize("stage", ["handshake", "greeting"])
+def test_a_byte_now_and_then_does_not_prolong_the_deadline(meeting, sites, monkeypatch, stage):
+    monkeypatch.setattr(module, "ADMISSION", 0.6)
+    monkeypatch.setattr(module, "FAREWELL", 0.1)
+    first = meeting.site(sites.folders[0])
+    host, port = sites.addresses[0].split(":")
+    connection = socket.create_connection((host, int(port)), 5)
+    data = b"\x16\x03\x01\x02\x00" + bytes(100)            # a handshake that promises 512 bytes
+    if stage == "greeting":
+        connection = sites.folders[1].client_context().wrap_socket(connection)
+        data = greeting.START.pack(greeting.MAGIC, 500) + bytes(100)
+
+    def trickle():
+        for byte in data:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.1)
+
+    began = time.monotonic()
+    with connection, pytest.raises(OSError, match=r"."):
+        trickle()
+    assert time.monotonic() - began < 5
+    until(lambda: not first._listener._waiting)
+
+
 def test_a_flood_from_one_address_leaves_room_for_others_and_is_bounded(meeting, sites, monkeypatch):
     first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
     host, port = sites.addresses[0].split(":")
@@ -392,6 +417,13 @@ def test_an_address_that_is_not_this_machines_is_refused_with_the_remedy(sites, 
         opener.begin(Terms(0, [1], "e", "t", 2.0, lambda: 0))
 
 
+@pytest.mark.parametrize("terms", [{"algorithm": "slowmo"}, {"communication": "merge@end"}], ids=str)
+def test_exact_means_are_refused_with_the_reason(terms):
+    refuse_exact_means(Experiment(algorithm="qg-dsgdm-n"))
+    with pytest.raises(InputError, match="averages over all nodes: an exact mean over all nodes needs"):
+        refuse_exact_means(Experiment(**terms))
+
+
 def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_path, monkeypatch, caplog):
     log = Audit(tmp_path / "audit.jsonl")
     for _ in range(100):
@@ -405,4 +437,3 @@ def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_pat
     full.record("started")
     full.record("started")
     assert caplog.text.count("connections are not recorded") == 1
-    logging.getLogger("quasiglobal").setLevel(logging.NOTSET)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quasiglobal.engines.distributed import greeting
+from quasiglobal.engines.distributed.buffers import MessageMemory
 from quasiglobal.engines.distributed.channel import Channel, Lost, Sending
 from quasiglobal.engines.distributed.checks import Expected
 from quasiglobal.engines.distributed.edge import HEARTBEAT, MAGIC, MOST_NOTE, MOVE, NOTE, Edge
@@ -123,7 +124,7 @@ def test_any_bytes_for_messages_end_the_edge_and_take_no_memory(data):
     edge = Edge(0, 1, fed, 0)
     edge.on_note = notes.append
     edge._now = (2**62, 0)                                  # nothing waits in the inbox
-    edge._read(LARGEST)
+    edge._read(LARGEST, MessageMemory())
     assert edge._gone is not None
     assert fed.largest <= max(LARGEST, 48, MOST_NOTE)
     assert sum(map(len, notes)) <= len(data)
@@ -135,7 +136,7 @@ def test_a_move_to_nowhere_ends_the_edge(monkeypatch):
     monkeypatch.setattr("quasiglobal.engines.distributed.edge.ADOPTION", 0.1)
     header = torch.tensor([MAGIC, 0, MOVE, 0, 1, 0]).numpy().tobytes()
     edge = Edge(0, 1, Fed(header * 2), 0)
-    edge._read(LARGEST)
+    edge._read(LARGEST, MessageMemory())
     assert "moved to a connection" in str(edge._gone)
 
 

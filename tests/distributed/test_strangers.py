@@ -11,7 +11,7 @@ import meetings
 import psutil
 import pytest
 import torch
-from commands import PATIENCE, WORDS, ended, train, wait_for_epoch
+from commands import ended, train, train_apart, wait_for_epoch
 from processes import together
 
 from quasiglobal.runs.store import find_runs
@@ -103,18 +103,11 @@ def test_training_goes_on_without_the_place_where_it_met(tmp_path):
         [sys.executable, "-u", "-m", "quasiglobal", "rendezvous", "--port", "0"], stdout=subprocess.PIPE, text=True
     ) as place:
         port = place.stdout.readline().split(":")[1].split(";")[0]
-        shared = os.environ | {
-            "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1",
-        }
-        words = ["--topology", "ring:3", "--epochs", "40", "--engine", "distributed"]
-        command = [sys.executable, "-m", "quasiglobal", "train", *WORDS, "--runs", str(tmp_path), *words]
-        started = [
-            subprocess.Popen(command, env=shared | {"RANK": str(rank)}, stdout=subprocess.DEVNULL) for rank in range(3)
-        ]
+        started = train_apart(tmp_path, int(port), 3, "--topology", "ring:3", "--epochs", "40")
         wait_for_epoch(tmp_path, 1, 2)
         place.send_signal(signal.SIGKILL)
-        assert [process.wait(timeout=PATIENCE) for process in started] == [0, 0, 0]
+        for process in started:
+            ended(process)
     (run,) = find_runs(tmp_path)
     assert run.status == "finished"
     assert run.records()[-1]["epoch"] == 40

@@ -8,8 +8,9 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
-from commands import PATIENCE, ended, rank, scalars, train, wait_for, wait_for_epoch
+from commands import PATIENCE, ended, rank, scalars, train, train_apart, wait_for, wait_for_epoch
 
+from quasiglobal.engines.distributed.rendezvous import serve
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.local import train as simulate
 from quasiglobal.runs.options import Options
@@ -154,6 +155,31 @@ def test_an_exact_mean_stops_without_anybody_and_resumes(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("all_are_killed", [False, True])
+def test_an_exact_mean_resumes_at_a_rendezvous_that_stayed(tmp_path, all_are_killed):
+    words = ["--topology", "ring:3", "--epochs", "40", "--precision", "fp64", "--milestones", "--algorithm", "slowmo"]
+    words += ["--peer-timeout", "5", "--checkpoint-seconds", "0"]
+    server = serve("127.0.0.1", 0)
+    started = train_apart(tmp_path, server.port, 3, *words)
+    wait_for_epoch(tmp_path, 1, 4)
+    for process in started if all_are_killed else started[1:2]:
+        process.kill()
+    said = [process.communicate(timeout=PATIENCE)[0] for process in started]
+    if not all_are_killed:
+        assert [process.returncode for process in started] == [2, -9, 2]
+        assert all("an exact mean over all nodes lost a process" in said[rank] for rank in (0, 2))
+    again = time.time()
+    for process in train_apart(tmp_path, server.port, 3, *words):
+        ended(process)
+    measured = [json.loads(line) for line in next(tmp_path.glob("*/parts/0/metrics.jsonl")).read_text().splitlines()]
+    assert [found["epoch"] for found in measured] == [*range(1, 41)]
+    assert measured[0]["written"] < again < measured[-1]["written"], "it resumed, and did not begin anew"
+    (run,) = find_runs(tmp_path)
+    simulate(run.experiment, Options(runs=tmp_path / "simulated", device="cpu"))
+    assert same(rows(tmp_path), rows(tmp_path / "simulated"), 1e-8)     # 6e-10 in a run that was not interrupted
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["dsgdm-n", "qg-dsgdm-n"])
 def test_float32_accuracies_agree_after_50_steps(tmp_path, algorithm):
     words = ["--topology", "ring:8", "--algorithm", algorithm, "--epochs", "1", "--steps", "50"]
@@ -201,3 +227,14 @@ def test_sigterm_to_the_command_saves_and_ends_all_processes(tmp_path, when):
         saved = {path.name for path in tmp_path.glob("*/parts/*/checkpoint/*.json")}
         assert len(saved) == 1
         assert len(list(tmp_path.glob("*/parts/*/checkpoint/*.json"))) == 4
+
+
+@pytest.mark.slow
+def test_twenty_processes_on_few_cores_start(tmp_path):
+    words = ["--topology", "ring:200", "--epochs", "2", "--steps", "3"]
+    ended(train(tmp_path, *words, "--engine", "distributed", "--processes", "20"))
+    (run,) = find_runs(tmp_path)
+    assert [record["epoch"] for record in run.records()] == [1, 2]
+    edges = [json.loads(path.read_text())["edges"] for path in run.folder.glob("parts/*/summary.json")]
+    assert len(edges) == 20
+    assert all(edge["missed"] == 0 for of in edges for edge in of.values())

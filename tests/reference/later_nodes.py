@@ -213,6 +213,48 @@ class DFedAvgM(Worker):
 
 
 @dataclass(kw_only=True)
+class DFedSAM(Worker):
+    """K steps by the gradient at z + ρg/‖g‖, heavy-ball if β > 0, then Q gossips, Algorithm 1 of Shi et al. 2023."""
+
+    beta: float = 0.0
+    rho: float = 0.01
+    tau: int = 5
+    gossips: int = 1
+
+    def step(self, x, g, t, lr):
+        g = self.place.gradient(x + self.rho * g / norm(g), t)
+        m = self.memory["m"] = g if (t - 1) % self.tau == 0 else self.beta * self.memory["m"] + g
+        x = x - lr * m
+        for _ in range(0 if t % self.tau else self.gossips):
+            x = yield Mix(x)
+        return x
+
+
+@dataclass(kw_only=True)
+class NoLoCo(Worker):
+    """H inner steps θ; then m ← αm + η W(θ − φ) + η(Wφ − φ), φ ← φ + m, as in the authors' outer step."""
+
+    base: str = "dadam"
+    server_lr: float = 0.7
+    beta: float = 0.5
+    tau: int = 50
+
+    def __post_init__(self):
+        self.inner = worker(self.base, self.place)
+
+    def step(self, x, g, t, lr):
+        memory = self.memory
+        phi = memory["phi"] if t > 1 else x
+        theta = alone(self.inner.step(x, g, t, lr))
+        if t % self.tau == 0:
+            moved, mean = (yield Mix(theta - phi)), (yield Mix(phi))
+            memory["m"] = self.beta * memory["m"] + self.server_lr * moved + self.server_lr * (mean - phi)
+            theta = phi = phi + memory["m"]
+        memory["phi"] = phi
+        return theta
+
+
+@dataclass(kw_only=True)
 class DiLoCo(Worker):
     """H inner steps alone; then PyTorch's Nesterov SGD on the mean movement, Algorithm 1 of Douillard et al. 2023."""
 
@@ -258,7 +300,9 @@ LATER = {
     "dadamw": (DAdamW, {}),
     "dsgd-ac": (DSGDAC, {}),
     "dfedavgm": (DFedAvgM, {}),
+    "dfedsam": (DFedSAM, {}),
     "diloco": (DiLoCo, {}),
+    "noloco": (NoLoCo, {}),
 }
 NAMES |= LATER
 

@@ -79,8 +79,11 @@ def reference(
     def full_gradient_of(i: int) -> Callable[[Vector], Vector]:
         return lambda x: full_gradient(i, x) + weight_decay * x
 
+    def gradient_of(i: int) -> Callable[[Vector, int], Vector]:
+        return lambda x, t: gradient(i, x, t) + weight_decay * x
+
     shared = {"weight_decay": weight_decay, "lambda_min": lambda_min(weights), "links": trees, "wire": wire}
-    workers = [worker(text, Place(i, n, seed, full_gradient_of(i), **shared)) for i in range(n)]
+    workers = [worker(text, Place(i, n, seed, gradient_of(i), full_gradient_of(i), **shared)) for i in range(n)]
     x = [np.array(row) for row in x0]
     history = [np.array(x)]
     for t in range(1, steps + 1):
@@ -167,6 +170,8 @@ class Place:
     i: int
     n: int
     seed: int
+    gradient: Callable[[Vector, int], Vector]
+    """The gradient of step t's batch at any point."""
     full_gradient: Callable[[Vector], Vector]
     weight_decay: float
     lambda_min: float | None
@@ -594,11 +599,38 @@ class Choco(WithLocalStep):
         return x + self.gamma * (memory["mixed"] - memory["x_hat"])
 
 
-def compressed(wire: str, v: Vector, place: Place, t: int) -> Vector:
+@dataclass(kw_only=True)
+class BEER(Worker):
+    """BEER (Zhao et al. 2022), Algorithm 1, in the order V, G, X, H; with λ < 1 MoTEF (Islamov et al. 2025).
+
+    W G and W H are what came from the neighbours so far, as in `Choco`.
+    """
+
+    gamma: float = 0.1
+    lam: float = 1.0
+
+    def step(self, x, g, t, lr):
+        memory, gamma = self.memory, self.gamma
+        m = (1 - self.lam) * memory["M"] + self.lam * g
+        memory["V"] = memory["V"] + gamma * (memory["WG"] - memory["G"]) + m - memory["M"]
+        memory["M"] = m
+        yield from self.add("G", memory["V"], t, draw=0)
+        x = x + gamma * (memory["WH"] - memory["H"]) - lr * memory["V"]
+        yield from self.add("H", x, t, draw=1)
+        return x
+
+    def add(self, name, value, t, draw):
+        """Send what a hat lacks of a value, compressed, and add it to the hat."""
+        q = compressed(self.place.wire, value - self.memory[name], self.place, t, draw)
+        self.memory[name] = self.memory[name] + q
+        self.memory[f"W{name}"] = self.memory[f"W{name}"] + (yield Mix(q))
+
+
+def compressed(wire: str, v: Vector, place: Place, t: int, draw: int = 0) -> Vector:
     """Q(v): the largest numbers, random numbers, signs, or levels of the norm."""
     name, _, number = wire.partition(":")
     d, q = len(v), np.zeros_like(v)
-    bits = [splitmix64(chain(place.seed, 4, 0, t, place.i) + c) for c in range(d)]
+    bits = [splitmix64(chain(place.seed, 4, draw, t, place.i) + c) for c in range(d)]
     if name == "full":
         return v
     if name in ("topk", "randk"):
@@ -687,9 +719,11 @@ NAMES = {
     "push-diging": (PushDIGing, {}),
     "ab": (AB, {}),
     "choco": (Choco, {}),
+    "beer": (BEER, {}),
+    "motef": (BEER, {"lam": 0.1}),
 }
 
-CHANNELS = ("relaysgd", "lt-admm", "sgp", "push-diging", "ab", "choco")
+CHANNELS = ("relaysgd", "lt-admm", "sgp", "push-diging", "ab", "choco", "beer", "motef")
 """Methods with messages per edge, pushes or compressed messages; see `test_channel_references.py`."""
 
 

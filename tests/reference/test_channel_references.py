@@ -23,7 +23,6 @@ def uniform(graph):
 
 
 ONE_WAY = nx.DiGraph([(i, (i + 1) % 6) for i in range(6)] + [(0, 3), (1, 4), (4, 0)])
-LEFT, RIGHT = ([(i, parent(i)) for i in range(1, 7)] for parent in (lambda i: (i - 1) // 2, lambda i: i - 1))
 GRAPHS = {
     "ring": qg.topology.ring(6),
     "one-peer": qg.topology.one_peer_exponential(8),
@@ -32,18 +31,18 @@ GRAPHS = {
     "star": qg.topology.star(5),
     "every second": qg.topology.parse("every:2/star:5"),
     "chain": qg.topology.from_graph(nx.path_graph(6)),
-    "binary tree": qg.topology.from_graph(nx.Graph(LEFT)),
-    "two trees": qg.topology.from_matrices(
-        [qg.topology.from_graph(nx.Graph(edges)).weights() for edges in (LEFT, RIGHT)]
-    ),
+    "binary tree": qg.topology.tree(7),
+    "double trees": qg.topology.double_trees(7),
 }
 FITTING = {
-    "relaysgd": ("star", "chain", "binary tree", "two trees"),
+    "relaysgd": ("star", "chain", "binary tree", "double trees"),
     "lt-admm": ("ring", "star", "every second"),
     "sgp": ("directed", "changing"),
     "push-diging": ("directed", "changing", "one-peer"),
     "ab": ("directed", "changing"),
     "choco": ("ring", "star"),
+    "beer": ("ring", "star"),
+    "motef": ("star",),
 }
 OPTIONS = {
     "relaysgd": ("", "fill=start", "beta=0.9", "beta=0.8,nesterov=true,fill=start", "base=dadam"),
@@ -52,6 +51,8 @@ OPTIONS = {
     "push-diging": ("", "beta=0.9", "sums=true", "sums=true,beta=0.9"),
     "ab": ("", "beta=0.9"),
     "choco": ("", "gamma=0.5,beta=0.9"),
+    "beer": ("", "gamma=0.5"),
+    "motef": ("", "gamma=0.3,lam=0.4"),
 }
 TEXTS = {name: [f"{name}:{one}" if one else name for one in options] for name, options in OPTIONS.items()}
 CASES = [case for name in CHANNELS for case in itertools.product(TEXTS[name], FITTING[name])]
@@ -98,11 +99,15 @@ def test_also_when_messages_are_lost(text):
         assert relative_error(library, path) < TOLERANCE, graph
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["choco:gamma=0.2,beta=0.5", "beer:gamma=0.2", pytest.param("motef:gamma=0.2,lam=0.3", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("wire", ["topk:0.4", "randk:0.4", "sign", "qsgd:4"])
-def test_compressed_messages_are_those_of_the_reference(wire):
-    library, path = both("choco:gamma=0.2,beta=0.5", GRAPHS["star"], "logistic", wire=wire)
+def test_compressed_messages_are_those_of_the_reference(text, wire):
+    library, path = both(text, GRAPHS["star"], "logistic", wire=wire)
     assert relative_error(library, path) < TOLERANCE
-    plain = both("choco:gamma=0.2,beta=0.5", GRAPHS["star"], "logistic")[1]
+    plain = both(text, GRAPHS["star"], "logistic")[1]
     assert relative_error(path, plain) > 1e-3
 
 

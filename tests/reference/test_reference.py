@@ -44,6 +44,8 @@ OPTIONS = [
     *("led:tau=1", "led:tau=3", "proxskip:p=1", "proxskip:p=0.5", "gt-nsgdm:beta=0.5", "dsgd-clip:clip=0.3"),
     *("dadamw:lam=0.1", "dsgd-ac:p=1", "dsgd-ac:beta=0.9,nesterov=true", "dfedavgm:beta=0.5,tau=3"),
     *("diloco:tau=4", "diloco:tau=3,beta=0.5,server_lr=0.5,nesterov=false", "diloco:base=dsgdm,tau=4"),
+    *("dfedsam:rho=0.5,tau=2", "dfedsam:rho=0.3,beta=0.5,tau=3,gossips=2", "noloco:tau=4"),
+    "noloco:base=dsgdm,tau=3,beta=0.8,server_lr=0.5",
 ]
 GOSSIP = [name for name in NAMES if name not in CHANNELS]
 TEXTS = [*GOSSIP, *OPTIONS]
@@ -176,6 +178,7 @@ def test_no_two_texts_walk_the_same_path():
         ("dadam", "dadamw"),  # without weight decay
         ("dsgdm-gt", "momentum-tracking"),  # on a fixed W
         ("qg-sgdm", "qhm"),  # the paper's single worker case
+        ("diloco", "noloco"),  # before their first exchange, without weight decay
         ("led:tau=1", "proxskip:p=1"),  # where W is made lazy
     ]
 

@@ -38,6 +38,24 @@ def test_these_methods_reach_the_exact_minimiser_at_every_node(name, graph, lr, 
     assert (x - PROBLEM.minimiser).abs().max() < 1e-7
 
 
+@pytest.mark.parametrize(
+    ("name", "wire", "steps"),
+    [
+        ("beer:gamma=0.4", "topk:0.4", 700),
+        pytest.param("motef:gamma=0.4,lam=0.3", "sign", 1200, marks=pytest.mark.slow),
+        pytest.param("motef:gamma=0.3,lam=0.5", "qsgd:4", 1500, marks=pytest.mark.slow),
+    ],
+)
+def test_tracking_reaches_the_exact_minimiser_with_compressed_messages(name, wire, steps):
+    """Tolerance 1e-7, as above; gossip of compressed models with the same wire stays far away."""
+    x, biased = (
+        qg.minimize(PROBLEM.gradient, START, one, RING, 0.05, steps, wire=wire, keep_history=False).x
+        for one in (name, "choco:gamma=0.3")
+    )
+    assert (x - PROBLEM.minimiser).abs().max() < 1e-7
+    assert (biased - PROBLEM.minimiser).abs().max() > 1e-2
+
+
 def test_gradient_push_rests_where_its_weights_are_corrected():
     """X = P(X − η H(X/w − c)), where w = P w sums to n: a linear system. Tolerance 1e-9, of its solution."""
     lr, d = 0.05, PROBLEM.c.shape[1]

@@ -70,6 +70,13 @@ def heavy_ball_steps(x):
     return W @ x
 
 
+def sharpness_aware_steps(x):
+    for _ in range(3):
+        g = PROBLEM.gradient(x)
+        x = x - 0.2 * PROBLEM.gradient(x + 0.05 * g / g.norm(dim=1, keepdim=True))
+    return W @ x
+
+
 BIASED = {
     "decentlam:beta=0.5": lambda x: W @ descended(x),
     "gut:mu=0.5": lambda x: W @ descended(x, 0.5 * 0.2),
@@ -78,12 +85,13 @@ BIASED = {
     "gossip-pga:tau=4": gossip_and_global_average,
     "dfedavgm:beta=0.5,tau=3": heavy_ball_steps,
     "diloco:base=dsgd,tau=2,beta=0.5": lambda x: averaged(descended(descended(x))),
+    "noloco:base=dsgd,tau=2": lambda x: W @ descended(descended(x)),
     "dsgd-ac": lambda x: W @ x - 0.2 * PROBLEM.gradient(x),
 }
 """Each method rests where this map does.
 
-Where nothing moves, DecentLaM's momentum and DiLoCo's outer momentum are 0. In GUT y = 0: (1 − μ)δ = μbu/η with
-δ = g − u/η, so that u = WX − X is ηg (1 − μ)/(1 − μ + μb), and x = WX = W(x − u).
+Where nothing moves, DecentLaM's momentum and the outer momenta of DiLoCo and NoLoCo are 0. In GUT y = 0:
+(1 − μ)δ = μbu/η with δ = g − u/η, so that u = WX − X is ηg (1 − μ)/(1 − μ + μb), and x = WX = W(x − u).
 """
 
 
@@ -99,6 +107,13 @@ def test_the_others_rest_near_the_minimiser(name):
 def test_an_exact_average_now_and_then_reduces_the_bias():
     assert distance("gossip-pga:tau=4") < 0.7 * distance("dsgd")
     assert distance("gut:mu=0.5") < distance("decentlam:beta=0.5") < distance("dfedavgm:beta=0.5,tau=3")
+
+
+def test_sharpness_aware_rounds_rest_where_a_round_changes_nothing():
+    """Tolerance 1e-9. The map is not affine, so that there is no linear solve."""
+    x = at_rest("dfedsam:rho=0.05,tau=3")
+    assert (sharpness_aware_steps(x) - x).abs().max() < 1e-9
+    assert distance("dfedsam:rho=0.05,tau=3") > 1e-2
 
 
 def test_clipped_gradients_balance_each_other_where_the_gradients_do_not():

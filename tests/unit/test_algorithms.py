@@ -17,8 +17,8 @@ NAMES = [
     "sgd", "sgdm", "sgdm-n", "adam", "dsgd", "dsgdm", "dsgdm-n", "dadam", "qg-dsgdm", "qg-dsgdm-n",
     "qg-dadam", "d2", "d2+", "dsgd-gt", "dsgdm-gt", "dsgdm-n-gt", "slowmo", "dmsgd", "dmsgd-2", "mimelite",
     "gossip", "qg-gossip", "qg-sgdm", "qg-sgdm-n", "qhm", "relaysgd", "lt-admm", "sgp", "push-diging", "ab",
-    "choco", "momentum-tracking", "ed", "edm", "decentlam", "gossip-pga", "gut", "qg-gut", "k-gt", "led", "proxskip",
-    "gt-nsgdm", "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "diloco",
+    "choco", "beer", "motef", "momentum-tracking", "ed", "edm", "decentlam", "gossip-pga", "gut", "qg-gut", "k-gt",
+    "led", "proxskip", "gt-nsgdm", "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "dfedsam", "diloco", "noloco",
 ]
 
 
@@ -160,6 +160,9 @@ def test_traffic_and_memory_are_the_known_ones():
     assert costs["led"] == costs["proxskip"] == ("1/5", 1)
     assert costs["gt-nsgdm"] == ("2", 2)
     assert costs["diloco"] == ("1/500 to all", 4)
+    assert costs["noloco"] == ("1/50", 4)
+    assert costs["beer"] == costs["motef"] == ("2", 6)
+    assert costs["dfedsam"] == ("1/5", 1)
 
 
 def test_options_change_the_cost():

@@ -153,7 +153,7 @@ def test_messages_of_another_shape_are_refused(message, sentence):
 @pytest.mark.parametrize(
     ("name", "graph", "sentence"),
     [
-        ("relaysgd", "ring:4", "RelaySGD needs a spanning tree, which ring:4 is not; use one, such as star:4"),
+        ("relaysgd", "ring:4", "RelaySGD needs a spanning tree, which ring:4 is not; use one, such as tree:4"),
         ("relaysgd", "every:2/star:4", "RelaySGD needs a spanning tree"),
         ("lt-admm", "one-peer-exponential:8", "LTADMM needs an undirected graph"),
         ("relaysgd:base=qg-dsgdm", "star:4", "the base of relaysgd makes the local step"),
@@ -361,7 +361,7 @@ def test_an_unknown_wire_is_refused(wire):
 
 
 def test_only_algorithms_that_hold_the_error_compress():
-    sentence = "DSGD does not hold the error of compressed messages itself; use choco with sign"
+    sentence = "DSGD does not hold the error of compressed messages itself; use choco, beer or motef with sign"
     with pytest.raises(qg.InputError, match=sentence):
         qg.minimize(None, torch.zeros(2), "dsgd", "ring:4", 0.1, 1, wire="sign")
     with pytest.raises(qg.InputError, match=sentence):

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from quasiglobal.cli import explain, look
+from quasiglobal.leaderboard.standings import read_standings
+from quasiglobal.leaderboard.summary import BLOCK, blocks, leaderboard_document
+from quasiglobal.paper.readings_table import table as readings_table
 from quasiglobal.paper.summary import summary
 from quasiglobal.report.grid import grid
 from quasiglobal.report.latex import latex
@@ -114,10 +117,26 @@ def test_the_results_page_shows_the_rows_that_were_run():
 
 def test_the_results_are_what_the_program_makes_of_the_runs():
     results = ROOT / "docs" / "results"
-    document = summary(RunStore.read(results / "runs"))
+    store = RunStore.read(results / "runs")
+    page = (results / "README.md").read_text()
+    assert readings_table(store) in page
+    assert readings_table(store, averaged=True) in page
+    document = summary(store)
     for render, name in ((markdown, "tables.md"), (latex, "tables.tex"), (grid, "grid.svg")):
         again = "qg report --runs docs/results/runs --out docs/results"
         assert render(document) == (results / name).read_text(), f"{name} is old; make it again: {again}"
+
+
+def test_the_leaderboard_is_what_its_records_say():
+    records = ROOT / "docs" / "results" / "leaderboard"
+    standings = read_standings(records)
+    again = "qg leaderboard --show --out docs/results/leaderboard --update README.md docs/leaderboard.md"
+    assert markdown(leaderboard_document(standings)) == (records / "tables.md").read_text(), f"make it again: {again}"
+    made = blocks(standings)
+    for path in (ROOT / "README.md", ROOT / "docs" / "leaderboard.md"):
+        for _, name, _ in BLOCK.findall(text := path.read_text()):
+            assert f"<!-- leaderboard: {name} -->\n{made[name]}\n<!-- end -->" in text, f"make it again: {again}"
+    assert sum(path.stat().st_size for path in records.rglob("*.json")) < 1e6
 
 
 def test_the_readmes_headline_is_what_the_tables_say():
@@ -145,7 +164,7 @@ def test_the_numbers_for_choosing_a_method_are_those_of_the_tables():
 def test_your_algorithm_in_15_lines_works(capsys):
     names = {}
     blocks = python_blocks((ROOT / "docs" / "your-algorithm.md").read_text())
-    assert len(blocks) == 7
+    assert len(blocks) == 9
     for block in blocks:
         exec(block, names)
     mean, passed, *others = capsys.readouterr().out.splitlines()
@@ -156,8 +175,10 @@ def test_your_algorithm_in_15_lines_works(capsys):
     assert edges == [3.5] * 8
     assert pushed == pytest.approx([1.0] * 3, abs=0.03)
     assert others[5].startswith("tensor(3.5") or others[5].startswith("tensor(3.49")
+    assert float(others[7][7:-1]) == pytest.approx(3.5, abs=0.3)
+    assert others[8] == "0.0"
     for block in (blocks[0], *blocks[3:]):
-        body = block[block.index("class ") :].partition("\n\n\n")[0]
+        body = block[max(block.find("class "), 0) :].partition("\n\n\n")[0]
         assert len([line for line in body.splitlines() if line.strip()]) <= 15
 
 

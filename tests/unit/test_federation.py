@@ -352,8 +352,9 @@ def test_even_the_organiser_cannot_sign_nonsense(whole, wrong, why):
         file.written(replace(organiser.read(), sites=(replace(first, **wrong), *others)), keys.read_key(organiser.key))
 
 
-def test_a_root_is_signed_by_its_own_key(whole):
-    _, (first, *_) = whole
+def test_a_root_is_signed_by_its_own_key(federation):
+    _, (first, *_) = federation
+    first.renew()
     root = first.root.read_bytes()
     certificates.key_of_root(root, "it")
     for forged in (root[:-1] + bytes([root[-1] ^ 1]), b"", root[:-1], der_of(first.certificate.read_bytes())):

@@ -156,6 +156,4 @@ def test_a_trace_does_not_depend_on_the_strides_of_its_arguments():
 
     x = torch.randn(2, 4, 3)
     assert traced(flat, (x,))(x.mT.clone().mT).equal(flat(x))
-    program = traced(written, (x,))
-    assert program(x).equal(written(x))
-    assert torch.ops.aten.reshape.default not in [node.target for node in program.graph.nodes], "it could be a copy"
+    assert traced(written, (x,))(x.mT.clone().mT).equal(written(x)), "a view of memory that is written into"

@@ -16,6 +16,7 @@ ROOT = Path(qg.__file__).parent
 LAYERS = [
     ["__main__"],
     ["cli"],
+    ["leaderboard"],
     ["paper"],
     ["api"],
     ["report"],

@@ -50,6 +50,7 @@ def test_resnets_have_the_papers_number_of_parameters(norm):
 
 def test_vgg_and_the_small_networks_have_theirs():
     assert count(build("vgg11", width=0.5)) == 2_308_810
+    assert count(build("vgg11-dropout")) == count(build("vgg11")) + 2 * (512 * 512 + 512) == 9_750_922
     assert count(build("mlp", shape=(1, 8, 8))) == 64 * 128 + 128 * 128 + 128 * 10 + 128 + 128 + 10
     assert all(20_000 < count(build("cnn", norm=norm, shape=(1, 8, 8))) < 60_000 for norm in MODELS["cnn"].norms)
 
@@ -230,7 +231,7 @@ def test_defaults_are_bn_or_what_there_is():
 
 BAD = {
     "unknown model 'resnt20'; did you mean 'resnet20'?": ("resnt20", {}),
-    "unknown model 'transformer'; known: resnet20, resnet18, vgg11, mlp, cnn": ("transformer", {}),
+    "unknown model 'transformer'; known: resnet20, resnet18, vgg11, vgg11-dropout, mlp, cnn": ("transformer", {}),
     "resnet21: the depth must be 6k + 2, such as resnet20": ("resnet21", {}),
     "resnet34: the depth must be 6k + 2, such as resnet32": ("resnet34", {}),
     "resnet2: the depth must be 6k + 2, such as resnet8": ("resnet2", {}),

@@ -8,7 +8,7 @@ from small_runs import SHORT, assert_same_run, settled
 
 import quasiglobal as qg
 from quasiglobal.common.files import write_lines
-from quasiglobal.paper.readings import FILE, READINGS, ScoreReadings, last_and_best, read_readings
+from quasiglobal.paper.readings import FILE, READINGS, ScoreReadings, ended_runs, last_and_best, read_readings
 from quasiglobal.paper.readings_table import experiments, table, table_of_more_tests
 from quasiglobal.runs.local import train
 from quasiglobal.runs.store import RunFolder, RunStore
@@ -26,6 +26,10 @@ def test_each_reading_scores_as_a_run_with_its_norm(tmp_path):
         for line, record in zip(lines, own.records(), strict=True):
             assert line[name] == pytest.approx(record["accuracy"], abs=1e-6)
             assert line[f"{name}_averaged"] == pytest.approx(record["accuracy_averaged"], abs=1e-6)
+        (read,) = ended_runs(RunStore.read(tmp_path / "all"), own.experiment)
+        assert read.experiment == own.experiment
+        assert read.summary.last["accuracy"] == pytest.approx(own.summary.last["accuracy"], abs=1e-6)
+        assert read.records()[-1].keys() <= own.records()[-1].keys()
         assert last_and_best(lines, name)[1] == max(line[name] for line in lines)
     assert len({tuple(line[name] for line in lines) for name in READINGS}) > 1
 
@@ -60,10 +64,11 @@ def test_the_table_of_readings_measures_deviations_in_units_of_the_noise(tmp_pat
                 {"epoch": 290, "batch": 0.95 - wrong, "hybrid": 0.9128, "running": 0.5},
                 {"epoch": 300, "batch": 0.90 - wrong, "hybrid": 0.9128, "running": 0.5},
             ])
-    *_, row, total = table(RunStore.read(tmp_path / "runs")).strip().splitlines()
+    *_, row, of_the_method, total = table(RunStore.read(tmp_path / "runs")).strip().splitlines()
     assert "91.28 ± 0.38 | 89.50 ± 0.71 (2) | 94.50 ± 0.71 (2) | 91.28 ± 0.00 (2)" in row
     error = math.sqrt(0.5**2 + 0.38**2 / 3)
     assert f"| {((89.5 - 91.28) / error) ** 2:.1f} | {((94.5 - 91.28) / error) ** 2:.1f} | 0.0 | 0.0 |" in total
+    assert of_the_method.split(" | ")[1:] == total.split(" | ")[1:]
 
 
 def test_readings_need_all_running_statistics_and_a_folder(tmp_path):

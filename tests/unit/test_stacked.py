@@ -209,12 +209,13 @@ def test_normalisations_take_over_what_follows_them():
 @pytest.mark.parametrize(
     "name", ["signals", *(pytest.param(name, marks=pytest.mark.slow) for name in ("usual", "unusual"))]
 )
-def test_segments_between_the_kernels_are_functions_of_what_they_read(name, monkeypatch):
+@pytest.mark.parametrize("by_kernels", ["kernels"], indirect=True)
+def test_segments_between_the_kernels_are_functions_of_what_they_read(name, by_kernels, monkeypatch):
     """Compiled on a GPU; here traced: a value missing from a segment's inputs would be wrong at the second x."""
     monkeypatch.setattr("quasiglobal.gradients.kernels.program._compiler_runs", lambda x: True)
     monkeypatch.setattr("quasiglobal.gradients.kernels.segments.compiled", lambda program: program)
     module, layout, x, buffers, inputs, targets = example(name)
-    program = stacked_program(module, layout, x, buffers, inputs)
+    program = stacked_program(module, layout, x, buffers, inputs, by_kernels)
     assert program.segments
     for _ in range(2):
         assert_own(program, module, layout, x, buffers, inputs, targets)

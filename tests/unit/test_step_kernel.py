@@ -20,9 +20,9 @@ COLUMNS, SHARED, BLOCK = 70, 67, 64
 """The last block is not full, and not all of it is mixed."""
 
 WITHOUT = {
-    "mimelite": "needs further gradients",
+    **dict.fromkeys(("mimelite", "dfedsam"), "needs further gradients"),
     "relaysgd": "exchanges messages per edge",
-    "choco": "sends compressed messages",
+    **dict.fromkeys(("choco", "beer", "motef"), "sends compressed messages"),
     **dict.fromkeys(("sgp", "push-diging", "ab"), "pushes"),
     "proxskip": "draws random numbers",
 }
@@ -71,7 +71,7 @@ def stepped(chosen, graph, lr, in_place, steps):
     band, x = band_of(chosen, graph, weight_decay=decay)
     target, time = random(rows, COLUMNS, seed=1), x.new_tensor(1.0)
     for t in range(1, steps + 1):
-        arguments = (x, x - target, t, time, lr, lambda x: x - target)
+        arguments = (x, x - target, t, time, lr, lambda x: x - target, lambda x: x - target)
         if in_place:
             band.step_in_place(*arguments, fused=False)
         else:
@@ -97,8 +97,8 @@ OPTIONS = (
     "qg-dsgdm:tau=2", "qg-dsgdm-n:tau=2,released=true", "slowmo:tau=3,buffers=average", "slowmo:base=d2,average=false",
     "dsgdm:sync=momentum,over=all", "dsgdm-n:sync=gradient", "dadam:beta2=0.999", "gossip:base=dmsgd",
     "qg-dadam:released=true",
-    "gossip-pga:tau=2,beta=0.9", "k-gt:tau=2", "led:tau=2", "dfedavgm:tau=2", "diloco:tau=2", "dadamw:lam=0.1",
-    "dsgd-ac:beta=0.9,nesterov=true", "qg-gut:nesterov=true",
+    "gossip-pga:tau=2,beta=0.9", "k-gt:tau=2", "led:tau=2", "dfedavgm:tau=2", "diloco:tau=2", "noloco:tau=2",
+    "dadamw:lam=0.1", "dsgd-ac:beta=0.9,nesterov=true", "qg-gut:nesterov=true",
 )
 QUICK = {
     ("qg-dsgdm-n", "one-peer-exponential:4"), ("dsgdm-n-gt", "ring:5"), ("dadam", "ring:5"), ("dmsgd", "ring:5"),

@@ -9,8 +9,9 @@ from quasiglobal.topology import from_graph, from_matrices, parse
 NAMES = [
     "ring:3", "ring:16", "torus:9", "torus:16", "complete:1", "complete:4", "star:2", "star:5", "social",
     "one-peer-exponential:2", "one-peer-exponential:6", "one-peer-exponential:16", "every:4/ring:16",
-    "lazy/torus:16", "every:3/one-peer-exponential:4", "chain:2", "tree:6", "hypercube:8", "exponential:6",
-    "erdos-renyi:12:0.4", "erdos-renyi:12:0.4:seed=3", "small-world:12:4:0.2", "k-regular:9:4", "base:7:2",
+    "lazy/torus:16", "every:3/one-peer-exponential:4", "chain:2", "tree:6", "double-trees:6", "hypercube:8",
+    "exponential:6", "erdos-renyi:12:0.4", "erdos-renyi:12:0.4:seed=3", "small-world:12:4:0.2", "k-regular:9:4",
+    "base:7:2",
 ]
 
 

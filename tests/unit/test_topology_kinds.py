@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import replace
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -105,6 +106,16 @@ def test_rho_of_one_random_peer():
     assert topology.equidyn(16).rho == pytest.approx(1 - (0.5 - 0.5 / 15))
     assert parse("every:4/equidyn:16").rho == pytest.approx(topology.equidyn(16).rho / 4)
     assert topology.matching(16).rho == pytest.approx(1 - (8 - 1) / 15, abs=0.05)
+
+
+def test_double_trees_are_a_tree_and_its_mirror_image():
+    """The parent of node i is node i // 2, as in the authors' code; all nodes but the roots have up to two children."""
+    graph = parse("double-trees:16")
+    first, second = (nx.from_numpy_array(graph.links(t)) for t in (1, 2))
+    assert {tuple(sorted(edge)) for edge in first.edges} == {(i // 2, i) for i in range(1, 16)}
+    assert {tuple(sorted(edge)) for edge in second.edges} == {(15 - i, 15 - i // 2) for i in range(1, 16)}
+    assert nx.is_tree(first)
+    assert nx.is_tree(second)
 
 
 def test_peers_a_step():

@@ -11,11 +11,12 @@ from torch import Tensor
 from quasiglobal.algorithms.adam import DAdam, DAdamW, QGDAdam
 from quasiglobal.algorithms.adaptive_consensus import DSGDAC
 from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, Wrapper, checked, option_types
+from quasiglobal.algorithms.beer import BEER
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.algorithms.choco import Choco
 from quasiglobal.algorithms.d2 import D2
 from quasiglobal.algorithms.decentlam import DecentLaM
-from quasiglobal.algorithms.dfedavgm import DFedAvgM
+from quasiglobal.algorithms.dfedavgm import DFedAvgM, DFedSAM
 from quasiglobal.algorithms.diloco import DiLoCo
 from quasiglobal.algorithms.dmsgd import DMSGD
 from quasiglobal.algorithms.edges import Edges
@@ -29,6 +30,8 @@ from quasiglobal.algorithms.local_correction import KGT, LED, ProxSkip
 from quasiglobal.algorithms.lt_admm import LTADMM
 from quasiglobal.algorithms.mimelite import MimeLite
 from quasiglobal.algorithms.momentum_tracking import MomentumTracking
+from quasiglobal.algorithms.noloco import NoLoCo
+from quasiglobal.algorithms.overlap import Overlap
 from quasiglobal.algorithms.push_sum import AB, SGP, PushDIGing
 from quasiglobal.algorithms.quasi_global import QHM, QGDSGDm
 from quasiglobal.algorithms.relay import RelaySGD
@@ -40,8 +43,8 @@ from quasiglobal.common.objects import is_here, is_own, recall, remember
 from quasiglobal.errors import InputError, unknown
 
 __all__ = [
-    "ALGORITHMS", "Algorithm", "Edges", "Needs", "Node", "State", "Wrapper", "algorithm", "name_of", "numeric_options",
-    "text_of", "with_option",
+    "ALGORITHMS", "Algorithm", "Edges", "Needs", "Node", "Overlap", "State", "Wrapper", "algorithm", "name_of",
+    "numeric_options", "text_of", "with_option",
 ]
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -76,6 +79,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     "push-diging": PushDIGing(),
     "ab": AB(),
     "choco": Choco(base=DSGDm(beta=0.0)),
+    "beer": BEER(),
+    "motef": BEER(lam=0.1),
     "momentum-tracking": MomentumTracking(),
     "ed": ExactDiffusion(),
     "edm": ExactDiffusion(beta=0.9),
@@ -91,7 +96,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     "dadamw": DAdamW(),
     "dsgd-ac": DSGDAC(),
     "dfedavgm": DFedAvgM(),
+    "dfedsam": DFedSAM(),
     "diloco": DiLoCo(base=DAdamW()),
+    "noloco": NoLoCo(base=DAdam()),
 }
 """The built-in algorithms by name. `qg.algorithm` looks names up here and sets their options."""
 

@@ -29,8 +29,8 @@ class RelaySGD(Wrapper):
     The messages in the second line are those received at the last step, 0 at the start; in the third line they are new.
     c counts the models in a message: until the tree is warm, and after a lost message, the node's own model stands for
     the missing ones (`fill=own`, the paper's form). `fill=start` uses the node's first model in their place, as the
-    authors' code does. On a topology with a period of P trees, coordinates p, p + P, … travel on tree p at every step:
-    `from_matrices([A, B])` of a binary tree and its mirror image are the paper's double binary trees.
+    authors' code does. On a topology with a period of P trees, coordinates p, p + P, … travel on tree p at every step,
+    as on the paper's double binary trees, the topology `double-trees:N`.
 
     Differs from `dsgd` in that every model has the same weight 1/n after as many steps as the tree is wide: with
     exact gradients it reaches the minimiser on heterogeneous data too. The delay lowers the largest stable η. There is

@@ -21,7 +21,7 @@ from quasiglobal.training.task import Task
 
 OF_TASK = {
     "data", "model", "loss", "metric", "classes", "shape", "mean", "std", "norm", "width", "pretrained", "train",
-    "label",
+    "label", "validation",
 }
 """Fields of `Experiment` that the task sets."""
 

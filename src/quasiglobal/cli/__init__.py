@@ -41,6 +41,7 @@ GROUPS = {
     "Reproduce": {
         "demo": ("demo", "Show the paper's main result on embedded data, in a few minutes."),
         "reproduce": ("paper", "Make a table or figure of the paper."),
+        "leaderboard": ("leaderboard", "Compare all methods, and your own, under one protocol."),
         "report": ("paper", "Compare the paper's tables and claims with your runs."),
     },
     "Set up": {

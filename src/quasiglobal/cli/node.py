@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,6 +32,7 @@ def node(
     runs: Folder = Path("runs"),
     device: str = "auto",
     peer_timeout: float = 60.0,
+    round_deadline: float | None = None,
     patience: float = 3600.0,
     trust: Annotated[float | None, arg(metavar="R")] = None,
     checkpoint_seconds: float = 60.0,
@@ -59,6 +61,8 @@ def node(
         runs: The folder for this node's records and checkpoints.
         device: auto, cpu or cuda.
         peer_timeout: Seconds after which the node continues without a neighbour that does not answer.
+        round_deadline: Seconds after which a step goes on without late neighbours, if the file does not say; the same
+            at every node.
         patience: Seconds to wait for the neighbours at the start.
         trust: Clip a neighbour's model that is more than R times as far from the own model as other neighbours' usually
             are; 8 is a ratio to try. By default nothing is clipped.
@@ -70,6 +74,8 @@ def node(
     """
     place = _place(site, listen, node, rendezvous)
     experiment = from_toml(file)
+    if round_deadline is not None:
+        experiment = replace(experiment, round_deadline=round_deadline)
     log_as(log)
     options = Options(
         runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log, tensorboard=tensorboard,

@@ -31,7 +31,7 @@ def train(command: Train, words: Sequence[str]) -> None:
     if options.engine == "distributed" and options.processes and not launched():
         refuse_faults(experiment)
         spread(count_nodes(experiment.topology), options.processes)             # raises once if there are too many
-        sys.exit(launch(["train", *words], options.processes, all_print=options.log == "json"))
+        sys.exit(launch(["train", *words], experiment, options.processes, all_print=options.log == "json"))
     finished = [folder for folder in folders_of(experiment, options) if folder.read_summary() is not None]
     if len(finished) < options.seeds:
         console.print(schedule_in_words(experiment))

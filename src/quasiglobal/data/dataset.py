@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -196,12 +197,22 @@ def labelled(x: NDArray[Any], y: NDArray[Any], classes: int, where: object, firs
     return Examples(torch.from_numpy(np.require(x, requirements=["C", "W"])), labels)
 
 
-def held_out(m: int, where: object) -> tuple[Indices, Indices]:
-    """Fixed split of m examples, for data without a test set: 80 % train, 20 % test."""
-    if m < 2:
-        raise InputError(f"{where} needs 2 examples or more for a training and a test set, got {m}")
+def held_out(m: int, where: object, share: float = 0.2) -> tuple[Indices, Indices]:
+    """Fixed random split of m examples into training examples and a `share` of test examples, rounded up."""
+    kept = math.floor(m * (1 - share) + 1e-9)
+    if not 0 < kept < m:
+        fewest = math.ceil(1 / (1 - share))
+        raise InputError(f"{where} needs {fewest} examples or more for a training and a test set, got {m}")
     order = generator(0).permutation(m)
-    return order[: m * 4 // 5], order[m * 4 // 5 :]
+    return order[:kept], order[kept:]
+
+
+def validating(data: Dataset, share: float) -> Dataset:
+    """The data with a fixed random share of the training examples as test examples, in place of the test set."""
+    if data.train.shards or data.fresh or data.parts:
+        raise InputError("validation needs one training set in memory; leave it out with streamed data or data by node")
+    rest, held = held_out(len(data.train), data.name, share)
+    return replace(data, train=data.train.at(rest), test=data.train.at(held), test_parts=None)
 
 
 def moments_of(examples: Examples, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:

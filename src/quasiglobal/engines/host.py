@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +14,10 @@ from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Edges, Node, State
 from quasiglobal.common.mixing import column_stochastic
+from quasiglobal.engines.capture import overwrite
 from quasiglobal.engines.links import Links
 from quasiglobal.engines.node import StepNode, choose, happens, hashed
+from quasiglobal.engines.rows import ModelRows, write
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError, whole
 from quasiglobal.topology import Topology
@@ -29,6 +33,9 @@ class Host(ABC):
 
     waits_for_nobody = False
     """Whether a step needs no message from other processes, so that it can be captured as a CUDA graph."""
+
+    skipped = 0
+    """Steps that the last step left out, to be in step with other processes again."""
 
     def __init__(
         self,
@@ -46,6 +53,8 @@ class Host(ABC):
         self.nodes = tuple(range(topology.n) if nodes is None else nodes)
         self.seeds = tuple(seeds)
         self.shared, self.rounded, self.wire = shared, rounded, wire
+        self.writing: AbstractContextManager[Any] = nullcontext()
+        """Held while `step_in_place` writes."""
         self._seeds = torch.tensor(self.seeds)
         self._pushes: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
         self._places: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
@@ -107,6 +116,17 @@ class Host(ABC):
         lazy = needs.lazy and not needs.allow(self.topology.lambda_min)
         node = StepNode(t, time, lr, self, x, further, full, decoupled, lazy)
         return self.advance(algorithm, x, g, dict(state), node)
+
+    def step_in_place(
+        self, algorithm: Algorithm, x: ModelRows, g: ModelRows, state: State, *, keeps_state: bool = False, **how: Any
+    ) -> None:
+        """Run `step` with the options `how`; overwrite x and, unless `keeps_state`, the state."""
+        whole = x.whole()
+        new, after = self.step(algorithm, whole, g.whole().contiguous(), state, **how)
+        names = [] if keeps_state else [*state]
+        with self.writing:
+            overwrite([whole, *(state[name] for name in names)], [new, *(after[name] for name in names)])
+            write(x.pieces, whole)
 
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node

@@ -73,7 +73,7 @@ def misfit(needs: Needs, topology: Topology) -> str | None:
     """Which graph an algorithm needs, and a remedy, if the topology's graph is not of that kind."""
     steps = [_between(W) for W in {id(W): W for W in topology.matrices}.values()]
     if needs.tree and not all(_is_tree(links) for links in steps):
-        return f"needs a spanning tree, which {topology} is not; use one, such as star:{topology.n}"
+        return f"needs a spanning tree, which {topology} is not; use one, such as tree:{topology.n}"
     if needs.undirected and not all((links == links.T).all() for links in steps):
         return f"needs an undirected graph, which {topology} is not; use links that go both ways"
     return None

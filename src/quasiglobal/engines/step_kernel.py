@@ -135,8 +135,8 @@ class Pass:
 class TracedEngine(Host):
     """Engine for a trace: its mixing and means are one operation each."""
 
-    def __init__(self, engine: Simulator, mixes: bool) -> None:
-        super().__init__(engine.topology, seeds=engine.seeds, shared=engine.shared)
+    def __init__(self, engine: Host, mixes: bool) -> None:
+        super().__init__(engine.topology, nodes=engine.nodes, seeds=engine.seeds, shared=engine.shared)
         self.mixes = mixes
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:

@@ -181,7 +181,8 @@ def checked_wire(text: str, algorithm: Algorithm) -> Wire | None:
     wire = wire_of(text)
     if wire is not None and not algorithm.compresses:
         raise InputError(
-            f"{type(algorithm).__name__} does not hold the error of compressed messages itself; use choco with {text}"
+            f"{type(algorithm).__name__} does not hold the error of compressed messages itself; "
+            f"use choco, beer or motef with {text}"
         )
     return wire
 

@@ -15,6 +15,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 log = logging.getLogger("quasiglobal")
 
 
+SAFE: dict[str, Any] = {"emulate_precision_casts": True, "comprehensive_padding": False}
+"""Options of Inductor against silent errors.
+
+Without casts a fused value in 16 bits is more precise than its stored copy, so that the gradient of a maximum does not
+find it. With padding, a reduction may read a padded tensor by its unpadded strides (pytorch/pytorch#179931).
+"""
+
+
 class Untraceable(Exception):
     """Raised by a function that cannot be traced."""
 
@@ -24,7 +32,8 @@ def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callabl
 
     Hide the compiler's warnings about TF32, which is off on purpose, its choice of softmax, and its own use of `.grad`.
     """
-    program = torch.compile(function, dynamic=False, backend=backend)
+    options = SAFE if backend == "inductor" else None
+    program = torch.compile(function, dynamic=False, backend=backend, options=options)
 
     def call(*arguments: Any) -> Any:
         with warnings.catch_warnings():
@@ -72,21 +81,26 @@ def compiled_in_place(
 def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.GraphModule:
     """Trace the function to a list of tensor operations, which avoids vmap's overhead per operation.
 
-    Views become `reshape`, since a compiler may choose other strides than those traced; unless something is written
-    into their memory.
+    Views become `reshape`, since a compiler may choose other strides than those traced. Nothing is written into their
+    memory: operations in place are replaced.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
 
     device = arguments[0].device
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):       # tracing runs dropout too
         program = make_fx(lambda *values: function(*values))(*arguments)
+        if any(map(_writes, program.graph.nodes)):
+            program = make_fx(torch.func.functionalize(program, remove="mutations_and_views"))(*arguments)
     aten = torch.ops.aten
+    for node in program.graph.nodes:                        # permute_copy and others: nothing writes any more
+        name = str(getattr(node.target, "overloadpacket", "")).removeprefix("aten.")
+        if name.endswith("_copy") and hasattr(aten, name[:-5]):
+            node.target = getattr(getattr(aten, name[:-5]), node.target._overloadname)
     reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
-    written = _written(program.graph)
     for node in program.graph.nodes:
         if node.target in reshaping and _shape(node) == _shape(node.args[0]):
             node.replace_all_uses_with(node.args[0])
-        elif node.target in reshaping[:2] and _origin(node) not in written:
+        elif node.target in reshaping[:2]:
             node.target = aten.reshape.default
     program.graph.eliminate_dead_code()
     program.recompile()
@@ -137,18 +151,6 @@ class Fused:
     def _built(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
         with torch.no_grad():
             return compiled(traced(self.function, tree_map(Tensor.detach, arguments)))
-
-
-def _written(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose results operations write into, directly or through a view; views count as their origin."""
-    return {_origin(node.args[0]) for node in graph.nodes if _writes(node)}
-
-
-def _origin(node: Any) -> Any:
-    """The node whose memory a view, or the result of an operation in place, is."""
-    while _writes(node) or getattr(node.target, "is_view", False) or node.target is torch.ops.aten.reshape.default:
-        node = node.args[0]
-    return node
 
 
 def _writes(node: Any) -> bool:

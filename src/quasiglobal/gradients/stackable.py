@@ -247,7 +247,9 @@ def _normalize(
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    return v * (g / torch.norm_except_dim(v, 2, dim))
+    others = [at for at in range(v.ndim) if at != dim % v.ndim] if dim != -1 else None
+    norm: Tensor = torch.linalg.vector_norm(v, 2, others, keepdim=others is not None)
+    return v * (g / norm)
 
 
 def _avg_pool(pool: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:

@@ -18,7 +18,7 @@ from quasiglobal.errors import InputError, unknown
 from quasiglobal.models.norms import NORMS
 from quasiglobal.models.resnet import cifar_resnet, resnet18
 from quasiglobal.models.small import cnn, mlp
-from quasiglobal.models.vgg import VGG11
+from quasiglobal.models.vgg import VGG11, VGG11Dropout
 
 __all__ = ["MODELS", "NORMS", "Model", "build"]
 
@@ -44,6 +44,7 @@ MODELS: dict[str, Model] = {
     "resnet20": Model(partial(cifar_resnet, 20), RESIDUAL),
     "resnet18": Model(resnet18, RESIDUAL),
     "vgg11": Model(VGG11, ("none",), side=32),
+    "vgg11-dropout": Model(VGG11Dropout, ("none",), side=32),
     "mlp": Model(mlp, ("none",), side=None),
     "cnn": Model(cnn, (*NORMALISED, "none"), side=4),
 }
@@ -60,10 +61,10 @@ def build(
 ) -> nn.Module:
     """Build a network for inputs of `shape`, initialised with torch's global random generator.
 
-    `name` is resnet20 (or another CIFAR ResNet of depth 6k + 2), resnet18, vgg11, mlp or cnn; `norm` is bn,
-    gn, evonorm (the paper's text), evonorm-released (used for the paper's tables), evonorm-first-release and
-    evonorm-running (for ResNets; they differ from it in tests alone) or none. The default is bn; vgg11 and mlp
-    support only none. `width` multiplies the number of channels.
+    `name` is resnet20 (or another CIFAR ResNet of depth 6k + 2), resnet18, vgg11, vgg11-dropout, mlp or cnn; `norm` is
+    bn, gn, evonorm (the paper's text), evonorm-released (used for the paper's tables), evonorm-first-release and
+    evonorm-running (for ResNets; they differ from it in tests alone) or none. The default is bn; vgg11, vgg11-dropout
+    and mlp support only none. `width` multiplies the number of channels.
 
     >>> sum(weights.numel() for weights in build("resnet20", norm="evonorm").parameters())
     272474

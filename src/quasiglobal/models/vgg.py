@@ -28,8 +28,24 @@ class VGG11(nn.Module):
                 self.features.append(convolution(inputs, outputs, bias=True)).append(nn.ReLU())
                 inputs = outputs
             self.features.append(nn.MaxPool2d(2))
-        self.head = nn.Linear(inputs, classes)
+        self.head: nn.Module = nn.Linear(inputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(x).mean(dim=(-2, -1)))
         return logits
+
+
+class VGG11Dropout(VGG11):
+    """VGG11 with two hidden layers of 512 units after the convolutions, and dropout 0.5 before each of them.
+
+    T. Vogels et al.: RelaySum for decentralized deep learning on heterogeneous data. NeurIPS 2021.
+    """
+
+    def __init__(self, norm: str, width: float, classes: int, shape: tuple[int, ...]) -> None:
+        super().__init__(norm, width, classes, shape)
+        units = scaled(STAGES[-1][-1], width)
+        self.head = nn.Sequential(
+            nn.Dropout(), nn.Linear(units, units), nn.ReLU(),
+            nn.Dropout(), nn.Linear(units, units), nn.ReLU(),
+            nn.Linear(units, classes),
+        )

@@ -8,15 +8,16 @@ rate of short runs counts, provided that the cell was run at that rate; `tuned_s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from quasiglobal.paper.cells import PaperCell, PaperTable, Scale
 from quasiglobal.paper.published import Score
+from quasiglobal.paper.readings import ended_runs
 from quasiglobal.runs.store import Run, RunStore
 from quasiglobal.runs.tuning import best_point, score
-from quasiglobal.training.experiment import Experiment, setting
+from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.metrics import AVERAGED, SCORE, number
 
 Which = Literal["last", "best", "averaged"]
@@ -128,7 +129,7 @@ def _or_at_short_rate(one: Outcome, store: RunStore) -> Outcome:
 
 
 def _tried(cell: PaperCell, experiment: Experiment, store: RunStore) -> Outcome:
-    runs: Sequence[Run] = store.ended.get(setting(experiment), ())
+    runs = ended_runs(store, experiment)
     if experiment.lr is not None:
         runs = [run for run in runs if run.experiment.peak_lr == experiment.lr]
     trials = {run.experiment.peak_lr: run for run in runs if run.experiment.seed == experiment.seed}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,11 +18,12 @@ from quasiglobal.common.files import append_line, read_lines, write_lines
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.runs.building import make_task
-from quasiglobal.runs.store import Run
+from quasiglobal.runs.store import Run, RunStore
 from quasiglobal.training.evaluation import Evaluation
-from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.experiment import Experiment, setting
 from quasiglobal.training.loop import Callback, Loop
-from quasiglobal.training.metrics import SCORE
+from quasiglobal.training.metrics import AVERAGED, SCORE, Record
+from quasiglobal.training.metrics import last_and_best as last_and_best_tests
 from quasiglobal.training.networks import Networks
 from quasiglobal.training.program import Program
 
@@ -94,6 +95,36 @@ def last_and_best(lines: Sequence[dict[str, Any]], reading: str) -> tuple[float,
     """
     values = [line[reading] for line in lines]
     return values[-1], max(values)
+
+
+def ended_runs(store: RunStore, experiment: Experiment) -> list[Run]:
+    """The ended runs of an experiment's setting: its own, and those that trained the same and have this reading.
+
+    Where both exist for a seed and a rate, the run of its own counts.
+    """
+    own = store.ended.get(setting(experiment), [])
+    reading = next((name for name, norm in READINGS.items() if norm == experiment.norm and name != "running"), None)
+    if reading is None:
+        return own
+    trained = store.ended.get(setting(replace(experiment, norm=READINGS["running"])), ())
+    known = {(run.experiment.seed, run.experiment.peak_lr) for run in own}
+    missing = [run for run in trained if (run.experiment.seed, run.experiment.peak_lr) not in known]
+    return [*own, *(_read_as(run, reading) for run in missing if (run.folder / FILE).exists())]
+
+
+def _read_as(run: Run, reading: str) -> Run:
+    """The same run with the tests of a reading in its records and its summary."""
+    tests = {line["epoch"]: line for line in read_readings(run)}
+    records: list[Record] = []
+    for record in run.records():
+        plain = {key: value for key, value in record.items() if not key.startswith(SCORE)}
+        line = tests.get(record["epoch"])
+        scores = {SCORE: line[reading], AVERAGED: line[f"{reading}_averaged"]} if line else {}
+        records.append(cast(Record, plain | scores))
+    one = replace(run.experiment, norm=READINGS[reading])
+    last, best = last_and_best_tests(records, one.metric)
+    ended = run.summary and replace(run.summary, last=last, best=best)
+    return replace(run, experiment=one, summary=ended, _records=[records])
 
 
 def _evaluation(program: Program, norm: str) -> Evaluation:

@@ -35,28 +35,35 @@ def experiments(store: RunStore, seeds: int = 3) -> list[Experiment]:
     return chosen
 
 
-def table(store: RunStore) -> str:
-    """Each cell beside the paper's in all readings, last and best, as Markdown.
+def table(store: RunStore, averaged: bool = False) -> str:
+    """Each cell beside the paper's in all readings, last and best, as Markdown; with `averaged`, of the averaged model.
 
-    The last row has, for each reading, the sum of the squared deviations in units of the noise, the standard error of
-    the difference of two means over seeds.
+    The last rows have, for each reading, the sum of the squared deviations in units of the noise, the standard error
+    of the difference of two means over seeds: for each method, and for all of them.
     """
-    rows, sums = [], {(name, which): 0.0 for name in READINGS for which in WHICH}
+    suffix = "_averaged" if averaged else ""
+    keys = [(name, which) for name in READINGS for which in WHICH]
+    rows: list[list[str]] = []
+    sums: dict[str, dict[tuple[str, str], float]] = {}
     for cell in filter(_compares, TABLES["cifar10"].cells):
         runs = [run for run in store.ended.get(setting(_running(cell)), ()) if read_readings(run)]
         if not runs or cell.score is None:
             continue
         cells = []
-        for key in sums:
-            values = [100 * last_and_best(read_readings(run), key[0])[WHICH.index(key[1])] for run in runs]
+        for name, which in keys:
+            values = [100 * last_and_best(read_readings(run), name + suffix)[WHICH.index(which)] for run in runs]
             ours = Score.of(values)
             cells.append(f"{ours} ({len(values)})")
-            sums[key] += _deviation(ours, len(values), cell.score) ** 2
+            for summed in (cell.row.method, "all"):
+                of = sums.setdefault(summed, dict.fromkeys(keys, 0.0))
+                of[name, which] += _deviation(ours, len(values), cell.score) ** 2
         rows.append([cell.row.method, cell.column.setting, str(cell.score), *cells])
     if not rows:
         raise InputError(f"{store.root} has no runs with readings; train those of `experiments` with ScoreReadings")
-    total = ["sum of squared deviations", "", "", *(f"{value:.1f}" for value in sums.values())]
-    return markdown_table(["method", "setting", "paper", *(f"{name}, {which}" for name, which in sums)], [*rows, total])
+    everything = sums.pop("all")
+    for method, of in [*sums.items(), ("all methods", everything)]:
+        rows.append([f"squared deviations, {method}", "", "", *(f"{value:.1f}" for value in of.values())])
+    return markdown_table(["method", "setting", "paper", *(f"{name}, {which}" for name, which in keys)], rows)
 
 
 def table_of_more_tests(store: RunStore) -> str:

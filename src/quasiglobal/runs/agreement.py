@@ -40,6 +40,8 @@ def agreement(experiment: Experiment) -> Experiment:
             f"(`qg data {'csv' if text else 'folder'}:PATH` shows the values of your data)"
         )
     refuse_faults(experiment)
+    if experiment.validation:
+        raise InputError("owners bring their own test data; leave out validation")
     return replace(experiment, data="own", partition="whole")
 
 
@@ -97,7 +99,12 @@ def trust_of(experiment: Experiment, ratio: float | None) -> float:
 
 
 def refuse_faults(experiment: Experiment) -> None:
-    """Reject simulated faults: between processes, faults are real."""
+    """Reject simulated faults: between processes, faults are real. Reject a deadline that exact means do not have."""
+    if experiment.round_deadline is not None and traffic(algorithm(experiment.algorithm)).everybody:
+        raise InputError(
+            f"{experiment.algorithm} needs exact means over all nodes, which wait for the slowest; leave out "
+            "round_deadline, or use qg-dsgdm-n"
+        )
     if experiment.drop or experiment.churn:
         raise InputError(
             "drop and churn work only in the simulator; use --engine simulator or leave both at 0"

@@ -10,19 +10,19 @@ import itertools
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from quasiglobal.engines.distributed import Meeting, all_gather, join, spread
+from quasiglobal.engines.distributed import Meeting, all_gather, join
 from quasiglobal.errors import InputError
 from quasiglobal.runs.agreement import refuse_faults, trust_of
 from quasiglobal.runs.assembly import Assembly, tidied
+from quasiglobal.runs.attempts import end_attempt, ending, seat_in
 from quasiglobal.runs.loading import task_of
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.own_objects import check_objects
 from quasiglobal.runs.participant import Participant, Seat
 from quasiglobal.runs.store import Run, Watcher, folders_of, unwatched
-from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
@@ -46,12 +46,11 @@ def train(
     process returns after process 0 has combined the parts. `temporary`: the caller deletes the run folders.
     """
     refuse_faults(experiment)
-    trust = trust_of(experiment, options.trust)
+    options = replace(options, trust=trust_of(experiment, options.trust))
     patience = max(options.peer_timeout, GRACE)
     meeting, rank, size = join(patience)
     _check_alike(meeting, experiment, rank, size, patience)
-    store, hosted = Meeting(meeting, experiment.hash), spread(count_nodes(experiment.topology), size)
-    seat = Seat(store, rank, hosted, experiment.hash, trust)
+    store, seat = seat_in(experiment, Meeting(meeting, experiment.hash), rank, size)
     folders = folders_of(experiment, options)
     for folder in folders:
         folder.check_topology()
@@ -59,12 +58,13 @@ def train(
     runs = [folder for folder in folders if folder.read_summary() is None]
     if runs:
         first = not store.check([f"tidied/{rank}"])         # else an earlier start of this process got this far
-        trouble = tidied(runs, hosted) if rank == 0 and first else ""
+        trouble = tidied(runs, seat.hosted) if rank == 0 and first else ""
         if refused := all_gather(store, "tidied", trouble, rank, size, patience)[0]:
+            end_attempt(store)
             raise InputError(refused) if rank == 0 else SystemExit(2)      # one sentence for all processes
         task = task or task_of(experiment, options)
         mine = Participant(task, runs, seat, options, temporary)
-        with mine.locked():
+        with mine.locked(), ending(store):
             _train_share(mine, store, patience, watch, callbacks)
     if wait:
         with suppress(InputError):                          # a process that is gone for good
@@ -82,9 +82,9 @@ def _check_alike(meeting: Any, experiment: Experiment, rank: int, size: int, pat
     if meeting.check([f"{about}/{rank}"]):                  # by an earlier start of this process
         return
     theirs = all_gather(meeting, about, json.dumps(asdict(experiment)), rank, size, patience)
-    first, *rest = map(json.loads, theirs)
+    first, *rest = _parsed(theirs, dict)
     for p, one in enumerate(rest, start=1):
-        other = [name for name, value in first.items() if value != one[name]]
+        other = [name for name, value in first.items() if value != one.get(name)]
         if other:
             raise InputError(
                 f"process {p} has another {' and '.join(other)} than process 0; call torch.manual_seed, and seed "
@@ -117,6 +117,7 @@ def _train_share(
     assembly = Assembly(runs, everybody, board[0] if board else None, patience, of_all)
     ended = mine.train(watch, *here, *([assembly] if seat.rank == 0 else []), shared=True)
     if not ended:
+        end_attempt(store)
         mine.engine.close()
         raise KeyboardInterrupt
     assembly.wait()                                         # a lost process may still reconnect to this one
@@ -129,5 +130,16 @@ def _agreed_epoch(store: Meeting, seat: Seat, epochs: set[int], timeout: float) 
     """The latest epoch from which all processes can resume all runs."""
     mine = json.dumps(sorted(epochs))
     theirs = all_gather(store, "epochs", mine, seat.rank, len(seat.hosted), timeout)
-    common: set[int] = set.intersection(*(set(json.loads(found)) for found in theirs))
-    return max(common)
+    common: set[int] = set.intersection(*map(set, _parsed(theirs, list)))
+    return max(common, default=0)
+
+
+def _parsed(texts: Sequence[str], kind: type) -> list[Any]:
+    """The JSON values that all processes wrote into the store."""
+    try:
+        values = [json.loads(text) for text in texts]
+    except ValueError:
+        values = [None]
+    if not all(isinstance(value, kind) for value in values):
+        raise InputError("the rendezvous has values that no process of this run wrote; keep strangers from its port")
+    return values

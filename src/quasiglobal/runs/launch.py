@@ -10,12 +10,14 @@ import time
 from collections.abc import Sequence
 
 from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.runs.attempts import needs_all
+from quasiglobal.training.experiment import Experiment
 
 RESTARTS = 3
 """Maximum number of restarts, over all processes."""
 
 
-def launch(words: Sequence[str], processes: int, all_print: bool = False) -> int:
+def launch(words: Sequence[str], experiment: Experiment, processes: int, all_print: bool = False) -> int:
     """Run `qg` with the arguments `words` in local processes; return the exit status of the first failure, or 0.
 
     Process 0 alone writes to standard output, or all do if `all_print`.
@@ -27,7 +29,7 @@ def launch(words: Sequence[str], processes: int, all_print: bool = False) -> int
     }
 
     running: dict[int, subprocess.Popen[bytes]] = {}
-    restarts, failed, stopped = RESTARTS, 0, False
+    restarts, failed, stopped = 0 if needs_all(experiment) else RESTARTS, 0, False
 
     def start(rank: int) -> None:
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -64,7 +66,7 @@ def launch(words: Sequence[str], processes: int, all_print: bool = False) -> int
                     start(rank)
                     continue
                 del running[rank]
-                failed = failed or code
+                failed = code if code > 0 or not failed else failed     # an error says more than a signal
             time.sleep(0.05)
     finally:
         for number, handler in before.items():

@@ -10,6 +10,7 @@ import torch
 from quasiglobal.common.files import cache_folder
 from quasiglobal.common.memory import USABLE, free_bytes
 from quasiglobal.data.corpus import LENGTH, Corpus, check_vocabulary, tokenised
+from quasiglobal.data.dataset import validating
 from quasiglobal.data.sources import MEMORY_LIMIT, Dataset, agreed, check_streams, corpus, is_text, load, load_table
 from quasiglobal.errors import InputError
 from quasiglobal.models.language.loading import tokenizer_of, vocabulary_of
@@ -32,7 +33,8 @@ def data_for(experiment: Experiment, options: Options) -> Dataset:
     limit = min(MEMORY_LIMIT, free_bytes(torch.device("cpu")) * USABLE)
     if options.memory_limit is not None:
         limit = options.memory_limit * 1e9
-    return data_of(experiment, options.data_dir, memory_limit=limit, stream=options.stream)
+    data = data_of(experiment, options.data_dir, memory_limit=limit, stream=options.stream)
+    return validating(data, experiment.validation) if experiment.validation else data
 
 
 def data_of(

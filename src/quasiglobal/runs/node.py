@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quasiglobal.engines.distributed import Audit, Meeting, Opener, SiteOpener, Store, meet, spread
+from quasiglobal.engines.distributed import Audit, Meeting, SiteOpener, meet, spread
 from quasiglobal.errors import InputError
 from quasiglobal.federation.site import SiteFolder
 from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_exact_means, trust_of
+from quasiglobal.runs.attempts import ending, seat_in
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.participant import Participant, Seat
 from quasiglobal.runs.prometheus import Prometheus
@@ -62,16 +63,16 @@ def train_node(
     run.check_topology()
     if isinstance(place, InFederation):
         refuse_exact_means(experiment)
-    trust = trust_of(experiment, options.trust)
+    options = replace(options, trust=trust_of(experiment, options.trust))
     if run.read_summary() is not None:
         return run.read()
     task = own_task(experiment, data)
-    through = _way(place, run, patience)
-    mine = Participant(task, [run], Seat(through, node, spread(n, n), experiment.hash, trust), options)
-    page = Prometheus(mine.engine, experiment.epochs, _site(place))
-    with mine.locked(), ExitStack() as serving:
+    with ExitStack() as around:
+        mine = Participant(task, [run], _seat(place, run, node, n, patience, around), options)
+        page = Prometheus(mine.engine, experiment.epochs, _site(place))
+        around.enter_context(mine.locked())
         if metrics is not None:
-            serving.enter_context(page.served(metrics))
+            around.enter_context(page.served(metrics))
         log.info("run folder: %s", run.folder)
         saved = max(mine.saved)
         mine.connect(patience, saved)
@@ -100,9 +101,13 @@ def _site(place: MeetingPlace) -> SiteFolder | None:
     return SiteFolder(place.folder) if isinstance(place, InFederation) else None
 
 
-def _way(place: MeetingPlace, run: RunFolder, patience: float) -> Store | Opener:
-    """How the node finds its neighbours."""
+def _seat(place: MeetingPlace, run: RunFolder, node: int, n: int, patience: float, around: ExitStack) -> Seat:
+    """The node's seat; `around` its training, the rendezvous is told if the run cannot continue."""
+    experiment = run.experiment
     if isinstance(place, InFederation):
-        return SiteOpener(SiteFolder(place.folder), place.listen, Audit(run.folder / AUDIT))
+        opener = SiteOpener(SiteFolder(place.folder), place.listen, Audit(run.folder / AUDIT))
+        return Seat(opener, node, spread(n, n), experiment.hash)
     host, _, port = place.address.rpartition(":")
-    return Meeting(meet(host, port, patience), run.experiment.hash)
+    store, seat = seat_in(experiment, Meeting(meet(host, port, patience), experiment.hash), node, n)
+    around.enter_context(ending(store))
+    return seat

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from quasiglobal.common.files import alone
-from quasiglobal.engines.distributed import Distributed, Opener, Store
+from quasiglobal.engines.distributed import Distributed, Way
 from quasiglobal.runs.callbacks import Watch, WriteTensorBoard, facts
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.parts import Part, records_of
@@ -31,15 +31,13 @@ STALE_EPOCHS = 5
 class Seat:
     """Rank and hosted nodes of this process in a run."""
 
-    through: Store | Opener
+    through: Way
     """How this process finds the others."""
     rank: int
     hosted: Sequence[tuple[int, ...]]
     """The nodes of every process."""
     experiment: str
     """Hash of the experiment; only processes with the same hash are admitted."""
-    trust: float = math.inf
-    """Ratio beyond which the model of a neighbour is clipped."""
 
     def parts(self, run: RunFolder, mine: bool = False) -> list[Part]:
         """The parts of all processes in a run folder, or only this process's if `mine`."""
@@ -61,7 +59,8 @@ class Participant:
         """Epochs from which this process can resume all runs."""
         engine = partial(
             Distributed, store=seat.through, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
-            host=options.host, experiment=seat.experiment, trust=seat.trust,
+            host=options.host, experiment=seat.experiment, round_deadline=runs[0].experiment.round_deadline,
+            trust=options.trust or math.inf,
         )
         experiments = [run.experiment for run in runs]
         self.program = Program(task, experiments, choose_device(options.device), engine, **options.of_program)
@@ -113,7 +112,8 @@ class Participant:
             saving = Saving(seconds, noted)
             if shared:
                 apart, steps = len(self.seat.hosted) * self.engine.topology.rounds, self.program.feed.steps_per_epoch
-                saving = AgreedSaving(seconds, noted, self.runs[0].folder, apart, steps)
+                all_wait = self.engine.pace.seconds is None
+                saving = AgreedSaving(seconds, noted, self.runs[0].folder, apart, steps, all_wait)
             share = WriteParts(self.parts, self.engine, leave_tested=shared)
             loop = Loop(
                 self.program, [share, Watch(self.runs, watch), SaveParts(self.parts, saving), *further],
@@ -181,4 +181,4 @@ class SaveParts(Callback):
 
     def _save(self, loop: Loop) -> None:
         for k, part in enumerate(self.parts):
-            part.save(loop.program.rows_of(k), loop.epoch)
+            part.save(loop.program.rows_of(k), self.saving.at or loop.epoch)

@@ -47,6 +47,8 @@ class Saving:
         self._epoch = 0.0
         """Duration of the last epoch."""
         self._ending = False
+        self.at = 0
+        """The epoch to save as, if it is not the current one."""
 
     def end(self) -> None:
         """End the run after this epoch, or after the next one that all processes agree on."""
@@ -79,37 +81,49 @@ class AgreedSaving(Saving):
     epochs. If that is long, as with many local steps, the epochs that the others have measured tell more.
     """
 
-    def __init__(self, seconds: float, noted: list[int], run: Path, steps_apart: int, steps_per_epoch: int) -> None:
-        """`steps_apart`: the number of processes times the rounds of the topology."""
+    def __init__(
+        self, seconds: float, noted: list[int], run: Path, steps_apart: int, steps_per_epoch: int,
+        all_wait: bool = True,
+    ) -> None:
+        """`steps_apart`: the number of processes times the rounds of the topology.
+
+        `all_wait`: neighbours wait for each other; otherwise (`round_deadline`) a slow process leaves out epochs. It
+        then saves after the first epoch that is not before the planned one, under the planned number.
+        """
         super().__init__(seconds, noted)
         self.run, self.path = run, plan_path(run)
         self.lead = 1 + math.ceil(steps_apart / steps_per_epoch)
         """Number of epochs ahead that no process can have reached yet."""
-        self._began, self._first = time.monotonic(), -1
+        self._began, self._first, self._all_wait = time.monotonic(), -1, all_wait
+        self._before = 0
 
     def now(self, loop: Loop) -> bool:
         if self._first < 0:
-            self._first = loop.epoch - 1
+            self._first = self._before = loop.epoch - 1
         plan = self._read()
+        self.at = max((epoch for epoch in plan.epochs if self._before < epoch <= loop.epoch), default=0)
+        self._before = loop.epoch
         coming = [epoch for epoch in plan.epochs if epoch > loop.epoch]
         ahead = max(coming) if coming else self._ahead(loop.epoch)
-        if plan.stop == loop.epoch:
+        if 0 < plan.stop <= loop.epoch:
             (loop.end if plan.ends else loop.interrupt)()
-        elif (self.noted or self._ending) and plan.stop < loop.epoch:
+        elif (self.noted or self._ending) and not plan.stop:
             self._write(plan, ahead, stop=ahead, ends=self._ending)
         elif not coming and self._due():
             self._write(plan, ahead, plan.stop, plan.ends)
-        if loop.epoch in plan.epochs or loop.over or self.seconds == 0:
+        if self.at or loop.over or self.seconds == 0:
             self._saved = time.monotonic()
             return True
         return False
 
     def _ahead(self, epoch: int) -> int:
         """An epoch that no process reaches before it has read the plan."""
-        if self.lead <= USUAL_LEAD:
+        if self.lead <= USUAL_LEAD and self._all_wait:
             return epoch + self.lead
         per_epoch = (time.monotonic() - self._began) / (epoch - self._first)
         reached = max(epoch, *(part.last_epoch() for part in parts_of(self.run)))
+        if not self._all_wait:
+            return reached + self.lead
         return min(epoch + self.lead, reached + 1 + math.ceil(NOTICE / per_epoch))
 
     def _read(self) -> SavePlan:

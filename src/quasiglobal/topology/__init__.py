@@ -8,6 +8,7 @@ from quasiglobal.topology.random import RandomTopology, epidemic, equidyn, from_
 from quasiglobal.topology.static import (
     chain,
     complete,
+    double_trees,
     erdos_renyi,
     exponential,
     hypercube,
@@ -22,8 +23,8 @@ from quasiglobal.topology.static import (
 from quasiglobal.topology.topology import Topology
 
 __all__ = [
-    "RandomTopology", "Topology", "base", "chain", "complete", "d_cliques", "epidemic", "equidyn", "erdos_renyi",
-    "exponential", "from_file", "from_function", "from_graph", "from_matrices", "from_neighbours", "hypercube",
-    "k_regular", "matching", "one_peer_exponential", "parse", "ring", "small_world", "social", "star", "stl_fw",
-    "torus", "tree",
+    "RandomTopology", "Topology", "base", "chain", "complete", "d_cliques", "double_trees", "epidemic", "equidyn",
+    "erdos_renyi", "exponential", "from_file", "from_function", "from_graph", "from_matrices", "from_neighbours",
+    "hypercube", "k_regular", "matching", "one_peer_exponential", "parse", "ring", "small_world", "social", "star",
+    "stl_fw", "torus", "tree",
 ]

@@ -41,6 +41,7 @@ KINDS = {
     "complete": Kind(static.complete, "complete:16"),
     "star": Kind(static.star, "star:16"),
     "tree": Kind(static.tree, "tree:16"),
+    "double-trees": Kind(static.double_trees, "double-trees:16"),
     "hypercube": Kind(static.hypercube, "hypercube:16"),
     "exponential": Kind(static.exponential, "exponential:16"),
     "social": Kind(static.social, "social"),

@@ -1,4 +1,4 @@
-"""Fixed graphs: one W for all steps."""
+"""Fixed graphs: one W for all steps; and two trees in turn."""
 
 from __future__ import annotations
 
@@ -63,6 +63,21 @@ def tree(n: int) -> Topology:
     check_nodes("tree", n, 2, "complete(1)")
     graph = nx.Graph((i, (i - 1) // 2) for i in range(1, n))
     return Topology(f"tree:{n}", (metropolis(graph, range(n)),))
+
+
+def double_trees(n: int) -> Topology:
+    """Two binary trees in turn: the parent of node i ≥ 1 is node ⌊i/2⌋, then the same with the nodes in reverse order.
+
+    T. Vogels, L. He, A. Koloskova, T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi: RelaySum for decentralized deep
+    learning on heterogeneous data. NeurIPS 2021. Inner nodes of one tree are mostly leaves of the other, which evens
+    out the traffic. `relaysgd` uses both trees in every step, each for half of the coordinates. Metropolis weights.
+
+    >>> [double_trees(8).neighbours(1, t) for t in (1, 2)]
+    [(0, 2, 3), (4,)]
+    """
+    check_nodes("double-trees", n, 2, "complete(1)")
+    W = metropolis(nx.Graph((i, i // 2) for i in range(1, n)), range(n))
+    return Topology(f"double-trees:{n}", (W, W[::-1, ::-1].copy()))
 
 
 def hypercube(n: int) -> Topology:

@@ -91,7 +91,7 @@ class Experiment:
     churn: float = 0.0
     """Probability that a node is offline for 20 steps and trains alone. Simulator only."""
     wire: str = "full"
-    """Messages: full, bf16 (16 bits; not for quasi-global methods); for choco topk:0.01, randk:0.01, sign or qsgd:4."""
+    """Messages: full, bf16 (not for qg methods); for choco, beer, motef topk:0.01, randk:0.01, sign, qsgd:4."""
     communication: str = ""
     """merge@end (replace the models by their mean at the end), complete@0.9-1.0 (average over all nodes meanwhile)."""
     classes: tuple[str, ...] = ()
@@ -110,10 +110,14 @@ class Experiment:
     """Test metrics: accuracy, top5, f1, auc, mse, mae, or your own package.module:name. The first one is the score."""
     label: str = ""
     """Label column of a CSV table of numbers; the other columns are the input."""
+    validation: float = 0.0
+    """Fraction of the training examples to hold out and test on, in place of the test set; 0: the test set."""
     draws: Literal["own", "shared"] = "own"
     """Random order, flips and crops: own at each node, or shared by all nodes, as in the paper's released code."""
     train: str = "all"
     """Parameters of an hf: model to train, gossip and save: all, head, or lora:RANK (low-rank adapters and head)."""
+    round_deadline: float | None = None
+    """Seconds after which a step goes on without late neighbours, over processes; by default all are waited for."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():             # alpha=1 is alpha=1.0, with the same hash
@@ -136,10 +140,12 @@ class Experiment:
             raise InputError(f"steps must be a whole number >= 0, got {self.steps}; it counts the steps per epoch")
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise InputError(f"clip must be > 0 and finite, got {self.clip:g}")
+        if self.round_deadline is not None and not 0 < self.round_deadline < float("inf"):
+            raise InputError(f"round_deadline must be > 0 seconds and finite, got {self.round_deadline:g}")
         check_schedule(self.schedule)
         wire_of(self.wire)
         communication_of(self.communication)
-        for name in ("drop", "churn"):
+        for name in ("drop", "churn", "validation"):
             check_probability(name, getattr(self, name))
         rank_of(self.train)
         if self.train != "all" and not self.reads_texts:

@@ -180,11 +180,11 @@ class Feed:
         rates = self._at_counter(self._rates)
         return rates[0] if self._one_rate else rates.repeat_interleave(self.nodes)[:, None]
 
-    def advance(self) -> None:
-        """Move to the next step."""
-        self.counter.add_(1)
+    def advance(self, steps: int = 1) -> None:
+        """Move on by one step, or more."""
+        self.counter.add_(steps)
         for clock in self.clocks:
-            clock.add_(1)
+            clock.add_(steps)
 
     @cached_property
     def everything(self) -> list[tuple[Tensor, tuple[int, ...]]]:

@@ -83,6 +83,8 @@ class Program:
         model: StackedModel | None = None,
         capture: Callable[[], StepRunner] | None = None,
     ) -> None:
+        self._ahead = 0
+        """Steps of the current epoch that were skipped before it began."""
         self.task, self.device, self._engine_factory = task, device, [engine] if engine else []
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Seconds spent so far on training, compiling, loading, and on what callers time with `timed`."""
@@ -154,18 +156,15 @@ class Program:
         with self.timed("loading"):
             self.begin_epoch()
         compiling, first = self.compiling, self.state.epochs[0] * self.feed.steps_per_epoch
-        for step in range(self.feed.steps_per_epoch):
-            self.advance(step)
-            if after_step is not None:
-                after_step(first + step + 1)
-        self.state.epochs = [epochs + 1 for epochs in self.state.epochs]
+        passed, examples = self._train_steps(lambda step: after_step and after_step(first + step))
+        self.state.epochs = [epochs + passed for epochs in self.state.epochs]
         done = [epochs * self.feed.steps_per_epoch for epochs in self.state.epochs]
         buffers = self.state.buffers.values() if self.experiment.bn == "shared" else ()
         self.state.x = self.bands.merge(self.state.x, buffers, done)
         if not self.finished:
             self.feed.draw(self.state.epochs)               # while a GPU still trains
         loss, right = self.sums()
-        seconds, examples = time.perf_counter() - began, self.feed.examples
+        seconds = time.perf_counter() - began
         self.seconds["compiling"] += self.compiling - compiling
         self.seconds["training"] += seconds - (sum(self.seconds.values()) - before)
         return [
@@ -180,6 +179,22 @@ class Program:
             }
             for r in range(len(self.experiments))
         ]
+
+    def _train_steps(self, after_step: Callable[[int], object]) -> tuple[int, int]:
+        """Train the steps of an epoch; return the number of epochs that have passed, and of examples in these steps.
+
+        An engine that catches up with other processes skips steps, also beyond the end of the epoch.
+        """
+        length, step, examples = self.feed.steps_per_epoch, self._ahead, 0
+        self.feed.advance(step)
+        while step < length:
+            self.advance(step)
+            examples += self.feed.plan.sizes[step]
+            self.feed.advance(self.engine.skipped)
+            step += 1 + self.engine.skipped
+            after_step(step)
+        self._ahead = step % length
+        return step // length, examples
 
     def begin_epoch(self) -> None:
         """Draw the epoch's batches and reset the sums."""

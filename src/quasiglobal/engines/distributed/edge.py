@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quasiglobal.engines.distributed.buffers import MessageMemory
 from quasiglobal.engines.distributed.channel import Channel, Lost, Refused, Sending
 from quasiglobal.engines.distributed.checks import Expected, Rejected, check_message
-from quasiglobal.engines.distributed.gloo import GlooChannel, Meeting, Store, until
+from quasiglobal.engines.distributed.pace import Moment, Outbox
 
 MAGIC = 0x71676D31
 """First number of every header: "qgm1" in ASCII."""
@@ -32,20 +33,11 @@ HEADER = 6
 KINDS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 """Allowed payload dtypes, by bytes per element."""
 
-MOST_GENERATION = 2**62
-"""Generations are random numbers up to this one."""
-
-REPEAT = 0.5
-"""Seconds after which an offer in the store is written again: a stranger may have overwritten it."""
-
 AHEAD = 3
 """Messages that one side may be ahead of the other before it has to wait."""
 
 FOREVER = 1e7
 """Timeout of the reader thread in seconds, in effect none; a caller with a shorter timeout closes the edge."""
-
-Moment = tuple[int, int]
-"""(step, exchange index in that step)."""
 
 HEARTBEAT = -1
 """Exchange index of a heartbeat: no payload follows; the sender is alive and itself waits for a neighbour."""
@@ -93,9 +85,9 @@ class Edge:
         self.step_there = 0
         self.on_note: Callable[[bytes], None] = lambda note: None
         self._rank = 0 if here < there else 1
-        self._under_way: deque[tuple[Sending, list[Sending]]] = deque()
-        self._heartbeats: list[Sending] = []
-        self._reader: threading.Thread | None = None
+        self._under_way: deque[tuple[Sending, bool]] = deque()
+        """Messages on their way, and whether they are payloads."""
+        self._threads: list[threading.Thread] = []
         self._line = threading.Lock()
         self._incoming = channel
         self._successor: Channel | None = None
@@ -105,6 +97,10 @@ class Edge:
         self._now: Moment = (0, 0)
         self._heard = self._heard_numbers = 0.0
         self._gone: Lost | None = None
+        self._outbox: Outbox | None = None
+        self.newest: Moment = (0, 0)
+        """The moment of the newest message that came; `arrived` counts all."""
+        self.arrived = 0
 
     def admit(self, experiment: bytes, secret: bytes, step: int, deadline: float) -> None:
         """Authenticate both sides (same secret, same experiment), then exchange steps.
@@ -144,24 +140,41 @@ class Edge:
             sending.wait(deadline)
         return taken
 
-    def listen(self, largest: int) -> None:
-        """Start the reader thread, so that the other side can send before this side calls `receive`.
+    def listen(self, largest: int, buffers: MessageMemory | None = None, drops: bool = False) -> None:
+        """Start to read into buffers, so that the other side can send before this side calls `receive`.
 
-        `largest` is the maximum message size in bytes.
+        `largest` is the maximum message size in bytes. `drops`: keep only the newest messages in either direction, so
+        that no side ever waits for the other to read.
         """
-        reader = threading.Thread(target=self._read, args=(largest,), daemon=True)
-        reader.start()
-        self._reader = reader
+        self._outbox = Outbox(self._send_dropping, 2 * AHEAD) if drops else None
+        for work in (lambda: self._read(largest, buffers or MessageMemory()), self._drop_sent):
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def send(self, moment: Moment, payload: Tensor, seconds: float) -> None:
         """Start sending the payload, which must not change afterwards; block only if the other side is far behind."""
         if self._gone is not None:                          # it knows why better than its channel
             raise self._gone
-        self._settle(2 * AHEAD, seconds)
+        if self._outbox is not None:
+            self._outbox.put(moment, payload)
+            return
+        began = time.monotonic()
+        self._settle(AHEAD, seconds)
+        self.account.waited += time.monotonic() - began
+        self._post(moment, payload)
+
+    def _send_dropping(self, moment: Moment, payload: Tensor) -> None:
+        try:
+            self._post(moment, payload)
+            self._settle(0, FOREVER)
+        except Lost as error:
+            self._end(error)
+
+    def _post(self, moment: Moment, payload: Tensor) -> None:
         with self._line:
-            for message in (self._head(moment, payload.numel(), payload.element_size()), payload):
-                self._under_way.append((self.channel.send(message), self._heartbeats))  # they are sent before it
-                self._heartbeats = []
+            self._start(self._head(moment, payload.numel(), payload.element_size()))
+            self._start(payload, counts=True)
         self.account.sent += payload.nbytes
 
     def send_note(self, note: bytes) -> None:
@@ -169,7 +182,7 @@ class Edge:
         payload = torch.frombuffer(bytearray(note), dtype=torch.uint8)
         with self._line:
             for message in (self._head((0, NOTE), len(note), 1), payload):
-                self._heartbeats.append(self.channel.send(message))
+                self._start(message)
 
     def adopt(self, channel: Channel) -> None:
         """Continue on another channel to the same process, which adopts the other end of it; no message is lost."""
@@ -182,25 +195,24 @@ class Edge:
 
     def cut(self, why: str) -> None:
         """Close the connection from any thread, without waiting; calls that need it raise `Lost` with this reason."""
-        with self._news:
-            self._gone = self._gone or Lost(why)
-            self._news.notify_all()
+        self._end(Lost(why))
         for channel in (self.channel, self._incoming):
             channel.close()
 
     @property
     def listening(self) -> bool:
         """Whether messages are exchanged on this edge."""
-        return self._reader is not None and self._gone is None
+        return bool(self._threads) and self._gone is None
 
     def send_heartbeat(self, step: int) -> None:
         """Send a heartbeat; do not wait for completion."""
-        message = self._head((step, HEARTBEAT), 0, 4)
         with self._line:
-            self._heartbeats.append(self.channel.send(message))
+            self._start(self._head((step, HEARTBEAT), 0, 4))
 
-    def receive(self, moment: Moment, expected: Expected, seconds: float) -> Tensor | None:
-        """Return the payload sent for this moment, or None if the other side is already past it.
+    def receive(
+        self, moment: Moment, expected: Expected, seconds: float, until: float = math.inf
+    ) -> Tensor | None:
+        """Return the payload sent for this moment, or None if the other side is past it or the time is past `until`.
 
         Raise `Rejected` if it is not what is expected.
 
@@ -223,7 +235,9 @@ class Edge:
                     left = min(heard + seconds, numbers + HEARTBEAT_FACTOR * seconds) - time.monotonic()
                     if left <= 0:
                         raise Lost("it did not answer in time")
-                    self._news.wait(left)
+                    if time.monotonic() >= until:
+                        return None
+                    self._news.wait(min(left, until - time.monotonic()))
             finally:
                 self.account.waited += time.monotonic() - began
             if moment < self._inbox[0][0] <= (expected.last_step, math.inf):
@@ -236,15 +250,18 @@ class Edge:
 
     def finish(self, seconds: float) -> None:
         """Wait until all messages are sent."""
-        self._settle(0, seconds)
+        if self._outbox is not None:
+            self._outbox.finish(seconds)
+        else:
+            self._settle(0, seconds)
 
     def close(self) -> None:
         """Close the connection; the other side detects this."""
         self.cut("this process closed the connection")
-        if self._reader is not None:
-            self._reader.join(timeout=5.0)
+        for thread in self._threads:
+            thread.join(timeout=5.0)
 
-    def _read(self, largest: int) -> None:
+    def _read(self, largest: int, buffers: MessageMemory) -> None:
         """Put messages into the inbox; discard those for past moments; pause while `AHEAD` messages are queued."""
         try:
             while True:
@@ -260,18 +277,51 @@ class Edge:
                     continue
                 if count * size > largest:
                     raise Lost(f"it sent {count} numbers of {size} bytes, above the message size limit")
-                payload = torch.empty(count, dtype=KINDS[size])
+                payload = buffers.empty(count, KINDS[size])
                 self._incoming.recv_into(payload, time.monotonic() + FOREVER)
                 with self._news:
                     self._heard = self._heard_numbers = time.monotonic()
+                    self.newest, self.arrived = max(self.newest, moment), self.arrived + 1
                     if moment >= self._now:
                         self._inbox.append((moment, payload))
+                    del payload                             # its memory is free once the message is used
                     self._news.notify_all()
-                    self._news.wait_for(lambda: len(self._inbox) < AHEAD or self._gone is not None)
+                    if self._outbox is None:
+                        self._news.wait_for(lambda: len(self._inbox) < AHEAD or self._gone is not None)
+                    elif len(self._inbox) > 2 * AHEAD:
+                        self._inbox.popleft()
         except Exception as error:                          # whatever it is, the edge is of no use any more
-            with self._news:
-                self._gone = self._gone or (error if isinstance(error, Lost) else Lost(f"{error}"))
-                self._news.notify_all()
+            self._end(error if isinstance(error, Lost) else Lost(f"{error}"))
+
+    def _start(self, message: Tensor, counts: bool = False) -> None:
+        sending = self.channel.send(message)
+        with self._news:
+            self._under_way.append((sending, counts))
+            self._news.notify_all()
+
+    def _drop_sent(self) -> None:
+        """Drop each message once it is sent, so that its memory is free."""
+        try:
+            while True:
+                with self._news:
+                    self._news.wait_for(lambda: self._under_way or self._gone is not None)
+                    if not self._under_way:
+                        return
+                    sending, _ = self._under_way[0]
+                sending.wait(time.monotonic() + FOREVER)
+                del sending
+                with self._news:
+                    self._under_way.popleft()
+                    self._news.notify_all()
+        except Lost as error:
+            self._end(error)
+
+    def _end(self, error: Lost) -> None:
+        with self._news:
+            self._gone = self._gone or error
+            self._news.notify_all()
+        if self._outbox is not None:
+            self._outbox.close()
 
     def _note(self, size: int) -> bytes:
         """Receive the bytes of a note."""
@@ -294,11 +344,14 @@ class Edge:
         old.close()
 
     def _settle(self, most: int, seconds: float) -> None:
-        """Wait until at most `most` sends are in flight."""
-        began = time.monotonic()
-        while len(self._under_way) > most:
-            self._under_way.popleft()[0].wait(began + seconds)
-        self.account.waited += time.monotonic() - began
+        """Wait until at most `most` payloads are in flight."""
+        def settled() -> bool:
+            return sum(counts for _, counts in self._under_way) <= most
+
+        with self._news:
+            self._news.wait_for(lambda: settled() or self._gone is not None, seconds)
+            if not settled():
+                raise self._gone or Lost("it did not answer in time")
 
     def _head(self, moment: Moment, count: int, size: int) -> Tensor:
         return torch.tensor([MAGIC, *moment, count, size, self.generation], dtype=torch.int64)
@@ -322,48 +375,3 @@ class Edge:
         self._incoming.recv_into(taken, deadline)
         sending.wait(deadline)
         return bytes(taken.tolist())
-
-
-def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:
-    """Open the link to a process that opens it at the same time; raise `Lost` if it does not within `seconds`.
-
-    A generation is the random number of an attempt to open this link. The lower rank offers a generation and the higher
-    rank accepts it; store keys of earlier generations are never read.
-    An offer is taken once, by the side that accepts it or the side that withdraws it: a stale offer is never accepted.
-    The store is open to strangers: what is not an offer is ignored, and an offer that was overwritten is repeated.
-    """
-    low, high = sorted((here, there))
-    place = Meeting(store, f"edge/{low}-{high}")
-    deadline = time.monotonic() + seconds
-
-    def takes(offer: int) -> bool:
-        return place.add(f"taken/{offer}", 1) == 1
-
-    try:
-        if here == low:
-            generation, offered = 1 + secrets.randbelow(MOST_GENERATION), -math.inf
-
-            def is_taken() -> bool:
-                nonlocal offered
-                if time.monotonic() - offered > REPEAT:
-                    place.set("offer", str(generation))
-                    offered = time.monotonic()
-                return place.check([f"taken/{generation}"])
-
-            try:
-                until(is_taken, seconds)
-            except TimeoutError:
-                if takes(generation):
-                    raise
-        else:
-            def accepted() -> int:
-                text = place.get("offer") if place.check(["offer"]) else b""
-                offer = int(text) if text.isdigit() and len(text) <= len(str(MOST_GENERATION)) else 0
-                return offer if 0 < offer <= MOST_GENERATION and takes(offer) else 0
-
-            generation = until(accepted, seconds)
-    except TimeoutError:
-        raise Lost("it did not connect in time") from None
-    left = max(deadline - time.monotonic(), 1.0)
-    channel = GlooChannel(Meeting(place, str(generation)), int(here == high), host, left)
-    return Edge(here, there, channel, generation)

@@ -2,127 +2,103 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property
-from multiprocessing.util import Finalize
+from functools import cached_property, partial
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Node, State
-from quasiglobal.engines.distributed.checks import Expected, Rejected, check_numbers
-from quasiglobal.engines.distributed.edge import Moment
-from quasiglobal.engines.distributed.gloo import Group, Meeting, Store
-from quasiglobal.engines.distributed.membership import Membership
-from quasiglobal.engines.distributed.opening import GlooOpener, Opener
-from quasiglobal.engines.host import Host
+from quasiglobal.engines.blocks import BlockSteps, Mixed
+from quasiglobal.engines.distributed.checks import Rejected, check_numbers
+from quasiglobal.engines.distributed.exchange import Exchange
+from quasiglobal.engines.distributed.opening import Way
+from quasiglobal.engines.distributed.routes import Slots
 from quasiglobal.engines.links import check_push
-from quasiglobal.engines.wire import Wire
+from quasiglobal.engines.node import StepNode
+from quasiglobal.engines.rows import ModelRows
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.precision import full_precision
 from quasiglobal.topology import Topology
 
-Sent = dict[int, tuple[list[int], list[int]]]
-"""For each neighbouring process: local indices of nodes to send, and nodes to receive."""
 
-Slots = tuple[Tensor, Tensor]
-"""Index of messages per edge: places of nodes, and slots."""
-
-MARGIN = 8
-"""Message size limit, as a multiple of the first message's size."""
+class MeanLost(InputError):
+    """An exact mean over all nodes has lost a process: the run cannot continue without it."""
 
 
-def spread(n: int, processes: int) -> list[tuple[int, ...]]:
-    """Assign nodes to processes in contiguous blocks.
-
-    >>> spread(5, 2)
-    [(0, 1, 2), (3, 4)]
-    """
-    if not 1 <= processes <= n:
-        raise InputError(f"{n} nodes need 1 to {n} processes, got {processes}")
-    size, rest = divmod(n, processes)
-    starts = [rank * size + min(rank, rest) for rank in range(processes + 1)]
-    return [tuple(range(first, last)) for first, last in itertools.pairwise(starts)]
-
-
-class Distributed(Host):
-    """Engine with the nodes of process `rank`; it finds the other processes through `store`, a store or an opener.
+class Distributed(Exchange):
+    """Engine with the nodes of process `rank`; the other processes have the others.
 
     `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a lost message returns to the receiver. `exchange` sends each
-    neighbouring process the messages to its nodes only. An exact mean is an all-reduce and needs all processes.
-    `trust` bounds what a neighbour's message to `mix` counts (`trust.py`). `connect` comes before all communication.
+    neighbouring process the messages to its nodes only. An exact mean is an
+    all-reduce and needs all processes.
     """
 
     def __init__(
-        self,
-        topology: Topology,
-        store: Store | Opener,
-        rank: int,
-        hosted: Sequence[Sequence[int]],
-        *,
-        seeds: Sequence[int] = (0,),
-        shared: int | None = None,
-        rounded: bool = False,
-        wire: Wire | None = None,
-        timeout: float = 60.0,
-        host: str = "127.0.0.1",
-        experiment: str = "",
-        trust: float = math.inf,
+        self, topology: Topology, store: Way, rank: int, hosted: Sequence[Sequence[int]], **options: Any
     ) -> None:
-        super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded, wire=wire)
-        if math.isfinite(trust) and max(map(len, hosted)) > 1:
-            raise InputError(f"trust needs one node per process; start {topology.n} processes, or leave it out")
-        self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
-        self._home = {node: process for process, nodes in enumerate(hosted) for node in nodes}
-        self._opener = store if isinstance(store, Opener) else GlooOpener(Meeting(store), host)
-        self._moment: Moment = (0, 0)
-        self._at_exit: Finalize | None = None
-        self._latest: Tensor | None = None
-        self._deltas: dict[Hashable, tuple[Tensor, tuple[Tensor, ...]]] = {}
-        self._sent_and_wanted: dict[int, Sent] = {}
-        self.members = Membership(
-            self._opener, rank, self._neighbouring_processes(), timeout=timeout,
-            experiment=experiment, topology=topology.fingerprint, trust=trust, model_here=self._mean_here,
-        )
-
-    def connect(
-        self, step: int = 0, patience: float | None = None, last_step: float = math.inf, models: Tensor | None = None
-    ) -> Distributed:
-        """Connect to all neighbours within `patience` seconds (default: the timeout of a step).
-
-        `step` is the last step completed here, `last_step` that of the run. `models` are the rows here, if neighbours
-        that already train shall send theirs.
-        """
-        self.members.last_step = last_step
-        if models is not None:
-            self.members.model = Expected(models.numel() // len(self.nodes), models.dtype)
-        self._at_exit = Finalize(None, self.close, exitpriority=0)      # `atexit` is skipped in forked processes
-        self._moment, self.members.step = (step, 0), step
-        self.members.find(patience or self.timeout)
-        return self
+        super().__init__(topology, store, rank, hosted, **options)
+        self._in_blocks = BlockSteps(self, self._empty_message, self._exchange_blocks, self._sent_ahead)
+        self._deltas: dict[Hashable, tuple[Tensor | None, tuple[Tensor, ...]]] = {}
 
     def advance(
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
     ) -> tuple[Tensor, State]:
-        """Call the algorithm, and keep its models for processes that join later."""
-        self._latest, state = super().advance(algorithm, x, g, state, node)
-        return self._latest, state
+        """Call the algorithm, and keep its models for processes that join later; catch up if the others are ahead."""
+        newest = [edge.newest for edge in self.members.edges.values()]
+        self.skipped = self.pace.behind(node.t, newest, self.topology.rounds, self.members.last_step)
+        if self.skipped and isinstance(node, StepNode):
+            node = replace(node, t=node.t + self.skipped, time=node.time + self.skipped)
+        x, state = super().advance(algorithm, x, g, state, node)
+        self._latest = ModelRows([x])
+        return x, state
+
+    def step_in_place(
+        self, algorithm: Algorithm, x: ModelRows, g: ModelRows, state: State, *, ahead: bool = False, **how: Any
+    ) -> None:
+        """Run a step in blocks of columns if possible (`engines/blocks.py`).
+
+        With `ahead`, send the new x at once, for the next step, whose first mix must be that of x.
+        """
+        like = x.pieces[0]
+        message = self._empty_message(1, self.columns(x.shape[1]), like.dtype) if ahead else None
+        catches_up = self.pace.seconds is not None          # only `advance` does
+        if catches_up or not self._in_blocks.step(algorithm, x, g, state, copy=message, **how):
+            super().step_in_place(algorithm, x, g, state, **how)
+            if message is not None:
+                message[0].copy_(self.by_run(x.whole()))
+        self._latest = x
+        if message is not None:
+            self._send_ahead(how["t"] + self.skipped + 1, message)
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Send, receive, and move towards the received rows, always in full precision."""
         own = [self.by_run(v) for v in tensors]
+        received = self._rows_to_mix(t, self._message(own), tensors[0])
+        with full_precision(tensors[0].device.type):
+            return self._mixed_with(received, t, tensors)
+
+    def _mixed_with(
+        self, received: dict[int, Tensor], t: int, tensors: tuple[Tensor, ...], columns: slice = slice(None)
+    ) -> tuple[Tensor, ...]:
+        """Move these columns of the models towards the received rows."""
+        own = [self.by_run(v) for v in tensors]
         told = [self.told(rows) for rows in own]
-        received = self._rows_from_others(t, torch.stack(told) if len(told) > 1 else told[0][None])
-        guard, exchange = self.members.guard, self._moment[1]
-        if guard is None:
-            return self._moved(t, tensors, own, told, received)
-        mixed = self._moved(t, tensors, own, told, guard.clipped(exchange, own, received))
-        guard.averaged(exchange, [self.by_run(v) for v in mixed])
-        return mixed
+        return self._moved(t, tensors, own, told, {node: rows[..., columns] for node, rows in received.items()})
+
+    def _exchange_blocks(self, t: int, message: Tensor, like: Tensor) -> Mixed:
+        return partial(self._mixed_with, self._rows_to_mix(t, message, like), t)
+
+    def _rows_to_mix(self, t: int, message: Tensor, like: Tensor) -> dict[int, Tensor]:
+        """Exchange rows; return what counts of them."""
+        received = self._rows_from_others(t, message, like)
+        if self.guard is None:
+            return received
+        weights = [float(weight) for weight in self._delta(t, tuple(received), like)[1]]
+        return self.guard.clipped(self._moment[1], message[:, :, 0].to(like), received, weights)
 
     def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
         """Send the compressed rows as they are packed; neighbours restore them."""
@@ -134,35 +110,39 @@ class Distributed(Host):
         key = self.wire_key(self.nodes, time, draw, c)
         parts = wire.parts(rows, key)
         own = wire.restored(parts, c, key)
-        received = {}
-        for node, words in self._rows_from_others(t, wire.packed(parts, c)[None], raw=True).items():
+        packed = wire.packed(parts, c)
+        came, received = self._rows_from_others(t, self._message([packed]), packed, raw=True), {}
+        for node, words in came.items():
             key = self.wire_key([node], time, draw, c)
             try:
                 restored = wire.restored(wire.unpacked(words[0][:, None], c, rows.dtype), c, key)
                 check_numbers(restored)
             except (Rejected, RuntimeError):                # such as a place beyond the model
-                self.members.say_once(self._home[node], "is ignored: it sent numbers that cannot be restored")
+                self.members.say_once(self.routes.home[node], "is ignored: it sent numbers that cannot be restored")
                 continue
             received[node] = restored.transpose(0, 1)
         q = self.with_own(own, nothing)
-        return q, self._moved(t, (q,), [own], [own], received)[0]
+        with full_precision(v.device.type):
+            return q, self._moved(t, (q,), [own], [own], received)[0]
 
     def _moved(
         self, t: int, tensors: tuple[Tensor, ...], own: Sequence[Tensor], told: Sequence[Tensor],
         received: dict[int, Tensor],
     ) -> tuple[Tensor, ...]:
-        """Move towards the received rows, [tensors, runs, columns] of each remote node."""
+        """Move towards the received rows, [tensors, runs, columns] of each remote node; called in full precision."""
         here, remote = self._delta(t, tuple(received), own[0])
-        if not received and not here.any():
+        if not received and here is None:
             return tensors
-        with full_precision(tensors[0].device.type):
-            mixed = []
-            for k, (rows, v) in enumerate(zip(own, tensors, strict=True)):
-                first = told[k][:, :1]
-                moved = rows + here @ (told[k] - first) if len(self.nodes) > 1 else rows   # a single row adds 0
+        mixed = []
+        for k, (rows, v) in enumerate(zip(own, tensors, strict=True)):
+            first = told[k][:, :1]
+            if len(self.nodes) == len(received) == 1 and told[k] is rows:
+                moved = torch.lerp(rows, next(iter(received.values()))[k][:, None], remote[0])  # in one pass
+            else:
+                moved = rows if here is None else rows + here @ (told[k] - first)
                 for weights, row in zip(remote, received.values(), strict=True):
                     moved = torch.addcmul(moved, weights, row[k][:, None] - first)
-                mixed.append(self.with_own(moved, v))
+            mixed.append(self.with_own(moved, v))
         return tuple(mixed)
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -171,7 +151,7 @@ class Distributed(Host):
         cut = [self.by_run(v) for v in tensors]
         own = torch.cat(cut, dim=2)
         told = self.told(own)
-        received = self._rows_from_others(t, told[None])
+        received = self._rows_from_others(t, self._message([told]), own)
         kept, sent = self.push_weights(t, own)
         with full_precision(own.device.type):
             pushed = kept * own + sent[:, list(self.nodes)] @ told
@@ -189,10 +169,11 @@ class Distributed(Host):
         own = torch.cat([v[..., :width] for v, width in zip(messages, widths, strict=True)], dim=2)
         told = self.told(own).view(runs, k, degree, -1).permute(1, 2, 0, 3)
         came, arrived = torch.zeros_like(told), torch.zeros(k, degree, dtype=torch.bool)
-        routes = dict(self._routes[self.topology.position(t if at is None else at)])
+        routes = dict(self._slots[self.topology.position(t if at is None else at)])
         out, into = routes.pop(self.rank)
         came[into], arrived[into] = told[out], True
-        sent = {there: self._buffer(told[out]) for there, (out, _) in routes.items() if len(out[0])}
+        dtype = self._wire(told.dtype)
+        sent = {there: told[out].to("cpu", dtype).contiguous() for there, (out, _) in routes.items() if len(out[0])}
         shapes = {there: (len(into[0]), runs, own.shape[2]) for there, (_, into) in routes.items() if len(into[0])}
         largest = own.nbytes // k * max(map(len, self.hosted))
         for there, rows in self._exchanged(t, sent, shapes, like, largest).items():
@@ -217,7 +198,7 @@ class Distributed(Host):
         try:
             self._world.allreduce([total]).wait(timedelta(seconds=self.timeout))
         except RuntimeError:
-            raise InputError(
+            raise MeanLost(
                 "an exact mean over all nodes lost a process and cannot continue; run the same command again to resume"
             ) from None
         total = total.to(rows)
@@ -239,100 +220,12 @@ class Distributed(Host):
         mean = torch.stack(self.members.models).mean(dim=0).to(like)
         return mean.view(len(self.seeds), 1, -1).expand(-1, len(self.nodes), -1).reshape(like.shape).contiguous()
 
-    @property
-    def lost(self) -> dict[int, str]:
-        """Neighbours that this process continues without, and the reasons."""
-        return self.members.lost
+    def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """W(t) − I: [nodes here, nodes here], and a column for each received remote node; rows sum to 0.
 
-    def accounts(self) -> dict[str, dict[str, float]]:
-        """Return the traffic statistics of each edge, by the process at its other end."""
-        return self.members.accounts()
-
-    def close(self) -> None:
-        """Close all edges and end all threads."""
-        if self._at_exit is not None:
-            self._at_exit.cancel()
-        self.members.close()
-
-    def _rows_from_others(self, t: int, own: Tensor, raw: bool = False) -> dict[int, Tensor]:
-        """Send the own rows; return [tensors, runs, columns] of each remote node received. `raw` rows hold any bits."""
-        messages = self._messages(t)
-        copies: dict[tuple[int, ...], Tensor] = {}          # one buffer for neighbours that receive the same rows
-        sent: dict[int, Tensor] = {}
-        for there in self.members.neighbours:
-            if rows := tuple(messages[there][0]):
-                if rows not in copies:
-                    copies[rows] = self._buffer(own if len(rows) == len(self.nodes) else own[:, :, rows])
-                sent[there] = copies[rows]
-        runs, columns = len(self.seeds), own.shape[-1]
-        shapes = {there: (len(own), runs, len(of), columns) for there, (_, of) in messages.items() if of}
-        largest = own.nbytes // len(self.nodes) * max(map(len, self.hosted))
-        came = self._exchanged(t, sent, shapes, own, largest, raw)
-        received = {j: rows[:, :, k] for there, rows in came.items() for k, j in enumerate(messages[there][1])}
-        return {node: received[node] for node in sorted(received)}
-
-    def _exchanged(
-        self, t: int, sent: dict[int, Tensor], shapes: Mapping[int, Sequence[int]], like: Tensor, largest: int,
-        raw: bool = False,
-    ) -> dict[int, Tensor]:
-        """Send a tensor to each process in `sent`; return the tensor of the given shape that each other process sent.
-
-        Sent tensors must not change afterwards, since a send may outlast the exchange. `largest` is the size in bytes
-        that a message is expected to have at most; `raw` messages are packed bits. Rejected messages do not count.
+        The first is None if it changes nothing: it is 0, or there is one node, whose difference to itself is 0.
         """
-        last, exchange = self._moment
-        self._moment = moment = (t, exchange + 1 if last == t else 0)
-        members = self.members
-        members.step = t
-        if not members.begun:
-            members.begin(largest=MARGIN * largest)
-        members.take_back()
-        with members.waiting():
-            for there, edge in list(members.edges.items()):
-                if there in sent:
-                    with members.watched(there):
-                        edge.send(moment, sent[there], self.timeout)
-            return self._receive(moment, shapes, like, raw)
-
-    def _receive(
-        self, moment: Moment, shapes: Mapping[int, Sequence[int]], like: Tensor, raw: bool
-    ) -> dict[int, Tensor]:
-        received: dict[int, Tensor] = {}
-        for there, edge in list(self.members.edges.items()):
-            if there not in shapes:
-                continue
-            shape = shapes[there]
-            with self.members.watched(there):
-                expected = Expected(math.prod(shape), self._wire(like), self.members.last_step, packed=raw)
-                try:
-                    rows = edge.receive(moment, expected, self.timeout)
-                except Rejected as error:
-                    self.members.say_once(there, f"is ignored: {error}")
-                    rows = None
-                if rows is None:
-                    edge.account.missed += 1
-                else:
-                    received[there] = rows.view(*shape).to(like)
-        return received
-
-    def _buffer(self, rows: Tensor) -> Tensor:
-        """Copy rows to send."""
-        return torch.empty(rows.shape, dtype=self._wire(rows)).copy_(rows)
-
-    def _wire(self, own: Tensor) -> torch.dtype:
-        """Return the dtype of payloads."""
-        return torch.bfloat16 if self.rounded else own.dtype
-
-    def _mean_here(self) -> Tensor | None:
-        """The mean of the models here, all runs in one row; None before the first step."""
-        latest = self._latest
-        if latest is None:
-            return None
-        return latest.view(len(self.seeds), len(self.nodes), -1).mean(dim=1).flatten().cpu()
-
-    def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """W(t) − I: [nodes here, nodes here], and a column for each received remote node; rows sum to 0."""
-        key = (self._key(t), came, like.dtype, like.device)
+        key = (self.routes.key(t), came, like.dtype, like.device)
         if key not in self._deltas:
             if self.topology.is_drawn(t):
                 self._deltas.clear()                        # never needed again
@@ -341,59 +234,9 @@ class Distributed(Host):
             W[:, :k].fill_diagonal_(0)
             W[:, :k] -= torch.diag(W.sum(dim=1))
             W = W.to(like)
-            self._deltas[key] = W[:, :k], W[:, k:, None].unbind(dim=1)
+            self._deltas[key] = W[:, :k] if k > 1 and W[:, :k].any() else None, W[:, k:, None].unbind(dim=1)
         return self._deltas[key]
 
-    def _key(self, t: int) -> int:
-        """Key of the steps with the weights of step t: its position in the period, or the step itself if W is drawn."""
-        return -t if self.topology.is_drawn(t) else self.topology.position(t)
-
-    def _neighbouring_processes(self) -> list[int]:
-        """The processes that host a neighbour of a node here, in either direction."""
-        links = self.topology.links()
-        either = (links | links.T)[list(self.nodes)].any(axis=0)
-        return sorted({self._home[j] for j in np.flatnonzero(either).tolist()} - {self.rank})
-
-    def _messages(self, t: int) -> Sent:
-        """For each neighbour at step t: local indices of nodes to send, and nodes to receive."""
-        key = self._key(t)
-        if key not in self._sent_and_wanted:
-            if self.topology.is_drawn(t):
-                self._sent_and_wanted.clear()
-            links, here = self.topology.links(t), list(self.nodes)
-            self._sent_and_wanted[key] = {
-                there: (
-                    np.flatnonzero(links[list(hosted)][:, here].any(axis=0)).tolist(),
-                    [hosted[k] for k in np.flatnonzero(links[here][:, list(hosted)].any(axis=0)).tolist()],
-                )
-                for there, hosted in ((there, self.hosted[there]) for there in self.members.neighbours)
-            }
-        return self._sent_and_wanted[key]
-
     @cached_property
-    def _routes(self) -> list[dict[int, tuple[Slots, Slots]]]:
-        """For each step of a period and each process, this one too: the slots here of messages to it, and from it."""
-        here = {node: place for place, node in enumerate(self.nodes)}
-        periods = []
-        for t in range(1, self.links.period + 1):
-            messages = self.links.messages(t)
-            periods.append({
-                there: (
-                    _slots((here[j], s) for j, s, i, _ in messages if j in here and self._home[i] == there),
-                    _slots((here[i], s) for j, _, i, s in messages if i in here and self._home[j] == there),
-                )
-                for there in (self.rank, *self.members.neighbours)
-            })
-        return periods
-
-    @cached_property
-    def _world(self) -> Group:
-        """Group of all processes, for exact means and broadcasts; opened on first use."""
-        return self._opener.group(self.rank, len(self.hosted), self.timeout)
-
-
-def _slots(places: Iterable[tuple[int, int]]) -> Slots:
-    """Places and slots as an index."""
-    found = torch.tensor(list(places), dtype=torch.int64).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
-
+    def _slots(self) -> list[dict[int, tuple[Slots, Slots]]]:
+        return self.routes.slots(self.links)

@@ -14,11 +14,11 @@ from dataclasses import asdict
 
 from torch import Tensor
 
+from quasiglobal.engines.distributed.buffers import MessageMemory
 from quasiglobal.engines.distributed.channel import Lost, Refused
 from quasiglobal.engines.distributed.checks import Expected, Rejected, check_step
 from quasiglobal.engines.distributed.edge import Account, Edge
 from quasiglobal.engines.distributed.opening import Opener, Terms
-from quasiglobal.engines.distributed.trust import Guard
 from quasiglobal.errors import InputError
 
 log = logging.getLogger("quasiglobal")
@@ -34,7 +34,7 @@ class Membership:
     """The edges from process `rank` to its neighbours, each opened by a thread that retries until it succeeds.
 
     The opener admits neighbours with the same experiment and topology. `model_here` returns the model that a
-    late-joining neighbour may request; None before the first step.
+    late-joining neighbour may request; None before the first step. `drops`: edges keep only the newest messages.
     """
 
     def __init__(
@@ -46,11 +46,12 @@ class Membership:
         experiment: str,
         topology: str,
         timeout: float,
-        trust: float,
         model_here: Callable[[], Tensor | None],
+        drops: bool = False,
     ) -> None:
         self.rank, self.neighbours, self.timeout = rank, neighbours, timeout
         self.edges: dict[int, Edge] = {}
+        self.buffers = MessageMemory()
         self.lost: dict[int, str] = {}
         self.models: list[Tensor] = []
         self.step = 0
@@ -60,11 +61,9 @@ class Membership:
         self.model: Expected | None = None
         """The model that this process takes from neighbours that already train, if it joins late."""
         self._steps_of_others: dict[int, int] = {}
-        self._opener, self._model_here = opener, model_here
+        self._opener, self._model_here, self._drops = opener, model_here, drops
         self._terms = Terms(rank, neighbours, experiment, topology, timeout, lambda: self.step)
         self._accounts = {there: Account() for there in neighbours}
-        self.guard = Guard(trust, self._note_clipped) if math.isfinite(trust) else None
-        """Clips the models of neighbours that are too far away; None if all are trusted."""
         self._threads: list[threading.Thread] = []
         self._opening: dict[int, Edge] = {}
         self._admitted: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -161,7 +160,7 @@ class Membership:
                     return
                 self._ready.wait()                          # neighbours never wait for a process that is loading
                 edge.greet(time.monotonic() + LONG)
-                edge.listen(self._largest)
+                edge.listen(self._largest, self.buffers, self._drops)
             except (Refused, Rejected) as error:
                 self.say_once(there, f"refused: {error}")
                 self._why[there] = "it was refused, as said above"
@@ -199,7 +198,7 @@ class Membership:
             self._said.add((there, what))
             log.warning("process %d: process %d %s", self.rank, there, what)
 
-    def _note_clipped(self, there: int) -> None:
+    def note_clipped(self, there: int) -> None:
         """Count a clipped message, and log the 1st, 10th, 100th, …"""
         account = self._accounts[there]
         account.clipped += 1

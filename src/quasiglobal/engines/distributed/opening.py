@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -10,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from quasiglobal.engines.distributed.channel import Lost
-from quasiglobal.engines.distributed.edge import Edge, open_edge
-from quasiglobal.engines.distributed.gloo import Group, Meeting, open_group
+from quasiglobal.engines.distributed.edge import Edge
+from quasiglobal.engines.distributed.gloo import GlooChannel, Group, Meeting, Store, open_group, until
 from quasiglobal.errors import InputError
 
 NO_MEAN_OVER_SITES = (
@@ -21,6 +23,12 @@ NO_MEAN_OVER_SITES = (
 
 ADMISSION = 10.0
 """Timeout in seconds for both sides to authenticate each other."""
+
+MOST_GENERATION = 2**62
+"""Generations are random numbers up to this one."""
+
+REPEAT = 0.5
+"""Seconds after which an offer in the store is written again: a stranger may have overwritten it."""
 
 
 @dataclass(frozen=True)
@@ -100,3 +108,57 @@ class GlooOpener(Opener):
     def group(self, rank: int, size: int, seconds: float) -> Group:
         """Open a group of all processes through the store."""
         return open_group(Meeting(self.store, "world/0"), rank, size, self.host, seconds)
+
+
+def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:
+    """Open the link to a process that opens it at the same time; raise `Lost` if it does not within `seconds`.
+
+    A generation is the random number of an attempt to open this link. The lower rank offers a generation and the higher
+    rank accepts it; store keys of earlier generations are never read.
+    An offer is taken once, by the side that accepts it or the side that withdraws it: a stale offer is never accepted.
+    The store is open to strangers: what is not an offer is ignored, and an offer that was overwritten is repeated.
+    """
+    low, high = sorted((here, there))
+    place = Meeting(store, f"edge/{low}-{high}")
+    deadline = time.monotonic() + seconds
+
+    def takes(offer: int) -> bool:
+        return place.add(f"taken/{offer}", 1) == 1
+
+    try:
+        if here == low:
+            generation, offered = 1 + secrets.randbelow(MOST_GENERATION), -math.inf
+
+            def is_taken() -> bool:
+                nonlocal offered
+                if time.monotonic() - offered > REPEAT:
+                    place.set("offer", str(generation))
+                    offered = time.monotonic()
+                return place.check([f"taken/{generation}"])
+
+            try:
+                until(is_taken, seconds)
+            except TimeoutError:
+                if takes(generation):
+                    raise
+        else:
+            def accepted() -> int:
+                text = place.get("offer") if place.check(["offer"]) else b""
+                offer = int(text) if text.isdigit() and len(text) <= len(str(MOST_GENERATION)) else 0
+                return offer if 0 < offer <= MOST_GENERATION and takes(offer) else 0
+
+            generation = until(accepted, seconds)
+    except TimeoutError:
+        raise Lost("it did not connect in time") from None
+    left = max(deadline - time.monotonic(), 1.0)
+    channel = GlooChannel(Meeting(place, str(generation)), int(here == high), host, left)
+    return Edge(here, there, channel, generation)
+
+
+Way = Store | Opener
+"""How a process finds the others: a store, at which they meet, or an opener."""
+
+
+def opener_of(way: Way, host: str) -> Opener:
+    """The opener, or one through the store; neighbours reach this process at `host`."""
+    return way if isinstance(way, Opener) else GlooOpener(Meeting(way), host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from datetime import timedelta
@@ -47,6 +48,19 @@ def _check_port(port: int) -> None:
         raise InputError(f"port must be at most {MOST_PORT}, got {port}")
 
 
+def spread(n: int, processes: int) -> list[tuple[int, ...]]:
+    """Assign nodes to processes in contiguous blocks.
+
+    >>> spread(5, 2)
+    [(0, 1, 2), (3, 4)]
+    """
+    if not 1 <= processes <= n:
+        raise InputError(f"{n} nodes need 1 to {n} processes, got {processes}")
+    size, rest = divmod(n, processes)
+    starts = [rank * size + min(rank, rest) for rank in range(processes + 1)]
+    return [tuple(range(first, last)) for first, last in itertools.pairwise(starts)]
+
+
 def all_gather(store: Store, about: str, mine: str, rank: int, size: int, timeout: float) -> list[str]:
     """All-gather one string per process."""
     store.set(f"{about}/{rank}", mine)
@@ -55,7 +69,7 @@ def all_gather(store: Store, about: str, mine: str, rank: int, size: int, timeou
         store.wait(names, timedelta(seconds=timeout))
     except RuntimeError:
         raise InputError(f"not all {size} processes connected within {timeout:g} s") from None
-    return [store.get(name).decode() for name in names]
+    return [store.get(name).decode(errors="replace") for name in names]      # strangers may write there too
 
 
 def join(timeout: float = 60.0) -> tuple[Store, int, int]:

@@ -6,11 +6,15 @@ ClippedGossip. 2022. The radius here is taken from the other neighbours, so that
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
+
+from quasiglobal.errors import InputError
 
 SUGGESTED = 8.0
 """A ratio for runs without absences, by measurement; no default, since honest nodes may be clipped after one."""
@@ -31,35 +35,56 @@ class Trust:
     there are recent distances, those of this exchange serve. With a single neighbour its own recent ones serve, and
     at first, when there is nothing to compare with, the length of the node's own model.
 
-    Further messages in a row that are beyond the radius count for half of the last one. So a neighbour that is always
-    beyond moves the node by at most 2 r_j in total, and not by r_j at every step.
+    If the last models of most neighbours are beyond, the node itself was away: these last distances then serve.
+
+    Further messages in a row that are beyond the radius count for half of the last one, down to the node's own local
+    step. So a neighbour that is always beyond has little effect, and two honest ones that were apart meet again.
     """
+
+    floor = 1.0
+    most = True
+    gaps = 8
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
         self._recent: dict[int, deque[float]] = {}
+        self._last: dict[int, float] = {}
         self._in_a_row: dict[int, int] = {}
+        self._since = {}
 
     def shares(self, distances: Mapping[int, float], moved: float, length: float) -> dict[int, float]:
         """Return the share of x_j − x_i that counts for each neighbour j that sent its model: 1, or less if clipped.
 
         `moved` is the length of the node's own local step, `length` that of its model.
         """
-        radius = {j: self.ratio * max(self._scale(j, distances, length), moved) for j in distances}
+        for j in self._since:
+            self._since[j].append(moved)
+        self._last.update(distances)
+        alone = {j: sum(self._since.get(j, (moved,))) for j in distances}
+        if not self.gaps: alone = dict.fromkeys(distances, moved)
+        for j in distances:
+            self._since[j] = deque(maxlen=self.gaps or 1)
+        radius = {j: self.ratio * max(self._usual(j, self._recent, length), alone[j]) for j in distances}
+        for j, distance in distances.items():
+            self._in_a_row[j] = self._in_a_row.get(j, 0) + 1 if distance > radius[j] else 0
+        if self.most and len(self._last) > 1 and 2 * sum(map(bool, self._in_a_row.values())) > len(self._last):
+            last = {j: [distance] for j, distance in self._last.items()}
+            radius = {j: max(radius[j], self.ratio * self._usual(j, last, length)) for j in distances}
         shares = {}
         for j, distance in distances.items():
-            beyond = distance > radius[j]
-            shares[j] = radius[j] / distance * 0.5 ** self._in_a_row.get(j, 0) if beyond else 1.0
-            self._in_a_row[j] = self._in_a_row.get(j, 0) + 1 if beyond else 0
-        for j, distance in distances.items():
+            if distance <= radius[j]:
+                shares[j], self._in_a_row[j] = 1.0, 0
+            else:
+                n = max(self._in_a_row[j], 1)
+                shares[j] = max(radius[j] * 0.5 ** (n - 1), min(radius[j], self.floor * moved)) / distance
             self._recent.setdefault(j, deque(maxlen=RECENT)).append(min(distance, radius[j]))
         return shares
 
-    def _scale(self, j: int, distances: Mapping[int, float], length: float) -> float:
+    def _usual(self, j: int, known: Mapping[int, Sequence[float]], length: float) -> float:
         """The distance that is usual for the neighbours other than j."""
-        known = [d for k, recent in self._recent.items() if k != j for d in recent]
-        known = known or [d for k, d in distances.items() if k != j] or list(self._recent.get(j, ()))
-        return statistics.median(known) if known else length / self.ratio
+        others = [d for k, recent in known.items() if k != j for d in recent]
+        others = others or [d for k, d in self._last.items() if k != j] or [*known.get(j, ())]
+        return statistics.median(others) if others else length / self.ratio
 
 
 class Guard:
@@ -71,27 +96,46 @@ class Guard:
     def __init__(self, ratio: float, report: Callable[[int], None]) -> None:
         self.ratio, self._report = ratio, report
         self._trust: dict[tuple[int, int, int], Trust] = {}
-        self._last: dict[int, list[Tensor]] = {}
+        self._averages: dict[tuple[int, int, int], Tensor] = {}
+        self._signatures = {}
+        """From these the next local step begins."""
 
-    def clipped(self, exchange: int, own: Sequence[Tensor], received: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Return what counts of [tensors, runs, columns] of each neighbour; `own` are the node's [runs, 1, columns]."""
+    def clipped(
+        self, exchange: int, own: Tensor, received: Mapping[int, Tensor], weights: Sequence[float]
+    ) -> dict[int, Tensor]:
+        """Return what counts of the [tensors, runs, columns] of each neighbour, which enters the average by its weight.
+        """
         result = dict(received)
-        for k, rows in enumerate(own):
-            last = self._last.get(exchange)
-            for run, x in enumerate(rows[:, 0].double()):
-                away = {j: sent[k, run].double() - x for j, sent in received.items()}
-                moved = float((x - last[k][run, 0].double()).norm()) if last else 0.0
-                trust = self._trust.setdefault((exchange, k, run), Trust(self.ratio))
-                shares = trust.shares({j: float(v.norm()) for j, v in away.items()}, moved, float(x.norm()))
-                for j, share in shares.items():
-                    if share < 1:
-                        result[j] = received[j].clone() if result[j] is received[j] else result[j]
-                        result[j][k, run] = (x + away[j] * share).to(rows)
+        for k, run in torch.cartesian_prod(*map(torch.arange, own.shape[:2])).tolist():
+            x, at = own[k, run].double(), (exchange, k, run)
+            away = {j: sent[k, run].double() - x for j, sent in received.items()}
+            moved = float((x - self._averages.get(at, x)).norm())
+            trust = self._trust.setdefault(at, Trust(self.ratio))
+            shares = trust.shares({j: float(v.norm()) for j, v in away.items()}, moved, float(x.norm()))
+            for j, sent in received.items():
+                v = sent[k, run].double()
+                signature = float(v.sum()), float(v.norm())
+                if self._signatures.get((at, j)) == signature and away[j].any():
+                    shares[j] = 0.0
+                self._signatures[at, j] = signature
+            for (j, share), weight in zip(shares.items(), weights, strict=True):
+                if share < 1:
+                    result[j] = received[j].clone() if result[j] is received[j] else result[j]
+                    result[j][k, run] = (x + away[j] * share).to(own)
+                x = x.add(away[j], alpha=weight * share)
+            self._averages[at] = x
         for j in received:
             if result[j] is not received[j]:
                 self._report(j)
         return result
 
-    def averaged(self, exchange: int, own: Sequence[Tensor]) -> None:
-        """Note the node's tensors after the average, from which its next local step begins."""
-        self._last[exchange] = [rows.clone() for rows in own]
+
+def guard_of(ratio: float, hosted: Sequence[Sequence[int]], report: Callable[[int], None]) -> Guard | None:
+    """Return the guard of a process; None if the ratio is infinite."""
+    if math.isinf(ratio):
+        return None
+    if max(map(len, hosted)) > 1:
+        raise InputError(
+            f"trust needs one node per process; start {sum(map(len, hosted))} processes, or leave it out"
+        )
+    return Guard(ratio, report)

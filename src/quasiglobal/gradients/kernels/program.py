@@ -95,7 +95,7 @@ class StackedProgram:
     @property
     def parts(self) -> str:
         """What there is to compile, in words."""
-        count = sum("place" in node.meta or "pools" in node.meta for node in self.program.graph.nodes)
+        count = sum("kernel" in node.meta or "pools" in node.meta for node in self.program.graph.nodes)
         return f"kernels for {count} operations, {len(self.segments)} groups of other operations"
 
     @property

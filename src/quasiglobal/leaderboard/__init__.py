@@ -1,0 +1,1 @@
+"""One frozen protocol for all methods: `qg leaderboard`."""

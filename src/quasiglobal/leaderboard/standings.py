@@ -1,0 +1,155 @@
+"""Records of the leaderboard: one small JSON file per method and tier, from which all tables are made."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from quasiglobal.common.files import finite, read_json, write_json
+from quasiglobal.leaderboard.protocol import TIERS, VERSION
+from quasiglobal.paper.published import Score
+from quasiglobal.report.noise import Sample
+
+MEASURES = {"mean": "mean of nodes", "worst": "worst node", "averaged": "averaged model"}
+"""The scores of a run, and their titles; accuracies as fractions."""
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """The numbers of one run."""
+
+    seed: int
+    diverged: bool = False
+    mean: float | None = None
+    worst: float | None = None
+    averaged: float | None = None
+    bytes: float | None = None
+    """Bytes that a node sent in the run, on average."""
+    seconds: float | None = None
+    """Time of the run, as a share of the time of its program."""
+    partition: str = ""
+    """Fingerprint of the partition."""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """A method under one condition: its rate, and the results of the seeds; or why it is refused."""
+
+    refused: str = ""
+    lr: float | None = None
+    inside: bool = True
+    """Whether the best rate lies inside the grid; False if the largest grid was not enough."""
+    trials: dict[str, float | None] = field(default_factory=dict)
+    """Validation accuracy, mean of nodes, of each rate; None if it diverged."""
+    seeds: tuple[SeedResult, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Warnings of the library, such as a method that lost messages harm."""
+
+    @property
+    def diverged(self) -> int:
+        """Number of seeds that diverged."""
+        return sum(one.diverged for one in self.seeds)
+
+    def values(self, measure: str) -> dict[int, float]:
+        """A measure of each seed that did not diverge; scores in per cent."""
+        factor = 100.0 if measure in MEASURES else 1.0
+        found = {one.seed: getattr(one, measure) for one in self.seeds}
+        return {seed: factor * value for seed, value in found.items() if value is not None}
+
+    def score(self, measure: str = "mean") -> Score | None:
+        """A measure over the seeds; None if it is refused or a seed diverged."""
+        values = list(self.values(measure).values())
+        return Score.of(values) if values and not self.diverged else None
+
+    def sample(self, measure: str, partition: str) -> Sample | None:
+        """The score as a sample for comparisons seed by seed."""
+        score, values = self.score(measure), self.values(measure)
+        return Sample(score.mean, score.std, len(values), values, partition) if score else None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A method in a tier, under all its conditions."""
+
+    tier: str
+    name: str
+    algorithm: str
+    topology: str
+    communication: str = ""
+    wire: str = "full"
+    central: bool = False
+    """Whether it communicates by exact means over all nodes alone."""
+    version: int = VERSION
+    device: str = ""
+    torch: str = ""
+    published: dict[str, float] = field(default_factory=dict)
+    conditions: dict[str, Placing] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The algorithm, topology, schedule of communication and wire."""
+        return self.algorithm, self.topology, self.communication, self.wire
+
+    @property
+    def graph(self) -> str:
+        """The graph, with a schedule of communication and a compression if there are any."""
+        graph = "all nodes" if self.central else self.topology
+        return ", ".join(filter(None, (graph, self.communication, self.wire.replace("full", ""))))
+
+    @property
+    def file(self) -> str:
+        """Name of its file: `tier/name.json`, with dashes for everything but letters, digits, + and dots."""
+        return f"{self.tier}/{file_name(self.name)}"
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Standing:
+        """From a file."""
+        conditions = {
+            name: Placing(**one | {
+                "seeds": tuple(SeedResult(**result) for result in one["seeds"]), "notes": tuple(one["notes"]),
+            })
+            for name, one in values["conditions"].items()
+        }
+        return cls(**values | {"conditions": conditions})
+
+
+def file_name(name: str) -> str:
+    """The file of a method.
+
+    >>> file_name("push-diging, sums"), file_name("dsgd + merge"), file_name("mine.methods:Mine")
+    ('push-diging-sums.json', 'dsgd-+-merge.json', 'mine.methods-Mine.json')
+    """
+    return re.sub(r"[^\w+.]+", "-", name).strip("-") + ".json"
+
+
+def write_standing(standing: Standing, records: Path) -> Path:
+    """Write a record; return its path. Conditions that only an earlier record of the same settings has are kept."""
+    path = records / standing.file
+    before = read_standing(path)
+    if before is not None and before.settings == standing.settings:
+        standing = replace(standing, conditions=before.conditions | standing.conditions)
+    write_json(path, finite(asdict(standing)))
+    return path
+
+
+def read_standing(path: Path) -> Standing | None:
+    """Read a record; None if there is none, or if it is damaged or of another version of the protocol."""
+    try:
+        found = Standing.from_json(read_json(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError):
+        warnings.warn(f"{path} is damaged and ignored", stacklevel=2)
+        return None
+    return found if found.version == VERSION else None
+
+
+def read_standings(records: Path) -> dict[str, list[Standing]]:
+    """All records of each tier, sorted by name."""
+    return {
+        tier: [one for path in sorted((records / tier).glob("*.json")) if (one := read_standing(path))]
+        for tier in TIERS
+    }

@@ -1,0 +1,208 @@
+"""The leaderboard as a document: tables of all tiers and the answers to the questions, made from the records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from quasiglobal.algorithms import name_of
+from quasiglobal.common.files import replacing
+from quasiglobal.common.objects import readable
+from quasiglobal.errors import InputError
+from quasiglobal.leaderboard.protocol import TIERS, VERSION, Condition, Tier
+from quasiglobal.leaderboard.questions import Answer, answers
+from quasiglobal.leaderboard.standings import MEASURES, Placing, Standing
+from quasiglobal.report.document import Cell, Column, Document, Row, Section
+from quasiglobal.report.markdown import escaped, table
+
+TOP = 5
+"""Rows of the table in the README."""
+
+Standings = Mapping[str, Sequence[Standing]]
+"""The records of each tier by its name."""
+
+
+def leaderboard_document(standings: Standings) -> Document:
+    """All tables and answers."""
+    tiers = [tier for tier in TIERS.values() if standings.get(tier.name)]
+    tables = [section for tier in tiers for section in _tier_sections(tier, standings[tier.name])]
+    counts = ", ".join(f"{len(standings[tier.name])} in tier {tier.name}" for tier in tiers)
+    return Document(
+        title="Leaderboard of decentralized methods",
+        says=(
+            f"Methods: {counts}. Every method has the same budget (protocol version {VERSION}): its learning rate is "
+            "tuned on a validation split with seed 0, then seeds 1 to 3 train on the same partitions and are tested.",
+        ),
+        sections=(*tables, *_question_sections(standings)),
+        legend=LEGEND,
+    )
+
+
+LEGEND = (
+    "Scores are test accuracies in per cent at the end of a run, mean ± standard deviation over three seeds. Mean of "
+    "nodes: over the 16 models. Worst node: the lowest of them. Averaged model: the accuracy of the average of all "
+    "models.",
+    "MB a node: what a node sends in a run, on average. Seconds a run: the time of 16 nodes on the device of the "
+    "record, with the runs of the same method that train beside it.",
+    "Refused: the library does not run the method under this condition. ⋆: a seed diverged. A rate with an asterisk "
+    "lies at an end of the largest grid.",
+    "30 % loss: a message is lost with probability 0.3, each direction of a link on its own; its weight returns to the "
+    "receiver. Sorted: examples are sorted by label and cut into 16 parts.",
+)
+
+
+def _tier_sections(tier: Tier, standings: Sequence[Standing]) -> list[Section]:
+    """A section with all conditions side by side, if there are several, and one for each condition."""
+    details = [_condition_section(tier, one, ranked(standings, one.name)) for one in tier.conditions]
+    columns = (
+        Column("method"), Column("graph"),
+        *(Column(one.name, numeric=True) for one in tier.conditions), Column("MB a node", numeric=True),
+    )
+    rows = tuple(
+        Row(
+            (
+                Cell(one.name), Cell(one.graph), *(score_cell(one.conditions.get(c.name)) for c in tier.conditions),
+                _megabytes(_any_placing(one)),
+            ),
+            algorithm=readable(name_of(one.algorithm)),
+        )
+        for one in ranked(standings, tier.conditions[0].name)
+    )
+    says = "Mean of nodes under all conditions. Click on a heading to sort."
+    return [Section(tier.name, tier.title, says, columns, rows), *details]
+
+
+def _condition_section(tier: Tier, condition: Condition, standings: Sequence[Standing]) -> Section:
+    """The four numbers, the time and the rate of all methods under one condition, best first."""
+    published = any(one.published for one in standings)
+    columns = (
+        Column("method"), Column("graph"), *(Column(title, numeric=True) for title in MEASURES.values()),
+        *([Column("published worst node", numeric=True)] if published else []),
+        Column("MB a node", numeric=True), Column("seconds a run", numeric=True), Column("rate", numeric=True),
+        Column("note", share=0.3),
+    )
+    rows = []
+    for one in standings:
+        placing = one.conditions.get(condition.name)
+        paper = one.published.get(condition.name)
+        cells = (
+            Cell(one.name), Cell(one.graph), *(score_cell(placing, measure) for measure in MEASURES),
+            *([Cell("" if paper is None else f"{paper:.1f}", paper)] if published else []),
+            _megabytes(placing), _number(placing, "seconds", 1.0), _rate(placing), Cell(_note(placing)),
+        )
+        rows.append(Row(cells, readable(name_of(one.algorithm)), known=placing is not None and not placing.refused))
+    return Section(
+        f"{tier.name}-{re.sub(r'[^a-z0-9]+', '-', condition.name.replace('α = ', 'a'))}",
+        f"{tier.name}, {condition.name}", "Four numbers and the time of each method, best first.", columns, tuple(rows),
+    )
+
+
+def ranked(standings: Sequence[Standing], condition: str) -> list[Standing]:
+    """Methods by their mean of nodes, best first; those without a score last."""
+    def worth(one: Standing) -> float:
+        score = one.conditions[condition].score() if condition in one.conditions else None
+        return score.mean if score else -1.0
+
+    return sorted(standings, key=lambda one: (-worth(one), one.name))
+
+
+def score_cell(placing: Placing | None, measure: str = "mean") -> Cell:
+    """A score as mean ± std; refused, or a star if a seed diverged."""
+    if placing is None:
+        return Cell("", None, "none")
+    if placing.refused:
+        return Cell("refused" if measure == "mean" else "", None, "none")
+    score = placing.score(measure)
+    if score is None:
+        return Cell(f"⋆ ({placing.diverged} of {len(placing.seeds)})", None, "bad")
+    return Cell(str(score), score.mean)
+
+
+def _any_placing(one: Standing) -> Placing | None:
+    return next((placing for placing in one.conditions.values() if placing.score()), None)
+
+
+def _megabytes(placing: Placing | None) -> Cell:
+    return _number(placing, "bytes", 1e-6)
+
+
+def _number(placing: Placing | None, measure: str, factor: float) -> Cell:
+    score = placing.score(measure) if placing else None
+    return Cell(f"{factor * score.mean:.3g}", factor * score.mean) if score else Cell("")
+
+
+def _note(placing: Placing | None) -> str:
+    return (placing.refused or "; ".join(placing.notes)) if placing else ""
+
+
+def _rate(placing: Placing | None) -> Cell:
+    if placing is None or placing.lr is None:
+        return Cell("")
+    return Cell(f"{placing.lr:g}{'' if placing.inside else '*'}", placing.lr)
+
+
+# -------------------------------------------------------------------------------------------------- questions
+
+
+def _question_sections(standings: Standings) -> list[Section]:
+    columns = (
+        Column("comparison"), Column("ours", numeric=True), Column("other", numeric=True),
+        Column("difference", numeric=True), Column("noise", numeric=True), Column("verdict"),
+    )
+    return [
+        Section(
+            f"question-{k}", question, "Differences on the same seeds, in points; noise: what chance explains at 95 %.",
+            columns, tuple(Row(tuple(_answer_cells(one))) for one in found),
+        )
+        for k, (question, found) in enumerate(answers(standings).items(), start=1)
+        if found
+    ]
+
+
+def _answer_cells(one: Answer) -> list[Cell]:
+    noise = Cell("") if one.noise is None else Cell(f"±{one.noise:.2f}", one.noise)
+    return [
+        Cell(one.says), Cell(f"{one.ours:.2f}", one.ours), Cell(f"{one.other:.2f}", one.other),
+        Cell(f"{one.difference:+.2f}".replace("-", "−"), one.difference), noise, Cell(one.verdict),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------- other documents
+
+
+def blocks(standings: Standings) -> dict[str, str]:
+    """Markdown for other documents by name: `top TIER` for each tier, and `answers`."""
+    found = {f"top {name}": _top(TIERS[name], of_tier) for name, of_tier in standings.items() if of_tier}
+    paragraphs = []
+    for section in _question_sections(standings):
+        rows = [[escaped(cell.text) for cell in row.cells] for row in section.rows]
+        paragraphs += [f"**{section.title}**", table([column.title for column in section.columns], rows)]
+    return found | ({"answers": "\n\n".join(paragraphs)} if paragraphs else {})
+
+
+def _top(tier: Tier, standings: Sequence[Standing]) -> str:
+    """The best methods under the first condition of a tier, without those that average exactly over all nodes."""
+    first, taking_part = tier.conditions[0], [one for one in standings if not one.central]
+    section = _condition_section(tier, first, ranked(taking_part, first.name))
+    shown = len(section.columns) - 2                                       # without the rate and the note
+    rows = [[escaped(cell.text) for cell in row.cells[:shown]] for row in section.rows[:TOP]]
+    return table([column.title for column in section.columns[:shown]], rows)
+
+
+def refresh(path: Path, made: Mapping[str, str]) -> None:
+    """Replace the blocks of a document, which stand between `<!-- leaderboard: NAME -->` and `<!-- end -->`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+    def replaced(found: re.Match[str]) -> str:
+        return f"{found[1]}\n{made[found[2]]}\n{found[3]}" if found[2] in made else found[0]
+
+    with replacing(path) as temporary:
+        temporary.write_text(BLOCK.sub(replaced, text), encoding="utf-8")
+
+
+BLOCK = re.compile(r"(<!-- leaderboard: ([^>]+?) -->).*?(<!-- end -->)", re.DOTALL)
+"""A block of a document that is made from the records."""
