@@ -65,7 +65,8 @@ def node(
             at every node.
         patience: Seconds to wait for the neighbours at the start.
         trust: Clip a neighbour's model that is more than R times as far from the own model as other neighbours' usually
-            are; 8 is a ratio to try. By default nothing is clipped.
+            are; inf clips nothing. By default 8 between sites, and inf at a rendezvous or if the algorithm needs whole
+            messages.
         checkpoint_seconds: Save a checkpoint at the end of an epoch before the last one is this old; 0: every epoch.
         tensorboard: Also write the metrics for TensorBoard, into the run folder.
         log: Log format: plain sentences, or one JSON object per line.

@@ -82,13 +82,13 @@ def refuse_exact_means(experiment: Experiment) -> None:
         raise InputError(f"{what} averages over all nodes: {NO_MEAN_OVER_SITES}")
 
 
-def trust_of(experiment: Experiment, ratio: float | None) -> float:
-    """The ratio of `--trust`; inf, which clips nothing, if it is None. Refuse a finite one if it would do harm."""
+def trust_of(experiment: Experiment, ratio: float | None, default: float = math.inf) -> float:
+    """The ratio of `--trust`, or the default if it is None; inf clips nothing. Refuse a finite one if it does harm."""
     chosen = algorithm(experiment.algorithm)
     sent = traffic(chosen)
     others = sent.everybody or sent.per_edge or sent.told or experiment.communication
     if chosen.bears_clipping and not others:
-        return math.inf if ratio is None else ratio
+        return default if ratio is None else ratio
     if ratio is not None and math.isfinite(ratio):
         what = experiment.communication or experiment.algorithm
         raise InputError(

@@ -33,8 +33,7 @@ class Distributed(Exchange):
     """Engine with the nodes of process `rank`; the other processes have the others.
 
     `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a lost message returns to the receiver. `exchange` sends each
-    neighbouring process the messages to its nodes only. An exact mean is an
-    all-reduce and needs all processes.
+    neighbouring process the messages to its nodes only. An exact mean is an all-reduce and needs all processes.
     """
 
     def __init__(
@@ -214,10 +213,17 @@ class Distributed(Exchange):
         return value.to(tensor)
 
     def mean_of_neighbours(self, like: Tensor) -> Tensor | None:
-        """Average the models sent by neighbours that already train, for every row here; None if there are none."""
-        if not self.members.models:
+        """Average the models sent by neighbours that already train, for every row here; None if there are none.
+
+        If trust is finite, take the one that is nearest to the models here: none of an honest neighbour is nearer.
+        """
+        models = self.members.models
+        if not models:
             return None
-        mean = torch.stack(self.members.models).mean(dim=0).to(like)
+        if self.guard is not None:
+            here = like.double().flatten().cpu()
+            models = [min(models, key=lambda model: float((model.double() - here).norm()))]
+        mean = torch.stack(models).mean(dim=0).to(like)
         return mean.view(len(self.seeds), 1, -1).expand(-1, len(self.nodes), -1).reshape(like.shape).contiguous()
 
     def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...]]:

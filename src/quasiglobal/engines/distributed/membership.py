@@ -29,6 +29,9 @@ ATTEMPT = 10.0
 LONG = 3600.0
 """Timeout in seconds for an admitted neighbour to load its data and begin."""
 
+SPELL = 8
+"""Messages in a row that count whole at the end of a spell of clipped ones."""
+
 
 class Membership:
     """The edges from process `rank` to its neighbours, each opened by a thread that retries until it succeeds.
@@ -73,6 +76,8 @@ class Membership:
         self._ended: set[int] = set()
         self._bad_models: set[int] = set()
         self._said: set[tuple[int, str]] = set()
+        self._spells: dict[int, int] = {}
+        """Neighbours that are clipped, and how many of their messages have counted whole since."""
         self._why = dict.fromkeys(neighbours, "it did not connect in time")
 
     # -------------------------------------------------------------------------------------------- find
@@ -198,15 +203,22 @@ class Membership:
             self._said.add((there, what))
             log.warning("process %d: process %d %s", self.rank, there, what)
 
-    def note_clipped(self, there: int) -> None:
-        """Count a clipped message, and log the 1st, 10th, 100th, …"""
+    def note_clipped(self, there: int, why: str) -> None:
+        """Count a message that was clipped, or that counts whole if there is no reason; log where a spell begins, ends.
+
+        A spell ends when `SPELL` messages in a row have counted whole.
+        """
         account = self._accounts[there]
-        account.clipped += 1
-        count = account.clipped
-        if count == 1:
-            self.say_once(there, f"is clipped from step {self.step}: its model is too far away to be trusted")
-        elif str(count).strip("0") == "1":
-            self.say_once(there, f"was clipped {count} times")
+        if why:
+            account.clipped += 1
+            if there not in self._spells:
+                log.warning("process %d clips process %d from step %d: %s", self.rank, there, self.step, why)
+            self._spells[there] = 0
+        elif there in self._spells:
+            self._spells[there] += 1
+            if self._spells[there] == SPELL:
+                del self._spells[there]
+                log.warning("process %d trusts process %d again at step %d", self.rank, there, self.step)
 
     # -------------------------------------------------------------------------------------------- lose, take back
 

@@ -6,6 +6,7 @@ ClippedGossip. 2022. The radius here is taken from the other neighbours, so that
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import deque
@@ -17,68 +18,62 @@ from torch import Tensor
 from quasiglobal.errors import InputError
 
 SUGGESTED = 8.0
-"""A ratio for runs without absences, by measurement; no default, since honest nodes may be clipped after one."""
+"""Ratio that honest runs do not reach, and lies do, by measurement (docs/deploy.md)."""
 
 RECENT = 8
-"""Distances that are remembered of each neighbour."""
+"""Distances that are remembered of each neighbour, and local steps of the node."""
+
+FAR = "its model is too far away"
+REPEATED = "it sends the same model again and again"
 
 
 class Trust:
     """One node's trust in its neighbours. It sees distances alone.
 
-    The model x_j of a neighbour counts as x_i + (x_j − x_i) · min(1, r_j/‖x_j − x_i‖), where
+    The model of neighbour j counts whole up to a distance of ratio · u_j, where
 
-        r_j = ratio · max(median of the other neighbours' recent distances, the node's own local step)
+        u_j = max(median of the other neighbours' recent distances, the node's own local steps since j's last model)
 
-    A distance beyond r_j is remembered as r_j, so that a neighbour that lies cannot widen the radius of another at
-    will. The local step is the floor: neighbours that start equal, or have equal data, have distances of 0. Before
-    there are recent distances, those of this exchange serve. With a single neighbour its own recent ones serve, and
-    at first, when there is nothing to compare with, the length of the node's own model.
+    The local steps, the last 8 at most, are the floor: neighbours that start equal have distances of 0, and one that
+    was away has moved as far as the node. Before there are recent distances, those of this exchange serve. With a
+    single neighbour its own recent ones serve, and at first, when there is nothing to compare with, the length of the
+    node's own model / ratio. If the last models of most neighbours are beyond, the node itself was away: then these
+    last distances serve.
 
-    If the last models of most neighbours are beyond, the node itself was away: these last distances then serve.
+    A model beyond counts as the point at distance u_j in its direction, and further ones in a row for half of the one
+    before, down to the length of one local step: so a neighbour that is always beyond has little effect, and honest
+    ones that were apart still attract each other. At distance ratio · u_j instead, a single lie would carry a node so
+    far from the others that their distances, and with them the radius, grow for the next lie.
 
-    Further messages in a row that are beyond the radius count for half of the last one, down to the node's own local
-    step. So a neighbour that is always beyond has little effect, and two honest ones that were apart meet again.
+    Distances are remembered as ratio · u_j at most, so that a neighbour cannot widen the radius of another at will.
     """
-
-    floor = 1.0
-    most = True
-    gaps = 8
 
     def __init__(self, ratio: float) -> None:
         self.ratio = ratio
         self._recent: dict[int, deque[float]] = {}
         self._last: dict[int, float] = {}
-        self._in_a_row: dict[int, int] = {}
-        self._since = {}
+        self._beyond: dict[int, int] = {}
+        """Messages of each neighbour in a row that were beyond."""
+        self._steps: deque[float] = deque(maxlen=RECENT)
+        self._missed: dict[int, int] = {}
+        """Exchanges since the last model of each neighbour."""
 
     def shares(self, distances: Mapping[int, float], moved: float, length: float) -> dict[int, float]:
         """Return the share of x_j − x_i that counts for each neighbour j that sent its model: 1, or less if clipped.
 
         `moved` is the length of the node's own local step, `length` that of its model.
         """
-        for j in self._since:
-            self._since[j].append(moved)
+        self._steps.append(moved)
+        self._missed = {j: missed + 1 for j, missed in self._missed.items()}
         self._last.update(distances)
-        alone = {j: sum(self._since.get(j, (moved,))) for j in distances}
-        if not self.gaps: alone = dict.fromkeys(distances, moved)
-        for j in distances:
-            self._since[j] = deque(maxlen=self.gaps or 1)
-        radius = {j: self.ratio * max(self._usual(j, self._recent, length), alone[j]) for j in distances}
+        usual = {j: max(self._usual(j, self._recent, length), self._alone(j)) for j in distances}
+        self._missed.update(dict.fromkeys(distances, 0))
         for j, distance in distances.items():
-            self._in_a_row[j] = self._in_a_row.get(j, 0) + 1 if distance > radius[j] else 0
-        if self.most and len(self._last) > 1 and 2 * sum(map(bool, self._in_a_row.values())) > len(self._last):
+            self._beyond[j] = self._beyond.get(j, 0) + 1 if distance > self.ratio * usual[j] else 0
+        if len(self._last) > 1 and 2 * sum(map(bool, self._beyond.values())) > len(self._last):
             last = {j: [distance] for j, distance in self._last.items()}
-            radius = {j: max(radius[j], self.ratio * self._usual(j, last, length)) for j in distances}
-        shares = {}
-        for j, distance in distances.items():
-            if distance <= radius[j]:
-                shares[j], self._in_a_row[j] = 1.0, 0
-            else:
-                n = max(self._in_a_row[j], 1)
-                shares[j] = max(radius[j] * 0.5 ** (n - 1), min(radius[j], self.floor * moved)) / distance
-            self._recent.setdefault(j, deque(maxlen=RECENT)).append(min(distance, radius[j]))
-        return shares
+            usual = {j: max(usual[j], self._usual(j, last, length)) for j in distances}
+        return {j: self._share(j, distance, usual[j], moved) for j, distance in distances.items()}
 
     def _usual(self, j: int, known: Mapping[int, Sequence[float]], length: float) -> float:
         """The distance that is usual for the neighbours other than j."""
@@ -86,56 +81,67 @@ class Trust:
         others = others or [d for k, d in self._last.items() if k != j] or [*known.get(j, ())]
         return statistics.median(others) if others else length / self.ratio
 
+    def _alone(self, j: int) -> float:
+        """The length of the local steps since the last model of j."""
+        return sum([*self._steps][-self._missed.get(j, 1) :])
+
+    def _share(self, j: int, distance: float, usual: float, moved: float) -> float:
+        self._recent.setdefault(j, deque(maxlen=RECENT)).append(min(distance, self.ratio * usual))
+        if distance <= self.ratio * usual:
+            self._beyond[j] = 0
+            return 1.0
+        return max(usual * 0.5 ** (self._beyond[j] - 1), min(usual, moved)) / distance
+
 
 class Guard:
     """Clips what the neighbours of one node send, each tensor of each exchange and run by a `Trust` of its own.
 
-    `report` is called with each neighbour that was clipped in an exchange.
+    A model that a neighbour has sent before does not count: the own models of an honest node change. `report` is called
+    with each neighbour that sent a model, and with the reason why it does not count whole, or "".
     """
 
-    def __init__(self, ratio: float, report: Callable[[int], None]) -> None:
+    def __init__(self, ratio: float, report: Callable[[int, str], None]) -> None:
         self.ratio, self._report = ratio, report
         self._trust: dict[tuple[int, int, int], Trust] = {}
         self._averages: dict[tuple[int, int, int], Tensor] = {}
-        self._signatures = {}
-        """From these the next local step begins."""
+        """Models after the last average, at which the local step began."""
+        self._sums: dict[tuple[int, int, int, int], tuple[float, float]] = {}
+        """Sum and length of each neighbour's last model."""
 
     def clipped(
         self, exchange: int, own: Tensor, received: Mapping[int, Tensor], weights: Sequence[float]
     ) -> dict[int, Tensor]:
-        """Return what counts of the [tensors, runs, columns] of each neighbour, which enters the average by its weight.
-        """
-        result = dict(received)
-        for k, run in torch.cartesian_prod(*map(torch.arange, own.shape[:2])).tolist():
-            x, at = own[k, run].double(), (exchange, k, run)
-            away = {j: sent[k, run].double() - x for j, sent in received.items()}
-            moved = float((x - self._averages.get(at, x)).norm())
+        """Return what counts of the [tensors, runs, columns] of each neighbour; in the average it has its weight."""
+        result, why = dict(received), dict.fromkeys(received, "")
+        for k, run in itertools.product(*map(range, own.shape[:2])):
+            at, x = (exchange, k, run), own[k, run].double()
+            sent = {j: rows[k, run].double() for j, rows in received.items()}
+            distances = {j: float((v - x).norm()) for j, v in sent.items()}
+            average = self._averages.get(at, x)
             trust = self._trust.setdefault(at, Trust(self.ratio))
-            shares = trust.shares({j: float(v.norm()) for j, v in away.items()}, moved, float(x.norm()))
-            for j, sent in received.items():
-                v = sent[k, run].double()
-                signature = float(v.sum()), float(v.norm())
-                if self._signatures.get((at, j)) == signature and away[j].any():
-                    shares[j] = 0.0
-                self._signatures[at, j] = signature
-            for (j, share), weight in zip(shares.items(), weights, strict=True):
+            shares = trust.shares(distances, float((x - average).norm()), float(x.norm()))
+            average = x.clone()
+            for (j, v), weight in zip(sent.items(), weights, strict=True):
+                sums = float(v.sum()), float(v.norm())
+                repeated = self._sums.get((*at, j)) == sums and distances[j] > 0
+                self._sums[*at, j] = sums
+                share = 0.0 if repeated else shares[j]
                 if share < 1:
+                    why[j] = REPEATED if repeated else FAR
                     result[j] = received[j].clone() if result[j] is received[j] else result[j]
-                    result[j][k, run] = (x + away[j] * share).to(own)
-                x = x.add(away[j], alpha=weight * share)
-            self._averages[at] = x
-        for j in received:
-            if result[j] is not received[j]:
-                self._report(j)
+                    result[j][k, run] = torch.lerp(x, v, share).to(own)
+                average.add_(v - x, alpha=weight * share)
+            self._averages[at] = average
+        for j, reason in why.items():
+            self._report(j, reason)
         return result
 
 
-def guard_of(ratio: float, hosted: Sequence[Sequence[int]], report: Callable[[int], None]) -> Guard | None:
+def guard_of(ratio: float, hosted: Sequence[Sequence[int]], report: Callable[[int, str], None]) -> Guard | None:
     """Return the guard of a process; None if the ratio is infinite."""
     if math.isinf(ratio):
         return None
     if max(map(len, hosted)) > 1:
-        raise InputError(
-            f"trust needs one node per process; start {sum(map(len, hosted))} processes, or leave it out"
-        )
+        nodes = sum(map(len, hosted))
+        raise InputError(f"trust needs one node per process; start {nodes} processes, or leave it out")
     return Guard(ratio, report)
