@@ -1,6 +1,6 @@
 """Digits on 8 nodes that average models, one of which may lie: over real edges in threads, or simulated, which is fast.
 
-`python lies.py liars` and `python lies.py honest` print the tables of docs/deploy.md.
+`python lies.py liars`, `honest` and `absences` print the numbers of docs/deploy.md.
 """
 
 import math
@@ -30,11 +30,11 @@ LIES = {
     "copied": lambda told, first, heard: heard.clone(),
     "zeros": lambda told, first, heard: torch.zeros_like(told),
 }
-"""What a liar tells; "stale" is its first model, for ever, and "copied" the last one that it has heard of a neighbour."""
+"""What a liar tells; "stale" is its first model, for ever, "copied" the last one that it has heard of a neighbour."""
 
 
 def digits(spread):
-    """Return the examples of each node and those of the test; `spread` is iid, sorted by label, or Dirichlet's alpha."""
+    """Return the examples of each node and those of the test; `spread` is iid, sorted (by label), or an alpha."""
     inputs, labels = load_digits(return_X_y=True)
     inputs, labels = torch.tensor((inputs / 16 - 0.3) / 0.4), torch.tensor(labels)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
@@ -107,7 +107,7 @@ class Liar(Distributed):
 
 
 def in_threads(topology, trust, steps, lie=None, **how):
-    """Train N nodes in threads; return the model, the accuracy and the clipped neighbours of each, None for the liar."""
+    """Train N nodes in threads; return the model, accuracy and clipped neighbours of each, None for the liar."""
     store, results, done = HashStore(), [None] * N, threading.Barrier(N)
 
     def work(rank):
@@ -219,6 +219,19 @@ def table_of_honest_runs(steps=200):
             print(algorithm, topology, *cells, sep=" | ", flush=True)
 
 
+def table_of_absences():
+    """Print accuracy without and with trust, and the clipped messages, after 150 of 300 steps apart."""
+    for topology in ("ring:8", "one-peer-exponential:8", "complete:8"):
+        for spread in ("iid", "0.1", "sorted"):
+            for name, cut in (("one node away", away(60, 209)), ("two halves", halved(60, 209))):
+                cells = []
+                for trust in (math.inf, SUGGESTED):
+                    right, clipped = simulated(topology, trust, 300, cut=cut, spread=spread)
+                    cells.append(f"{fmean(right):.1f} ({min(right):.1f})")
+                count, last = sum(map(len, clipped.values())), max(map(max, clipped.values()), default=0)
+                print(topology, spread, name, *cells, f"{count} clipped, last at {last}", sep=" | ", flush=True)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"liars": table_of_liars, "honest": table_of_honest_runs}[sys.argv[1]]()
+    {"liars": table_of_liars, "honest": table_of_honest_runs, "absences": table_of_absences}[sys.argv[1]]()

@@ -134,11 +134,16 @@ def test_algorithms_that_bear_clipping():
     assert not bear & (sums | {"ab", "relaysgd", "decentlam", "led", "proxskip"})
 
 
-@pytest.mark.parametrize("name", ["dsgd-gt", "sgp", "lt-admm", "relaysgd", "choco", "slowmo"])
-def test_a_finite_ratio_is_refused_where_messages_have_to_count_whole(name):
+@pytest.mark.parametrize(("name", "why"), [
+    ("dsgd-gt", "keeps sums over all nodes"), ("edm", "keeps sums over all nodes"),
+    ("sgp", "keeps a state that has to"), ("lt-admm", "keeps a state that has to"),
+    ("relaysgd", "keeps a state that has to"),
+    ("choco", "sends compressed differences"), ("slowmo", "averages over all nodes at once"),
+])
+def test_a_finite_ratio_is_refused_where_messages_have_to_count_whole(name, why):
     experiment = Experiment(algorithm=name)
     assert trust_of(experiment, None, 8.0) == trust_of(experiment, math.inf, 8.0) == math.inf
-    with pytest.raises(InputError, match=rf"^{name} relies on messages that count whole.* leave out --trust"):
+    with pytest.raises(InputError, match=rf"^{name} {why}.* cannot be clipped; leave out --trust"):
         trust_of(experiment, 6.0)
 
 
