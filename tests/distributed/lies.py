@@ -202,9 +202,9 @@ def table_of_honest_runs(steps=200):
     """Print the highest ratio of a distance to what is usual, undisturbed and if a node is away for 20 steps."""
     ratios, share = [], Trust._share
 
-    def noted(self, j, distance, usual, moved):
+    def noted(self, j, distance, usual, *further):
         ratios.append(distance / usual if usual and len(self._last) > 1 else 0.0)
-        return share(self, j, distance, usual, moved)
+        return share(self, j, distance, usual, *further)
 
     Trust._share = noted
     methods = (("qg-dsgdm-n", 0.05), ("dsgdm-n", 0.05), ("dsgd", 0.1), ("dfedavgm", 0.02), ("dadam", 0.002))

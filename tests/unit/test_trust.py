@@ -60,6 +60,16 @@ def test_the_radius_of_a_neighbour_that_was_away_grows_with_the_last_8_own_steps
     assert trust.shares({1: 0.1, 2: far - 0.01}, 0.1, 10.0)[2] < 1        # it is in step again
 
 
+def test_models_within_half_of_the_own_way_from_the_start_count_whole():
+    shares = [Trust(2.0).shares({1: 0.1, 2: 5.0}, 0.1, 20.0, travelled)[2] for travelled in (10.0, 9.9)]
+    assert shares == [1, 0.1 / 5.0]
+    sent = {1: torch.full((1, 1, 4), 0.1), 2: torch.full((1, 1, 4), 2.4)}
+    for start, whole in ((-5.0, True), (-4.7, False)):                    # 10 and 9.4 away from the first exchange
+        guard = Guard(2.0, lambda there, why: None)
+        guard.begin(torch.full((1, 4), start))
+        assert (guard.clipped(0, torch.zeros(1, 1, 4), sent, [0.2, 0.2])[2] is sent[2]) == whole
+
+
 def test_a_node_that_was_away_itself_believes_neighbours_that_are_all_far():
     trust = Trust(2.0)
     for _ in range(10):

@@ -76,12 +76,14 @@ class Exchange(Host):
     ) -> Self:
         """Connect to all neighbours within `patience` seconds (default: the timeout of a step).
 
-        `step` is the last step completed here, `last_step` that of the run. `models` are the rows here, if neighbours
-        that already train shall send theirs.
+        `step` is the last step completed here, `last_step` that of the run. `models` are the rows at the start, if
+        neighbours that already train shall send theirs.
         """
         self.members.last_step = last_step
         if models is not None:
             self.members.model = Expected(models.numel() // len(self.nodes), models.dtype)
+            if self.guard is not None:
+                self.guard.begin(self.by_run(models)[:, 0])
         self._at_exit = Finalize(None, self.close, exitpriority=0)      # `atexit` is skipped in forked processes
         self._moment, self.members.step = (step, 0), step
         self.members.find(patience or self.timeout)

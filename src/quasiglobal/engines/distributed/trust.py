@@ -23,6 +23,9 @@ SUGGESTED = 8.0
 RECENT = 8
 """Distances that are remembered of each neighbour, and local steps of the node."""
 
+PART = 0.5
+"""Share of a node's own way from the start, within which it trusts any model."""
+
 FAR = "its model is too far away"
 REPEATED = "it sends the same model again and again"
 
@@ -30,22 +33,23 @@ REPEATED = "it sends the same model again and again"
 class Trust:
     """One node's trust in its neighbours. It sees distances alone.
 
-    The model of neighbour j counts whole up to a distance of ratio · u_j, where
+    The model of neighbour j counts whole up to the distance
 
+        r_j = max(ratio · u_j, half of the node's own way from the start),  where
         u_j = max(median of the other neighbours' recent distances, the node's own local steps since j's last model)
 
-    The local steps, the last 8 at most, are the floor: neighbours that start equal have distances of 0, and one that
-    was away has moved as far as the node. Before there are recent distances, those of this exchange serve. With a
-    single neighbour its own recent ones serve, and at first, when there is nothing to compare with, the length of the
-    node's own model / ratio. If the last models of most neighbours are beyond, the node itself was away: then these
-    last distances serve.
+    The steps (the last 8 at most) and the way are floors that no neighbour can raise at will. Neighbours that start
+    equal have distances of 0; those that were apart have moved as far as the node. Before there are recent distances,
+    those of this exchange serve. With a single neighbour its own recent ones serve, and at first, when there is nothing
+    to compare with, the length of the node's own model / ratio. If the last models of most neighbours are beyond, the
+    node itself was away: then these last distances serve.
 
     A model beyond counts as the point at distance u_j in its direction, and further ones in a row for half of the one
     before, down to the length of one local step: so a neighbour that is always beyond has little effect, and honest
-    ones that were apart still attract each other. At distance ratio · u_j instead, a single lie would carry a node so
-    far from the others that their distances, and with them the radius, grow for the next lie.
+    ones that were apart still attract each other. At distance r_j instead, a single lie would carry a node so far from
+    the others that their distances, and with them the radius, grow for the next lie.
 
-    Distances are remembered as ratio · u_j at most, so that a neighbour cannot widen the radius of another at will.
+    Distances are remembered as r_j at most, so that a neighbour cannot widen the radius of another at will.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -58,10 +62,13 @@ class Trust:
         self._missed: dict[int, int] = {}
         """Exchanges since the last model of each neighbour."""
 
-    def shares(self, distances: Mapping[int, float], moved: float, length: float) -> dict[int, float]:
+    def shares(
+        self, distances: Mapping[int, float], moved: float, length: float, travelled: float = 0.0
+    ) -> dict[int, float]:
         """Return the share of x_j − x_i that counts for each neighbour j that sent its model: 1, or less if clipped.
 
-        `moved` is the length of the node's own local step, `length` that of its model.
+        `moved` is the length of the node's own local step, `length` that of its model, `travelled` its distance from
+        the model at the start.
         """
         self._steps.append(moved)
         self._missed = {j: missed + 1 for j, missed in self._missed.items()}
@@ -69,11 +76,12 @@ class Trust:
         usual = {j: max(self._usual(j, self._recent, length), self._alone(j)) for j in distances}
         self._missed.update(dict.fromkeys(distances, 0))
         for j, distance in distances.items():
-            self._beyond[j] = self._beyond.get(j, 0) + 1 if distance > self.ratio * usual[j] else 0
+            beyond = distance > max(self.ratio * usual[j], PART * travelled)
+            self._beyond[j] = self._beyond.get(j, 0) + 1 if beyond else 0
         if len(self._last) > 1 and 2 * sum(map(bool, self._beyond.values())) > len(self._last):
             last = {j: [distance] for j, distance in self._last.items()}
             usual = {j: max(usual[j], self._usual(j, last, length)) for j in distances}
-        return {j: self._share(j, distance, usual[j], moved) for j, distance in distances.items()}
+        return {j: self._share(j, distance, usual[j], moved, PART * travelled) for j, distance in distances.items()}
 
     def _usual(self, j: int, known: Mapping[int, Sequence[float]], length: float) -> float:
         """The distance that is usual for the neighbours other than j."""
@@ -85,9 +93,10 @@ class Trust:
         """The length of the local steps since the last model of j."""
         return sum([*self._steps][-self._missed.get(j, 1) :])
 
-    def _share(self, j: int, distance: float, usual: float, moved: float) -> float:
-        self._recent.setdefault(j, deque(maxlen=RECENT)).append(min(distance, self.ratio * usual))
-        if distance <= self.ratio * usual:
+    def _share(self, j: int, distance: float, usual: float, moved: float, floor: float) -> float:
+        radius = max(self.ratio * usual, floor)
+        self._recent.setdefault(j, deque(maxlen=RECENT)).append(min(distance, radius))
+        if distance <= radius:
             self._beyond[j] = 0
             return 1.0
         return max(usual * 0.5 ** (self._beyond[j] - 1), min(usual, moved)) / distance
@@ -105,8 +114,14 @@ class Guard:
         self._trust: dict[tuple[int, int, int], Trust] = {}
         self._averages: dict[tuple[int, int, int], Tensor] = {}
         """Models after the last average, at which the local step began."""
+        self._starts: dict[tuple[int, int, int], Tensor] = {}
+        """Models at the start, or else of the first exchange."""
         self._sums: dict[tuple[int, int, int, int], tuple[float, float]] = {}
         """Sum and length of each neighbour's last model."""
+
+    def begin(self, models: Tensor) -> None:
+        """Take these [runs, columns] as the models at the start: after a restart, the first exchange is later."""
+        self._starts |= {(0, 0, run): row.double() for run, row in enumerate(models)}
 
     def clipped(
         self, exchange: int, own: Tensor, received: Mapping[int, Tensor], weights: Sequence[float]
@@ -119,7 +134,8 @@ class Guard:
             distances = {j: float((v - x).norm()) for j, v in sent.items()}
             average = self._averages.get(at, x)
             trust = self._trust.setdefault(at, Trust(self.ratio))
-            shares = trust.shares(distances, float((x - average).norm()), float(x.norm()))
+            travelled = float((x - self._starts.setdefault(at, x)).norm())
+            shares = trust.shares(distances, float((x - average).norm()), float(x.norm()), travelled)
             average = x.clone()
             for (j, v), weight in zip(sent.items(), weights, strict=True):
                 sums = float(v.sum()), float(v.norm())
