@@ -88,10 +88,9 @@ def test_steps_in_blocks_clip_like_whole_steps(monkeypatch):
     assert whole[0].norm() < 1e3
 
 
-def test_a_node_that_was_away_is_clipped_for_a_few_steps_at_most():
-    right, clipped = lies.simulated("ring:8", SUGGESTED, 120, cut=lies.away(20, 90))
-    assert max((max(at) for at in clipped.values()), default=0) <= 95
-    assert min(right) > 90
+@pytest.mark.parametrize("cut", [lies.away, lies.halved])
+def test_nodes_that_were_apart_are_not_clipped(cut):
+    assert lies.simulated("ring:8", SUGGESTED, 100, cut=cut(20, 90), spread="sorted")[1] == {}
 
 
 @pytest.mark.slow
@@ -158,7 +157,7 @@ def test_a_lying_site_is_clipped_named_and_counted(tmp_path, owners, capsys, lie
         assert said.count("clips process") == (k != 0), said
         assert list(clipped_by(tmp_path / f"runs{k}", capsys)) == (["2"] if k else [])
         (run,) = find_runs(tmp_path / f"runs{k}")
-        assert run.summary.last["accuracy"] > 0.9
+        assert run.summary.last["accuracy"] > 2 * NOTHING / 100          # they learn; lies.py measures how well
 
 
 @pytest.mark.slow
