@@ -32,9 +32,9 @@ def test_a_distance_is_remembered_as_the_radius_at_most():
     assert trust.shares({1: 4.1}, 0.0, 10.0) == {1: 2.0 / 4.1}
 
 
-def test_a_neighbour_that_is_always_beyond_pulls_by_less_and_less_but_not_by_less_than_a_local_step():
+def test_a_neighbour_that_is_always_beyond_pulls_by_less_and_less_but_not_to_nothing():
     trust = Trust(5.0)
-    pulls = [trust.shares({1: 1.0, 2: 1.0, 3: 1e6}, 0.125, 10.0)[3] * 1e6 for _ in range(50)]
+    pulls = [trust.shares({1: 1.0, 2: 1.0, 3: 1e6}, 1.0, 10.0)[3] * 1e6 for _ in range(50)]
     assert pulls[:5] == pytest.approx([1.0, 0.5, 0.25, 0.125, 0.125])
     assert pulls[-1] == pytest.approx(0.125)
     assert trust.shares({1: 1.0, 2: 1.0, 3: 1.0}, 0.0, 10.0)[3] == 1      # believed again as soon as it is near

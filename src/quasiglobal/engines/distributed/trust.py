@@ -26,6 +26,9 @@ RECENT = 8
 PART = 0.5
 """Share of a node's own way from the start, within which it trusts any model."""
 
+LEAST = 1 / 8
+"""The least pull of a clipped model, in local steps: a whole one let a liar with the opposite sign shrink a model."""
+
 FAR = "its model is too far away"
 REPEATED = "it sends the same model again and again"
 
@@ -45,7 +48,7 @@ class Trust:
     node itself was away: then these last distances serve.
 
     A model beyond counts as the point at distance u_j in its direction, and further ones in a row for half of the one
-    before, down to the length of one local step: so a neighbour that is always beyond has little effect, and honest
+    before, down to an eighth of a local step: so a neighbour that is always beyond has little effect, and honest
     ones that were apart still attract each other. At distance r_j instead, a single lie would carry a node so far from
     the others that their distances, and with them the radius, grow for the next lie.
 
@@ -99,7 +102,7 @@ class Trust:
         if distance <= radius:
             self._beyond[j] = 0
             return 1.0
-        return max(usual * 0.5 ** (self._beyond[j] - 1), min(usual, moved)) / distance
+        return max(usual * 0.5 ** (self._beyond[j] - 1), min(usual, LEAST * moved)) / distance
 
 
 class Guard:
