@@ -60,10 +60,10 @@ def test_the_radius_of_a_neighbour_that_was_away_grows_with_the_last_8_own_steps
     assert trust.shares({1: 0.1, 2: far - 0.01}, 0.1, 10.0)[2] < 1        # it is in step again
 
 
-def test_models_within_half_of_the_own_way_from_the_start_count_whole():
-    shares = [Trust(2.0).shares({1: 0.1, 2: 5.0}, 0.1, 20.0, travelled)[2] for travelled in (10.0, 9.9)]
-    assert shares == [1, 0.1 / 5.0]
-    sent = {1: torch.full((1, 1, 4), 0.1), 2: torch.full((1, 1, 4), 2.4)}
+def test_models_within_three_quarters_of_the_own_way_from_the_start_count_whole():
+    shares = [Trust(2.0).shares({1: 0.1, 2: 7.5}, 0.1, 20.0, travelled)[2] for travelled in (10.0, 9.9)]
+    assert shares == [1, 0.1 / 7.5]
+    sent = {1: torch.full((1, 1, 4), 0.1), 2: torch.full((1, 1, 4), 3.7)}
     for start, whole in ((-5.0, True), (-4.7, False)):                    # 10 and 9.4 away from the first exchange
         guard = Guard(2.0, lambda there, why: None)
         guard.begin(torch.full((1, 4), start))

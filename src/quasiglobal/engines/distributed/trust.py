@@ -23,7 +23,7 @@ SUGGESTED = 8.0
 RECENT = 8
 """Distances that are remembered of each neighbour, and local steps of the node."""
 
-PART = 0.5
+PART = 0.75
 """Share of a node's own way from the start, within which it trusts any model."""
 
 LEAST = 1 / 8
@@ -38,7 +38,7 @@ class Trust:
 
     The model of neighbour j counts whole up to the distance
 
-        r_j = max(ratio · u_j, half of the node's own way from the start),  where
+        r_j = max(ratio · u_j, 3/4 of the node's own way from the start),  where
         u_j = max(median of the other neighbours' recent distances, the node's own local steps since j's last model)
 
     The steps (the last 8 at most) and the way are floors that no neighbour can raise at will. Neighbours that start
