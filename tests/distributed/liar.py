@@ -1,11 +1,20 @@
-"""`qg` in a process that lies to its neighbours: `python liar.py STEP WORDS` claims to be at this step."""
+"""`qg` in a process that lies to its neighbours: `python liar.py LIE WORDS`.
+
+LIE is a step, which it claims to be at, or a kind of `lies.LIES`, which it sends in place of its model.
+"""
 
 import sys
 
 from quasiglobal import cli
 from quasiglobal.engines.distributed.edge import Edge
+from quasiglobal.runs import participant
 
 if __name__ == "__main__":
-    step, honest = int(sys.argv.pop(1)), Edge.admit
-    Edge.admit = lambda self, experiment, secret, _, deadline: honest(self, experiment, secret, step, deadline)
+    lie, honest = sys.argv.pop(1), Edge.admit
+    if lie.isdigit():
+        Edge.admit = lambda self, experiment, secret, _, deadline: honest(self, experiment, secret, int(lie), deadline)
+    else:
+        from lies import Liar
+
+        Liar.kind, participant.Distributed = lie, Liar
     cli.main()

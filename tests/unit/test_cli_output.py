@@ -83,6 +83,7 @@ def test_the_status_of_16_processes_fits_80_columns(monkeypatch, capsys, tmp_pat
         part = Part(run.folder, process, [process])
         part.begin(0)
         edges = {str(there): {"sent": 10**9, "waited": 100.25} for there in ((process - 1) % 16, (process + 1) % 16)}
+        edges["9"] = {"sent": 0, "waited": 0, "clipped": 7} if process == 8 else {"sent": 0, "waited": 0, "clipped": 0}
         lost = {"4": "it did not answer in time"} if process == 5 else {}
         loss = [None] if process == 7 else [0.5]
         if process != 3:
@@ -96,8 +97,10 @@ def test_the_status_of_16_processes_fits_80_columns(monkeypatch, capsys, tmp_pat
     assert "nodes 3: training, before its first epoch" in lines
     assert "nodes 7: training, epoch 2, step 13, 7 behind, loss not finite" in lines
     assert "lost the edge to 4: it did not answer in time" in lines
+    assert [line for line in lines if "clipped" in line] == ["clipped models of 9: 7"]
     rows = said(monkeypatch, capsys, "status", str(run.folder))
     assert rows[5]["lost"] == {"4": "it did not answer in time"}
+    assert (rows[8]["clipped"], rows[5]["clipped"]) == ({"9": 7}, {})
     assert (rows[5]["sent_bytes"]["6"], rows[3]["step"]) == (10**9, None)
 
 

@@ -17,8 +17,8 @@ SAMPLE = re.compile(r'([a-z_]+)(?:\{neighbour="(\d+)"\})? (-?[0-9.e+]+|nan|inf)'
 
 
 def node(site=None):
-    accounts = {"1": {"sent": 100, "received": 90, "waited": 0.5, "missed": 0},
-                "3": {"sent": 20, "received": 2**40, "waited": 2.0, "missed": 7}}
+    accounts = {"1": {"sent": 100, "received": 90, "waited": 0.5, "missed": 0, "clipped": 0},
+                "3": {"sent": 20, "received": 2**40, "waited": 2.0, "missed": 7, "clipped": 5}}
     engine = SimpleNamespace(accounts=lambda: accounts, lost={3: "it closed"}, members=SimpleNamespace(step=12))
     return Prometheus(engine, 50, site)
 
@@ -54,6 +54,7 @@ def test_epochs_and_edges_are_read_over_http():
         assert found["qg_loss", None] != found["qg_loss", None]
         assert (found["qg_edge_up", "1"], found["qg_edge_up", "3"]) == (1, 0)
         assert found["qg_edge_received_bytes_total", "3"] == 2**40
+        assert found["qg_edge_clipped_total", "3"] == 5
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10)
         taken = r"cannot serve metrics at 127.0.0.1:\d+: .*; name another --metrics-port"

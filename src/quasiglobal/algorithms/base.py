@@ -254,6 +254,11 @@ class Algorithm:
         return False
 
     @property
+    def bears_clipping(self) -> bool:
+        """Whether a neighbour's message may be clipped: it is a model, and losing a part of it is tolerated."""
+        return self.needs.loss == "tolerated" and not self.follows_messages
+
+    @property
     def keeps_mean(self) -> bool:
         """Whether the nodes' mean does not change while g = 0 and W is doubly stochastic."""
         return True

@@ -116,7 +116,7 @@ def _drawn(run: Run, metric: str | None) -> Ranking:
 
 
 def status(folder: RunArgument, json: Json = False) -> None:
-    """Show the progress, the traffic per edge and the lost edges of each process of a distributed run.
+    """Show the progress, the traffic, the lost edges and the clipped neighbours of each process of a distributed run.
 
     Args:
         folder: A run folder.
@@ -142,12 +142,13 @@ def status(folder: RunArgument, json: Json = False) -> None:
         "waited": lambda row: _by_neighbour(row["waited_seconds"], lambda seconds: f"{seconds:.1f} s"),
         "updated": lambda row: "-" if row["age_seconds"] is None else f"{time_in_words(row['age_seconds'])} ago",
         "lost edges": lambda row: "-" if row["lost"] is None else _by_neighbour(row["lost"], str) or "none",
+        "clipped": lambda row: "-" if row["clipped"] is None else _by_neighbour(row["clipped"], str) or "none",
         "status": "status",
     }, brief=_in_short, caption=models_in_words(run)).show(json)
 
 
 def _in_short(row: Values) -> str:
-    """A process in lines that fit a narrow terminal: its progress, its traffic, and a line for each lost edge."""
+    """A process in lines that fit a narrow terminal: its progress, its traffic, its lost and its clipped edges."""
     if row["step"] is None:
         return f"nodes {_range(row['nodes'])}: {row['status']}, before its first epoch"
     behind = f", {row['behind']} behind" if row["behind"] else ""
@@ -157,20 +158,21 @@ def _in_short(row: Values) -> str:
         f"nodes {_range(row['nodes'])}: {row['status']}, epoch {row['epoch']}, step {row['step']}{behind}, loss {loss}",
         f"sent {size_in_words(sent)}, waited {waited:.1f} s, updated {time_in_words(row['age_seconds'])} ago",
         *(f"lost the edge to {there}: {why}" for there, why in row["lost"].items()),
+        *(f"clipped models of {there}: {count}" for there, count in row["clipped"].items()),
     ))
 
 
 def _part_values(part: Part, last: Mapping[str, Any] | None, furthest: int) -> dict[str, Any]:
     """A process of a distributed run as raw values; null before its first epoch."""
     values: dict[str, Any] = {"process": part.process, "nodes": list(part.nodes)}
-    names = ("epoch", "step", "behind", "loss", "sent_bytes", "waited_seconds", "age_seconds", "lost")
+    names = ("epoch", "step", "behind", "loss", "sent_bytes", "waited_seconds", "age_seconds", "lost", "clipped")
     measured: dict[str, Any] = dict.fromkeys(names)
     if last:
         loss = None if None in last["loss"] else statistics.fmean(last["loss"])         # null: it diverged
         sent, waited = ({there: one[of] for there, one in last["edges"].items()} for of in ("sent", "waited"))
         measured = dict(zip(names, (
             last["epoch"], last["step"], furthest - last["step"], loss, sent, waited, time.time() - last["written"],
-            last["lost"],
+            last["lost"], {there: count for there, one in last["edges"].items() if (count := one.get("clipped"))},
         ), strict=True))
     return values | measured | {"status": part.read_status() or "training"}
 

@@ -35,6 +35,7 @@ def node(
     round_deadline: float | None = None,
     weights: str | None = None,
     patience: float = 3600.0,
+    trust: Annotated[float | None, arg(metavar="R")] = None,
     linger: float = 600.0,
     checkpoint_seconds: float = 60.0,
     tensorboard: bool = False,
@@ -69,6 +70,9 @@ def node(
         patience: Seconds to wait for the neighbours at the start.
         linger: Seconds in which neighbours that missed the end can fetch the model, with --site: if some are missing
             when this node has finished, and whenever this command finds its run finished. 0: exit at once.
+        trust: Clip a neighbour's model that is more than R times as far from the own model as other neighbours' usually
+            are; inf clips nothing. By default 8 between sites, and inf at a rendezvous or if the algorithm needs whole
+            messages.
         checkpoint_seconds: Save a checkpoint at the end of an epoch before the last one is this old; 0: every epoch.
         tensorboard: Also write the metrics for TensorBoard, into the run folder.
         log: Log format: plain sentences, or one JSON object per line.
@@ -84,7 +88,7 @@ def node(
     log_as(log)
     options = Options(
         runs=runs, device=device, peer_timeout=peer_timeout, host=host, log=log, tensorboard=tensorboard,
-        checkpoint_seconds=checkpoint_seconds, keep_best=True,
+        checkpoint_seconds=checkpoint_seconds, keep_best=True, trust=trust, engine="distributed",
     )
     console.print(schedule_in_words(experiment))
     with watcher(log, timed=True) as watch:

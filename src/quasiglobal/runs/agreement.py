@@ -5,6 +5,7 @@ No owner reveals the number or content of its examples. Only parameters leave a 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -84,6 +85,32 @@ def refuse_exact_means(experiment: Experiment) -> None:
     if experiment.communication or traffic(algorithm(experiment.algorithm)).everybody:
         what = experiment.communication or experiment.algorithm
         raise InputError(f"{what} averages over all nodes: {NO_MEAN_OVER_SITES}")
+
+
+def trust_of(experiment: Experiment, ratio: float | None, default: float = math.inf) -> float:
+    """The ratio of `--trust`, or the default if it is None; inf clips nothing. Refuse a finite one if it does harm."""
+    why = _why_whole(experiment)
+    if why is None:
+        return default if ratio is None else ratio
+    if ratio is not None and math.isfinite(ratio):
+        raise InputError(
+            f"{experiment.communication or experiment.algorithm} {why}, so that messages cannot be clipped; leave out "
+            "--trust, or use an algorithm that averages models with the neighbours, such as qg-dsgdm-n"
+        )
+    return math.inf
+
+
+def _why_whole(experiment: Experiment) -> str | None:
+    """Why messages have to count whole; None if they may be clipped."""
+    chosen = algorithm(experiment.algorithm)
+    sent = traffic(chosen)
+    if experiment.communication or sent.everybody:
+        return "averages over all nodes at once"
+    if sent.told:
+        return "sends compressed differences, whose sums both sides keep"
+    if sent.per_edge or chosen.follows_messages:
+        return "keeps a state that has to agree with what neighbours sent"
+    return None if chosen.bears_clipping else "keeps sums over all nodes that a clipped message would falsify"
 
 
 def refuse_faults(experiment: Experiment) -> None:

@@ -10,12 +10,12 @@ import itertools
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from quasiglobal.engines.distributed import Meeting, all_gather, join
 from quasiglobal.errors import InputError
-from quasiglobal.runs.agreement import refuse_faults
+from quasiglobal.runs.agreement import refuse_faults, trust_of
 from quasiglobal.runs.assembly import Assembly, tidied
 from quasiglobal.runs.attempts import end_attempt, ending, seat_in
 from quasiglobal.runs.loading import task_of
@@ -46,6 +46,7 @@ def train(
     process returns after process 0 has combined the parts. `temporary`: the caller deletes the run folders.
     """
     refuse_faults(experiment)
+    options = replace(options, trust=trust_of(experiment, options.trust))
     patience = max(options.peer_timeout, GRACE)
     meeting, rank, size = join(patience)
     _check_alike(meeting, experiment, rank, size, patience)

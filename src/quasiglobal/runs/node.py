@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quasiglobal.engines.distributed import Audit, Meeting, SiteOpener, meet, spread
+from quasiglobal.engines.distributed import SUGGESTED, Audit, Meeting, SiteOpener, meet, spread
 from quasiglobal.errors import InputError
 from quasiglobal.federation.site import SiteFolder
-from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_exact_means
+from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_exact_means, trust_of
 from quasiglobal.runs.attempts import ending, seat_in
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.participant import Participant, Seat
@@ -66,6 +67,8 @@ def train_node(
     run.check_topology()
     if isinstance(place, InFederation):
         refuse_exact_means(experiment)
+    usual = SUGGESTED if isinstance(place, InFederation) else math.inf
+    options = replace(options, trust=trust_of(experiment, options.trust, usual))
     if run.read_summary() is not None:
         if isinstance(place, InFederation):
             give(run.read(), _opener(place, run), None, options.peer_timeout, linger)

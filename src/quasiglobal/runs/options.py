@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ class Options:
     """Number of local processes to start, for --engine distributed without torchrun."""
     peer_timeout: float = 60.0
     """Seconds after which training continues without a neighbour that does not answer."""
+    trust: float | None = None
+    """Clip models this many times as far away as other neighbours', for one node per process; by default none."""
     host: str = "127.0.0.1"
     """Address at which other processes reach this machine."""
     log: Literal["plain", "json"] = "plain"
@@ -66,6 +69,10 @@ class Options:
             raise InputError(f"checkpoint_seconds must be >= 0, got {self.checkpoint_seconds}")
         if not self.peer_timeout > 0:
             raise InputError(f"peer_timeout must be > 0 seconds, got {self.peer_timeout}")
+        if self.trust is not None and not self.trust >= 1:
+            raise InputError(f"trust must be >= 1, got {self.trust}; leave it out to clip nothing")
+        if self.trust is not None and math.isfinite(self.trust) and self.engine == "simulator":
+            raise InputError("trust is about neighbours in other processes; use it with --engine distributed")
         if self.memory_limit is not None and not self.memory_limit > 0:
             raise InputError(f"memory_limit must be > 0 GB, got {self.memory_limit}; --stream keeps nothing in memory")
         if self.workers < 0:

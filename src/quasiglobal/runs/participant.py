@@ -62,6 +62,7 @@ class Participant:
         engine = partial(
             Distributed, store=seat.through, rank=seat.rank, hosted=seat.hosted, timeout=options.peer_timeout,
             host=options.host, experiment=seat.experiment, round_deadline=runs[0].experiment.round_deadline,
+            trust=options.trust or math.inf,
         )
         experiments = [run.experiment for run in runs]
         self.program = Program(task, experiments, choose_device(options.device), engine, **options.of_program)

@@ -26,6 +26,7 @@ EDGES = {
     "received": ("qg_edge_received_bytes_total", "counter", "Bytes of models received from a neighbour."),
     "waited": ("qg_edge_waited_seconds_total", "counter", "Seconds waited for a neighbour."),
     "missed": ("qg_edge_missed_total", "counter", "Exchanges completed without a neighbour."),
+    "clipped": ("qg_edge_clipped_total", "counter", "Exchanges in which the model of a neighbour was clipped."),
 }
 """Name, type and help of each entry of an edge's account."""
 

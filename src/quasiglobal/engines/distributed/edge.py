@@ -72,6 +72,8 @@ class Account:
     """Seconds spent waiting for the other side."""
     missed: int = 0
     """Exchanges completed without the other side."""
+    clipped: int = 0
+    """Exchanges in which the model of the other side was clipped."""
 
 
 class Edge:

@@ -36,8 +36,7 @@ class Distributed(Exchange):
     """Engine with the nodes of process `rank`; the other processes have the others.
 
     `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a lost message returns to the receiver. `exchange` sends each
-    neighbouring process the messages to its nodes only. An exact mean is an
-    all-reduce and needs all processes.
+    neighbouring process the messages to its nodes only. An exact mean is an all-reduce and needs all processes.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Distributed(Exchange):
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Send, receive, and move towards the received rows, always in full precision."""
         own = [self.by_run(v) for v in tensors]
-        received = self._rows_from_others(t, self._message(own), tensors[0])
+        received = self._rows_to_mix(t, self._message(own), tensors[0])
         with full_precision(tensors[0].device.type):
             return self._mixed_with(received, self._delta(t, tuple(received), tensors[0]), tensors)
 
@@ -93,8 +92,16 @@ class Distributed(Exchange):
         return self._moved(weights, tensors, own, told, {node: rows[..., columns] for node, rows in received.items()})
 
     def _exchange_blocks(self, t: int, message: Tensor, like: Tensor) -> Mixed:
-        received = self._rows_from_others(t, message, like)
+        received = self._rows_to_mix(t, message, like)
         return partial(self._mixed_with, received, self._delta(t, tuple(received), like))
+
+    def _rows_to_mix(self, t: int, message: Tensor, like: Tensor) -> dict[int, Tensor]:
+        """Exchange rows; return what counts of them."""
+        received = self._rows_from_others(t, message, like)
+        if self.guard is None:
+            return received
+        weights = [float(weight) for weight in self._delta(t, tuple(received), like)[1]]
+        return self.guard.clipped(self._moment[1], message[:, :, 0].to(like), received, weights)
 
     def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
         """Send the compressed rows as they are packed; neighbours restore them."""
@@ -212,10 +219,17 @@ class Distributed(Exchange):
         return value.to(tensor)
 
     def mean_of_neighbours(self, like: Tensor) -> Tensor | None:
-        """Average the models sent by neighbours that already train, for every row here; None if there are none."""
-        if not self.members.models:
+        """Average the models sent by neighbours that already train, for every row here; None if there are none.
+
+        If trust is finite, take the one that is nearest to the models here: none of an honest neighbour is nearer.
+        """
+        models = self.members.models
+        if not models:
             return None
-        mean = torch.stack(self.members.models).mean(dim=0).to(like)
+        if self.guard is not None:
+            here = like.double().flatten().cpu()
+            models = [min(models, key=lambda model: float((model.double() - here).norm()))]
+        mean = torch.stack(models).mean(dim=0).to(like)
         return mean.view(len(self.seeds), 1, -1).expand(-1, len(self.nodes), -1).reshape(like.shape).contiguous()
 
     def _delta(self, t: int, came: tuple[int, ...], like: Tensor) -> Movement:

@@ -19,6 +19,7 @@ from quasiglobal.engines.distributed.membership import Membership
 from quasiglobal.engines.distributed.opening import Way, opener_of
 from quasiglobal.engines.distributed.pace import Moment, Pace
 from quasiglobal.engines.distributed.routes import Routes
+from quasiglobal.engines.distributed.trust import guard_of
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.rows import ModelRows
 from quasiglobal.engines.wire import Wire
@@ -31,7 +32,8 @@ MARGIN = 8
 class Exchange(Host):
     """Engine with the nodes of process `rank`, which exchanges messages with the other processes.
 
-    It finds them through `store`, a store or an opener. No communication takes place before `connect`.
+    It finds them through `store`, a store or an opener. No communication takes place before `connect`. A finite `trust`
+    bounds what counts of a neighbour's message to `mix` (`trust.py`).
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Exchange(Host):
         host: str = "127.0.0.1",
         experiment: str = "",
         round_deadline: float | None = None,
+        trust: float = math.inf,
     ) -> None:
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
@@ -66,18 +69,21 @@ class Exchange(Host):
             experiment=experiment, topology=topology.fingerprint, model_here=self._mean_here,
             drops=round_deadline is not None,
         )
+        self.guard = guard_of(trust, hosted, self.members.note_clipped)
 
     def connect(
         self, step: int = 0, patience: float | None = None, last_step: float = math.inf, models: Tensor | None = None
     ) -> Self:
         """Connect to all neighbours within `patience` seconds (default: the timeout of a step).
 
-        `step` is the last step completed here, `last_step` that of the run. `models` are the rows here, if neighbours
-        that already train shall send theirs.
+        `step` is the last step completed here, `last_step` that of the run. `models` are the rows at the start, if
+        neighbours that already train shall send theirs.
         """
         self.members.last_step = last_step
         if models is not None:
             self.members.model = Expected(models.numel() // len(self.nodes), models.dtype)
+            if self.guard is not None:
+                self.guard.begin(self.by_run(models)[:, 0])
         self._at_exit = Finalize(None, self.close, exitpriority=0)      # `atexit` is skipped in forked processes
         self._moment, self.members.step = (step, 0), step
         self.members.find(patience or self.timeout)

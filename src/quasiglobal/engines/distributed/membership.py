@@ -29,6 +29,9 @@ ATTEMPT = 10.0
 LONG = 3600.0
 """Timeout in seconds for an admitted neighbour to load its data and begin."""
 
+SPELL = 8
+"""Messages in a row that count whole at the end of a spell of clipped ones."""
+
 
 class Membership:
     """The edges from process `rank` to its neighbours, each opened by a thread that retries until it succeeds.
@@ -81,6 +84,8 @@ class Membership:
         self._bad_models: set[int] = set()
         self._refused: set[int] = set()
         self._said: set[tuple[int, str]] = set()
+        self._spells: dict[int, int] = {}
+        """Neighbours that are clipped, and how many of their messages have counted whole since."""
         self._why = dict.fromkeys(neighbours, "it did not connect in time")
 
     # -------------------------------------------------------------------------------------------- find
@@ -222,6 +227,23 @@ class Membership:
         if (there, what) not in self._said:
             self._said.add((there, what))
             log.warning("process %d: process %d %s", self.rank, there, what)
+
+    def note_clipped(self, there: int, why: str) -> None:
+        """Count a message that was clipped, or that counts whole if there is no reason; log where a spell begins, ends.
+
+        A spell ends when `SPELL` messages in a row have counted whole.
+        """
+        account = self._accounts[there]
+        if why:
+            account.clipped += 1
+            if there not in self._spells:
+                log.warning("process %d clips process %d from step %d: %s", self.rank, there, self.step, why)
+            self._spells[there] = 0
+        elif there in self._spells:
+            self._spells[there] += 1
+            if self._spells[there] == SPELL:
+                del self._spells[there]
+                log.warning("process %d trusts process %d again at step %d", self.rank, there, self.step)
 
     # -------------------------------------------------------------------------------------------- lose, take back
 
