@@ -11,7 +11,7 @@ import torch
 from test_stacked import NETWORKS, example
 
 from quasiglobal.gradients.kernels.program import stacked_program
-from quasiglobal.gradients.kernels.rehearsal import rehearse
+from quasiglobal.gradients.kernels.rehearsal import rehearse, sum_of
 
 pytest.importorskip("triton")
 
@@ -41,7 +41,7 @@ def test_after_a_rehearsal_a_step_compiles_no_kernel(name, monkeypatch):
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **found: kernels.append(found["src"].name))
     program, state = stacked_program(module, layout, x, buffers, inputs), torch.cuda.get_rng_state()
     with torch.autocast("cuda", torch.bfloat16):
-        rehearse(program, name, x, buffers, inputs)
+        rehearse(program, name, x, buffers, inputs, sum_of)
         rehearsed = len(kernels)
         outputs, _, gradient = program(x, buffers, inputs)
     gradient(outputs.float().sum())
@@ -60,7 +60,7 @@ def test_after_a_rehearsal_a_step_compiles_no_segment(monkeypatch):
     monkeypatch.setattr("quasiglobal.gradients.kernels.segments.compiled", lambda part: compiled.append(part) or part)
     module, layout, x, buffers, inputs, _ = example("signals")
     program = stacked_program(module, layout, x, buffers, inputs)
-    rehearse(program, "signals", x, buffers, inputs)
+    rehearse(program, "signals", x, buffers, inputs, sum_of)
     rehearsed = len(compiled)
     outputs, _, gradient = program(x, buffers, inputs)
     gradient(outputs.sum())
@@ -78,12 +78,14 @@ def test_a_rehearsal_compiles_each_kernel_once(tmp_path):
     first, second, said = done.stdout.splitlines()
     assert int(first) > 8
     assert second == first, "nothing is compiled again"
+    assert said.endswith("True"), "the loss is compiled"
     assert re.match(r"\['compiling resnet8 for 2 models: kernels for \d+ operations, 0 groups of other", said)
 
 
 WITHOUT_A_GPU = """
 import logging, torch, triton
 from quasiglobal.gradients.kernels import rehearsal
+from quasiglobal.gradients.kernels.cross_entropy import CrossEntropy
 from quasiglobal.gradients.kernels.program import stacked_program
 from test_stacked import example
 from triton.backends.compiler import GPUTarget
@@ -106,11 +108,12 @@ logging.getLogger("quasiglobal").addHandler(Said())
 logging.getLogger("quasiglobal").setLevel(logging.DEBUG)
 triton.knobs.compilation.listener = lambda **found: kernels.append(found["src"].name)
 rehearsal.QUICK = 0
-module, layout, x, buffers, inputs, _ = example("evonorm", torch.float32)
+module, layout, x, buffers, inputs, targets = example("evonorm", torch.float32)
 program = stacked_program(module, layout, x, buffers, inputs, by_kernels=True)
+loss = lambda outputs: CrossEntropy.apply(outputs.float(), targets)[0].sum()
 for _ in range(2):
     with torch.autocast("cpu", torch.bfloat16):
-        rehearsal.rehearse(program, "resnet8", x, buffers, inputs)
+        rehearsal.rehearse(program, "resnet8", x, buffers, inputs, loss)
     print(len(kernels))
-print(said)
+print(said, "_cross_entropy" in kernels)
 """

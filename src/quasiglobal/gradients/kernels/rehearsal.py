@@ -8,7 +8,7 @@ time is outside of Python, so the threads use all cores. Meanwhile the rehearsal
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quasiglobal")
 
+Loss = Callable[[Any], Tensor]
+"""The sum of all models' losses from their outputs."""
+
 QUICK = 1.0
 """Seconds that a rehearsal takes at most if all is found in the caches on disk; after these, a line is logged."""
 
@@ -42,10 +45,19 @@ def prepare() -> None:
     Thread(target=run, daemon=True).start()
 
 
-def rehearse(program: StackedProgram, name: str, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> None:
+def sum_of(outputs: Any) -> Tensor:
+    """The sum of all numbers: a loss without kernels."""
+    leaves = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
+    return torch.stack([one.float().sum() for one in leaves]).sum()
+
+
+def rehearse(
+    program: StackedProgram, name: str, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Loss
+) -> None:
     """Compile a program for arguments like these, and log it under the network's `name` if that takes a while.
 
-    Nothing is lost if the rehearsal fails: the rest is compiled when it is first called.
+    The loss is compiled too, if a kernel computes it. Nothing is lost if the rehearsal fails: the rest is compiled when
+    it is first called.
     """
     import triton
 
@@ -60,7 +72,7 @@ def rehearse(program: StackedProgram, name: str, x: Tensor, buffers: dict[str, T
             triton.AsyncCompileMode(pool, ignore_errors=True),
             torch.random.fork_rng([x.device] if x.is_cuda else []),
         ):
-            calls = _run_without_kernels(program, x, buffers, inputs)
+            calls = _run_without_kernels(program, x, buffers, inputs, loss)
             program.compile_segments(x, calls)              # while the threads compile the kernels
     except Exception as error:
         log.debug(f"the rehearsal of {name} failed: {error!r}")
@@ -69,7 +81,7 @@ def rehearse(program: StackedProgram, name: str, x: Tensor, buffers: dict[str, T
 
 
 def _run_without_kernels(
-    program: StackedProgram, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
+    program: StackedProgram, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Loss
 ) -> list[tuple[Segment, Sequence[Tensor]]]:
     """Run the forward pass, and the backward pass if gradients are enabled; return the calls of segments."""
     calls: list[tuple[Segment, Sequence[Tensor]]] = []
@@ -78,8 +90,7 @@ def _run_without_kernels(
     with torch.autograd.set_multithreading_enabled(False), _launches_only_compile(), _zeros():
         try:
             outputs, _, gradient = program(x, buffers, inputs)
-            leaves = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
-            total = torch.stack([one.float().sum() for one in leaves]).sum()
+            total = loss(outputs)
             if total.requires_grad:
                 gradient(total)
         finally:

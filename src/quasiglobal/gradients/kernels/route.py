@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
@@ -9,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from quasiglobal.gradients.compiling import Fused
 from quasiglobal.gradients.kernels.program import StackedProgram, stacked_program, triton_runs
-from quasiglobal.gradients.kernels.rehearsal import prepare, rehearse
+from quasiglobal.gradients.kernels.rehearsal import prepare, rehearse, sum_of
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree, in_dtype
 from quasiglobal.gradients.routes import Compiled
 from quasiglobal.metrics import accuracy
@@ -31,7 +33,11 @@ class Kernels(Compiled):
         prepare()
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        program = self._stacked(x, buffers, inputs)
+        def loss(outputs: Tree) -> Tensor:
+            shown = in_dtype(outputs, x.dtype)
+            return self._score(shown, targets)[0].sum() if self._scores_by_kernel(shown, targets) else sum_of(shown)
+
+        program = self._stacked(x, buffers, inputs, loss)
         if program is None:
             return super().gradients(x, buffers, inputs, targets)
         with self.one.autocast(x.device):
@@ -71,8 +77,10 @@ class Kernels(Compiled):
         typed = triton_runs(outputs) and outputs.dtype == torch.float32 and targets.dtype == torch.int64
         return typed and outputs.shape[:2] == targets.shape and 1 < outputs.shape[2] <= MOST_CLASSES
 
-    def _stacked(self, x: Tensor, buffers: Buffers, inputs: Tree) -> StackedProgram | None:
-        """The program for a shape, built at its first call; None if none can be built."""
+    def _stacked(
+        self, x: Tensor, buffers: Buffers, inputs: Tree, loss: Callable[[Tree], Tensor] = sum_of
+    ) -> StackedProgram | None:
+        """The program for a shape, built and compiled with the loss at its first call; None if none can be built."""
         if not self._are_images(inputs):
             return None
         module = self.one.module
@@ -81,7 +89,7 @@ class Kernels(Compiled):
             program = stacked_program(module, self.one.layout, x, buffers, inputs)
             if program is not None and x.is_cuda:
                 with self.one.autocast(x.device):
-                    rehearse(program, type(module).__name__, x, buffers, inputs)
+                    rehearse(program, type(module).__name__, x, buffers, inputs, loss)
             self.programs[key] = program
         return self.programs[key]
 
