@@ -6,10 +6,12 @@
 import math
 import sys
 import threading
+from functools import partial
 from statistics import fmean
 
 import numpy as np
 import torch
+from connections import at_once
 from sklearn.datasets import load_digits
 from torch.distributed import HashStore
 
@@ -108,7 +110,7 @@ class Liar(Distributed):
 
 def in_threads(topology, trust, steps, lie=None, **how):
     """Train N nodes in threads; return the model, accuracy and clipped neighbours of each, None for the liar."""
-    store, results, done = HashStore(), [None] * N, threading.Barrier(N)
+    store, done = HashStore(), threading.Barrier(N)
 
     def work(rank):
         kind = Liar if lie and rank == LIAR else Distributed
@@ -117,22 +119,12 @@ def in_threads(topology, trust, steps, lie=None, **how):
         try:
             x, (right,) = train(engine.connect(), steps, **how)
             clipped = {int(there): one["clipped"] for there, one in engine.accounts().items() if one["clipped"]}
-            results[rank] = None if kind is Liar else (x, right, clipped)
-        except Exception as error:
-            results[rank] = error
+            return None if kind is Liar else (x, right, clipped)
         finally:
             done.wait(120)
             engine.close()
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(N)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
+    return at_once(*(partial(work, rank) for rank in range(N)))
 
 
 # ------------------------------------------------------------------------------------------------ simulated
