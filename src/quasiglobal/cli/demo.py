@@ -41,6 +41,7 @@ def demo(out: Folder = Path("out"), json: Json = False) -> None:
             "data": "data",
             "tuned lr": lambda row: f"{row['lr']:g}",
             "test accuracy, %": lambda row: f"{row['accuracy']:.1f} ± {row['std']:.1f}",
+            "best test": lambda row: f"{row['best']:.1f}",
             "worst node": lambda row: f"{row['worst_node']:.1f}",
             "averaged model": lambda row: f"{row['averaged_model']:.1f}",
         }).show()
@@ -49,14 +50,15 @@ def demo(out: Folder = Path("out"), json: Json = False) -> None:
     console.print(
         f"At {local['data']}, local momentum (dsgdm-n) reaches {local['accuracy']:.1f}%, quasi-global momentum "
         f"(qg-dsgdm-n) {quasi['accuracy']:.1f}%, with the same traffic.\nAccuracy is the mean over the nodes' "
-        f"models, ± std over {setting.seeds} seeds; learning rates are tuned on another seed; sgdm-n is centralized."
+        f"models after the last epoch, ± std over {setting.seeds} seeds; best is that of the best test; learning rates "
+        "are tuned on another seed; sgdm-n is centralized."
     )
     written = plots.save(demonstration.draw(setting, outcomes), out, "demo")
     write_csv(out / "demo.csv", rows)
     say_written([*written, out / "demo.csv", out / "runs"])
 
 
-PERCENT = dict.fromkeys(("accuracy", "std", "worst_node", "averaged_model"), "_percent")
+PERCENT = dict.fromkeys(("accuracy", "std", "best", "worst_node", "averaged_model"), "_percent")
 """Unit of the numbers in per cent, part of their names in JSON."""
 
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated
 
@@ -72,7 +73,7 @@ def leaderboard(
 
     Args:
         tier: digits (minutes on a CPU), cifar (ResNet-20, for a GPU), or relay (VGG-11 at published rates, for a GPU).
-        methods: Only the methods whose name matches one of these patterns, as in 'qg-*' 'edm'.
+        methods: Run and print only the methods whose name matches one of these patterns, as in 'qg-*' 'edm'.
         conditions: Only the conditions of the tier whose name matches one of these patterns, as in 'sorted' '*0.01'.
         show: Run nothing; print and write the tables of the records that exist.
         again: Also make new records of methods that have one.
@@ -81,7 +82,7 @@ def leaderboard(
     wanted = [] if show else select(chosen, methods)
     if not again:
         wanted = [one for one in wanted if not _has_record(one, chosen, at)]
-    _run_and_show(wanted, chosen, at, json)
+    _run_and_show(wanted, chosen, at, json, methods)
 
 
 def add(
@@ -113,12 +114,14 @@ def _has_record(one: Contender, tier: Tier, at: Places) -> bool:
     return found is not None and found.settings == one.settings and names <= set(found.conditions)
 
 
-def _run_and_show(wanted: Sequence[Contender], tier: Tier, at: Places, json: bool) -> None:
+def _run_and_show(
+    wanted: Sequence[Contender], tier: Tier, at: Places, json: bool, methods: Sequence[str] = ()
+) -> None:
     try:
         if wanted:
             _run(wanted, tier, at)
     finally:                                    # also the records of a command that is stopped
-        _show(tier, at, json)
+        _show(tier, at, json, methods)
 
 
 def _run(wanted: Sequence[Contender], tier: Tier, at: Places) -> None:
@@ -146,10 +149,11 @@ def _in_words(standing: Standing, tier: Tier) -> str:
     return f"{standing.name}: {'; '.join(scores)}"
 
 
-def _show(tier: Tier, at: Places, json: bool) -> None:
-    """Print the table of a tier; write the page, the tables and the blocks of other documents."""
+def _show(tier: Tier, at: Places, json: bool, methods: Sequence[str]) -> None:
+    """Print a tier's table of some methods, or of all; write the page, the tables and the blocks of other documents."""
     standings = read_standings(at.records)
     rows = ranked(standings.get(tier.name, []), tier.conditions[0].name)
+    rows = [one for one in rows if not methods or any(fnmatch(one.name, pattern) for pattern in methods)]
     if json:
         print_json([asdict(one) for one in rows])
     else:

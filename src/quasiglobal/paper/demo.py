@@ -85,6 +85,10 @@ def _last(run: Run, metric: str) -> float:
     return (number(run.summary.last, metric) if run.summary else None) or 0.0
 
 
+def _best(run: Run) -> float:
+    return (number(run.summary.best, SCORE) if run.summary else None) or 0.0
+
+
 def draw(setting: DemoSetting, outcomes: Sequence[DemoOutcome]) -> Figure:
     """Plot accuracy over the epochs, one panel per α: mean of the nodes, band from the worst to the best node."""
     with style():
@@ -113,6 +117,7 @@ def numbers(outcomes: Sequence[DemoOutcome]) -> list[dict[str, object]]:
             "lr": outcome.experiment.lr,
             "accuracy": 100 * statistics.mean(accuracies),
             "std": 100 * statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0,
+            "best": 100 * statistics.mean(map(_best, outcome.runs)),
             "worst_node": 100 * min(_last(run, WORST) for run in outcome.runs),
             "averaged_model": 100 * statistics.mean(_last(run, AVERAGED) for run in outcome.runs),
             "consensus_distance": statistics.mean(_last(run, "consensus_distance") for run in outcome.runs),
