@@ -29,6 +29,7 @@ def test_a_peer_that_only_gives_signs_of_life_costs_few_deadlines():
         torch.testing.assert_close(mixed, torch.full((1, 4), 0.5), rtol=0, atol=0.01)
 
 
+@pytest.mark.slow
 def test_models_sent_ahead_meet_the_deadline():
     graph, algorithm = qg.topology.ring(3), qg.algorithms.Overlap(base=qg.algorithm("qg-dsgdm-n"))
     start = torch.randn(3, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -22,6 +22,7 @@ from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import Experiment, from_toml
 
 
+@pytest.mark.slow
 def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owners, capsys):
     four, server = owners(epochs=3), serve("127.0.0.1", 0)
     words = ["--log", "json", "--tensorboard", "--checkpoint-seconds", "1000"]

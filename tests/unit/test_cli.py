@@ -228,6 +228,7 @@ def test_brackets_in_a_name_are_not_markup(monkeypatch, capsys, tmp_path):
     assert (folder / "figure-topology.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_and_a_full_disk_end_quietly():
     command = f"{sys.executable} -m quasiglobal algorithms --markdown"
     piped = subprocess.run(f"{command} | head -1", shell=True, capture_output=True, text=True, check=True)
@@ -238,6 +239,7 @@ def test_a_closed_pipe_and_a_full_disk_end_quietly():
     assert full.stderr == "qg: No space left on device\n"
 
 
+@pytest.mark.slow
 def test_your_own_algorithm_is_found_from_where_you_are(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import quasiglobal as qg\nclass Mine(qg.Algorithm):\n    pass\n"

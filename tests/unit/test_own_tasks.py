@@ -264,6 +264,7 @@ class Slower(qg.Algorithm):
         return node.mix(x - self.factor * node.lr * g), state
 
 
+@pytest.mark.slow
 def test_texts_and_objects_mean_the_same(tmp_path):
     torch.manual_seed(0)
     task = own_tasks.classification()

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quasiglobal")
 
-Loss = Callable[[Any], Tensor]
-"""The sum of all models' losses from their outputs."""
+Total = Callable[[Any], Tensor]
+"""The sum of all models' losses, from their outputs."""
 
 QUICK = 1.0
 """Seconds that a rehearsal takes at most if all is found in the caches on disk; after these, a line is logged."""
@@ -52,7 +52,7 @@ def sum_of(outputs: Any) -> Tensor:
 
 
 def rehearse(
-    program: StackedProgram, name: str, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Loss
+    program: StackedProgram, name: str, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Total
 ) -> None:
     """Compile a program for arguments like these, and log it under the network's `name` if that takes a while.
 
@@ -81,7 +81,7 @@ def rehearse(
 
 
 def _run_without_kernels(
-    program: StackedProgram, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Loss
+    program: StackedProgram, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Total
 ) -> list[tuple[Segment, Sequence[Tensor]]]:
     """Run the forward pass, and the backward pass if gradients are enabled; return the calls of segments."""
     calls: list[tuple[Segment, Sequence[Tensor]]] = []
