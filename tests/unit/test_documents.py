@@ -80,7 +80,8 @@ def test_the_table_of_topologies_is_what_the_command_prints(capsys):
 def test_the_readmes_results_are_the_demos():
     with open(ROOT / "docs" / "figures" / "demo.csv") as file:
         for row in csv.DictReader(file):
-            cells = f"{float(row['accuracy']):.1f} ± {float(row['std']):.1f} | {float(row['worst_node']):.1f}"
+            others = " | ".join(f"{float(row[name]):.1f}" for name in ("best", "worst_node", "averaged_model"))
+            cells = f"{float(row['accuracy']):.1f} ± {float(row['std']):.1f} | {others}"
             assert f"| `{row['algorithm']}` | {row['data']} | {float(row['lr']):g} | {cells} |" in README
 
 
