@@ -26,6 +26,7 @@ def python_blocks(text):
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_readmes_examples_are_the_files_and_print_what_it_says(tmp_path):
     examples = [ROOT / "examples" / name for name in ("own_model.py", "quickstart.py")]
     assert python_blocks(README) == [example.read_text() for example in examples]
@@ -162,6 +163,7 @@ def test_the_numbers_for_choosing_a_method_are_those_of_the_tables():
         assert f"| `{name}` | {ours[0]} | {ours[1]} |" in page
 
 
+@pytest.mark.slow
 def test_your_algorithm_in_15_lines_works(capsys):
     names = {}
     blocks = python_blocks((ROOT / "docs" / "your-algorithm.md").read_text())

@@ -163,6 +163,7 @@ def trained(chosen, experiments=None):
     return program, records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [pytest.param("dadam", marks=pytest.mark.slow), "qg-dadam:released=true"])
 def test_adam_makes_steps_of_rounding_where_there_is_no_gradient_and_nowhere_else(tmp_path, algorithm):
     model = write_model(tmp_path)

@@ -16,6 +16,7 @@ from quasiglobal.runs.store import RunFolder, RunStore
 ONE = replace(SHORT, model="resnet8", norm="evonorm-running", width=0.25, epochs=2, lr=0.05)
 
 
+@pytest.mark.slow
 def test_each_reading_scores_as_a_run_with_its_norm(tmp_path):
     """Training is the same for all norms, so a run with a reading's norm ends with the same weights and its score."""
     (run,) = train(ONE, settled(tmp_path / "all"), callbacks=[ScoreReadings()])

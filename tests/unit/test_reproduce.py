@@ -308,6 +308,7 @@ def test_no_seed_is_run_before_a_rate_is_chosen_unless_the_paper_has_one(tmp_pat
     assert len(seeds_to_run(outcome(tmp_path, "imagenet-topologies", fixed), 3)) == 3
 
 
+@pytest.mark.slow
 def test_a_table_that_was_stopped_is_gone_on_with(tmp_path):
     table, cells = TABLES["single-worker"], ["qg-sgdm | bn"]
 

@@ -161,6 +161,7 @@ def test_a_curve_is_what_the_records_say(tmp_path):
     np.testing.assert_allclose(step.get_ydata(), [1e-3, 2.5e-4])
 
 
+@pytest.mark.slow
 def test_partitions_are_drawn_without_a_run_and_missing_data_is_named(tmp_path, monkeypatch):
     made = draw("figure-partition", tmp_path)
     assert len(drawn(made.figure)) == 7
