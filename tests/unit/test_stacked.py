@@ -2,19 +2,21 @@
 
 import copy
 import os
+import re
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.func import grad, vmap
+from torch.utils._pytree import tree_map
 
 from quasiglobal.gradients.compiling import traced
 from quasiglobal.gradients.kernels.fusion import convolves, is_linear
 from quasiglobal.gradients.kernels.program import stacked_program
 from quasiglobal.gradients.kernels.route import Kernels
 from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.routes import Compiled, OneByOne
+from quasiglobal.gradients.routes import Compiled, OneByOne, Vectorised
 from quasiglobal.gradients.stack import StackedModel
 from quasiglobal.gradients.stackable import stackable
 from quasiglobal.models import RESIDUAL, build
@@ -305,6 +307,36 @@ def test_a_route_that_fails_is_replaced_by_a_slower_one_with_one_line(name, capl
     assert said.startswith(begins)
     assert said.endswith(route.cost)
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.5])
+def test_a_wrong_gradient_of_a_compiler_is_noticed_at_the_first_step(drop, caplog, monkeypatch):
+    """Unless the module draws random numbers: no two computations of its gradient agree."""
+    def mistaken(program):
+        return lambda *arguments: tree_map(lambda value: 1.01 * value, program(*arguments))
+
+    monkeypatch.setattr("quasiglobal.gradients.routes.compiled", mistaken)
+    module = nn.Sequential(nn.Flatten(), Dropping(drop), nn.Linear(3 * 16 * 16, 10))
+    model, (found, arguments) = by_the_kernels(module)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    if drop:
+        assert type(model.route) is Kernels
+        assert not said
+    else:
+        assert type(model.route) is Vectorised
+        torch.testing.assert_close(found.g, one_by_one(module, model.layout, *arguments)[0], rtol=1e-5, atol=1e-6)
+        assert re.match(r"Sequential fails .* \(WrongGradient: the first gradient has an error of .*\); ", said[0])
+
+
+class Dropping(nn.Module):
+    """Dropout that a search for dropout layers does not find."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.p = p
+
+    def forward(self, x):
+        return nn.functional.dropout(x, self.p) if self.p else x
 
 
 def test_a_model_that_fails_by_itself_raises_its_own_error(caplog):

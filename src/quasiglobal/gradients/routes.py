@@ -45,6 +45,8 @@ class Route(ABC):
         self.one = one
         self.fuses = False
         """Whether the training is so long that compiling small parts of a step pays off."""
+        self.guarded = False
+        """Whether the first gradient is to be checked: a compiler that has made silent errors computes some of it."""
 
     @abstractmethod
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
@@ -144,6 +146,7 @@ class Compiled(Vectorised):
             log.warning(f"{name} has {count} operations, as of a long recurrence: they run uncompiled, which is slower")
             return program
         log.info(f"compiling {name} ({count} operations)")
+        self.guarded = True
         return compiled(program)
 
 

@@ -11,7 +11,8 @@
 | GPU | a convolutional network in bf16 | our kernels |
 | GPU | anything else | vectorised, compiled |
 
-A route that fails on a model is replaced by its next slower one (`Route.slower`), with one line in the log.
+A route that fails on a model, or whose first gradient is wrong (`guard.py`), is replaced by its next slower one
+(`Route.slower`), with one line in the log.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.memory import is_out_of_memory
 from quasiglobal.gradients.compiling import Fused
+from quasiglobal.gradients.guard import check_first_gradient
 from quasiglobal.gradients.kernels.route import Kernels
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.one_model import Buffers, Gradients, Loss, OneModel, Right, Tree
@@ -127,6 +129,8 @@ class StackedModel:
             try:
                 with self._slow_operations(first=what not in self._worked):
                     result = getattr(route, what)(*arguments)
+                if route.guarded and what == "gradients" and what not in self._worked:
+                    check_first_gradient(result, route.one, *arguments)
                 break
             except Exception as error:
                 if route.slower is None or is_out_of_memory(error):      # another route needs as much

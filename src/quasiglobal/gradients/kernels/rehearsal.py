@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from threading import Thread, Timer, get_ident
@@ -68,7 +68,7 @@ def rehearse(
     line.start()
     try:
         with (
-            ThreadPoolExecutor() as pool,
+            _Loaded(x.device) as pool,
             triton.AsyncCompileMode(pool, ignore_errors=True),
             torch.random.fork_rng([x.device] if x.is_cuda else []),
         ):
@@ -78,6 +78,23 @@ def rehearse(
         log.debug(f"the rehearsal of {name} failed: {error!r}")
     finally:
         line.cancel()
+
+
+class _Loaded(ThreadPoolExecutor):
+    """Threads that compile and load kernels: a kernel's launcher is a small C program, compiled as it is loaded."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def submit(self, compiling: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
+        return super().submit(self._compile_and_load, compiling)
+
+    def _compile_and_load(self, compiling: Callable[[], Any]) -> Any:
+        kernel = compiling()
+        with torch.cuda.device(self.device):                # the current device is that of a thread
+            _ = kernel.run
+        return kernel
 
 
 def _run_without_kernels(

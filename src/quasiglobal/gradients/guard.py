@@ -1,0 +1,50 @@
+"""A guard against silent errors of a compiler: the first gradient, compared with plain PyTorch's.
+
+Inductor has computed wrong gradients without an error: of maxima in 16 bits, of padded tensors, of one network in
+float32. So the first model's gradient at the first step is computed by plain autograd too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree
+from quasiglobal.gradients.routes import OneByOne
+
+ROUNDING = 4.0
+"""Errors of plain PyTorch in the same precision that a route may have."""
+SMALL = 1e-3, 1e-6
+"""Error that a route may have besides: relative to the gradient, and absolute, for gradients that are zero."""
+
+
+class WrongGradient(ArithmeticError):
+    """A gradient that is not that of plain PyTorch."""
+
+
+def check_first_gradient(
+    result: Gradients, one: OneModel, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree
+) -> None:
+    """Raise `WrongGradient` if the first model's gradient is not that of plain PyTorch, up to rounding.
+
+    A module that draws random numbers is not checked: a compiled one draws others.
+    """
+    first = tree_map(lambda values: values[:1], (x, buffers, inputs, targets))
+    with torch.random.fork_rng([x.device] if x.is_cuda else []):
+        before = _state(x.device)
+        plain = OneByOne(one).gradients(*first).g
+        exact = plain if one.precision == "fp32" else OneByOne(replace(one, precision="fp32")).gradients(*first).g
+        if not torch.equal(_state(x.device), before) or not torch.isfinite(exact).all():
+            return
+    error, rounding, size = (float(part.norm()) for part in (result.g[:1] - exact, plain - exact, exact))
+    if not error <= ROUNDING * rounding + SMALL[0] * size + SMALL[1]:
+        raise WrongGradient(f"the first gradient has an error of {error:.2g}, its norm is {size:.2g}")
+
+
+def _state(device: torch.device) -> Tensor:
+    """The states of the random generators."""
+    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    return torch.cat(states)
