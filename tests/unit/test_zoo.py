@@ -395,7 +395,7 @@ def test_a_gpu_gives_each_copys_own_gradients(name, precision, fixed_draws):
         return
     model = copies.stacked(precision)
     with route_kept(copies, model):
-        others = (Copies.of(name, precision, "cuda", seed) for seed in (1, 2, 3, 4))
+        others = (Copies.of(name, precision, "cuda", seed) for seed in range(1, 11))
         frozen = copies.module                              # its frozen parts are not in the rows of a model
         assert_precise(precision, model, copies, *(replace(other, module=frozen) for other in others))
 

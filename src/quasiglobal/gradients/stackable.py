@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any
@@ -295,8 +296,11 @@ def _avg_pool(pool: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
 
 
 def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    product = torch.einsum("...i,oij,...j->...o", input1, weight, input2)
-    return product if bias is None else product + bias
+    """As autocast on a GPU does, in the widest dtype of the arguments."""
+    wide = reduce(torch.promote_types, (value.dtype for value in (input1, input2, weight)))
+    with torch.autocast(weight.device.type, enabled=False):
+        product = torch.einsum("...i,oij,...j->...o", input1.to(wide), weight.to(wide), input2.to(wide))
+        return product if bias is None else product + bias
 
 
 def _embedding_bag(*args: Any, **named: Any) -> Any:
