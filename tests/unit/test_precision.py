@@ -1,6 +1,7 @@
 """Mixing uses full precision under every precision setting: quasi-global momentum depends on it."""
 
 import re
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 import quasiglobal as qg
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.gradients.precision import _switches, full_precision
 from quasiglobal.runs.estimate import prepare
 from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import Experiment
@@ -150,3 +152,26 @@ def test_many_nodes_add_their_neighbours_one_by_one(spec):
         torch.testing.assert_close(mixed, expected, rtol=0, atol=1e-14)
     same = torch.full((2 * graph.n, 5), 0.1)
     assert engine.mix(1, (same,))[0].equal(same)
+
+
+def test_threads_share_the_switches_and_leave_them_as_they_were():
+    """PyTorch refuses `cudnn.flags` if convolutions and recurrences differ, as after a thread that left too early."""
+    def precisions():
+        return [part.fp32_precision for part in _switches.parts]
+
+    before, entered, leave = precisions(), Event(), Event()
+
+    def other():
+        with full_precision("cpu"):
+            entered.set()
+            leave.wait(10)
+
+    with full_precision("cpu"):
+        thread = Thread(target=other)
+        thread.start()
+        assert entered.wait(10)
+    assert precisions() == ["ieee"] * 4
+    with torch.backends.cudnn.flags(enabled=False):
+        leave.set()
+        thread.join()
+    assert precisions() == before
