@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -16,20 +17,36 @@ PRECISIONS = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.float3
 @contextmanager
 def full_precision(device: str) -> Iterator[None]:
     """Compute matrix products and convolutions in the precision of their operands: no autocast, no TF32, no bf16."""
-    with _switches, torch.autocast(device, enabled=False):
+    with _switches("cuda" if device == "cuda" else "cpu"), torch.autocast(device, enabled=False):
         yield
 
 
-class _Switches:
-    """PyTorch's switches for the whole process: the first thread that enters turns them off, the last that leaves on."""
+@cache
+def _switches(device: str) -> _Switches:
+    backends: Any = torch.backends
+    if device == "cpu":
+        return _Switches([backends.mkldnn.matmul])
+    return _Switches([backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn], older=backends.cudnn)
 
-    def __init__(self) -> None:
-        self.lock, self.inside, self.before = Lock(), 0, [""]
+
+class _Switches:
+    """PyTorch's switches for the whole process: the first thread that enters sets them, the last resets them.
+
+    While the older switch of cuDNN contradicts the others, `cudnn.flags` fails, which a user's module may call.
+    """
+
+    def __init__(self, parts: list[Any], older: Any = None) -> None:
+        self.parts, self.older = parts, older
+        self.lock, self.inside = Lock(), 0
+        self.before: list[str] = []
+        self.allowed = False
 
     def __enter__(self) -> None:
         with self.lock:
             if self.inside == 0:
-                self.before = [part.fp32_precision for part in self.parts]
+                self.before, self.allowed = [part.fp32_precision for part in self.parts], self._allows_tf32()
+                if self.allowed:
+                    self.older.allow_tf32 = False
                 for part in self.parts:
                     part.fp32_precision = "ieee"
             self.inside += 1
@@ -38,14 +55,12 @@ class _Switches:
         with self.lock:
             self.inside -= 1
             if self.inside == 0:
+                if self.allowed:
+                    self.older.allow_tf32 = True
                 for part, precision in zip(self.parts, self.before, strict=True):
                     part.fp32_precision = precision
 
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        backends: Any = torch.backends
-        # PyTorch refuses questions about cuDNN while its convolutions and recurrences differ.
-        return backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, backends.mkldnn.matmul
-
-
-_switches = _Switches()
+    def _allows_tf32(self) -> bool:
+        with suppress(RuntimeError):                        # somebody has set the others alone
+            return self.older is not None and bool(self.older.allow_tf32)
+        return False
