@@ -3,6 +3,7 @@
 import csv
 import json
 import linecache
+import multiprocessing
 import random
 import signal
 import subprocess
@@ -229,6 +230,7 @@ def test_an_error_in_a_worker_process_is_one_sentence():
     data.read.extend(range(60))
     with pytest.raises(qg.InputError, match="example 7 of train cannot be read: Broken raises ValueError"):
         qg.train(task, **SHORT, workers=1)
+    assert multiprocessing.active_children() == [], "the workers have ended too"
 
 
 class StopAfter:

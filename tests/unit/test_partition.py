@@ -26,7 +26,8 @@ def test_a_partition_is_a_function_of_its_seed():
     assert fingerprint(0) == fingerprint(0) != fingerprint(1)
 
 
-def test_bad_input():
+def test_bad_input(monkeypatch):
+    monkeypatch.setattr("quasiglobal.data.partition.REDRAWS", 100)
     cases = {
         "alpha must be > 0, got 0": (LABELS, 4, "dirichlet", 0),
         "3 examples cannot be split among 4 nodes": (LABELS[:3], 4, "iid"),

@@ -15,17 +15,24 @@ class Workers:
     """Reads the batches of an epoch in several processes, a few steps ahead. Examples depend on their keys alone."""
 
     def __init__(self, fresh: Fresh, count: int) -> None:
-        self._steps: list[list[Keyed]] = []
-        self._loader: DataLoader[Any] = DataLoader(
-            _Examples(fresh), batch_sampler=_Steps(self), num_workers=count, collate_fn=list, persistent_workers=True
-        )
+        self._fresh, self._count = fresh, count
+        self._plan, self._next = _Plan(), 0
+        self._loader: DataLoader[Any] | None = None
         self._batches: Iterator[list[Any]] = iter(())
-        self._next = 0
 
     def begin(self, steps: list[list[Keyed]]) -> None:
         """Begin an epoch with the examples of each step."""
-        self._steps, self._next = steps, 0
+        if self._loader is None:
+            self._loader = DataLoader(
+                _Examples(self._fresh), batch_sampler=self._plan, num_workers=self._count, collate_fn=list,
+                persistent_workers=True,
+            )
+        self._plan.steps, self._next = steps, 0
         self._batches = iter(self._loader)
+
+    def end(self) -> None:
+        """End the processes; the next epoch starts others. A loader that is collected as garbage waits 5 s for them."""
+        self._loader, self._batches = None, iter(())
 
     def batch(self, step: int) -> list[Any]:
         """The examples of a step; steps are asked for in order, and may be left out."""
@@ -53,14 +60,14 @@ class _Examples(Dataset[Any]):
             return error
 
 
-class _Steps:
-    """The batches of the current epoch, for a loader whose workers live longer than an epoch."""
+class _Plan:
+    """The examples of each step of the current epoch, for a loader whose workers live longer than an epoch."""
 
-    def __init__(self, workers: Workers) -> None:
-        self.workers = workers
+    def __init__(self) -> None:
+        self.steps: list[list[Keyed]] = []
 
     def __iter__(self) -> Iterator[list[Keyed]]:
-        return iter(self.workers._steps)
+        return iter(self.steps)
 
     def __len__(self) -> int:
-        return len(self.workers._steps)
+        return len(self.steps)

@@ -147,6 +147,11 @@ class Feed:
             for old, new in zip(self._moves, drawn.moves, strict=True):
                 old.copy_(new)
 
+    def end(self) -> None:
+        """End the processes that read examples; the next epoch starts others."""
+        if self._workers is not None:
+            self._workers.end()
+
     def read(self, step: int) -> None:
         """Read the examples of step 0, 1, … of the epoch, unless they are on the device, into the same tensors."""
         if self.streamed is not None:

@@ -202,12 +202,15 @@ class Loop:
         """Train from the program's current epochs to the end."""
         self._call("on_start")
         watched = self._methods("on_step")
-        while not self.over:
-            self._train_epoch(self._after_step if watched else None)
-            with self.program.timed("saving"):
-                self._call("on_epoch")
-            if not self.stopping:
-                self._regroup()
+        try:
+            while not self.over:
+                self._train_epoch(self._after_step if watched else None)
+                with self.program.timed("saving"):
+                    self._call("on_epoch")
+                if not self.stopping:
+                    self._regroup()
+        finally:
+            self.program.feed.end()
         if self.ended:
             self.ends |= dict.fromkeys(self.going, "finished")
         self._call("on_end")
