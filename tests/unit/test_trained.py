@@ -127,7 +127,7 @@ def test_the_momentum_map_says_in_words_who_diverged(tmp_path, lost, says, panel
     assert {text.get_text() for text in made.figure.axes[1].texts} == {panel_says}
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", [*DRAWN[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in DRAWN[3:])])
 def test_what_diverged_at_once_is_drawn_and_said(name, tmp_path):
     cells = TRAINED[name].table.cells
     nothing = dict.fromkeys(("loss", "train_accuracy", "test_loss", "weight_norm", "effective_step"))

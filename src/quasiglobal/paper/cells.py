@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal, get_args
 
 from quasiglobal.errors import unknown
@@ -78,6 +79,7 @@ SMOKE_TOPOLOGIES = {
 """Replacements of the paper's topologies, with about a quarter of the nodes."""
 
 
+@cache
 def at_scale(experiment: Experiment, scale: Scale) -> Experiment:
     """Scale an experiment down: smoke is a quick check on a CPU, short has a tenth of the paper's epochs.
 

@@ -244,6 +244,7 @@ def step_order(experiment: Experiment) -> tuple[str, str]:
     return experiment.algorithm, experiment.topology
 
 
+@cache
 def setting(experiment: Experiment) -> str:
     """Key that is equal for experiments that differ only in seed and learning rate, or in fields without effect.
 
