@@ -42,11 +42,14 @@ docs: .venv/docs  ## build the documentation site into out/site; any warning fai
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "built out/site; read it with: $(BIN)/python -m http.server --directory out/site"
 
+# The tests start many processes, which need not compile the modules again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
+
 test: lint  ## run ruff, mypy --strict and the tests, a few minutes on two cores
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(PYTEST)
 
 test-slow: .venv/further  ## run the slow tests; installs the packages that only they need
-	$(BIN)/pytest -n 2 --dist worksteal -m slow
+	$(PYTEST) -m slow
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -103,7 +103,7 @@ def trajectories(topology, mu) -> list[tuple[Constants, Run]]:
     return runs
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize("mu", [0.0, pytest.param(0.5, marks=pytest.mark.slow), 0.95])
 @pytest.mark.parametrize("topology", GRAPHS)
 @pytest.mark.parametrize("lemma", LEMMAS)
 def test_every_step_of_a_trajectory_obeys_the_lemma(lemma, topology, mu):

@@ -53,6 +53,7 @@ def test_seeds_as_rows_equal_seeds_alone():
         assert records[-1][k]["accuracy"] == alone_records[-1][0]["accuracy"]
 
 
+@pytest.mark.slow
 def test_steps_that_write_into_their_storage_are_the_same():
     """Captured steps on a GPU write in place too."""
     names = (

@@ -135,7 +135,7 @@ def train_and_kill(folder, algorithm, kills, epochs):
 
 
 def test_a_kill_changes_nothing(tmp_path):
-    train_and_kill(tmp_path, "qg-dsgdm-n", kills=1, epochs=60)
+    train_and_kill(tmp_path, "qg-dsgdm-n", kills=1, epochs=30)
 
 
 @pytest.mark.slow

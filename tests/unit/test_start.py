@@ -22,6 +22,7 @@ def output_of(script):
     return done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="in Triton's interpreter")
 def test_a_first_step_by_the_kernels_imports_no_compiler():
     """Each of these packages takes seconds to import."""
