@@ -54,6 +54,7 @@ def test_honest_numbers_are_the_same_bits_with_and_without_trust():
         assert ours[2] == {}
 
 
+@pytest.mark.slow
 def test_steps_in_blocks_clip_like_whole_steps(monkeypatch):
     def steps(in_place):
         """The models after 10 steps; node 1 sends a huge one from step 4 on."""

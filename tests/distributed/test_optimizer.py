@@ -171,10 +171,10 @@ def close(rows, expected):
     return (torch.stack(rows) - expected).norm() <= 1e-12 * expected.norm()
 
 
-@pytest.mark.parametrize(("make", "scheduled"), [
-    (loops.adamw, "gossip"), pytest.param(loops.sgdm, "base", marks=pytest.mark.slow),
-    pytest.param(loops.lbfgs, "gossip", marks=pytest.mark.slow),
-])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "scheduled"), [(loops.adamw, "gossip"), (loops.sgdm, "base"), (loops.lbfgs, "gossip")]
+)
 def test_a_base_steps_and_the_neighbours_average(make, scheduled):
     expected = plain_loop(make, averaged)
     assert close(together(4, loops.train_with_base, make, "ring:4", "dsgd", scheduled), expected)

@@ -33,7 +33,7 @@ def dsgd_rests_at(lr, topology=RING):
     [
         ("dsgd-gt", RING, 0.05, 2000),
         ("d2", LAZY, 0.05, 2000),
-        ("d2+", LAZY, 0.05, 2000),
+        pytest.param("d2+", LAZY, 0.05, 2000, marks=pytest.mark.slow),
         # With momentum on the tracker, a larger lr converges more slowly.
         pytest.param("dsgdm-gt", RING, 0.02, 2500, marks=pytest.mark.slow),
         ("dsgdm-n-gt", RING, 0.02, 2500),
@@ -75,7 +75,10 @@ def test_the_others_rest_where_dsgd_with_a_larger_step_does(name, factor):
     assert (x.mean(dim=0) - PROBLEM.minimiser).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in STEP_OF_DSGD if name.startswith("qg-")])
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow if "mu=" in name else ())
+    for name in STEP_OF_DSGD if name.startswith("qg-")
+])
 def test_quasi_global_momentum_at_rest_is_zero(name):
     assert at_rest(name).state["m_hat"].abs().max() < 1e-9
 

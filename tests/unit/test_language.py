@@ -180,7 +180,7 @@ def test_adam_makes_steps_of_rounding_where_there_is_no_gradient_and_nowhere_els
     assert apart[:, ~learns].max() > 1e-10
 
 
-@pytest.mark.parametrize("train", ["all", "head", "lora:2"])
+@pytest.mark.parametrize("train", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("all", "head")), "lora:2"])
 def test_a_stopped_training_with_dropout_goes_on_bit_for_bit(tmp_path, train):
     chosen = experiment(write_model(tmp_path, dropout=True), epochs=3, train=train)
     whole, _ = trained(chosen)

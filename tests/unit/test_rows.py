@@ -16,7 +16,9 @@ from quasiglobal.runs.utilisation import utilisation
 from quasiglobal.training.program import Program
 
 
-@pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "d2+", "slowmo", "qg-dadam"])
+@pytest.mark.parametrize("algorithm", [
+    "qg-dsgdm-n", "slowmo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("d2+", "qg-dadam"))
+])
 def test_learning_rates_and_partitions_are_rows_too(tmp_path, algorithm):
     common = replace(SHORT, algorithm=algorithm, topology="lazy/ring:4", precision="fp64", warmup=0.0, epochs=2)
     settings = [common, replace(common, lr=0.01), replace(common, lr=0.02, alpha=10.0), replace(common, milestones=())]
