@@ -16,6 +16,7 @@ from quasiglobal.gradients.kernels.fusion import convolves, is_linear
 from quasiglobal.gradients.kernels.program import stacked_program
 from quasiglobal.gradients.kernels.route import Kernels
 from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.precision import PRECISIONS
 from quasiglobal.gradients.routes import Compiled, OneByOne, Vectorised
 from quasiglobal.gradients.stack import StackedModel
 from quasiglobal.gradients.stackable import stackable
@@ -249,13 +250,14 @@ def test_convolutions_take_over_what_follows_them():
     assert "aten.relu.default" not in {str(node.target) for node in nodes}
 
 
-def by_the_kernels(module):
+def by_the_kernels(module, precision="fp32"):
     """A stacked model that starts on the route of the kernels; its gradients on random images, and their arguments."""
     torch.manual_seed(0)
     layout = Layout.of(module)
     x = layout.row(dict(module.named_parameters())).repeat(K, 1)
-    model = StackedModel(module, nn.functional.cross_entropy, layout, route=Kernels)
-    arguments = x, {}, torch.randn(K, BATCH, 3, 16, 16), torch.randint(0, 10, (K, BATCH))
+    model = StackedModel(module, nn.functional.cross_entropy, layout, precision, route=Kernels)
+    dtype = PRECISIONS[precision]
+    arguments = x.to(dtype), {}, torch.randn(K, BATCH, 3, 16, 16, dtype=dtype), torch.randint(0, 10, (K, BATCH))
     return model, (model.gradients(*arguments), arguments)
 
 
@@ -309,22 +311,24 @@ def test_a_route_that_fails_is_replaced_by_a_slower_one_with_one_line(name, capl
     assert "\n" not in said
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("drop", [0.0, 0.5])
-def test_a_wrong_gradient_of_a_compiler_is_noticed_at_the_first_step(drop, caplog, monkeypatch):
+def test_a_wrong_gradient_of_a_compiler_is_noticed_at_the_first_step(drop, precision, caplog, monkeypatch):
     """Unless the module draws random numbers: no two computations of its gradient agree."""
     def mistaken(program):
         return lambda *arguments: tree_map(lambda value: 1.01 * value, program(*arguments))
 
     monkeypatch.setattr("quasiglobal.gradients.routes.compiled", mistaken)
     module = nn.Sequential(nn.Flatten(), Dropping(drop), nn.Linear(3 * 16 * 16, 10))
-    model, (found, arguments) = by_the_kernels(module)
+    model, (found, arguments) = by_the_kernels(module, precision)
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     if drop:
         assert type(model.route) is Kernels
         assert not said
     else:
         assert type(model.route) is Vectorised
-        torch.testing.assert_close(found.g, one_by_one(module, model.layout, *arguments)[0], rtol=1e-5, atol=1e-6)
+        expected, _ = one_by_one(module.to(arguments[0].dtype), model.layout, *arguments)
+        torch.testing.assert_close(found.g, expected, rtol=1e-5, atol=1e-6)
         assert re.match(r"Sequential fails .* \(WrongGradient: a gradient has an error of .*\); ", said[0])
 
 
