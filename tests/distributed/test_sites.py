@@ -4,7 +4,7 @@ import json
 import socket
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 
 import federations
@@ -281,6 +281,44 @@ def test_a_flood_from_one_address_leaves_room_for_others_and_is_bounded(meeting,
     finally:
         stop.set()
         thread.join()
+
+
+def test_a_recorded_connection_is_of_no_use(meeting, sites, monkeypatch):
+    """Somebody on the way has every byte that a site sent, its greeting included, and sends them again."""
+    host, port = sites.addresses[0].split(":")
+    heard = bytearray()
+
+    def pass_on(source, sink, keep):
+        with suppress(OSError):
+            while data := source.recv(65536):
+                keep += data
+                sink.sendall(data)
+
+    with socket.create_server((host, 0)) as tap, ExitStack() as stack:
+        def relay():
+            near, far = tap.accept()[0], socket.create_connection((host, int(port)))
+            for one in (near, far):
+                stack.callback(one.close)
+            threading.Thread(target=pass_on, args=(far, near, bytearray()), daemon=True).start()
+            pass_on(near, far, heard)
+
+        threading.Thread(target=relay, daemon=True).start()
+        place = socket.AF_INET, socket.SOCK_STREAM, 0, "", tap.getsockname()
+        monkeypatch.setattr(module, "resolved", lambda *_: [place])
+        first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
+        edges = meeting.met(first, second)
+        for edge in edges:
+            edge.listen(1000)
+        assert len(heard) > 1000, "a handshake with a certificate, and a greeting"
+        with socket.create_connection((host, int(port)), 5) as again:
+            again.sendall(bytes(heard))
+            with suppress(ConnectionError):
+                while again.recv(65536):
+                    pass
+        until(lambda: meeting.recorded(first, "refused"))
+        assert len(meeting.recorded(first, "connected")) == 1
+        edges[1].send((1, 0), torch.ones(3), 5)
+        assert edges[0].receive((1, 0), Expected(3, torch.float32), 5) is not None
 
 
 def test_no_descriptors_left_is_survived(meeting, sites, monkeypatch, caplog):
