@@ -4,7 +4,6 @@ The tests on a GPU have the precision in their name, because the first step of a
 `-k "gpu and bf16"` runs the usual precision alone, and `-m slow -k fp64` or `-m slow -k fp32` the others.
 """
 
-import copy
 import math
 import os
 from contextlib import contextmanager
@@ -22,8 +21,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from zoo import ZOO, Entry
 
 import quasiglobal.gradients.routes
+from quasiglobal.common.modules import converted, copied
 from quasiglobal.gradients.kernels.program import stacked_program
-from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.layout import Layout, own_state
 from quasiglobal.gradients.one_model import Gradients, arguments
 from quasiglobal.gradients.precision import PRECISIONS, full_precision
 from quasiglobal.gradients.routes import Compiled, OneByOne, Route, Traced
@@ -55,6 +55,8 @@ class Copies:
         entry, dtype = ZOO[name], PRECISIONS[precision]
         torch.manual_seed(seed)
         module = entry.module()
+        if name == "teacher":
+            own_state(module, ["teacher.weight", "teacher.bias", "mean"])
         layout = Layout.of(module)
         x = layout.row(dict(module.named_parameters())).repeat(K, 1)
         x = x + 0.01 * torch.randn_like(x)
@@ -69,7 +71,7 @@ class Copies:
         def there(value):
             return value.to(device, dtype if value.is_floating_point() else None)
 
-        module = copy.deepcopy(self.module).to(device, dtype)
+        module = converted(copied(self.module), torch.device(device), dtype)
         values = tree_map(there, (self.x, self.buffers, self.inputs, self.targets))
         return Copies(self.entry, module, self.layout, *values)
 
@@ -77,7 +79,8 @@ class Copies:
         return StackedModel(self.module, self.entry.loss, self.layout, precision, route=route)
 
     def gradients(self, model):
-        return model.gradients(self.x, self.buffers, self.inputs, self.targets)
+        """The copies' gradients; a network may write into its inputs."""
+        return model.gradients(self.x, self.buffers, tree_map(torch.clone, self.inputs), self.targets)
 
     def outputs(self, model):
         """Outputs [copy, batch, …] of every copy on every batch."""
@@ -85,7 +88,7 @@ class Copies:
 
     def alone(self, i):
         """The i-th copy as a module of its own."""
-        module = copy.deepcopy(self.module)
+        module = copied(self.module)
         values = self.layout.views(self.x[i]) | {name: value[i] for name, value in self.buffers.items()}
         module.load_state_dict(values, strict=False)
         return module
@@ -99,7 +102,10 @@ class Copies:
             loss = self.entry.loss(output, at(self.targets, i))
             loss.backward()
             losses.append(loss.detach())
-            grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in module.named_parameters()}
+            grads = {
+                name: torch.zeros_like(p) if p.grad is None else p.grad.to_dense()
+                for name, p in module.named_parameters()
+            }
             rows.append(self.layout.row(grads))
             after.append(Layout.buffers(module))
         return torch.stack(losses), torch.stack(rows), tree_map(lambda *values: torch.stack(values), *after)
@@ -117,7 +123,7 @@ class Copies:
 
 
 def at(values, i):
-    return tree_map(lambda value: value[i], values)
+    return tree_map(lambda value: value[i].clone(), values)
 
 
 def shown(module, inputs, x, precision):

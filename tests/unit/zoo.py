@@ -27,6 +27,28 @@ from zoo_classifiers import (
     ShuffleNet,
     SqueezeNet,
 )
+from zoo_habits import (
+    ChannelsLast,
+    Checkpointed,
+    ClippedWeights,
+    Derivative,
+    Embeddings,
+    Fourier,
+    HalvedBackward,
+    KeepsActivations,
+    Latents,
+    NormalisesInPlace,
+    PartlyFrozen,
+    Pruned,
+    ReadByNumPy,
+    Rotary,
+    ScaledByAHook,
+    SparseGraph,
+    StoppedByData,
+    Teacher,
+    TiedPadding,
+    distance,
+)
 from zoo_images import (
     Autoencoder,
     Choosy,
@@ -80,7 +102,7 @@ class Entry:
     draws: bool = False
     """Whether a training step draws random numbers: dropout, stochastic depth, a random code."""
     one_by_one: bool = False
-    """Whether its control flow depends on the data, so that copies cannot be computed together."""
+    """Whether copies cannot be computed together: control flow that depends on the data, hooks, written weights."""
     jumps: bool = False
     """Whether a rounding error may change the result at once, as a choice of the nearest code does."""
     convolutional: bool = False
@@ -157,6 +179,8 @@ CONVOLUTIONAL = {
     "variational-autoencoder": Entry(VariationalAutoencoder, pairs(IMAGE, IMAGE), evidence_bound, draws=True),
     "codebook": Entry(Codebook, pairs(IMAGE, IMAGE), commitment, jumps=True),
     "simsiam": Entry(SimSiam, LABELLED, alignment),
+    "stopped-by-data": Entry(StoppedByData, LABELLED),
+    "channels-last": Entry(ChannelsLast, LABELLED),
     "discriminator": Entry(Discriminator, pairs(IMAGE, normal()), functional.mse_loss),
 }
 
@@ -187,4 +211,31 @@ OTHERS = {
     "tabular": Entry(Tabular, pairs((normal(4), whole(3, 2)), normal()), functional.mse_loss, draws=True),
 }
 
-ZOO = {name: replace(entry, convolutional=True) for name, entry in CONVOLUTIONAL.items()} | OTHERS
+VECTORS, TEXTS = pairs(normal(6), whole(5)), pairs(padded(13, 8), whole(5))
+
+HABITS = {
+    "scaled-by-a-hook": Entry(ScaledByAHook, LABELLED, one_by_one=True),
+    "read-by-numpy": Entry(ReadByNumPy, LABELLED, one_by_one=True),
+    "keeps-activations": Entry(KeepsActivations, LABELLED, one_by_one=True),
+    "checkpointed": Entry(Checkpointed, LABELLED, one_by_one=True),
+    "checkpointed-reentrant": Entry(partial(Checkpointed, reentrant=True), LABELLED, one_by_one=True),
+    "partly-frozen": Entry(PartlyFrozen, VECTORS, one_by_one=True),
+    "halved-backward": Entry(HalvedBackward, VECTORS, one_by_one=True),
+    "clipped-weights": Entry(ClippedWeights, VECTORS, one_by_one=True),
+    "normalises-in-place": Entry(NormalisesInPlace, VECTORS),
+    "pruned": Entry(Pruned, VECTORS),
+    "sparse-graph": Entry(SparseGraph, pairs(normal(6, 6), whole(3, 6))),
+    "derivative": Entry(Derivative, pairs(normal(2), normal(3)), functional.mse_loss, one_by_one=True),
+    "tied-padding": Entry(TiedPadding, pairs(padded(13, 8), whole(13, 8)), by_token),
+    "embeddings": Entry(partial(Embeddings, padding_idx=-1), TEXTS),
+    "embeddings-by-frequency": Entry(partial(Embeddings, padding_idx=0, scale_grad_by_freq=True), TEXTS),
+    "embeddings-sparse": Entry(partial(Embeddings, sparse=True), TEXTS),
+    "embeddings-max-norm": Entry(partial(Embeddings, max_norm=1.0), TEXTS, one_by_one=True),
+    "fourier": Entry(Fourier, pairs(normal(1, 16), normal(1, 16)), functional.mse_loss),
+    "fourier-pairs": Entry(partial(Fourier, as_pairs=True), pairs(normal(1, 16), normal(1, 16)), functional.mse_loss),
+    "rotary": Entry(Rotary, pairs(whole(13, 8), whole(13, 8)), by_token),
+    "latents": Entry(Latents, SERIES_LABELLED),
+    "teacher": Entry(Teacher, pairs(normal(6), normal(6)), distance),
+}
+
+ZOO = {name: replace(entry, convolutional=True) for name, entry in CONVOLUTIONAL.items()} | OTHERS | HABITS

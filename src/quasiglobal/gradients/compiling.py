@@ -97,6 +97,7 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.Graph
     memory: operations in place are replaced.
     """
     device = arguments[0].device
+    arguments = arguments[0], *tree_map(torch.clone, arguments[1:])             # a model may write into its inputs
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):       # tracing runs dropout too
         program = recorded(function, arguments)
         if any(map(_writes, program.graph.nodes)):

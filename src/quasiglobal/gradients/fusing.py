@@ -32,6 +32,13 @@ def is_stacked(value: Any) -> bool:
     return isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
+def innermost(value: Tensor) -> Tensor:
+    """The tensor of all models behind the dimensions that vmap hides."""
+    while is_stacked(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
+
+
 class _OfAll(torch.autograd.Function):
     """The compiled function of the tensors of all models, with autograd outside of vmap."""
 

@@ -1,7 +1,8 @@
-"""A guard against silent errors of a compiler: the first gradient, compared with plain PyTorch's.
+"""A guard against silent errors: the first gradient by a new program, compared with plain PyTorch's.
 
 Inductor has computed wrong gradients without an error: of maxima in 16 bits, of padded tensors, of one network in
-float32. So at the first step the gradient of a model is computed by plain autograd too.
+float32. A model that asks a tensor for its history, or reads values as NumPy arrays, may do something else when it is
+vectorised or traced. So at the first step the gradient of a model is computed by plain autograd too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def check_first_gradient(
     A module that draws random numbers is not checked: a compiled one draws others.
     """
     for row in range(min(ROWS, len(x))):
-        alone = tree_map(lambda values, row=row: values[row:row + 1], (x, buffers, inputs, targets))
+        alone = tree_map(lambda values, row=row: values[row:row + 1].clone(), (x, buffers, inputs, targets))
         with torch.random.fork_rng([x.device] if x.is_cuda else []):
             before = _state(x.device)
             plain = OneByOne(one).gradients(*alone).g

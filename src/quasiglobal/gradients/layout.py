@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,14 +24,18 @@ class Layout:
 
     shapes: dict[str, tuple[int, ...]]
     shared: int
+    pairs: frozenset[str] = frozenset()
+    """Complex parameters: each number is a pair of real ones, the last dimension of the shape."""
 
     @classmethod
     def of(cls, module: nn.Module, personal: Callable[[str], bool] = lambda name: False) -> Layout:
         """Layout of a module's trainable parameters; those selected by `personal` stay at their node."""
-        shapes = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
+        trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+        shapes = {name: tuple(_real(value).shape) for name, value in trained.items()}
         ordered = sorted(shapes, key=personal)
         shared = sum(math.prod(shapes[name]) for name in ordered if not personal(name))
-        return cls({name: shapes[name] for name in ordered}, shared)
+        pairs = frozenset(name for name, value in trained.items() if value.is_complex())
+        return cls({name: shapes[name] for name in ordered}, shared, pairs)
 
     @classmethod
     def of_experiment(cls, module: nn.Module, bn: str) -> Layout:
@@ -48,19 +52,44 @@ class Layout:
 
     @staticmethod
     def buffers(module: nn.Module) -> dict[str, Tensor]:
-        """A module's persistent buffers, such as running statistics; not constants that it recomputes."""
-        kept = module.state_dict().keys()
-        return {name: value for name, value in module.named_buffers() if name in kept}
+        """What each copy of a module keeps for itself besides its parameters, such as running statistics.
+
+        These are its persistent buffers, and further tensors that its forward pass changes (`STATE`); not constants
+        that it recomputes, nor sparse ones.
+        """
+        kept = module.state_dict().keys() - dict(module.named_parameters()).keys() | set(getattr(module, STATE, ()))
+        named = [*module.named_buffers(), *module.named_parameters()]
+        return {name: value.detach() for name, value in named if name in kept and value.layout is torch.strided}
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Named parameters as views of a row [d], or stacked [k, …] of rows [k, d]."""
         pieces = torch.split(rows, [math.prod(shape) for shape in self.shapes.values()], dim=-1)
         lead = rows.shape[:-1]
-        return {
+        views = {
             name: piece.reshape((*lead, *shape))
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
+        return views | {name: torch.complex(views[name][..., 0], views[name][..., 1]) for name in self.pairs}
 
     def row(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Flatten and concatenate the parameters to a row."""
-        return torch.cat([parameters[name].detach().flatten() for name in self.shapes])
+        return torch.cat([_real(parameters[name].detach()).flatten() for name in self.shapes])
+
+
+STATE = "_quasiglobal_state"
+"""Attribute of a module: names of frozen parameters and temporary buffers that its forward pass changes."""
+
+
+def own_state(module: nn.Module, names: Sequence[str]) -> None:
+    """Declare frozen parameters and temporary buffers that the forward pass changes: each copy has its own."""
+    for name in names:
+        owner, _, key = name.rpartition(".")
+        part = module.get_submodule(owner)
+        if key in part._buffers:
+            part.register_buffer(key, part._buffers[key])   # a persistent one, in `state_dict`
+    setattr(module, STATE, tuple(names))
+
+
+def _real(value: Tensor) -> Tensor:
+    """Complex numbers as pairs of real ones."""
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value

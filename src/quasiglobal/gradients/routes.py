@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.gradients.compiling import Programs, compiled, traced
-from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree
+from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree, arguments, in_dtype
 from quasiglobal.gradients.stackable import cross_entropy, no_fast_path, stackable
 
 log = logging.getLogger("quasiglobal")
@@ -45,8 +45,8 @@ class Route(ABC):
         self.one = one
         self.fuses = False
         """Whether the training is so long that compiling small parts of a step pays off."""
-        self.guarded = False
-        """Whether the first gradient is to be checked: a compiler that has made silent errors computes some of it."""
+        self.unchecked = True
+        """Whether the next gradient is to be compared with plain PyTorch's: it is the first one of a new program."""
 
     @abstractmethod
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
@@ -67,14 +67,53 @@ class OneByOne(Route):
 
     def __init__(self, one: OneModel) -> None:
         super().__init__(replace(one, around=no_fast_path))
+        self.unchecked = False                              # it is plain PyTorch
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        gradient = partial(by_autograd, self.one.loss_at)
-        result: Gradients = for_each_row(gradient, (0, 0, 0, 0), x, buffers, inputs, targets)
+        result: Gradients = for_each_row(partial(by_backward, self.one), (0, 0, 0, 0), x, buffers, inputs, targets)
         return result
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         return outputs_one_by_one(self.one, x, buffers, inputs)
+
+
+class _Backward(nn.Module):
+    """A model whose forward pass ends with its backward pass.
+
+    So the parameters of a row belong to the model until the gradient is computed: activation checkpointing computes
+    parts of the model again in the backward pass.
+    """
+
+    def __init__(self, one: OneModel) -> None:
+        super().__init__()
+        self.model, self.one = one.module, one
+
+    def forward(self, row: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+        given, named = arguments(self.model, inputs)
+        with self.one.autocast(row.device), self.one.around((row, inputs)):
+            output = self.model(*given, **named)
+        loss, right = self.one.score(in_dtype(output, row.dtype), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), right.detach()
+
+
+def by_backward(one: OneModel, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+    """Gradients at one row, as in a loop of a user's own; the row gets what the model writes into its own weights.
+
+    The parameters are leaves: their hooks and sparse gradients need that.
+    """
+    leaves = {name: view.detach().clone().requires_grad_() for name, view in one.layout.views(row).items()}
+    for name, parameter in one.module.named_parameters():
+        for hook in (parameter._backward_hooks or {}).values() if name in leaves else ():
+            leaves[name].register_hook(hook)  # type: ignore[no-untyped-call]
+    values = leaves | {name: value.clone() for name, value in buffers.items()}
+    swapped = {f"model.{name}": value for name, value in values.items()}
+    loss, right = functional_call(_Backward(one), swapped, (row, inputs, targets))
+    grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
+    if any(leaf._version for leaf in leaves.values()):
+        row.copy_(one.layout.row(leaves))
+    after = {name: swapped[f"model.{name}"].detach() for name in buffers}   # also those that `forward` assigned anew
+    return Gradients(loss, right, one.layout.row({name: g.to_dense() for name, g in grads.items()}), after)
 
 
 class Vectorised(Route):
@@ -111,11 +150,20 @@ class Traced(Vectorised):
             self._stacked_one = replace(self._stacked_one, loss=cross_entropy)
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        arguments, all_at_once = (x, buffers, inputs, targets), super().gradients
-        program = self._programs.get(
-            all_at_once, arguments, lambda: traced(all_at_once, arguments), CALLS_BEFORE_TRACING
-        )
-        return Gradients(*(program or all_at_once)(*arguments))
+        given, all_at_once = (x, buffers, inputs, targets), super().gradients
+        program = self._programs.get(all_at_once, given, lambda: self._traced(all_at_once, given), CALLS_BEFORE_TRACING)
+        return Gradients(*(program or all_at_once)(*given))
+
+    def _traced(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[..., Any]:
+        """The function traced; itself if that fails, as for the checks of `torch.distributions`."""
+        try:
+            program = traced(function, given)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:160]
+            log.warning(f"{type(self.one.module).__name__} is trained by vmap, untraced, which is slower: {reason}")
+            return function
+        self.unchecked = True
+        return program
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         return outputs_one_by_one(self.one, x, buffers, inputs)
@@ -140,13 +188,12 @@ class Compiled(Vectorised):
 
     def _program(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
         """The function traced, and compiled unless that takes minutes."""
-        program = traced(function, arguments)
+        program, self.unchecked = traced(function, arguments), True
         count, name = len(program.graph.nodes), type(self.one.module).__name__
         if count > MOST_OPERATIONS:
             log.warning(f"{name} has {count} operations, as of a long recurrence: they run uncompiled, which is slower")
             return program
         log.info(f"compiling {name} ({count} operations)")
-        self.guarded = True
         return compiled(program)
 
 
@@ -163,8 +210,11 @@ def by_autograd(
 
 def outputs_one_by_one(one: OneModel, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
     """The outputs of one model after the other, each on one batch after the other."""
+    def of_batch(row: Tensor, own: Buffers, batch: Tree) -> Tree:
+        return one.output(row, dict(own), tree_map(torch.clone, batch))     # the model may write into its inputs
+
     def of_one(row: Tensor, own: Buffers) -> Tree:
-        return for_each_row(lambda batch: one.output(row, dict(own), batch), (0,), inputs)
+        return for_each_row(partial(of_batch, row.clone(), own), (0,), inputs)
 
     return for_each_row(of_one, (0, 0), x, buffers)
 

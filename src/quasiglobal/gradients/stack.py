@@ -2,7 +2,7 @@
 
 | device | model | route |
 |---|---|---|
-| any | not supported by vmap (`Stacking.autograd` is alone) | one by one |
+| any | not supported by vmap (`Stacking.autograd` is alone), or with hooks on gradients | one by one |
 | CPU | deep, large (`Stacking.large`), or BatchNorm in bf16 | one by one |
 | any | other transformers (`Stacking.autograd` is outside), in a short training | vectorised |
 | GPU | a recurrent network without convolutions, whose steps would take minutes to compile | vectorised |
@@ -11,8 +11,8 @@
 | GPU | a convolutional network in bf16 | our kernels |
 | GPU | anything else | vectorised, compiled |
 
-A route that fails on a model, or whose first gradient is wrong (`guard.py`), is replaced by its next slower one
-(`Route.slower`), with one line in the log.
+A route that fails on a model, or whose first gradient by a new program is wrong (`guard.py`), is replaced by its next
+slower one (`Route.slower`), with one line in the log.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.memory import is_out_of_memory
+from quasiglobal.errors import InputError
 from quasiglobal.gradients.compiling import Fused
 from quasiglobal.gradients.guard import check_first_gradient
 from quasiglobal.gradients.kernels.route import Kernels
@@ -77,9 +79,12 @@ class StackedModel:
         """The route of the gradients."""
         self.test_route = self.route
         """The route of the outputs, which may fail on other operations."""
-        self._padding = _columns_of_padding(module, layout)
         self._worked: set[str] = set()
         """Methods of the routes that have succeeded."""
+        self._writes = False
+        """Whether the model writes into its inputs."""
+        self._tests_need_gradients = False
+        """Whether the model fails without gradients in a test."""
         self._is_slow = False
         """Whether vmap computes some operations for one model after the other."""
         for part in module.modules():
@@ -94,8 +99,6 @@ class StackedModel:
         self.module.train()
         with self._full_precision(x):
             result: Gradients = self._by_a_route_that_works("gradients", x, buffers, inputs, targets)
-        for columns in self._padding:
-            result.g[:, columns] = 0
         return result
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
@@ -104,8 +107,15 @@ class StackedModel:
         The batches stay separate, for models that normalise by the batch.
         """
         self.module.eval()
-        with torch.no_grad(), self._full_precision(x):
-            return self._by_a_route_that_works("outputs", x, buffers, inputs)
+        with torch.set_grad_enabled(self._tests_need_gradients), self._full_precision(x):
+            try:
+                found = self._by_a_route_that_works("outputs", x, buffers, inputs)
+            except RuntimeError as error:
+                if self._tests_need_gradients or "outputs" in self._worked or is_out_of_memory(error):
+                    raise
+                self._tests_need_gradients = True           # as of a model that differentiates in its forward pass
+                return self.outputs(x, buffers, inputs)
+        return tree_map(torch.detach, found)
 
     def losses(self, outputs: Tree, targets: Tree) -> Tensor:
         """Each row's loss [k]: its outputs [k, examples, …] against the same targets [examples, …]."""
@@ -122,18 +132,29 @@ class StackedModel:
         If all fail, the module itself does: raise the error of the last route, which is plain PyTorch's.
         """
         first = self.route if what == "gradients" else self.test_route
-        route, failure = first, None
+        route, failure, new = first, None, what not in self._worked
         on_gpu = arguments[0].is_cuda
-        drawn = None if what in self._worked else (torch.cuda if on_gpu else torch).get_rng_state()
+        drawn = (torch.cuda if on_gpu else torch).get_rng_state() if new else None
         while True:
+            unchecked = route.unchecked
             try:
-                with self._slow_operations(first=what not in self._worked):
-                    result = getattr(route, what)(*arguments)
-                if route.guarded and what == "gradients" and what not in self._worked:
+                given = (arguments[0], *tree_map(torch.clone, arguments[1:])) if new or self._writes else arguments
+                with self._slow_operations(first=new):
+                    result = getattr(route, what)(*given)
+                self._writes = self._writes or (new and any(leaf._version for leaf in tree_leaves(given[2])))
+                if what == "gradients" and route.unchecked:
                     check_first_gradient(result, route.one, *arguments)
+                    unchecked = False
+                route.unchecked = unchecked
                 break
             except Exception as error:
-                if route.slower is None or is_out_of_memory(error):      # another route needs as much
+                if is_out_of_memory(error):                 # another route needs as much
+                    raise
+                if route.slower is None:
+                    if new and self.precision == "bf16" and _works_in_fp32(route.one, what, arguments):
+                        said = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+                        name = type(self.module).__name__
+                        raise InputError(f"{name} does not work under autocast to bf16 ({said}); use fp32") from None
                     raise
                 failure = failure or error
                 route = route.slower(route.one)
@@ -179,6 +200,15 @@ def rows_of(outputs: Tree) -> list[Tree]:
     return [tree_map(lambda values, i=i: values[i], outputs) for i in range(len(tree_leaves(outputs)[0]))]
 
 
+def _works_in_fp32(one: OneModel, what: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether plain PyTorch computes this for the first model in float32."""
+    first = tree_map(lambda values: values[:1].clone(), arguments)
+    with suppress(Exception):
+        getattr(OneByOne(replace(one, precision="fp32")), what)(*first)
+        return True
+    return False
+
+
 def _nothing() -> None:
     """Replace `flatten_parameters` of recurrent layers, which needs weights that are not stacked."""
 
@@ -188,7 +218,7 @@ def choose_route(module: nn.Module, precision: str, long: bool = False) -> Calla
     parameter = next(module.parameters(), None)
     on_cpu = parameter is None or parameter.device.type == "cpu"
     autograd = stacking_of(module).autograd
-    if autograd == "alone" or (on_cpu and _busy(module, precision)):
+    if autograd == "alone" or _has_gradient_hooks(module) or (on_cpu and _busy(module, precision)):
         return OneByOne
     if autograd == "outside" and not (long and not on_cpu):
         return Vectorised
@@ -219,13 +249,8 @@ def _busy(module: nn.Module, precision: str) -> bool:
     return deep or mixed or stacking_of(module).large
 
 
-def _columns_of_padding(module: nn.Module, layout: Layout) -> list[slice]:
-    """Columns of the embeddings' padding vectors: these are not trained, but vmap ignores `padding_idx`."""
-    padding = {
-        f"{name}.weight".removeprefix("."): part.padding_idx
-        for name, part in module.named_modules()
-        if isinstance(part, nn.Embedding) and part.padding_idx is not None
-    }
-    columns = layout.views(torch.arange(layout.size)) if padding else {}
-    vectors = [columns[name][place] for name, place in padding.items() if name in columns]
-    return [slice(int(vector[0]), int(vector[-1]) + 1) for vector in vectors]
+def _has_gradient_hooks(module: nn.Module) -> bool:
+    """Whether hooks see or change gradients of single models: of parameters, or of a part's outputs or inputs."""
+    return any(
+        part._backward_hooks or part._backward_pre_hooks for part in module.modules()
+    ) or any(parameter._backward_hooks for parameter in module.parameters())

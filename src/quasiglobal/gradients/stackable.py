@@ -8,7 +8,10 @@
 - `batch_norm` and `instance_norm` do not accept weights in float32 for inputs in 16 bits. They are written out.
 - Average pooling with padding, or of windows beyond the edge: the gradient is wrong for images with channels last on a
   GPU (pytorch/pytorch#188344), and compiled (pytorch/pytorch#198119). Images are padded first.
-- Others read values (`one_hot`), write into an argument that is not stacked (`normalize` with `out`), or have no rule.
+- `embedding`: vmap ignores `padding_idx` and `scale_grad_by_freq` in its gradient.
+- `data` would not stop a gradient in a trace. `requires_grad` and `grad_fn` of stacked tensors are those of all models.
+- Others read values (`one_hot`), write into an argument that is not stacked (`normalize` with `out`), have no rule, or
+  none for another memory format (`contiguous`, `to`).
 
 The replacements need autograd outside of vmap (`routes.by_autograd`).
 """
@@ -29,7 +32,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from quasiglobal.gradients.fusing import is_stacked
+from quasiglobal.gradients.fusing import innermost, is_stacked
+from quasiglobal.gradients.recording import Untraceable
 from quasiglobal.gradients.recurrence import RECURRENT
 
 
@@ -84,6 +88,10 @@ class Replacing(TorchFunctionMode):
         if self.everywhere and not torch.is_grad_enabled():
             given = tree_map_only(Tensor, Tensor.detach, given)
         name, stacked = getattr(function, "__name__", ""), any(map(is_stacked, tree_leaves(given)))
+        if name == "__get__":
+            name = getattr(getattr(function, "__self__", None), "__name__", name)
+        if self.everywhere and name in UNRECORDED:
+            raise Untraceable(f"a trace does not record {name}")
         own = PLAIN | STACKED if stacked else PLAIN if self.everywhere else {}
         if name in NORMS and function is not NORMS[name]:   # torch's functions of these names have other arguments
             own = {}
@@ -98,10 +106,11 @@ class Replacing(TorchFunctionMode):
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **how: Any
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, **how: Any,
 ) -> Tensor:
     """Scaled-dot-product attention of all models, as one call on the batches of all models."""
-    how["dropout_p"] = dropout_p
+    how |= {"dropout_p": dropout_p, "is_causal": is_causal}
     if any(map(is_stacked, (query, key, value, attn_mask))):
         folded: Tensor = _Folded.apply(how, query, key, value, attn_mask)  # type: ignore[no-untyped-call]
         return folded
@@ -128,11 +137,11 @@ class _Folded(torch.autograd.Function):
             return stacked if stacked.ndim > 3 else stacked.unsqueeze(1)    # [models, …, heads, length, size]
 
         query, key, value = (of_all(tensor, dim) for tensor, dim in zip(tensors[:3], in_dims[1:4], strict=True))  # type: ignore[arg-type]
-        lead = query.shape[:-3]
+        lead = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in (query, key, value)))  # type: ignore[no-untyped-call]
         mask = tensors[3]
         if mask is not None and (in_dims[4] is not None or mask.ndim > 2):
             mask = mask.expand(info.batch_size, *mask.shape) if in_dims[4] is None else mask.movedim(in_dims[4], 0)
-            mask = mask.reshape(len(mask), *(1,) * (query.ndim - mask.ndim), *mask.shape[1:])
+            mask = mask.reshape(len(mask), *(1,) * (len(lead) + 3 - mask.ndim), *mask.shape[1:])
             mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, len(lead) - 1)
         query, key, value = (
             tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, len(lead) - 1) for tensor in (query, key, value)
@@ -303,6 +312,24 @@ def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | Non
         return product if bias is None else product + bias
 
 
+def _embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor:
+    """Rows of a table; padding has no gradient, and with `scale_grad_by_freq` each row's is a mean over its uses."""
+    if max_norm is not None:
+        raise NotImplementedError("vmap does not support embeddings that write into their weights")
+    vectors = nn.functional.embedding(input, weight)
+    if scale_grad_by_freq:
+        ones = torch.ones_like(input, dtype=vectors.dtype).flatten()
+        uses = torch.zeros_like(weight[:, 0], dtype=vectors.dtype).scatter_add(0, input.flatten(), ones)
+        share = vectors / uses[input][..., None]
+        vectors = vectors.detach() + share - share.detach()
+    if padding_idx is not None:
+        vectors = torch.where((input == padding_idx % len(weight))[..., None], vectors.detach(), vectors)
+    return vectors
+
+
 def _embedding_bag(*args: Any, **named: Any) -> Any:
     given = signature(nn.functional.embedding_bag).bind(*args, **named).arguments
     special = ("offsets", "max_norm", "per_sample_weights", "padding_idx")
@@ -319,10 +346,16 @@ STACKED: dict[str, Callable[..., Any]] = {
     "addmm": _lowered(_addmm),
     "prelu": _lowered(torch.prelu),
     **{name: _lowered(getattr(torch, name)) for name in CONVOLUTIONS},
+    "view_as_complex": lambda input: torch.complex(input[..., 0], input[..., 1]),
+    "requires_grad": lambda input: innermost(input).requires_grad,
+    "grad_fn": lambda input: innermost(input).grad_fn,
     "batch_norm": _if_mixed(nn.functional.batch_norm, _batch_norm),
     "instance_norm": _if_mixed(nn.functional.instance_norm, _instance_norm),
 }
 """Names of functions, and their replacements for stacked tensors."""
+
+UNRECORDED = ("requires_grad", "grad_fn", "numpy", "__array__", "tolist")
+"""What a trace would take as it is in the trace."""
 
 NEW = ("zeros", "zeros_like", "empty", "empty_like")
 """Functions that make a tensor, each model its own: vmap cannot write stacked values into a tensor that is not."""
@@ -337,7 +370,11 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "avg_pool1d": _avg_pool(nn.functional.avg_pool1d, 1),
     "avg_pool2d": _avg_pool(nn.functional.avg_pool2d, 2),
     "bilinear": _bilinear,
+    "embedding": _embedding,
     "embedding_bag": _embedding_bag,
+    "data": Tensor.detach,
+    "contiguous": lambda input, memory_format=None: input.contiguous(),
+    "to": lambda input, *args, memory_format=None, **named: input.to(*args, **named) if args or named else input,
     **RECURRENT,
 }
 """Names of functions, and their replacements for all tensors."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from quasiglobal.common.modules import copied
 from quasiglobal.gradients.one_model import Buffers, OneModel, Tree
 from quasiglobal.gradients.stackable import stackable
 
@@ -22,20 +22,20 @@ def located(one: OneModel, x: Tensor, buffers: Buffers, inputs: Tree) -> str:
 
     In training, inputs are [k, batch, …]; in evaluation [batches, batch, …].
     """
-    module = copy.deepcopy(one.module)
-    place = Whereabouts(type(module).__name__)
-    place.follow(module)
-    own = replace(one, module=module, around=stackable)
-    if not module.training:
-        inputs = tree_map(lambda values: values[0], inputs)
-    after = {name: value.clone() for name, value in buffers.items()}
+    name = type(one.module).__name__
+    place = Whereabouts(name)
     devices = [x.device] if x.is_cuda else []
     try:
+        module = copied(one.module)
+        place.follow(module)
+        own = replace(one, module=module, around=stackable)
+        after = tree_map(torch.clone, buffers)
+        shown = tree_map(lambda values: (values if module.training else values[0]).clone(), inputs)
         with torch.no_grad(), torch.random.fork_rng(devices=devices), place:
-            vmap(own.output, in_dims=(0, 0, 0 if module.training else None), randomness="different")(x, after, inputs)
-    except Exception:
-        return str(place)
-    return type(module).__name__
+            vmap(own.output, in_dims=(0, 0, 0 if module.training else None), randomness="different")(x, after, shown)
+    except Exception:                                       # also of modules that cannot be copied, or take no hooks
+        return str(place) if place.operation else name
+    return name
 
 
 class Whereabouts(TorchFunctionMode):
@@ -43,7 +43,7 @@ class Whereabouts(TorchFunctionMode):
 
     def __init__(self, module: str) -> None:
         super().__init__()
-        self.modules, self.operation = [module], "its forward"
+        self.modules, self.operation = [module], ""
 
     def __str__(self) -> str:
         return f"{self.operation} in {self.modules[-1]}"

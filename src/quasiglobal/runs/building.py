@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from quasiglobal.common.imports import imported, is_path
+from quasiglobal.common.modules import copied
 from quasiglobal.common.objects import is_own, note, readable
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.errors import InputError, unknown
@@ -95,5 +95,5 @@ def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: in
         raise InputError(f"the model {readable(experiment.model)} is defined in Python; save run.average() there")
     if is_path(experiment.model):
         own = imported(experiment.model, "model")
-        return copy.deepcopy(own) if isinstance(own, nn.Module) else made(own, experiment.model)
+        return copied(own) if isinstance(own, nn.Module) else made(own, experiment.model)
     return build(experiment.model, norm=experiment.norm, width=experiment.width, classes=classes, shape=tuple(shape))

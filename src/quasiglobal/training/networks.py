@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from quasiglobal.common.modules import converted, copied
 from quasiglobal.engines.allocator import keep_freed_memory
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
@@ -19,6 +21,8 @@ from quasiglobal.models.language.checkpointing import recompute
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
+log = logging.getLogger("quasiglobal")
+
 
 class Networks:
     """A copy of the task's network for each experiment."""
@@ -26,7 +30,7 @@ class Networks:
     def __init__(self, task: Task, experiments: Sequence[Experiment], device: torch.device) -> None:
         self.task, self.device, self.precision = task, device, experiments[0].precision
         self.dtype = PRECISIONS[self.precision]
-        self._modules = [task.module(one.seed).to(self.dtype) for one in experiments]
+        self._modules = [converted(task.module(one.seed), torch.device("cpu"), self.dtype) for one in experiments]
         self.layout = Layout.of_experiment(self._modules[0], experiments[0].bn)
         if device.type == "cpu":
             keep_freed_memory()
@@ -36,7 +40,7 @@ class Networks:
         norms = nn.modules.batchnorm._BatchNorm
         if 1 not in sizes or not any(isinstance(part, norms) for part in self._modules[0].modules()):
             return
-        module = copy.deepcopy(self._modules[0]).train()
+        module = copied(self._modules[0]).train()
         given, named = arguments(module, self.task.examples(1, self.dtype)[0])
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -58,12 +62,15 @@ class Networks:
 
     def stacked(self, *, recomputing: bool, long: bool) -> StackedModel:
         """All copies as one stacked model; see `StackedModel` for `long`."""
-        module = self.task.module(0).to(self.device, self.dtype)
+        module = converted(self.task.module(0), self.device, self.dtype)
         if recomputing:
             recompute(module)
         loss = self.task.loss
         if isinstance(loss, nn.Module):
-            loss = copy.deepcopy(loss).to(self.device, self.dtype)
+            loss = converted(copy.deepcopy(loss), self.device, self.dtype)
+        if self.task.draws_elsewhere:
+            name = type(module).__name__
+            log.warning(f"{name} draws random numbers of NumPy or Python; the models are trained {OneByOne.cost}")
         model = StackedModel(
             module, loss, self.layout, self.precision, right=self.task.right, long=long,
             route=OneByOne if self.task.draws_elsewhere else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
@@ -12,12 +11,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.common.modules import copied
 from quasiglobal.data.arrays import on_device
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.items import Columns
 from quasiglobal.data.own import dataset_of
 from quasiglobal.errors import InputError
+from quasiglobal.gradients.layout import own_state
 from quasiglobal.gradients.one_model import Loss, Right, arguments
 from quasiglobal.metrics import accuracy, name_of
 from quasiglobal.training.metrics import SCORE, check_names
@@ -94,12 +95,18 @@ class Task:
 
     def module(self, seed: int) -> nn.Module:
         """A new copy of the model with its initial weights."""
+        module = self._made(seed)
+        if self._classifies is None and self.trial.state:
+            own_state(module, self.trial.state)
+        return module
+
+    def _made(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if isinstance(self.model, partial):             # each call makes a new module
                 return made(self.model, self.name)
             with misfit(f"{self.name} cannot be copied", "give a function that makes it"):
-                module = copy.deepcopy(self.model if isinstance(self.model, nn.Module) else made(self.model, self.name))
+                module = copied(self.model if isinstance(self.model, nn.Module) else made(self.model, self.name))
             if any(map(is_lazy, module.parameters())):      # such as nn.LazyLinear
                 given, named = arguments(module, self.examples()[0])
                 with misfit(f"{self.name} fails on its first inputs", "check the sizes of its layers"):
@@ -116,7 +123,7 @@ class Task:
             batches.append(self.examples(3))
         if len(self.data.test):
             batches.append(self._shown(self.data.test, _telling_rows(self.data.test)))
-        return tried(self.module(0), self.loss, batches, self._metrics or {}, name=self.name, data=self.data)
+        return tried(self._made(0), self.loss, batches, self._metrics or {}, name=self.name, data=self.data)
 
     @property
     def classifies(self) -> bool:
@@ -165,8 +172,9 @@ class Task:
         inputs, targets = self.examples(2 if self.data.fresh else 512)
         module = self.module(0).float().eval()
         given, named = arguments(module, inputs)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return LARGE_LOSS * max(1.0, self.trial.loss, float(self.loss(module(*given, **named), targets)))
+        with torch.random.fork_rng(devices=[]):             # with gradients, which a model may compute itself
+            loss = self.loss(module(*given, **named), targets).detach()
+        return LARGE_LOSS * max(1.0, self.trial.loss, float(loss))
 
     @property
     def right(self) -> Right | None:

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.common.modules import copied
 from quasiglobal.data.dataset import Dataset
 from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
+from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.one_model import Loss, arguments
 from quasiglobal.metrics import ambiguous, name_of, percent
 
@@ -38,6 +40,8 @@ class Trial:
     """Whether the targets are class numbers and the output has one number per class, [examples, classes]."""
     draws: bool
     """Whether the model or the loss draws random numbers of torch, as dropout does."""
+    state: tuple[str, ...]
+    """Names of frozen parameters and temporary buffers that the model changes in training."""
     draws_elsewhere: bool
     """Whether it draws random numbers of NumPy or Python, which compiled and traced programs would repeat."""
 
@@ -69,18 +73,29 @@ def tried(
     reveal code that works for one size only.
     """
     _check_kind(module, name)
-    module = copy.deepcopy(module).cpu().float().train()
+    module = copied(module).cpu().float().train()
+    loss = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InputError(f"{name} has no parameters to train")
     before = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
+    values = _constants(module), _constants(loss)
     with restored_generators():
         first = _tried_on(module, loss, *batches[0], metrics, name, data)
+        state, of_loss = (
+            tuple(key for key, value in _constants(of).items() if not value.equal(known[key]))
+            for of, known in zip((module, loss), values, strict=True)
+        )
+        if of_loss:
+            raise InputError(
+                f"{_loss_in_words(loss)} changes its own {of_loss[0]}, which the nodes would share; make it a buffer "
+                "of the model"
+            )
         drawn = not torch.get_rng_state().equal(before[0])
         elsewhere = (str(np.random.get_state()), random.getstate()) != before[1:]
         for inputs, targets in batches[1:]:
             _tried_on(module.eval(), loss, inputs, targets, metrics, name, data)
     _warn_of_broadcasting(loss, first.output, batches[0][1])
-    return replace(first, draws=drawn, draws_elsewhere=elsewhere)
+    return replace(first, draws=drawn, draws_elsewhere=elsewhere, state=state)
 
 
 def _tried_on(
@@ -109,7 +124,17 @@ def _tried_on(
     for metric, function in metrics.items():
         _check_meaning(metric, function, loss, output, data)
         _check_metric(metric, function, tree_map(lambda values: values.detach(), output), targets, said)
-    return Trial(output, float(found.detach()), classifies, False, False)
+    return Trial(output, float(found.detach()), classifies, False, (), False)
+
+
+def _constants(of: Any) -> dict[str, Tensor]:
+    """Copies of what all nodes share: a model's frozen parameters and temporary buffers, and all tensors of a loss."""
+    if not isinstance(of, nn.Module):
+        return {}
+    own = Layout.buffers(of) if any(value.requires_grad for value in of.parameters()) else {}
+    frozen = {name: value for name, value in of.named_parameters() if not value.requires_grad}
+    shared = frozen | {name: value for name, value in of.named_buffers() if name not in own}
+    return {name: value.detach().clone() for name, value in shared.items() if value.layout is torch.strided}
 
 
 def _loss_in_words(loss: Loss) -> str:

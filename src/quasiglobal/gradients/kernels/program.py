@@ -55,6 +55,8 @@ def stacked_program(
 
     With `by_kernels` false, vmap executes all operations; by default the kernels are used if Triton runs.
     """
+    if layout.pairs:
+        raise Untraceable("the kernels have no complex parameters")
     traced = traced_forward(module, layout, x, buffers, inputs)
     program = StackedProgram(traced, layout, x, triton_runs(x) if by_kernels is None else by_kernels)
     if program.strided and program.convolves:

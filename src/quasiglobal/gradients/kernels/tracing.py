@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call, functionalize
 from torch.overrides import TorchFunctionMode
 
+from quasiglobal.common.modules import copied
 from quasiglobal.gradients.kernels.operations import LAYER_NORM, LINEAR, NORMALISE
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.recording import recorded
@@ -64,7 +64,7 @@ def _layer_norm(
 
 def _with_known_norms(module: nn.Module) -> nn.Module:
     """A copy of the module, with the same parameters, whose normalisations call `NORMALISE`."""
-    module = copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
+    module = copied(module, {id(parameter): parameter for parameter in module.parameters()})
     for part in module.modules():
         if type(part) in KNOWN and part.weight is not None:
             part.forward = partial(KNOWN[type(part)], part)

@@ -1,0 +1,56 @@
+"""Copies of a user's module, and its conversion to another precision."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+def copied(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> nn.Module:
+    """A deep copy of a module; tensors whose id is in `shared` are those of the mapping.
+
+    `copy.deepcopy` fails on tensors that are computed from others, such as the weights of a pruned layer, and drops the
+    gradient hooks of parameters.
+
+    >>> layer = torch.nn.utils.prune.identity(nn.Linear(2, 1), "weight")
+    >>> layer.weight_orig.register_hook(lambda gradient: 0 * gradient) and None
+    >>> copy = copied(layer)
+    >>> copy.weight.equal(layer.weight), copy.weight is layer.weight, len(copy.weight_orig._backward_hooks)
+    (True, False, 1)
+    """
+    memo: dict[int, object] = dict(shared or {})
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, Tensor):
+                if torch._C._functorch.is_functorch_wrapped_tensor(value):     # kept from a call inside vmap
+                    memo[id(value)] = torch.empty(0)
+                elif not value.is_leaf:
+                    memo[id(value)] = value.detach().clone()
+    result = copy.deepcopy(module, memo)
+    for before, after in zip(module.parameters(), result.parameters(), strict=True):
+        if before is not after:
+            for hook in (before._backward_hooks or {}).values():
+                after.register_hook(hook)  # type: ignore[no-untyped-call]
+    return result
+
+
+def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    """Move a module's tensors to a device, and its floating-point tensors to a precision.
+
+    `nn.Module.to` would drop the imaginary parts of complex tensors.
+
+    >>> module = nn.Module()
+    >>> module.register_buffer("turns", torch.tensor([1j]))
+    >>> converted(module, torch.device("cpu"), torch.float64).turns
+    tensor([0.+1.j], dtype=torch.complex128)
+    """
+    def there(value: Tensor) -> Tensor:
+        if value.is_complex():
+            return value.to(device, dtype.to_complex())
+        return value.to(device, dtype if value.is_floating_point() else None)
+
+    result: nn.Module = module._apply(there)  # type: ignore[no-untyped-call]
+    return result
