@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.gradients.compiling import Programs, compiled, traced
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree, arguments, in_dtype
-from quasiglobal.gradients.stackable import cross_entropy, no_fast_path, stackable
+from quasiglobal.gradients.stackable import cross_entropy, stackable, unstacked
 
 log = logging.getLogger("quasiglobal")
 
@@ -66,7 +66,7 @@ class OneByOne(Route):
     cost = "one by one, which on a GPU takes about as long as a loop over the models"
 
     def __init__(self, one: OneModel) -> None:
-        super().__init__(replace(one, around=no_fast_path))
+        super().__init__(replace(one, around=unstacked))
         self.unchecked = False                              # it is plain PyTorch
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import reduce
 from importlib.util import find_spec
 from inspect import signature
@@ -61,6 +61,24 @@ def no_fast_path(given: Any) -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def unstacked(given: Any) -> Iterator[None]:
+    """For a single model: turn off the fast path, and on a GPU average pooling whose gradient is wrong."""
+    on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(given))
+    with no_fast_path(given), _PaddedFirst() if on_gpu else nullcontext():
+        yield
+
+
+class _PaddedFirst(TorchFunctionMode):
+    """Mode in which images are padded before they are averaged."""
+
+    def __torch_function__(
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        return (PLAIN[name] if name in POOLS else function)(*args, **(kwargs or {}))
 
 
 def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
@@ -353,6 +371,8 @@ STACKED: dict[str, Callable[..., Any]] = {
     "instance_norm": _if_mixed(nn.functional.instance_norm, _instance_norm),
 }
 """Names of functions, and their replacements for stacked tensors."""
+
+POOLS = ("avg_pool1d", "avg_pool2d")
 
 UNRECORDED = ("requires_grad", "grad_fn", "numpy", "__array__", "tolist")
 """What a trace would take as it is in the trace."""
