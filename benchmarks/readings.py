@@ -2,6 +2,7 @@
 
     python benchmarks/readings.py docs/results/runs --runs runs --data-dir data      # train what is missing, on a GPU
     python benchmarks/readings.py docs/results/runs --runs runs --show               # the table of what was trained
+    python benchmarks/readings.py … --draws shared                     # all nodes draw from one generator, as released
     python benchmarks/readings.py … --every-epoch '*-qg-dsgdm-n-ring16-a0.1-s[01]-*'   # test two runs in every epoch
 
 The first folder has the runs of `evonorm-released`, whose tuned learning rates are used.
@@ -10,6 +11,7 @@ The first folder has the runs of `evonorm-released`, whose tuned learning rates 
 from __future__ import annotations
 
 import argparse
+from fnmatch import fnmatch
 from pathlib import Path
 
 from quasiglobal.paper.readings import ScoreReadings
@@ -29,15 +31,21 @@ def main() -> None:
         "--every-epoch", nargs="+", default=[], metavar="GLOB",
         help="also test the runs with these names in every epoch, to measure what more tests add to the best",
     )
+    parser.add_argument("--draws", choices=["own", "shared"], default="own", help="each node's own generator, or one")
+    parser.add_argument(
+        "--cells", nargs="+", default=["*"], metavar="GLOB", help="train only the runs with these names"
+    )
     parser.add_argument("--show", action="store_true", help="train nothing")
     chosen = parser.parse_args()
     if not chosen.show:
         options = Options(runs=chosen.runs, data_dir=chosen.data_dir, seeds=1)
         scores = ScoreReadings(chosen.every_epoch)
-        train(experiments(RunStore.read(chosen.tuned), chosen.seeds), options, callbacks=[scores])
+        every = experiments(RunStore.read(chosen.tuned), chosen.seeds, chosen.draws)
+        wanted = [one for one in every if any(fnmatch(one.name, pattern) for pattern in chosen.cells)]
+        train(wanted, options, callbacks=[scores])
     store = RunStore.read(chosen.runs)
-    print("Mean of the nodes\n", table(store), sep="\n")
-    print("Averaged model\n", table(store, averaged=True), sep="\n")
+    print("Mean of the nodes\n", table(store, draws=chosen.draws), sep="\n")
+    print("Averaged model\n", table(store, averaged=True, draws=chosen.draws), sep="\n")
     print(table_of_more_tests(store))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 from quasiglobal.errors import InputError
 from quasiglobal.paper.cells import PaperCell
@@ -17,8 +18,13 @@ from quasiglobal.runs.store import RunStore
 from quasiglobal.training.experiment import Experiment, setting
 
 
-def experiments(store: RunStore, seeds: int = 3) -> list[Experiment]:
+Draws = Literal["own", "shared"]
+
+
+def experiments(store: RunStore, seeds: int = 3, draws: Draws = "own") -> list[Experiment]:
     """The runs that compare the readings: the rows of ResNet-EvoNorm-20 on a ring of 16, at their tuned rates.
+
+    With `draws = "shared"` all nodes draw from one generator, as in the released code.
 
     Training is that of `evonorm-released`, so the rates of its cells in the store hold; a cell without runs takes the
     rate of the same method's other cells.
@@ -31,11 +37,11 @@ def experiments(store: RunStore, seeds: int = 3) -> list[Experiment]:
     chosen = []
     for one in found:
         rate = one.experiment.peak_lr if one.runs else rates.get(one.cell.row.method, one.experiment.peak_lr)
-        chosen += [replace(_running(one.cell), lr=rate, seed=seed) for seed in range(seeds)]
+        chosen += [replace(_running(one.cell, draws), lr=rate, seed=seed) for seed in range(seeds)]
     return chosen
 
 
-def table(store: RunStore, averaged: bool = False) -> str:
+def table(store: RunStore, averaged: bool = False, draws: Draws = "own") -> str:
     """Each cell beside the paper's in all readings, last and best, as Markdown; with `averaged`, of the averaged model.
 
     The last rows have, for each reading, the sum of the squared deviations in units of the noise, the standard error
@@ -46,7 +52,7 @@ def table(store: RunStore, averaged: bool = False) -> str:
     rows: list[list[str]] = []
     sums: dict[str, dict[tuple[str, str], float]] = {}
     for cell in filter(_compares, TABLES["cifar10"].cells):
-        runs = [run for run in store.ended.get(setting(_running(cell)), ()) if read_readings(run)]
+        runs = [run for run in store.ended.get(setting(_running(cell, draws)), ()) if read_readings(run)]
         if not runs or cell.score is None:
             continue
         cells = []
@@ -89,8 +95,8 @@ def _compares(cell: PaperCell) -> bool:
     return cell.row.model == "ResNet-EvoNorm-20" and cell.column.group == "ring 16"
 
 
-def _running(cell: PaperCell) -> Experiment:
-    return replace(cell.experiment, norm=READINGS["running"])
+def _running(cell: PaperCell, draws: Draws) -> Experiment:
+    return replace(cell.experiment, norm=READINGS["running"], draws=draws)
 
 
 def _deviation(ours: Score, seeds: int, papers: Score) -> float:
