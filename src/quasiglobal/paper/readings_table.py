@@ -17,7 +17,6 @@ from quasiglobal.report.markdown import table as markdown_table
 from quasiglobal.runs.store import RunStore
 from quasiglobal.training.experiment import Experiment, setting
 
-
 Draws = Literal["own", "shared"]
 
 
