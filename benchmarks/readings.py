@@ -4,6 +4,7 @@
     python benchmarks/readings.py docs/results/runs --runs runs --show               # the table of what was trained
     python benchmarks/readings.py … --draws shared                     # all nodes draw from one generator, as released
     python benchmarks/readings.py … --every-epoch '*-qg-dsgdm-n-ring16-a0.1-s[01]-*'   # test two runs in every epoch
+    python benchmarks/readings.py docs/results/runs --partitions --data-dir data     # are the seeds' partitions typical?
 
 The first folder has the runs of `evonorm-released`, whose tuned learning rates are used.
 """
@@ -14,11 +15,17 @@ import argparse
 from fnmatch import fnmatch
 from pathlib import Path
 
+import numpy as np
+
+from quasiglobal.data import load, split
+from quasiglobal.data.partition import class_counts
 from quasiglobal.paper.readings import ScoreReadings
 from quasiglobal.paper.readings_table import experiments, table, table_of_more_tests
+from quasiglobal.report.markdown import table as markdown_table
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunStore
+from quasiglobal.topology.parsing import parse
 
 
 def main() -> None:
@@ -35,8 +42,12 @@ def main() -> None:
     parser.add_argument(
         "--cells", nargs="+", default=["*"], metavar="GLOB", help="train only the runs with these names"
     )
+    parser.add_argument("--partitions", action="store_true", help="only compare the partitions of 300 seeds")
     parser.add_argument("--show", action="store_true", help="train nothing")
     chosen = parser.parse_args()
+    if chosen.partitions:
+        print(partitions(chosen.data_dir))
+        return
     if not chosen.show:
         options = Options(runs=chosen.runs, data_dir=chosen.data_dir, seeds=1)
         scores = ScoreReadings(chosen.every_epoch)
@@ -47,6 +58,28 @@ def main() -> None:
     print("Mean of the nodes\n", table(store, draws=chosen.draws), sep="\n")
     print("Averaged model\n", table(store, averaged=True, draws=chosen.draws), sep="\n")
     print(table_of_more_tests(store))
+
+
+def partitions(data_dir: Path | None, seeds: int = 300) -> str:
+    """How much the nodes' classes differ, for the seeds 0, 1, 2 and many others, as Markdown.
+
+    The distance of a node's distribution of classes to that of all data, and of the mean over a node and its two
+    neighbours; half of the sum of absolute differences, a mean over the nodes.
+    """
+    labels = np.asarray(load("cifar10", data_dir).train.y)
+    mixing = parse("ring:16").matrices[0]
+    rows = []
+    for alpha in (1.0, 0.1):
+        found = []
+        for seed in range(seeds):
+            counts = class_counts(split(labels, 16, kind="dirichlet", alpha=alpha, seed=seed), labels, 10)
+            shares = counts / counts.sum(axis=1, keepdims=True)
+            found.append([np.abs(one - shares.mean(0)).sum(1).mean() / 2 for one in (shares, mixing @ shares)])
+        for values, name in zip(np.array(found).T, ("node", "node and neighbours"), strict=True):
+            smaller = [f"{one:.2f} ({(values < one).mean():.0%})" for one in values[:3]]
+            rows.append([f"{alpha:g}", name, *smaller, f"{values.mean():.2f} ± {values.std():.2f}"])
+    header = ["α", "distance", "seed 0 (seeds with less)", "seed 1", "seed 2", f"{seeds} seeds"]
+    return markdown_table(header, rows)
 
 
 if __name__ == "__main__":
