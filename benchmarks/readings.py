@@ -4,7 +4,7 @@
     python benchmarks/readings.py docs/results/runs --runs runs --show               # the table of what was trained
     python benchmarks/readings.py … --draws shared                     # all nodes draw from one generator, as released
     python benchmarks/readings.py … --every-epoch '*-qg-dsgdm-n-ring16-a0.1-s[01]-*'   # test two runs in every epoch
-    python benchmarks/readings.py docs/results/runs --partitions --data-dir data     # are the seeds' partitions typical?
+    python benchmarks/readings.py docs/results/runs --partitions --data-dir data     # are the partitions typical?
 
 The first folder has the runs of `evonorm-released`, whose tuned learning rates are used.
 """
