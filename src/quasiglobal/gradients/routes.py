@@ -68,27 +68,52 @@ class OneByOne(Route):
     def __init__(self, one: OneModel) -> None:
         super().__init__(replace(one, around=unstacked))
         self.unchecked = False                              # it is plain PyTorch
+        self._backward = Backward(self.one)
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        result: Gradients = for_each_row(partial(by_backward, self.one), (0, 0, 0, 0), x, buffers, inputs, targets)
+        result: Gradients = for_each_row(self._backward.at, (0, 0, 0, 0), x, buffers, inputs, targets)
         return result
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         return outputs_one_by_one(self.one, x, buffers, inputs)
 
 
-class _Backward(nn.Module):
-    """A model whose forward pass ends with its backward pass.
+class Backward(nn.Module):
+    """The gradient of one model by `loss.backward()`, as in a loop of a user's own.
 
-    So the parameters of a row belong to the model until the gradient is computed: activation checkpointing computes
-    parts of the model again in the backward pass.
+    The forward pass of this module ends with the model's backward pass. So the parameters of a row belong to the model
+    until the gradient is computed: activation checkpointing computes parts of the model again in the backward pass.
+    They are leaves, as hooks of parameters and sparse gradients need.
     """
 
     def __init__(self, one: OneModel) -> None:
         super().__init__()
         self.model, self.one = one.module, one
+        self.hooks = {
+            name: list(parameter._backward_hooks.values())
+            for name, parameter in one.module.named_parameters() if parameter._backward_hooks
+        }
+
+    def at(self, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+        """Gradients at a row, which gets what the model writes into its own weights."""
+        layout, own = self.one.layout, row.detach().clone()
+        with torch.no_grad():
+            views = layout.views(own)
+        leaves = {name: _leaf(view) for name, view in views.items()}
+        for name in self.hooks.keys() & leaves.keys():
+            for hook in self.hooks[name]:
+                leaves[name].register_hook(hook)  # type: ignore[no-untyped-call]
+        values = {f"model.{name}": value for name, value in leaves.items()}
+        values |= {f"model.{name}": value.clone() for name, value in buffers.items()}
+        before = {name: leaf._version for name, leaf in leaves.items()}
+        loss, right = functional_call(self, values, (row, inputs, targets))
+        if any(leaf._version != before[name] for name, leaf in leaves.items()):
+            row.copy_(layout.row(leaves))
+        after = {name: values[f"model.{name}"].detach() for name in buffers}    # some may be assigned anew
+        return Gradients(loss, right, layout.row({name: _gradient(leaf) for name, leaf in leaves.items()}), after)
 
     def forward(self, row: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+        """The loss and the accuracy; the parameters get their gradients."""
         given, named = arguments(self.model, inputs)
         with self.one.autocast(row.device), self.one.around((row, inputs)):
             output = self.model(*given, **named)
@@ -97,23 +122,14 @@ class _Backward(nn.Module):
         return loss.detach(), right.detach()
 
 
-def by_backward(one: OneModel, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-    """Gradients at one row, as in a loop of a user's own; the row gets what the model writes into its own weights.
+def _leaf(view: Tensor) -> Tensor:
+    """A leaf with the values of a view; pairs have memory of their own, where a model may read them as complex."""
+    return (view.clone() if view.shape[-1:] == (2,) else view.detach()).requires_grad_()
 
-    The parameters are leaves: their hooks and sparse gradients need that.
-    """
-    leaves = {name: view.detach().clone().requires_grad_() for name, view in one.layout.views(row).items()}
-    for name, parameter in one.module.named_parameters():
-        for hook in (parameter._backward_hooks or {}).values() if name in leaves else ():
-            leaves[name].register_hook(hook)  # type: ignore[no-untyped-call]
-    values = leaves | {name: value.clone() for name, value in buffers.items()}
-    swapped = {f"model.{name}": value for name, value in values.items()}
-    loss, right = functional_call(_Backward(one), swapped, (row, inputs, targets))
-    grads = {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in leaves.items()}
-    if any(leaf._version for leaf in leaves.values()):
-        row.copy_(one.layout.row(leaves))
-    after = {name: swapped[f"model.{name}"].detach() for name in buffers}   # also those that `forward` assigned anew
-    return Gradients(loss, right, one.layout.row({name: g.to_dense() for name, g in grads.items()}), after)
+
+def _gradient(leaf: Tensor) -> Tensor:
+    g = leaf.grad
+    return torch.zeros_like(leaf) if g is None else g.to_dense() if g.is_sparse else g
 
 
 class Vectorised(Route):
