@@ -9,10 +9,10 @@ from torch.func import vmap
 
 from quasiglobal.gradients.compiling import traced
 from quasiglobal.gradients.layout import Layout
+from quasiglobal.gradients.losses import cross_entropy
 from quasiglobal.gradients.precision import PRECISIONS
 from quasiglobal.gradients.routes import OneByOne, Traced
 from quasiglobal.gradients.stack import StackedModel
-from quasiglobal.gradients.stackable import cross_entropy
 from quasiglobal.metrics import accuracy
 from quasiglobal.models import build
 

@@ -47,6 +47,7 @@ from zoo_habits import (
     StoppedByData,
     Teacher,
     TiedPadding,
+    WritesIntoConstants,
     distance,
 )
 from zoo_images import (
@@ -223,6 +224,7 @@ HABITS = {
     "halved-backward": Entry(HalvedBackward, VECTORS, one_by_one=True),
     "clipped-weights": Entry(ClippedWeights, VECTORS, one_by_one=True),
     "normalises-in-place": Entry(NormalisesInPlace, VECTORS),
+    "writes-into-constants": Entry(WritesIntoConstants, VECTORS),
     "pruned": Entry(Pruned, VECTORS),
     "sparse-graph": Entry(SparseGraph, pairs(normal(6, 6), whole(3, 6))),
     "derivative": Entry(Derivative, pairs(normal(2), normal(3)), functional.mse_loss, one_by_one=True),

@@ -50,7 +50,7 @@ class OneModel:
     layout: Layout
     precision: str
     around: Callable[[Tree], AbstractContextManager[Any]] = nullcontext
-    """Additional context of the forward pass, inside autocast, for this row of parameters and these inputs."""
+    """Additional context of the forward pass, inside autocast, and of the loss, for the tensors that they get."""
     right: Right | None = None
     """Accuracy of each training example; None if the task has none."""
 
@@ -72,7 +72,8 @@ class OneModel:
 
     def score(self, output: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
         """The loss and the accuracy."""
-        loss = self.loss(output, targets)
+        with self.around((output, targets)):
+            loss = self.loss(output, targets)
         right = torch.zeros_like(loss) if self.right is None else self.right(output, targets).to(loss.dtype).mean()
         return loss, right
 

@@ -18,8 +18,9 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.gradients.compiling import Programs, compiled, traced
+from quasiglobal.gradients.losses import cross_entropy
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree, arguments, in_dtype
-from quasiglobal.gradients.stackable import cross_entropy, stackable, unstacked
+from quasiglobal.gradients.stackable import stackable, unstacked
 
 log = logging.getLogger("quasiglobal")
 
@@ -68,7 +69,7 @@ class OneByOne(Route):
     def __init__(self, one: OneModel) -> None:
         super().__init__(replace(one, around=unstacked))
         self.unchecked = False                              # it is plain PyTorch
-        self._backward = Backward(self.one)
+        self._backward = BackwardPass(self.one)
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         result: Gradients = for_each_row(self._backward.at, (0, 0, 0, 0), x, buffers, inputs, targets)
@@ -78,7 +79,7 @@ class OneByOne(Route):
         return outputs_one_by_one(self.one, x, buffers, inputs)
 
 
-class Backward(nn.Module):
+class BackwardPass(nn.Module):
     """The gradient of one model by `loss.backward()`, as in a loop of a user's own.
 
     The forward pass of this module ends with the model's backward pass. So the parameters of a row belong to the model
@@ -148,10 +149,25 @@ class Vectorised(Route):
         self._programs = Programs()
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        return by_autograd(vmap(self._stacked_one.loss_at, randomness="different"), x, buffers, inputs, targets)
+        result: Gradients = self._on_new_tensors(
+            lambda one: by_autograd(vmap(one.loss_at, randomness="different"), x, buffers, inputs, targets)
+        )
+        return result
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        return vmap(self._stacked_one.outputs, in_dims=(0, 0, None), randomness="different")(x, buffers, inputs)
+        return self._on_new_tensors(
+            lambda one: vmap(one.outputs, in_dims=(0, 0, None), randomness="different")(x, buffers, inputs)
+        )
+
+    def _on_new_tensors(self, compute: Callable[[OneModel], Any]) -> Any:
+        """Compute with the stacked model; if it writes into constants that it made, such as ones, stack these too."""
+        try:
+            return compute(self._stacked_one)
+        except RuntimeError as error:
+            if "vmap: inplace arithmetic" not in str(error) or isinstance(self._stacked_one.around, partial):
+                raise
+            self._stacked_one = replace(self._stacked_one, around=partial(stackable, writable=True))
+            return compute(self._stacked_one)
 
 
 class Traced(Vectorised):

@@ -10,6 +10,7 @@
   GPU (pytorch/pytorch#188344), and compiled (pytorch/pytorch#198119). Images are padded first.
 - `embedding`: vmap ignores `padding_idx` and `scale_grad_by_freq` in its gradient.
 - `data` would not stop a gradient in a trace. `requires_grad` and `grad_fn` of stacked tensors are those of all models.
+- Some losses are written out (`losses.py`).
 - Others read values (`one_hot`), write into an argument that is not stacked (`normalize` with `out`), have no rule, or
   none for another memory format (`contiguous`, `to`).
 
@@ -22,7 +23,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import reduce
-from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
@@ -32,20 +32,24 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from quasiglobal.gradients.attention import attention
 from quasiglobal.gradients.fusing import innermost, is_stacked
+from quasiglobal.gradients.losses import LOSSES
 from quasiglobal.gradients.recording import Untraceable
 from quasiglobal.gradients.recurrence import RECURRENT
 
 
 @contextmanager
-def stackable(given: Any, everywhere: bool = False) -> Iterator[None]:
+def stackable(given: Any, everywhere: bool = False, writable: bool = False) -> Iterator[None]:
     """Replace these functions for tensors that vmap has stacked; leave other tensors alone.
 
     `given` are the model's parameters and inputs: if they are stacked, so are new tensors of zeros, into which a model
-    may write. With `everywhere`, replace functions for all tensors, by plain operations to be traced; what the model
-    computes without gradients is detached, since a trace does not record `torch.no_grad`.
+    may write; with `writable`, other new tensors too, such as masks, which are larger then. With `everywhere`, replace
+    functions for all tensors, by plain operations to be traced; what the model computes without gradients is detached,
+    since a trace does not record `torch.no_grad`.
     """
-    with no_fast_path(given), sdpa_kernel(SDPBackend.MATH), Replacing(given, everywhere):
+    new = NEW + CONSTANTS if writable else NEW
+    with no_fast_path(given), sdpa_kernel(SDPBackend.MATH), Replacing(given, everywhere, new):
         yield                                               # `Replacing` is off in nn.MultiheadAttention
 
 
@@ -81,23 +85,13 @@ class _PaddedFirst(TorchFunctionMode):
         return (PLAIN[name] if name in POOLS else function)(*args, **(kwargs or {}))
 
 
-def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
-    """`nn.functional.cross_entropy`, with the same bits inside vmap; it does not load SymPy.
-
-    PyTorch decomposes the loss of class numbers [batch] for vmap, and the checks in it load SymPy, which takes half of
-    the time that a small model takes to start. The loss of [batch, 1] is decomposed to the same operations, without it.
-    """
-    if output.ndim != 2 or targets.is_floating_point():
-        return nn.functional.cross_entropy(output, targets)
-    return nn.functional.nll_loss(nn.functional.log_softmax(output, 1)[..., None], targets[..., None])
-
-
 class Replacing(TorchFunctionMode):
     """Mode that calls the replacement of a function if an argument is stacked."""
 
-    def __init__(self, given: Any, everywhere: bool) -> None:
+    def __init__(self, given: Any, everywhere: bool, new: Sequence[str]) -> None:
         super().__init__()
         self.stacked, self.everywhere = [leaf for leaf in tree_leaves(given) if is_stacked(leaf)], everywhere
+        self.new = new
 
     def __torch_function__(
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -114,74 +108,10 @@ class Replacing(TorchFunctionMode):
         if name in NORMS and function is not NORMS[name]:   # torch's functions of these names have other arguments
             own = {}
         result = own.get(name, function)(*given[0], **given[1])
-        if name in NEW and not stacked:
+        if name in self.new and not stacked:
             for leaf in self.stacked:
                 result = torch.where(leaf.new_ones((), dtype=torch.bool), result, result)
         return result
-
-
-# ---------------------------------------------------------------------------------------------- attention
-
-
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, **how: Any,
-) -> Tensor:
-    """Scaled-dot-product attention of all models, as one call on the batches of all models."""
-    how |= {"dropout_p": dropout_p, "is_causal": is_causal}
-    if any(map(is_stacked, (query, key, value, attn_mask))):
-        folded: Tensor = _Folded.apply(how, query, key, value, attn_mask)  # type: ignore[no-untyped-call]
-        return folded
-    return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, **how)
-
-
-class _Folded(torch.autograd.Function):
-    """Attention on the tensors of all models, with autograd outside of vmap."""
-
-    @staticmethod
-    def forward(how: dict[str, Any], *tensors: Tensor | None) -> Tensor:
-        raise NotImplementedError("call it under vmap only")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save nothing for the backward pass."""
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: Sequence[Any], how: dict[str, Any], *tensors: Tensor | None
-    ) -> tuple[Tensor, int]:
-        def of_all(tensor: Tensor, dim: int | None) -> Tensor:
-            stacked = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            return stacked if stacked.ndim > 3 else stacked.unsqueeze(1)    # [models, …, heads, length, size]
-
-        query, key, value = (of_all(tensor, dim) for tensor, dim in zip(tensors[:3], in_dims[1:4], strict=True))  # type: ignore[arg-type]
-        lead = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in (query, key, value)))  # type: ignore[no-untyped-call]
-        mask = tensors[3]
-        if mask is not None and (in_dims[4] is not None or mask.ndim > 2):
-            mask = mask.expand(info.batch_size, *mask.shape) if in_dims[4] is None else mask.movedim(in_dims[4], 0)
-            mask = mask.reshape(len(mask), *(1,) * (len(lead) + 3 - mask.ndim), *mask.shape[1:])
-            mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, len(lead) - 1)
-        query, key, value = (
-            tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, len(lead) - 1) for tensor in (query, key, value)
-        )
-        result = _by_kernels(query, key, value, mask, how)
-        if result is None:
-            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-                result = attention(query, key, value, mask, **how)      # there may be an outer vmap
-        result = result.reshape(*lead, *result.shape[1:])
-        few = tensors[0].ndim + (in_dims[1] is None) < 4  # type: ignore[union-attr]
-        return result.squeeze(1) if few else result, 0
-
-
-def _by_kernels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: dict[str, Any]) -> Tensor | None:
-    """Attention by our own kernels, which are faster for short texts; None if they do not suit."""
-    if find_spec("triton") is None or any(map(is_stacked, (query, key, value, mask))):
-        return None
-    from quasiglobal.gradients.kernels.attention import attend, suits
-
-    if not suits(query, key, value, mask, how):
-        return None
-    return attend(query, key, value, mask, how["dropout_p"], how.get("scale"))
 
 
 # ------------------------------------------------------------------------------------------ linear layers
@@ -357,6 +287,11 @@ def _embedding_bag(*args: Any, **named: Any) -> Any:
     return vectors.amax(dim=1) if mode == "max" else vectors.sum(dim=1) if mode == "sum" else vectors.mean(dim=1)
 
 
+def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The operation that writes the result of a function into its first argument."""
+    return lambda input, *args, **named: input.copy_(function(input, *args, **named))
+
+
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
 STACKED: dict[str, Callable[..., Any]] = {
@@ -380,6 +315,9 @@ UNRECORDED = ("requires_grad", "grad_fn", "numpy", "__array__", "tolist")
 NEW = ("zeros", "zeros_like", "empty", "empty_like")
 """Functions that make a tensor, each model its own: vmap cannot write stacked values into a tensor that is not."""
 
+CONSTANTS = ("ones", "ones_like", "full", "full_like", "eye", "arange", "tensor")
+"""Further ones, into which few models write."""
+
 PLAIN: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": attention,
     "batch_norm": _batch_norm,
@@ -393,8 +331,10 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "embedding": _embedding,
     "embedding_bag": _embedding_bag,
     "data": Tensor.detach,
+    **{f"{name}_": _in_place(getattr(torch, name)) for name in ("lerp", "scatter", "tril", "triu")},
     "contiguous": lambda input, memory_format=None: input.contiguous(),
     "to": lambda input, *args, memory_format=None, **named: input.to(*args, **named) if args or named else input,
     **RECURRENT,
+    **LOSSES,
 }
 """Names of functions, and their replacements for all tensors."""

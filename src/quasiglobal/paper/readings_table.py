@@ -17,10 +17,10 @@ from quasiglobal.report.markdown import table as markdown_table
 from quasiglobal.runs.store import RunStore
 from quasiglobal.training.experiment import Experiment, setting
 
-Draws = Literal["own", "shared"]
+Generator = Literal["own", "shared"]
 
 
-def experiments(store: RunStore, seeds: int = 3, draws: Draws = "own") -> list[Experiment]:
+def experiments(store: RunStore, seeds: int = 3, draws: Generator = "own") -> list[Experiment]:
     """The runs that compare the readings: the rows of ResNet-EvoNorm-20 on a ring of 16, at their tuned rates.
 
     With `draws = "shared"` all nodes draw from one generator, as in the released code.
@@ -40,7 +40,7 @@ def experiments(store: RunStore, seeds: int = 3, draws: Draws = "own") -> list[E
     return chosen
 
 
-def table(store: RunStore, averaged: bool = False, draws: Draws = "own") -> str:
+def table(store: RunStore, averaged: bool = False, draws: Generator = "own") -> str:
     """Each cell beside the paper's in all readings, last and best, as Markdown; with `averaged`, of the averaged model.
 
     The last rows have, for each reading, the sum of the squared deviations in units of the noise, the standard error
@@ -94,7 +94,7 @@ def _compares(cell: PaperCell) -> bool:
     return cell.row.model == "ResNet-EvoNorm-20" and cell.column.group == "ring 16"
 
 
-def _running(cell: PaperCell, draws: Draws) -> Experiment:
+def _running(cell: PaperCell, draws: Generator) -> Experiment:
     return replace(cell.experiment, norm=READINGS["running"], draws=draws)
 
 

@@ -28,7 +28,7 @@ class Kernels(Compiled):
     def __init__(self, one: OneModel) -> None:
         super().__init__(one)
         self.programs: dict[object, StackedProgram | None] = {}
-        self.score = vmap(self.one.score, randomness="different")
+        self.score = vmap(self._stacked_one.score, randomness="different")
         self.fused_score = Fused(self.score)
         prepare()
 
