@@ -9,8 +9,9 @@ from torch.nn import functional
 from zoo_habits import Embeddings, Fourier, Layers, NormalisesInPlace, Rotary, Teacher, distance
 
 import quasiglobal as qg
+from quasiglobal.common.modules import copied
 
-N, BATCH, LR = 4, 5, 0.1
+N, LR = 4, 0.1
 
 
 def trained(module, loss, inputs, targets, **settings):
@@ -25,7 +26,7 @@ def trained(module, loss, inputs, targets, **settings):
 
 def by_hand(module, loss, inputs, targets, node, steps=3):
     """The same as plain PyTorch does it: one step per epoch with all examples of a node."""
-    module = copy.deepcopy(module).double().train()
+    module = copied(module).double().train()
     optimizer = torch.optim.SGD(module.parameters(), LR)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -142,3 +143,140 @@ def test_a_network_that_cannot_be_traced_stays_vectorised(monkeypatch, caplog):
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) <= 1
     assert all(line.startswith("Distribution is trained by vmap, untraced, which is slower: ") for line in said)
+
+
+class Listed(Layers):
+    """Keeps its parameters in a list too."""
+
+    def __init__(self):
+        super().__init__()
+        self.listed = [self.first.weight, self.head.bias]
+
+    def forward(self, x):
+        return super().forward(x) + (self.listed[0].square().sum() + self.listed[1].sum())
+
+
+class ClippedData(Layers):
+    """Clips its weights through `.data`, as in a Wasserstein GAN."""
+
+    def forward(self, x):
+        for parameter in self.parameters():
+            parameter.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+class ClippedLater(Layers):
+    """An embedding of small norm, after a layer that has been used: writes into one weight, not into others."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 5, max_norm=0.3)
+
+    def forward(self, x):
+        return super().forward(x) @ self.embedding(torch.arange(5))
+
+
+class Shrinking(Layers):
+    """Shrinks its weights in each step: what a failed attempt wrote must not count."""
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.first.weight.mul_(0.9)
+        return super().forward(x)
+
+
+def halve(parameter):
+    parameter.grad.mul_(0.5)
+
+
+class AfterAccumulation(Layers):
+    """A hook that runs once the gradient of a parameter is complete."""
+
+    def __init__(self):
+        super().__init__()
+        self.first.weight.register_post_accumulate_grad_hook(halve)
+
+
+class Cached(Layers):
+    """Computes a constant at its first call."""
+
+    offset = None
+
+    def forward(self, x):
+        if self.offset is None:
+            self.offset = torch.linspace(0, 1, x.shape[-1]).to(x)
+        return super().forward(x + self.offset)
+
+
+class Student(Teacher):
+    """The teacher starts with the student's weights, and has no temporary buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher.load_state_dict(self.student.state_dict())
+
+
+UNUSUAL = {made.__name__: made for made in (
+    Listed, ClippedData, ClippedLater, Shrinking, AfterAccumulation, Cached, Student
+)}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_each_node_trains_as_plain_pytorch_does(name):
+    torch.manual_seed(0)
+    module, inputs, targets, loss = UNUSUAL[name](), numbers(20, 6), torch.arange(20) % 5, functional.cross_entropy
+    if name == "Student":
+        targets, loss = numbers(20, 6, seed=1), distance
+    run = trained(module, loss, inputs, targets)
+    torch.manual_seed(0)
+    for node in range(N):
+        plain = by_hand(copied(module), loss, inputs, targets, node)
+        expected = dict(plain.named_parameters()) | dict(plain.named_buffers())
+        for key, value in run.model(node).state_dict().items():
+            torch.testing.assert_close(value, expected[key].detach(), msg=f"{name}.{key}")
+
+
+def test_a_loss_that_uses_the_given_module_is_refused():
+    """Each node trains a copy, of which the loss would not see the weights."""
+    module = Layers()
+
+    def loss(output, target):
+        return functional.cross_entropy(output, target) + sum(p.square().sum() for p in module.parameters())
+
+    with pytest.raises(qg.InputError, match="uses parameters of the module that you gave"):
+        trained(module, loss, numbers(20, 6), torch.arange(20) % 5)
+
+
+class Counting(Layers):
+    calls = 0
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return super().forward(x)
+
+
+def test_a_counter_that_all_nodes_share_is_warned_of():
+    module = Counting()
+    module.calls = 0
+    with pytest.warns(UserWarning, match="Counting changes its attribute calls in each call, and all nodes share it"):
+        trained(module, functional.cross_entropy, numbers(20, 6), torch.arange(20) % 5)
+
+
+def test_complex_numbers_are_saved_and_loaded(tmp_path):
+    class Turning(Fourier):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("turn", torch.tensor(1j, dtype=torch.complex64))
+
+        def forward(self, x):
+            return super().forward(x) + (self.turn * self.turn.conj()).real
+
+    torch.manual_seed(0)
+    data = (Turning(), functional.mse_loss, numbers(20, 1, 16), numbers(20, 1, 16, seed=1))
+    run = trained(*data, runs=tmp_path, seeds=2)
+    again = trained(*data, runs=tmp_path, seeds=2)
+    for model in (again.model(1), again.average()):
+        assert model.weight.dtype == model.turn.dtype == torch.complex128
+        assert model.turn == 1j
+    assert again.model(1).weight.equal(run.model(1).weight)

@@ -30,6 +30,7 @@ from zoo_classifiers import (
 from zoo_habits import (
     ChannelsLast,
     Checkpointed,
+    ChecksValues,
     ClippedWeights,
     Derivative,
     Embeddings,
@@ -225,6 +226,7 @@ HABITS = {
     "clipped-weights": Entry(ClippedWeights, VECTORS, one_by_one=True),
     "normalises-in-place": Entry(NormalisesInPlace, VECTORS),
     "writes-into-constants": Entry(WritesIntoConstants, VECTORS),
+    "checks-values": Entry(ChecksValues, VECTORS),
     "pruned": Entry(Pruned, VECTORS),
     "sparse-graph": Entry(SparseGraph, pairs(normal(6, 6), whole(3, 6))),
     "derivative": Entry(Derivative, pairs(normal(2), normal(3)), functional.mse_loss, one_by_one=True),

@@ -34,6 +34,8 @@ def copied(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> nn.
         if before is not after:
             for hook in (before._backward_hooks or {}).values():
                 after.register_hook(hook)  # type: ignore[no-untyped-call]
+            for hook in (before._post_accumulate_grad_hooks or {}).values():
+                after.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     return result
 
 

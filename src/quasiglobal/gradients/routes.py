@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from quasiglobal.gradients.compiling import Programs, compiled, traced
 from quasiglobal.gradients.losses import cross_entropy
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree, arguments, in_dtype
+from quasiglobal.gradients.recording import Untraceable
 from quasiglobal.gradients.stackable import stackable, unstacked
 
 log = logging.getLogger("quasiglobal")
@@ -82,36 +83,32 @@ class OneByOne(Route):
 class BackwardPass(nn.Module):
     """The gradient of one model by `loss.backward()`, as in a loop of a user's own.
 
-    The forward pass of this module ends with the model's backward pass. So the parameters of a row belong to the model
-    until the gradient is computed: activation checkpointing computes parts of the model again in the backward pass.
-    They are leaves, as hooks of parameters and sparse gradients need.
+    The module's parameters get the values of a row until the backward pass ends. So hooks, activation checkpointing and
+    other references to the parameters work, and what the model writes into its own weights is found.
     """
 
     def __init__(self, one: OneModel) -> None:
         super().__init__()
         self.model, self.one = one.module, one
-        self.hooks = {
-            name: list(parameter._backward_hooks.values())
-            for name, parameter in one.module.named_parameters() if parameter._backward_hooks
-        }
 
     def at(self, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         """Gradients at a row, which gets what the model writes into its own weights."""
-        layout, own = self.one.layout, row.detach().clone()
-        with torch.no_grad():
-            views = layout.views(own)
-        leaves = {name: _leaf(view) for name, view in views.items()}
-        for name in self.hooks.keys() & leaves.keys():
-            for hook in self.hooks[name]:
-                leaves[name].register_hook(hook)  # type: ignore[no-untyped-call]
-        values = {f"model.{name}": value for name, value in leaves.items()}
-        values |= {f"model.{name}": value.clone() for name, value in buffers.items()}
-        before = {name: leaf._version for name, leaf in leaves.items()}
-        loss, right = functional_call(self, values, (row, inputs, targets))
-        if any(leaf._version != before[name] for name, leaf in leaves.items()):
-            row.copy_(layout.row(leaves))
+        layout = self.one.layout
+        own = {name: value for name, value in self.model.named_parameters() if name in layout.shapes}
+        values = {f"model.{name}": value.clone() for name, value in buffers.items()}
+        before = {name: parameter.data for name, parameter in own.items()}
+        for name, view in layout.views(row.detach().clone()).items():
+            own[name].data, own[name].grad = _aligned(view), None
+        try:
+            loss, right = functional_call(self, values, (row, inputs, targets))
+            g, written = layout.row({name: _gradient(own[name]) for name in own}), layout.row(own)
+        finally:
+            for name, parameter in own.items():
+                parameter.data, parameter.grad = before[name], None
+        if row.is_cuda or not written.equal(row):           # on a GPU, a comparison would wait
+            row.copy_(written)
         after = {name: values[f"model.{name}"].detach() for name in buffers}    # some may be assigned anew
-        return Gradients(loss, right, layout.row({name: _gradient(leaf) for name, leaf in leaves.items()}), after)
+        return Gradients(loss, right, g, after)
 
     def forward(self, row: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
         """The loss and the accuracy; the parameters get their gradients."""
@@ -123,14 +120,14 @@ class BackwardPass(nn.Module):
         return loss.detach(), right.detach()
 
 
-def _leaf(view: Tensor) -> Tensor:
-    """A leaf with the values of a view; pairs have memory of their own, where a model may read them as complex."""
-    return (view.clone() if view.shape[-1:] == (2,) else view.detach()).requires_grad_()
+def _aligned(view: Tensor) -> Tensor:
+    """Pairs in memory of their own, where a model may read them as complex numbers."""
+    return view.clone() if view.shape[-1:] == (2,) else view
 
 
-def _gradient(leaf: Tensor) -> Tensor:
-    g = leaf.grad
-    return torch.zeros_like(leaf) if g is None else g.to_dense() if g.is_sparse else g
+def _gradient(parameter: Tensor) -> Tensor:
+    g = parameter.grad
+    return torch.zeros_like(parameter) if g is None else g.to_dense() if g.is_sparse else g
 
 
 class Vectorised(Route):
@@ -233,10 +230,12 @@ def by_autograd(
     loss_at: Callable[..., Any], x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree
 ) -> Gradients:
     """Gradients at x, one row or all rows, of a function like `OneModel.loss_at`."""
-    after = {name: value.clone() for name, value in buffers.items()}
+    after, version = {name: value.clone() for name, value in buffers.items()}, x._version
     leaf = x.detach().requires_grad_()
     losses, (right, after) = loss_at(leaf, after, inputs, targets)
     (g,) = torch.autograd.grad(losses.sum(), leaf)
+    if x._version != version:
+        raise Untraceable("the model writes into its own weights")
     return Gradients(losses.detach(), right, g, {name: value.detach() for name, value in after.items()})
 
 

@@ -135,10 +135,14 @@ class StackedModel:
         route, failure, new = first, None, what not in self._worked
         on_gpu = arguments[0].is_cuda
         drawn = (torch.cuda if on_gpu else torch).get_rng_state() if new else None
+        if new and route.slower is not None:
+            self._fill_caches(what, arguments)
         while True:
             unchecked = route.unchecked
+            if drawn is not None:                           # the numbers drawn do not depend on failed attempts
+                (torch.cuda if on_gpu else torch).set_rng_state(drawn)
             try:
-                given = (arguments[0], *tree_map(torch.clone, arguments[1:])) if new or self._writes else arguments
+                given = tree_map(torch.clone, arguments) if new else arguments[:1] + self._own(arguments[1:])
                 with self._slow_operations(first=new):
                     result = getattr(route, what)(*given)
                 self._writes = self._writes or (new and any(leaf._version for leaf in tree_leaves(given[2])))
@@ -158,11 +162,12 @@ class StackedModel:
                     raise
                 failure = failure or error
                 route = route.slower(route.one)
-                if drawn is not None:                       # the numbers drawn do not depend on failed attempts
-                    (torch.cuda if on_gpu else torch).set_rng_state(drawn)
+        if new and what == "gradients" and not given[0].equal(arguments[0]):
+            arguments[0].copy_(given[0])                    # what the model wrote into its own weights
         self._worked.add(what)
         if failure is not None:
-            place, reason = located(route.one, *arguments[:3]), " ".join(str(failure).split())[:160]
+            place = located(route.one, *tree_map(torch.clone, arguments[:3]))
+            reason = " ".join(str(failure).split())[:160]
             log.warning(
                 f"{place} fails on the route {type(first).__name__} ({type(failure).__name__}: {reason}); the "
                 f"models are {'trained' if what == 'gradients' else 'tested'} {route.cost}"
@@ -171,6 +176,16 @@ class StackedModel:
             if what == "gradients":
                 self.route = route
         return result
+
+    def _own(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Copies, if the model writes into its inputs."""
+        return tuple(tree_map(torch.clone, arguments)) if self._writes else arguments
+
+    def _fill_caches(self, what: str, arguments: tuple[Any, ...]) -> None:
+        """Run the first model alone: what a module keeps from its first call must not belong to vmap or to a trace."""
+        first = tree_map(lambda values: values[:1].clone(), arguments)
+        with suppress(Exception):
+            getattr(OneByOne(self.route.one), what)(*first)
 
     @contextmanager
     def _slow_operations(self, first: bool) -> Iterator[None]:
@@ -251,6 +266,6 @@ def _busy(module: nn.Module, precision: str) -> bool:
 
 def _has_gradient_hooks(module: nn.Module) -> bool:
     """Whether hooks see or change gradients of single models: of parameters, or of a part's outputs or inputs."""
-    return any(
-        part._backward_hooks or part._backward_pre_hooks for part in module.modules()
-    ) or any(parameter._backward_hooks for parameter in module.parameters())
+    return any(part._backward_hooks or part._backward_pre_hooks for part in module.modules()) or any(
+        parameter._backward_hooks or parameter._post_accumulate_grad_hooks for parameter in module.parameters()
+    )

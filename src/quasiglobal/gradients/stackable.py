@@ -92,6 +92,8 @@ class Replacing(TorchFunctionMode):
         super().__init__()
         self.stacked, self.everywhere = [leaf for leaf in tree_leaves(given) if is_stacked(leaf)], everywhere
         self.new = new
+        self.checks: list[Tensor] = []
+        """Results of `any` and `all`, which models use to check values."""
 
     def __torch_function__(
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -104,10 +106,14 @@ class Replacing(TorchFunctionMode):
             name = getattr(getattr(function, "__self__", None), "__name__", name)
         if self.everywhere and name in UNRECORDED:
             raise Untraceable(f"a trace does not record {name}")
+        if name in ("__bool__", "item") and any(given[0][0] is one for one in self.checks):
+            return _agreed(given[0][0], name)
         own = PLAIN | STACKED if stacked else PLAIN if self.everywhere else {}
         if name in NORMS and function is not NORMS[name]:   # torch's functions of these names have other arguments
             own = {}
         result = own.get(name, function)(*given[0], **given[1])
+        if name in ("any", "all") and is_stacked(result):
+            self.checks.append(result)
         if name in self.new and not stacked:
             for leaf in self.stacked:
                 result = torch.where(leaf.new_ones((), dtype=torch.bool), result, result)
@@ -289,7 +295,23 @@ def _embedding_bag(*args: Any, **named: Any) -> Any:
 
 def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The operation that writes the result of a function into its first argument."""
-    return lambda input, *args, **named: input.copy_(function(input, *args, **named))
+    return lambda input, *args, **named: input.copy_(function(input.clone(), *args, **named))
+
+
+def _set_item(input: Tensor, index: Any, value: Any) -> None:
+    """`input[mask] = number` without a selection, which would have another size in each model."""
+    mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    single = not isinstance(value, Tensor) or value.ndim == 0
+    if isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.ndim <= input.ndim and single:
+        input.copy_(torch.where(mask.view(*mask.shape, *(1,) * (input.ndim - mask.ndim)), value, input))
+    else:
+        input[index] = value
+
+
+def _agreed(check: Tensor, read: str) -> Any:
+    """Read a truth value that is the same for all models; otherwise they cannot be computed together."""
+    every = innermost(check).flatten()
+    return getattr(every[0] if len(every) and (every == every[0]).all() else check, read)()
 
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -299,7 +321,7 @@ STACKED: dict[str, Callable[..., Any]] = {
     "addmm": _lowered(_addmm),
     "prelu": _lowered(torch.prelu),
     **{name: _lowered(getattr(torch, name)) for name in CONVOLUTIONS},
-    "view_as_complex": lambda input: torch.complex(input[..., 0], input[..., 1]),
+    "__setitem__": _set_item,
     "requires_grad": lambda input: innermost(input).requires_grad,
     "grad_fn": lambda input: innermost(input).grad_fn,
     "batch_norm": _if_mixed(nn.functional.batch_norm, _batch_norm),
@@ -331,7 +353,8 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "embedding": _embedding,
     "embedding_bag": _embedding_bag,
     "data": Tensor.detach,
-    **{f"{name}_": _in_place(getattr(torch, name)) for name in ("lerp", "scatter", "tril", "triu")},
+    "view_as_complex": lambda input: torch.complex(input[..., 0], input[..., 1]),
+    **{f"{name}_": _in_place(getattr(torch, name)) for name in ("addcmul", "clamp", "lerp", "scatter", "tril", "triu")},
     "contiguous": lambda input, memory_format=None: input.contiguous(),
     "to": lambda input, *args, memory_format=None, **named: input.to(*args, **named) if args or named else input,
     **RECURRENT,

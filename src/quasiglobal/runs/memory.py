@@ -59,8 +59,7 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
     Activations are measured on two examples. The result is an upper bound, since some kernels keep fewer activations.
     """
     dtype = PRECISIONS[experiment.precision]
-    module = task.module(0).train()
-    module = module.double() if dtype is torch.float64 else module.float()
+    module = task.module(0, dtype).train()
     parameters = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     kept: dict[int, int] = {}
 

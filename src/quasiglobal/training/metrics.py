@@ -178,6 +178,8 @@ def average(values: Tensor, dim: int, weights: Tensor | None = None) -> Tensor:
     >>> average(torch.tensor([[1.0], [5.0]]), dim=0, weights=torch.tensor([3.0, 1.0])).item()
     2.0
     """
+    if values.is_complex():
+        return torch.view_as_complex(average(torch.view_as_real(values), dim % values.ndim, weights))
     if weights is None:
         return values.double().mean(dim=dim).to(values.dtype)
     shares = (weights / weights.sum(dim=-1, keepdim=True)).to(values.device, torch.float64)

@@ -30,7 +30,7 @@ class Networks:
     def __init__(self, task: Task, experiments: Sequence[Experiment], device: torch.device) -> None:
         self.task, self.device, self.precision = task, device, experiments[0].precision
         self.dtype = PRECISIONS[self.precision]
-        self._modules = [converted(task.module(one.seed), torch.device("cpu"), self.dtype) for one in experiments]
+        self._modules = [task.module(one.seed, self.dtype) for one in experiments]
         self.layout = Layout.of_experiment(self._modules[0], experiments[0].bn)
         if device.type == "cpu":
             keep_freed_memory()

@@ -230,10 +230,10 @@ class Program:
             self.gradients()
 
     def gradients(self) -> Gradients:
-        """The gradients of all rows on the current batch; no state changes."""
+        """The gradients of all rows on the current batch; no state changes, though a model may write its weights."""
         shape = self.feed.shapes[int(self.feed.counter)]
         self.feed.read(int(self.feed.counter))
-        return self.model.gradients(self.state.x, self.state.buffers, *self.feed.batch(*shape))
+        return self.model.gradients(self.state.x.clone(), self.state.buffers, *self.feed.batch(*shape))
 
     def seeded(self, *t: int) -> AbstractContextManager[None]:
         """Seed the random numbers of step t (dropout) from the seeds, the first node here and the experiments' steps.

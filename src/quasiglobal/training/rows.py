@@ -1,4 +1,4 @@
-"""Checkpoint tensors of a run: x, state.NAME and buffer.NAME, one row per node."""
+"""Checkpoint tensors of a run: x, state.NAME, buffer.NAME and, of complex buffers, pairs.NAME; one row per node."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from quasiglobal.gradients.layout import Layout
+from quasiglobal.common.modules import converted
+from quasiglobal.gradients.layout import Layout, own_state
 from quasiglobal.training.metrics import average
 
-STATE, BUFFER = "state.", "buffer."
+STATE, BUFFER, PAIRS = "state.", "buffer.", "pairs."
 
 NamedRows = dict[str, Tensor]
 
@@ -19,7 +20,9 @@ def named_rows(x: Tensor, state: Mapping[str, Tensor], buffers: Mapping[str, Ten
     """CPU copies of a run's models, algorithm state and model buffers."""
     tensors = {"x": x}
     tensors |= {f"{STATE}{name}": value for name, value in state.items()}
-    tensors |= {f"{BUFFER}{name}": value for name, value in buffers.items()}
+    real = {name for name, value in buffers.items() if not value.is_complex()}
+    tensors |= {f"{BUFFER}{name}": value for name, value in buffers.items() if name in real}
+    tensors |= {f"{PAIRS}{name}": torch.view_as_real(value) for name, value in buffers.items() if name not in real}
     return {name: value.clone().cpu() for name, value in tensors.items()}
 
 
@@ -30,7 +33,8 @@ def state_of(rows: Mapping[str, Tensor]) -> NamedRows:
 
 def buffers_of(rows: Mapping[str, Tensor]) -> NamedRows:
     """The models' buffers."""
-    return _with_prefix(rows, BUFFER)
+    pairs = _with_prefix(rows, PAIRS)                       # a file's memory may not be aligned for complex numbers
+    return _with_prefix(rows, BUFFER) | {name: torch.complex(*value.unbind(-1)) for name, value in pairs.items()}
 
 
 def models_of(rows: Mapping[str, Tensor]) -> NamedRows:
@@ -51,8 +55,12 @@ def module_of(
 ) -> nn.Module:
     """Give a module the weights of a row, or of the average of all rows if `node` is None; in evaluation mode."""
     if rows["x"].dtype == torch.float64:
-        module = module.double()
-    module.load_state_dict(module.state_dict() | state_dict_of(rows, layout, node, weights))
+        module = converted(module, torch.device("cpu"), torch.float64)
+    state = state_dict_of(rows, layout, node, weights)
+    temporary = state.keys() - module.state_dict().keys()
+    if temporary:                                           # buffers that the forward pass changes
+        own_state(module, sorted(temporary))
+    module.load_state_dict(module.state_dict() | state)
     return module.eval()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.common.modules import copied
+from quasiglobal.common.modules import converted, copied
 from quasiglobal.data.arrays import on_device
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.inputs import inputs_of
@@ -93,12 +93,12 @@ class Task:
         examples = f"{len(self.data.train)} training examples, {len(self.data.test)} test examples"
         return f"<Task: {self.name}, {name_of(self.loss)}, {examples}, score {self.score}>"
 
-    def module(self, seed: int) -> nn.Module:
-        """A new copy of the model with its initial weights."""
+    def module(self, seed: int, dtype: torch.dtype | None = None) -> nn.Module:
+        """A new copy of the model with its initial weights, in a precision of its parameters."""
         module = self._made(seed)
         if self._classifies is None and self.trial.state:
             own_state(module, self.trial.state)
-        return module
+        return module if dtype is None else converted(module, torch.device("cpu"), dtype)
 
     def _made(self, seed: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -123,7 +123,10 @@ class Task:
             batches.append(self.examples(3))
         if len(self.data.test):
             batches.append(self._shown(self.data.test, _telling_rows(self.data.test)))
-        return tried(self._made(0), self.loss, batches, self._metrics or {}, name=self.name, data=self.data)
+        original = self.model if isinstance(self.model, nn.Module) else None
+        return tried(
+            self._made(0), self.loss, batches, self._metrics or {}, name=self.name, data=self.data, original=original
+        )
 
     @property
     def classifies(self) -> bool:
@@ -170,7 +173,7 @@ class Task:
         if self.classifies:
             return LARGE_LOSS
         inputs, targets = self.examples(2 if self.data.fresh else 512)
-        module = self.module(0).float().eval()
+        module = self.module(0, torch.float32).eval()
         given, named = arguments(module, inputs)
         with torch.random.fork_rng(devices=[]):             # with gradients, which a model may compute itself
             loss = self.loss(module(*given, **named), targets).detach()

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.common.modules import copied
+from quasiglobal.common.modules import converted, copied
 from quasiglobal.data.dataset import Dataset
 from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
@@ -66,25 +67,39 @@ def tried(
     *,
     name: str,
     data: Dataset,
+    original: nn.Module | None = None,
 ) -> Trial:
     """Run the model, the loss and the metrics on batches of a few examples; return the result of the first.
+
+    `module` is a copy of `original`, the user's own.
 
     The model is in training mode for the first batch and in evaluation mode for the others. Batches of different sizes
     reveal code that works for one size only.
     """
     _check_kind(module, name)
-    module = copied(module).cpu().float().train()
+    module = converted(copied(module), torch.device("cpu"), torch.float32).train()
     loss = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InputError(f"{name} has no parameters to train")
     before = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
-    values = _constants(module), _constants(loss)
+    with restored_generators(), torch.no_grad():            # a teacher may start with the weights of its student
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(1e-3 * torch.randn_like(parameter))
+    values, counts = [_constants(module), _constants(loss)], [_numbers(module), _numbers(loss)]
     with restored_generators():
-        first = _tried_on(module, loss, *batches[0], metrics, name, data)
+        first = _tried_on(module, loss, *batches[0], metrics, name, data, original)
         state, of_loss = (
-            tuple(key for key, value in _constants(of).items() if not value.equal(known[key]))
+            tuple(key for key, value in _constants(of).items() if key in known and not value.equal(known[key]))
             for of, known in zip((module, loss), values, strict=True)
         )
+        for of, known in zip((module, loss), counts, strict=True):
+            changed = [key for key, value in _numbers(of).items() if known.get(key, value) != value]
+            if changed:
+                warnings.warn(
+                    f"{type(of).__name__} changes its attribute {changed[0]} in each call, and all nodes share it; "
+                    "keep it in a buffer of the model if results depend on it", stacklevel=2,
+                )
         if of_loss:
             raise InputError(
                 f"{_loss_in_words(loss)} changes its own {of_loss[0]}, which the nodes would share; make it a buffer "
@@ -99,7 +114,8 @@ def tried(
 
 
 def _tried_on(
-    module: nn.Module, loss: Loss, inputs: Any, targets: Any, metrics: Mapping[str, Any], name: str, data: Dataset
+    module: nn.Module, loss: Loss, inputs: Any, targets: Any, metrics: Mapping[str, Any], name: str, data: Dataset,
+    original: nn.Module | None = None,
 ) -> Trial:
     given, named = arguments(module, inputs)
     with misfit(f"{name} fails on inputs {_shapes(inputs)}", _remedy_for(inputs)):
@@ -121,10 +137,28 @@ def _tried_on(
         raise InputError(f"{what} returns a tensor of shape {list(found.shape)}, not one number; take its mean")
     if module.training and not found.requires_grad:
         raise InputError(f"{what} does not depend on the parameters of {name}; compute it from the output itself")
+    if module.training and original is not None:
+        theirs = [one for one in original.parameters() if one.requires_grad and not is_lazy(one)]
+        used = torch.autograd.grad(found, theirs, allow_unused=True) if theirs else ()
+        if any(one is not None for one in used):
+            raise InputError(
+                f"{what}, or {name} itself, uses parameters of the module that you gave, but each node trains a copy; "
+                "return what the loss needs from forward"
+            )
     for metric, function in metrics.items():
         _check_meaning(metric, function, loss, output, data)
         _check_metric(metric, function, tree_map(lambda values: values.detach(), output), targets, said)
     return Trial(output, float(found.detach()), classifies, False, (), False)
+
+
+def _numbers(of: Any) -> dict[str, Any]:
+    """Numbers among the attributes of a module and its parts, such as counters of calls."""
+    parts = of.named_modules() if isinstance(of, nn.Module) else ()
+    return {
+        f"{name}.{key}".removeprefix("."): value
+        for name, part in parts for key, value in vars(part).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def _constants(of: Any) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from quasiglobal.common.modules import copied
 from quasiglobal.gradients.kernels.operations import LAYER_NORM, LINEAR, NORMALISE
 from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.recording import recorded
+from quasiglobal.gradients.recording import Untraceable, recorded
 from quasiglobal.gradients.stackable import stackable
 from quasiglobal.models.norms import EvoNormS0
 
@@ -32,9 +32,12 @@ def traced_forward(
             output = functional_call(known, values, (inputs,))
         return output, {name: values[name] for name in after}       # those that `forward` assigned anew
 
-    first = {name: value[0] for name, value in buffers.items()}
+    first, row = {name: value[0] for name, value in buffers.items()}, x[0].clone()
     with torch.enable_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-        return recorded(functionalize(forward, remove="mutations"), (layout.views(x[0]), first, inputs[0]))
+        graph = recorded(functionalize(forward, remove="mutations"), (layout.views(row), first, inputs[0].clone()))
+    if row._version:
+        raise Untraceable("the model writes into its own weights")
+    return graph
 
 
 class _WholeLayers(TorchFunctionMode):
