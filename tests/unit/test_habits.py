@@ -1,6 +1,7 @@
 """Networks that keep a state of their own, or do something unusual, trained by `qg.train` (`zoo_habits.py`)."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -209,6 +210,27 @@ class Cached(Layers):
         return super().forward(x + self.offset)
 
 
+class UsedTwice(Layers):
+    """A part with three names."""
+
+    def __init__(self):
+        super().__init__()
+        self.square = nn.Linear(6, 6)
+        self.parts = nn.ModuleList([self.square, nn.Sequential(self.square, nn.Tanh())])
+
+    def forward(self, x):
+        return super().forward(self.parts[1](self.parts[0](self.square(x))))
+
+
+class Adapted(Layers):
+    """Takes a step on its own head, by the gradient in the forward pass, also in a test."""
+
+    def forward(self, x):
+        y = torch.tanh(self.first(x))
+        (g,) = torch.autograd.grad(self.head(y).square().sum(), self.head.weight, create_graph=True)
+        return y @ (self.head.weight - 0.1 * g).T
+
+
 class Student(Teacher):
     """The teacher starts with the student's weights, and has no temporary buffer."""
 
@@ -218,7 +240,7 @@ class Student(Teacher):
 
 
 UNUSUAL = {made.__name__: made for made in (
-    Listed, ClippedData, ClippedLater, Shrinking, AfterAccumulation, Cached, Student
+    Listed, ClippedData, ClippedLater, Shrinking, AfterAccumulation, Cached, UsedTwice, Adapted, Student
 )}
 
 
@@ -232,7 +254,7 @@ def test_each_node_trains_as_plain_pytorch_does(name):
     torch.manual_seed(0)
     for node in range(N):
         plain = by_hand(copied(module), loss, inputs, targets, node)
-        expected = dict(plain.named_parameters()) | dict(plain.named_buffers())
+        expected = plain.state_dict() | dict(plain.named_buffers())
         for key, value in run.model(node).state_dict().items():
             torch.testing.assert_close(value, expected[key].detach(), msg=f"{name}.{key}")
 
@@ -246,6 +268,35 @@ def test_a_loss_that_uses_the_given_module_is_refused():
 
     with pytest.raises(qg.InputError, match="uses parameters of the module that you gave"):
         trained(module, loss, numbers(20, 6), torch.arange(20) % 5)
+
+
+class Remembering(Layers):
+    """Keeps its last activation in an attribute, and uses it in the next call."""
+
+    last = 0.0
+
+    def forward(self, x):
+        y = torch.tanh(self.first(x)) + self.last
+        self.last = 0.1 * y.detach().mean(0)
+        return self.head(y)
+
+
+def test_a_tensor_that_is_kept_in_an_attribute_is_refused():
+    with pytest.raises(qg.InputError, match="keeps a tensor in its attribute last from one call to the next"):
+        trained(Remembering(), functional.cross_entropy, numbers(20, 6), torch.arange(20) % 5)
+
+
+class Locked(Layers):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_a_module_that_cannot_be_copied_is_made_by_a_function():
+    data = functional.cross_entropy, numbers(20, 6), torch.arange(20) % 5
+    with pytest.raises(qg.InputError, match=r"Locked cannot be copied: .* give a function that makes a new one"):
+        trained(Locked(), *data)
+    assert trained(Locked, *data).status == "finished"
 
 
 class Counting(Layers):

@@ -39,6 +39,15 @@ def copied(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> nn.
     return result
 
 
+def kept_from_vmap(module: nn.Module) -> str:
+    """Name of an attribute that is a tensor of a call inside vmap, which has ended; empty if there is none."""
+    return next((
+        f"{name}.{key}".removeprefix(".")
+        for name, part in module.named_modules() for key, value in vars(part).items()
+        if isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+    ), "")
+
+
 def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Move a module's tensors to a device, and its floating-point tensors to a precision.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -53,6 +53,12 @@ class OneModel:
     """Additional context of the forward pass, inside autocast, and of the loss, for the tensors that they get."""
     right: Right | None = None
     """Accuracy of each training example; None if the task has none."""
+    own: dict[str, nn.Parameter] = field(default_factory=dict)
+    """The module's own parameters; of a part that is used in two places, `functional_call` does not restore them."""
+
+    def __post_init__(self) -> None:
+        if not self.own:
+            self.own.update(self.module.named_parameters())
 
     def output(self, row: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         """The output on one batch; in training, `buffers` gets the new values, as BatchNorm writes them."""

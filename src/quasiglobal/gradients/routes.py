@@ -94,8 +94,9 @@ class BackwardPass(nn.Module):
     def at(self, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         """Gradients at a row, which gets what the model writes into its own weights."""
         layout = self.one.layout
-        own = {name: value for name, value in self.model.named_parameters() if name in layout.shapes}
-        values = {f"model.{name}": value.clone() for name, value in buffers.items()}
+        own = {name: value for name, value in self.one.own.items() if name in layout.shapes}
+        values: dict[str, Tensor] = {f"model.{name}": value for name, value in own.items()}
+        values |= {f"model.{name}": value.clone() for name, value in buffers.items()}
         before = {name: parameter.data for name, parameter in own.items()}
         for name, view in layout.views(row.detach().clone()).items():
             own[name].data, own[name].grad = _aligned(view), None
@@ -245,7 +246,8 @@ def outputs_one_by_one(one: OneModel, x: Tensor, buffers: Buffers, inputs: Tree)
         return one.output(row, dict(own), tree_map(torch.clone, batch))     # the model may write into its inputs
 
     def of_one(row: Tensor, own: Buffers) -> Tree:
-        return for_each_row(partial(of_batch, row.clone(), own), (0,), inputs)
+        weights = row.clone().requires_grad_(torch.is_grad_enabled())       # for derivatives in the forward pass
+        return for_each_row(partial(of_batch, weights, own), (0,), inputs)
 
     return for_each_row(of_one, (0, 0), x, buffers)
 

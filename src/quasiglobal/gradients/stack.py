@@ -31,6 +31,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.memory import is_out_of_memory
+from quasiglobal.common.modules import kept_from_vmap
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.compiling import Fused
 from quasiglobal.gradients.guard import check_first_gradient
@@ -159,6 +160,12 @@ class StackedModel:
                         said = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
                         name = type(self.module).__name__
                         raise InputError(f"{name} does not work under autocast to bf16 ({said}); use fp32") from None
+                    kept = kept_from_vmap(self.module)
+                    if kept:
+                        raise InputError(
+                            f"{type(self.module).__name__} keeps a tensor in its attribute {kept} from one call to the "
+                            "next; make it a buffer, so that each node has its own"
+                        ) from None
                     raise
                 failure = failure or error
                 route = route.slower(route.one)

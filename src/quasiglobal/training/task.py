@@ -105,13 +105,22 @@ class Task:
             torch.manual_seed(seed)
             if isinstance(self.model, partial):             # each call makes a new module
                 return made(self.model, self.name)
-            with misfit(f"{self.name} cannot be copied", "give a function that makes it"):
-                module = copied(self.model if isinstance(self.model, nn.Module) else made(self.model, self.name))
+            if isinstance(self.model, nn.Module) or not self._makes_new:
+                with misfit(f"{self.name} cannot be copied", "give a function that makes a new one in each call"):
+                    module = copied(self.model if isinstance(self.model, nn.Module) else made(self.model, self.name))
+            else:
+                module = made(self.model, self.name)
             if any(map(is_lazy, module.parameters())):      # such as nn.LazyLinear
                 given, named = arguments(module, self.examples()[0])
                 with misfit(f"{self.name} fails on its first inputs", "check the sizes of its layers"):
                     module(*given, **named)
             return module
+
+    @cached_property
+    def _makes_new(self) -> bool:
+        """Whether the function that makes the model returns a new module in each call."""
+        with torch.random.fork_rng(devices=[]):
+            return made(self.model, self.name) is not made(self.model, self.name)
 
     @cached_property
     def trial(self) -> Trial:

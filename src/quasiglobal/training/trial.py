@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.common.modules import converted, copied
+from quasiglobal.common.modules import converted
 from quasiglobal.data.dataset import Dataset
 from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
@@ -71,13 +71,13 @@ def tried(
 ) -> Trial:
     """Run the model, the loss and the metrics on batches of a few examples; return the result of the first.
 
-    `module` is a copy of `original`, the user's own.
+    `module` is a copy, of `original` if the user gave a module; the trial changes it.
 
     The model is in training mode for the first batch and in evaluation mode for the others. Batches of different sizes
     reveal code that works for one size only.
     """
     _check_kind(module, name)
-    module = converted(copied(module), torch.device("cpu"), torch.float32).train()
+    module = converted(module, torch.device("cpu"), torch.float32).train()
     loss = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InputError(f"{name} has no parameters to train")
