@@ -12,8 +12,8 @@ from torch import Tensor, nn
 def copied(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> nn.Module:
     """A deep copy of a module; tensors whose id is in `shared` are those of the mapping.
 
-    `copy.deepcopy` fails on tensors that are computed from others, such as the weights of a pruned layer, and drops the
-    gradient hooks of parameters.
+    `copy.deepcopy` fails on tensors that are computed from others, such as the weights of a pruned layer, drops the
+    gradient hooks of parameters, and leaves those of a scripted part connected to the original's.
 
     >>> layer = torch.nn.utils.prune.identity(nn.Linear(2, 1), "weight")
     >>> layer.weight_orig.register_hook(lambda gradient: 0 * gradient) and None
@@ -31,6 +31,8 @@ def copied(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> nn.
                     memo[id(value)] = value.detach().clone()
     result = copy.deepcopy(module, memo)
     for before, after in zip(module.parameters(), result.parameters(), strict=True):
+        if not after.is_leaf:                               # of a part by `torch.jit.script`, computed from the original
+            after.detach_().requires_grad_(before.requires_grad)
         if before is not after:
             for hook in (before._backward_hooks or {}).values():
                 after.register_hook(hook)  # type: ignore[no-untyped-call]
