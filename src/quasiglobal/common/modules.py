@@ -31,7 +31,7 @@ def copied(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> nn.
                     memo[id(value)] = value.detach().clone()
     result = copy.deepcopy(module, memo)
     for before, after in zip(module.parameters(), result.parameters(), strict=True):
-        if not after.is_leaf:                               # of a part by `torch.jit.script`, computed from the original
+        if not after.is_leaf:                               # of a scripted part: computed from the original
             after.detach_().requires_grad_(before.requires_grad)
         if before is not after:
             for hook in (before._backward_hooks or {}).values():

@@ -90,22 +90,20 @@ class BackwardPass(nn.Module):
     def __init__(self, one: OneModel) -> None:
         super().__init__()
         self.model, self.one = one.module, one
+        self.own = {name: value for name, value in one.own.items() if name in one.layout.shapes}
+        names = [sum(1 for _ in one.module.named_modules(remove_duplicate=alike)) for alike in (True, False)]
+        self.swapped = self.own if len(set(names)) > 1 else {}
+        """Parameters that have to be put back: `functional_call` leaves others in parts that are used twice."""
 
     def at(self, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         """Gradients at a row, which gets what the model writes into its own weights."""
-        layout = self.one.layout
-        own = {name: value for name, value in self.one.own.items() if name in layout.shapes}
-        values: dict[str, Tensor] = {f"model.{name}": value for name, value in own.items()}
+        layout, own = self.one.layout, self.own
+        values: dict[str, Tensor] = {f"model.{name}": value for name, value in self.swapped.items()}
         values |= {f"model.{name}": value.clone() for name, value in buffers.items()}
-        before = {name: parameter.data for name, parameter in own.items()}
         for name, view in layout.views(row.detach().clone()).items():
             own[name].data, own[name].grad = _aligned(view), None
-        try:
-            loss, right = functional_call(self, values, (row, inputs, targets))
-            g, written = layout.row({name: _gradient(own[name]) for name in own}), layout.row(own)
-        finally:
-            for name, parameter in own.items():
-                parameter.data, parameter.grad = before[name], None
+        loss, right = functional_call(self, values, (row, inputs, targets))
+        g, written = layout.row({name: _gradient(own[name]) for name in own}), layout.row(own)
         if row.is_cuda or not written.equal(row):           # on a GPU, a comparison would wait
             row.copy_(written)
         after = {name: values[f"model.{name}"].detach() for name in buffers}    # some may be assigned anew
