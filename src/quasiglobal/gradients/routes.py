@@ -47,7 +47,7 @@ class Route(ABC):
         self.one = one
         self.fuses = False
         """Whether the training is so long that compiling small parts of a step pays off."""
-        self.unchecked = True
+        self.unchecked = not one.is_ours
         """Whether the next gradient is to be compared with plain PyTorch's: it is the first one of a new program."""
 
     @abstractmethod
@@ -190,7 +190,7 @@ class Traced(Vectorised):
             reason = " ".join(str(error).split())[:160]
             log.warning(f"{type(self.one.module).__name__} is trained by vmap, untraced, which is slower: {reason}")
             return function
-        self.unchecked = True
+        self.unchecked = not self.one.is_ours
         return program
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:

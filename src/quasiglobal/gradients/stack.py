@@ -136,7 +136,7 @@ class StackedModel:
         route, failure, new = first, None, what not in self._worked
         on_gpu = arguments[0].is_cuda
         drawn = (torch.cuda if on_gpu else torch).get_rng_state() if new else None
-        if new and route.slower is not None:
+        if new and route.slower is not None and not route.one.is_ours:
             self._fill_caches(what, arguments)
         while True:
             unchecked = route.unchecked

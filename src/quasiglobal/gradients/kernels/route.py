@@ -90,7 +90,8 @@ class Kernels(Compiled):
             if program is not None and x.is_cuda:
                 with self.one.autocast(x.device):
                     rehearse(program, type(module).__name__, x, buffers, inputs, loss)
-            self.programs[key], self.unchecked = program, True
+            self.unchecked = self.unchecked or not self.one.is_ours or (program is not None and bool(program.segments))
+            self.programs[key] = program
         return self.programs[key]
 
     def _are_images(self, inputs: Tree) -> bool:
