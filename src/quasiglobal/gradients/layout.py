@@ -90,6 +90,14 @@ def own_state(module: nn.Module, names: Sequence[str]) -> None:
     setattr(module, STATE, tuple(names))
 
 
+def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """`load_state_dict`, also of temporary buffers that the forward pass changes."""
+    temporary = [name for name, _ in module.named_buffers() if name in state.keys() - module.state_dict().keys()]
+    if temporary:
+        own_state(module, temporary)
+    module.load_state_dict(state)
+
+
 def _real(value: Tensor) -> Tensor:
     """Complex numbers as pairs of real ones."""
     return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value

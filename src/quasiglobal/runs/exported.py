@@ -15,6 +15,7 @@ from quasiglobal.common.files import write_tensors
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.sources import SOURCES, Dataset
 from quasiglobal.errors import InputError
+from quasiglobal.gradients.layout import load_state
 from quasiglobal.gradients.one_model import arguments
 from quasiglobal.models.language.loading import PREFIX
 from quasiglobal.runs.building import model_of
@@ -57,7 +58,7 @@ class Exported:
         if self.frozen and self.frozen != fingerprint(frozen):
             raise InputError(f"{one.model} has other weights than in training; restore the old weights")
         try:
-            module.load_state_dict((frozen if self.frozen else {}) | self.state)
+            load_state(module, (frozen if self.frozen else {}) | self.state)
         except RuntimeError:
             raise InputError(f"the weights do not fit {one.model}: other classes, shape or norm") from None
         return module.eval()

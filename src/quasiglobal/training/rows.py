@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quasiglobal.common.modules import converted
-from quasiglobal.gradients.layout import Layout, own_state
+from quasiglobal.gradients.layout import Layout, load_state
 from quasiglobal.training.metrics import average
 
 STATE, BUFFER, PAIRS = "state.", "buffer.", "pairs."
@@ -56,11 +56,7 @@ def module_of(
     """Give a module the weights of a row, or of the average of all rows if `node` is None; in evaluation mode."""
     if rows["x"].dtype == torch.float64:
         module = converted(module, torch.device("cpu"), torch.float64)
-    state = state_dict_of(rows, layout, node, weights)
-    temporary = state.keys() - module.state_dict().keys()
-    if temporary:                                           # buffers that the forward pass changes
-        own_state(module, sorted(temporary))
-    module.load_state_dict(module.state_dict() | state)
+    load_state(module, module.state_dict() | state_dict_of(rows, layout, node, weights))
     return module.eval()
 
 
