@@ -136,17 +136,18 @@ class StackedModel:
         route, failure, new = first, None, what not in self._worked
         on_gpu = arguments[0].is_cuda
         drawn = (torch.cuda if on_gpu else torch).get_rng_state() if new else None
-        if new and route.slower is not None and not route.one.is_ours:
+        careful = new and not route.one.is_ours             # a user's model may write into what it gets, and keep it
+        if careful and route.slower is not None:
             self._fill_caches(what, arguments)
         while True:
             unchecked = route.unchecked
             if drawn is not None:                           # the numbers drawn do not depend on failed attempts
                 (torch.cuda if on_gpu else torch).set_rng_state(drawn)
             try:
-                given = tree_map(torch.clone, arguments) if new else arguments[:1] + self._own(arguments[1:])
+                given = tree_map(torch.clone, arguments) if careful else arguments[:1] + self._own(arguments[1:])
                 with self._slow_operations(first=new):
                     result = getattr(route, what)(*given)
-                self._writes = self._writes or (new and any(leaf._version for leaf in tree_leaves(given[2])))
+                self._writes = self._writes or (careful and any(leaf._version for leaf in tree_leaves(given[2])))
                 if what == "gradients" and route.unchecked:
                     check_first_gradient(result, route.one, *arguments)
                     unchecked = False
@@ -169,7 +170,7 @@ class StackedModel:
                     raise
                 failure = failure or error
                 route = route.slower(route.one)
-        if new and what == "gradients" and not given[0].equal(arguments[0]):
+        if careful and what == "gradients" and not given[0].equal(arguments[0]):
             arguments[0].copy_(given[0])                    # what the model wrote into its own weights
         self._worked.add(what)
         if failure is not None:
