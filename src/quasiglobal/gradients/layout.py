@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,11 @@ class Layout:
 
     def row(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Flatten and concatenate the parameters to a row."""
-        return torch.cat([_real(parameters[name].detach()).flatten() for name in self.shapes])
+        if self.pairs or len(self.shapes) < 2:
+            return torch.cat([_real(parameters[name].detach()).flatten() for name in self.shapes])
+        flat = [parameters[name].detach() for name in self.shapes]
+        row: Tensor = _flatten_dense_tensors(flat)  # type: ignore[no-untyped-call]
+        return row
 
 
 STATE = "_quasiglobal_state"

@@ -90,7 +90,7 @@ class BackwardPass(nn.Module):
     def __init__(self, one: OneModel) -> None:
         super().__init__()
         self.model, self.one = one.module, one
-        self.own = {name: value for name, value in one.own.items() if name in one.layout.shapes}
+        self.own = {name: one.own[name] for name in one.layout.shapes}
         names = [sum(1 for _ in one.module.named_modules(remove_duplicate=alike)) for alike in (True, False)]
         self.swapped = self.own if len(set(names)) > 1 else {}
         """Parameters that have to be put back: `functional_call` leaves others in parts that are used twice."""
@@ -100,8 +100,8 @@ class BackwardPass(nn.Module):
         layout, own = self.one.layout, self.own
         values: dict[str, Tensor] = {f"model.{name}": value for name, value in self.swapped.items()}
         values |= {f"model.{name}": value.clone() for name, value in buffers.items()}
-        for name, view in layout.views(row.detach().clone()).items():
-            own[name].data, own[name].grad = _aligned(view), None
+        for parameter, view in zip(own.values(), layout.views(row.detach()).values(), strict=True):
+            parameter.data, parameter.grad = view.clone(), None
         loss, right = functional_call(self, values, (row, inputs, targets))
         g, written = layout.row({name: _gradient(own[name]) for name in own}), layout.row(own)
         if row.is_cuda or not written.equal(row):           # on a GPU, a comparison would wait
@@ -117,11 +117,6 @@ class BackwardPass(nn.Module):
         loss, right = self.one.score(in_dtype(output, row.dtype), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), right.detach()
-
-
-def _aligned(view: Tensor) -> Tensor:
-    """Pairs in memory of their own, where a model may read them as complex numbers."""
-    return view.clone() if view.shape[-1:] == (2,) else view
 
 
 def _gradient(parameter: Tensor) -> Tensor:
