@@ -7,13 +7,11 @@ the first step the gradient of a model is computed by plain autograd too.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree
+from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree, in_fp32
 from quasiglobal.gradients.routes import OneByOne
 
 ROUNDING = 4.0
@@ -43,7 +41,7 @@ def check_first_gradient(
             before = _state(x.device)
             try:
                 plain = OneByOne(one).gradients(*alone).g
-                exact = plain if one.precision != "bf16" else _in_fp32(one).gradients(*alone).g
+                exact = plain if one.precision != "bf16" else OneByOne(in_fp32(one)).gradients(*alone).g
             except Exception:                               # the model works on its route, and there alone
                 return
             if not torch.equal(_state(x.device), before) or not torch.isfinite(exact).all():
@@ -52,10 +50,6 @@ def check_first_gradient(
         if error <= ROUNDING * rounding + SMALL[one.precision] * size + ZERO:
             return
     raise WrongGradient(f"a gradient has an error of {error:.2g}, its norm is {size:.2g}")
-
-
-def _in_fp32(one: OneModel) -> OneByOne:
-    return OneByOne(replace(one, precision="fp32"))
 
 
 def _state(device: torch.device) -> Tensor:

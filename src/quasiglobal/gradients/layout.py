@@ -74,7 +74,7 @@ class Layout:
 
     def row(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Flatten and concatenate the parameters to a row."""
-        if self.pairs or len(self.shapes) < 2:
+        if self.pairs or len(self.shapes) < 2:              # a single tensor would be returned itself
             return torch.cat([_real(parameters[name].detach()).flatten() for name in self.shapes])
         flat = [parameters[name].detach() for name in self.shapes]
         row: Tensor = _flatten_dense_tensors(flat)  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -98,6 +98,11 @@ class OneModel:
     def autocast(self, device: torch.device) -> torch.autocast:
         """Autocast to bf16 inside the model, if that is its precision."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+def in_fp32(one: OneModel) -> OneModel:
+    """The same model without autocast."""
+    return replace(one, precision="fp32")
 
 
 def arguments(module: nn.Module, inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:

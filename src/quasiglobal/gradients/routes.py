@@ -223,7 +223,7 @@ class Compiled(Vectorised):
 def by_autograd(
     loss_at: Callable[..., Any], x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree
 ) -> Gradients:
-    """Gradients at x, one row or all rows, of a function like `OneModel.loss_at`."""
+    """Gradients at x of all rows, by a stacked `OneModel.loss_at`."""
     after, version = {name: value.clone() for name, value in buffers.items()}, x._version
     leaf = x.detach().requires_grad_()
     losses, (right, after) = loss_at(leaf, after, inputs, targets)

@@ -22,7 +22,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ from quasiglobal.gradients.compiling import Fused
 from quasiglobal.gradients.guard import check_first_gradient
 from quasiglobal.gradients.kernels.route import Kernels
 from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.one_model import Buffers, Gradients, Loss, OneModel, Right, Tree
+from quasiglobal.gradients.one_model import Buffers, Gradients, Loss, OneModel, Right, Tree, in_fp32
 from quasiglobal.gradients.precision import full_precision
 from quasiglobal.gradients.routes import Compiled, OneByOne, Route, Traced, Vectorised
 from quasiglobal.gradients.whereabouts import located
@@ -138,7 +137,7 @@ class StackedModel:
         drawn = (torch.cuda if on_gpu else torch).get_rng_state() if new else None
         careful = new and not route.one.is_ours             # a user's model may write into what it gets, and keep it
         if careful and route.slower is not None:
-            self._fill_caches(what, arguments)
+            _works_alone(route.one, what, arguments)        # what a module keeps from its first call is not vmap's then
         while True:
             unchecked = route.unchecked
             if drawn is not None:                           # the numbers drawn do not depend on failed attempts
@@ -157,7 +156,7 @@ class StackedModel:
                 if is_out_of_memory(error):                 # another route needs as much
                     raise
                 if route.slower is None:
-                    if new and self.precision == "bf16" and _works_in_fp32(route.one, what, arguments):
+                    if new and self.precision == "bf16" and _works_alone(in_fp32(route.one), what, arguments):
                         said = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
                         name = type(self.module).__name__
                         raise InputError(f"{name} does not work under autocast to bf16 ({said}); use fp32") from None
@@ -189,12 +188,6 @@ class StackedModel:
         """Copies, if the model writes into its inputs."""
         return tuple(tree_map(torch.clone, arguments)) if self._writes else arguments
 
-    def _fill_caches(self, what: str, arguments: tuple[Any, ...]) -> None:
-        """Run the first model alone: what a module keeps from its first call must not belong to vmap or to a trace."""
-        first = tree_map(lambda values: values[:1].clone(), arguments)
-        with suppress(Exception):
-            getattr(OneByOne(self.route.one), what)(*first)
-
     @contextmanager
     def _slow_operations(self, first: bool) -> Iterator[None]:
         """Log the operations that vmap computes for one model after the other, at the first call only."""
@@ -223,11 +216,11 @@ def rows_of(outputs: Tree) -> list[Tree]:
     return [tree_map(lambda values, i=i: values[i], outputs) for i in range(len(tree_leaves(outputs)[0]))]
 
 
-def _works_in_fp32(one: OneModel, what: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether plain PyTorch computes this for the first model in float32."""
+def _works_alone(one: OneModel, what: str, arguments: tuple[Any, ...]) -> bool:
+    """Whether plain PyTorch computes this for the first model."""
     first = tree_map(lambda values: values[:1].clone(), arguments)
     with suppress(Exception):
-        getattr(OneByOne(replace(one, precision="fp32")), what)(*first)
+        getattr(OneByOne(one), what)(*first)
         return True
     return False
 

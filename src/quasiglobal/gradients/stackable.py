@@ -330,15 +330,16 @@ STACKED: dict[str, Callable[..., Any]] = {
 """Names of functions, and their replacements for stacked tensors."""
 
 POOLS = ("avg_pool1d", "avg_pool2d")
+"""Pooling whose gradient PyTorch computes wrongly on a GPU."""
 
 UNRECORDED = ("requires_grad", "grad_fn", "numpy", "__array__", "tolist")
-"""What a trace would take as it is in the trace."""
+"""Attributes and values that a trace would freeze."""
 
 NEW = ("zeros", "zeros_like", "empty", "empty_like")
 """Functions that make a tensor, each model its own: vmap cannot write stacked values into a tensor that is not."""
 
 CONSTANTS = ("ones", "ones_like", "full", "full_like", "eye", "arange", "tensor")
-"""Further ones, into which few models write."""
+"""Further functions that make a tensor, into which few models write."""
 
 PLAIN: dict[str, Callable[..., Any]] = {
     "scaled_dot_product_attention": attention,

@@ -62,7 +62,7 @@ class Networks:
 
     def stacked(self, *, recomputing: bool, long: bool) -> StackedModel:
         """All copies as one stacked model; see `StackedModel` for `long`."""
-        module = converted(self.task.module(0), self.device, self.dtype)
+        module = self.task.module(0, self.dtype).to(self.device)
         if recomputing:
             recompute(module)
         loss = self.task.loss
