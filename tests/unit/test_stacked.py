@@ -128,8 +128,19 @@ class Signals(nn.Module):
         return self.head((self.batch(self.depth(x)) + x).amax(2))
 
 
+class Cast(nn.Module):
+    """A sum with a large number: its cast changes nothing in float32, but under autocast it saves the digits."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.head((self.stem(x).to(self.head.weight.dtype) + 100).square().mean((2, 3)) - 10_000)
+
+
 NETWORKS = {"usual": Usual, "unusual": Unusual, "convolutions": Convolutions, "signals": Signals, "pooled": Pooled}
-NETWORKS |= {"vgg11": partial(build, "vgg11", width=0.125)} | {
+NETWORKS |= {"cast": Cast, "vgg11": partial(build, "vgg11", width=0.125)} | {
     norm: partial(build, "resnet8", norm=norm, width=0.5) for norm in RESIDUAL
 }
 
@@ -198,6 +209,12 @@ def assert_own(program, module, layout, x, buffers, inputs, targets):
     for i in range(K):
         for key, value in buffers_after[i].items():
             torch.testing.assert_close(after[key][i], value, rtol=1e-12, atol=1e-14)
+
+
+def test_casts_are_recorded():
+    """Also those that change nothing in the trace; `test_the_kernels_cost_no_precision` shows what they are for."""
+    nodes = stacked_program(*example("cast")[:-1]).program.graph.nodes
+    assert "aten._to_copy.default" in [str(node.target) for node in nodes]
 
 
 def test_normalisations_take_over_what_follows_them():

@@ -109,6 +109,8 @@ class Entry:
     """Whether a rounding error may change the result at once, as a choice of the nearest code does."""
     convolutional: bool = False
     """Whether its inputs are images and some layer a convolution that our kernels compute."""
+    uncompiled: bool = False
+    """Whether a GPU may have to compute it by vmap alone: it reads values, or has complex numbers in bf16."""
 
 
 def normal(*shape: int) -> Drawing:
@@ -226,7 +228,7 @@ HABITS = {
     "clipped-weights": Entry(ClippedWeights, VECTORS, one_by_one=True),
     "normalises-in-place": Entry(NormalisesInPlace, VECTORS),
     "writes-into-constants": Entry(WritesIntoConstants, VECTORS),
-    "checks-values": Entry(ChecksValues, VECTORS),
+    "checks-values": Entry(ChecksValues, VECTORS, uncompiled=True),
     "pruned": Entry(Pruned, VECTORS),
     "sparse-graph": Entry(SparseGraph, pairs(normal(6, 6), whole(3, 6))),
     "derivative": Entry(Derivative, pairs(normal(2), normal(3)), functional.mse_loss, one_by_one=True),
@@ -235,8 +237,10 @@ HABITS = {
     "embeddings-by-frequency": Entry(partial(Embeddings, padding_idx=0, scale_grad_by_freq=True), TEXTS),
     "embeddings-sparse": Entry(partial(Embeddings, sparse=True), TEXTS),
     "embeddings-max-norm": Entry(partial(Embeddings, max_norm=1.0), TEXTS, one_by_one=True),
-    "fourier": Entry(Fourier, pairs(normal(1, 16), normal(1, 16)), functional.mse_loss),
-    "fourier-pairs": Entry(partial(Fourier, as_pairs=True), pairs(normal(1, 16), normal(1, 16)), functional.mse_loss),
+    "fourier": Entry(Fourier, pairs(normal(1, 16), normal(1, 16)), functional.mse_loss, uncompiled=True),
+    "fourier-pairs": Entry(
+        partial(Fourier, as_pairs=True), pairs(normal(1, 16), normal(1, 16)), functional.mse_loss, uncompiled=True
+    ),
     "rotary": Entry(Rotary, pairs(whole(13, 8), whole(13, 8)), by_token),
     "latents": Entry(Latents, SERIES_LABELLED),
     "teacher": Entry(Teacher, pairs(normal(6), normal(6)), distance),

@@ -53,10 +53,11 @@ def stacked_program(
 ) -> StackedProgram | None:
     """Build the program for arguments of these shapes; None if the model has no convolution for the kernels.
 
-    With `by_kernels` false, vmap executes all operations; by default the kernels are used if Triton runs.
+    It is None for a model with complex parameters too. With `by_kernels` false, vmap executes all operations; by
+    default the kernels are used if Triton runs.
     """
     if layout.pairs:
-        raise Untraceable("the kernels have no complex parameters")
+        return None
     traced = traced_forward(module, layout, x, buffers, inputs)
     program = StackedProgram(traced, layout, x, triton_runs(x) if by_kernels is None else by_kernels)
     if program.strided and program.convolves:

@@ -41,14 +41,19 @@ def traced_forward(
 
 
 class _WholeLayers(TorchFunctionMode):
-    """Call `LINEAR` and `LAYER_NORM` instead of PyTorch's functions, which are decomposed."""
+    """Call `LINEAR` and `LAYER_NORM` instead of PyTorch's functions, which are decomposed; record every cast.
+
+    A cast to float32 has no effect in the trace, which is in float32, but it has under autocast.
+    """
 
     def __torch_function__(
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        own = _linear if function is nn.functional.linear else _layer_norm
-        known = function in (nn.functional.linear, nn.functional.layer_norm)
-        return (own if known else function)(*args, **(kwargs or {}))
+        own = WHOLE.get(function, function)
+        result = own(*args, **(kwargs or {}))
+        if function in CASTS and result is args[0] and result.is_floating_point():
+            return torch.ops.aten._to_copy.default(result, dtype=result.dtype)
+        return result
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
@@ -107,6 +112,14 @@ def _operation(
     )
     return result
 
+
+WHOLE: dict[Callable[..., Any], Callable[..., Any]] = {
+    nn.functional.linear: _linear, nn.functional.layer_norm: _layer_norm,
+}
+"""Functions that a trace would decompose, and those that it does not."""
+
+CASTS = (Tensor.to, Tensor.float, Tensor.type, Tensor.type_as)
+"""Functions that return their tensor if it has the type already."""
 
 KNOWN: dict[type[nn.Module], Callable[..., Tensor]] = {
     EvoNormS0: _evonorm,
