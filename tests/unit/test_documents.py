@@ -95,17 +95,19 @@ def test_the_results_are_what_their_records_say(capsys):
         look.compare(tuple(sorted((ROOT / place).iterdir())), markdown=True)
         made[place] = capsys.readouterr().out
         assert made[place] in page
-    beside_the_paper = re.findall(r"^\| `(\S+)`.*?\| (.*?) \| (.*?) \| (.*?) \| (.*?) \|", page, re.MULTILINE)
-    assert len(beside_the_paper) == 4
-    rows = [row for row in made["docs/results/agnews"].splitlines() if "| 3 |" in row]
-    for algorithm, rate, *cells in beside_the_paper:
-        own = [row.split(" | ") for row in rows if row.startswith(f"| {algorithm}, ")]
-        assert all(f"lr={float(rate)}" in row[0] for row in own)
-        scores = {alpha: row for row in own for alpha in ("0.1", "1.0") if f"alpha={alpha}" in row[0]}
+    found = re.findall(r"^\| `(\S+)`.*?\| (.*?) \| (.*?) \| (.*?) \| (.*?) \|(?: (.*?) \|)?", page, re.MULTILINE)
+    assert len(found) == 7
+    rows = [row.split(" | ") for row in made["docs/results/agnews"].splitlines() if "| 3 |" in row]
+    for algorithm, rate, *cells, averaged in found:
+        own = [row for row in rows if row[0].startswith(f"| {algorithm}, ") and f"lr={float(rate)}," in row[0]]
+        scores = {(tokens, alpha): row for row in own for alpha in ("0.1", "1.0") for tokens in ("64", "128")
+                  if f"alpha={alpha}" in row[0] and row[0].endswith(f"shape={tokens}")}
         if algorithm == "adam":
             assert cells == [own[0][2], "the same", "the same"]
+        elif averaged:
+            assert (*cells[:2], averaged) == tuple(scores["128", "0.1"][at] for at in (2, 3, 5))
         else:
-            assert cells == [scores["0.1"][2], scores["1.0"][2], scores["0.1"][5]]
+            assert cells == [scores["64", "0.1"][2], scores["64", "1.0"][2], scores["64", "0.1"][5]]
 
 
 def test_the_results_page_shows_the_rows_that_were_run():
