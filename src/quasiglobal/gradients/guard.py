@@ -1,8 +1,8 @@
 """A guard against silent errors: the first gradient by a new program, compared with plain PyTorch's.
 
-Inductor has computed wrong gradients without an error: of maxima in 16 bits and of padded tensors. A model that asks a
-tensor for its history, or reads values as NumPy arrays, may do something else when it is vectorised or traced. So at
-the first step the gradient of a model is computed by plain autograd too.
+Inductor has computed wrong gradients without an error: of maxima in 16 bits, of padded tensors, of loops that it had
+ordered after fusion. A model that asks a tensor for its history, or reads values as NumPy arrays, may do something else
+when it is vectorised or traced. So at the first step the gradient of a model is computed by plain autograd too.
 """
 
 from __future__ import annotations
