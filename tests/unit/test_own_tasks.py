@@ -418,6 +418,11 @@ class Raises(nn.Linear):
         raise ValueError("no such thing")
 
 
+class Halved(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.bfloat16()).float()
+
+
 X, Y = drawn(20, 3), torch.arange(20) % 2
 LOSS = functional.cross_entropy
 WRONG = {
@@ -459,6 +464,9 @@ WRONG = {
     "Needs cannot be made: TypeError: .* missing 1 required .*; give an instance": lambda: qg.Task(Needs, LOSS, (X, Y)),
     r"Raises fails on inputs \[2, 3\]: ValueError: no such thing": lambda: qg.Task(Raises(3, 2), LOSS, (X, Y)),
     r"Linear fails on inputs \[2, 3\]: .*mat1 and mat2": lambda: qg.Task(nn.Linear(4, 2), LOSS, (X, Y)),
+    "Halved fails .*; all parts are trained in one precision: cast to that of a weight": lambda: qg.Task(
+        Halved(3, 2, dtype=torch.bfloat16), LOSS, (X, Y)
+    ),
     "is neither an nn.Module nor a function": lambda: qg.Task(lambda: 3, LOSS, (X, Y)),
     "Identity has no parameters to train": lambda: qg.Task(nn.Identity(), LOSS, (X, Y)),
     r"the loss mse_loss fails on outputs \[2, 3\] and targets \[2, 1\] of Linear": lambda: qg.Task(

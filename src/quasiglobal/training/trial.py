@@ -118,7 +118,7 @@ def _tried_on(
     original: nn.Module | None = None,
 ) -> Trial:
     given, named = arguments(module, inputs)
-    with misfit(f"{name} fails on inputs {_shapes(inputs)}", _remedy_for(inputs)):
+    with misfit(f"{name} fails on inputs {_shapes(inputs)}", _remedy_for(inputs), ONE_PRECISION):
         output = module(*given, **named)
     leaves, examples = tree_leaves(output), len(tree_leaves(targets)[0])
     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
@@ -309,9 +309,16 @@ def _check_metric(name: str, metric: Any, output: Any, targets: Any, said: str) 
             )
 
 
+ONE_PRECISION = "all parts are trained in one precision: cast to that of a weight, x.to(self.layer.weight.dtype), or "
+"""What to do if the types in a model do not fit."""
+
+
 @contextmanager
-def misfit(what: str, remedy: str) -> Iterator[None]:
-    """Turn an exception of the user's code, or torch's warning that shapes do not fit, into one sentence."""
+def misfit(what: str, remedy: str, of_types: str = "") -> Iterator[None]:
+    """Turn an exception of the user's code, or torch's warning that shapes do not fit, into one sentence.
+
+    `of_types` comes before the remedy if the exception speaks of a dtype.
+    """
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Using a target size")
@@ -320,6 +327,7 @@ def misfit(what: str, remedy: str) -> Iterator[None]:
         raise
     except Exception as error:
         said = " ".join(str(error).split())[:200].rstrip(".")
+        remedy = of_types + remedy if "dtype" in said else remedy
         raise InputError(f"{what}: {type(error).__name__}: {said}{_place(error)}; {remedy}") from None
 
 
