@@ -1,6 +1,8 @@
 """Networks that keep a state of their own, or do something unusual, trained by `qg.train` (`zoo_habits.py`)."""
 
 import copy
+import math
+import random
 import threading
 
 import pytest
@@ -11,6 +13,7 @@ from zoo_habits import Embeddings, Fourier, Layers, NormalisesInPlace, Rotary, T
 
 import quasiglobal as qg
 from quasiglobal.common.modules import copied
+from quasiglobal.gradients.routes import CALLS_BEFORE_TRACING
 
 N, LR = 4, 0.1
 
@@ -312,6 +315,56 @@ def test_a_counter_that_all_nodes_share_is_warned_of():
     module.calls = 0
     with pytest.warns(UserWarning, match="Counting changes its attribute calls in each call, and all nodes share it"):
         trained(module, functional.cross_entropy, numbers(20, 6), torch.arange(20) % 5)
+
+
+class EndsLater(Layers):
+    """Gives zeros after some steps."""
+
+    steps = 0
+
+    def forward(self, x):
+        self.steps = self.steps + self.training
+        return super().forward(x) * (self.steps < CALLS_BEFORE_TRACING + 10)
+
+
+@pytest.mark.filterwarnings("ignore:EndsLater changes its attribute")
+def test_a_branch_on_a_counter_is_not_frozen():
+    """A trace would have the first branch alone."""
+    module, steps = EndsLater(), CALLS_BEFORE_TRACING + 20
+    module.steps = 0
+    run = trained(module, functional.cross_entropy, numbers(20, 6), torch.arange(20) % 5, epochs=steps)
+    ended = [abs(record["loss"] - math.log(5)) < 1e-12 for record in run.records]
+    assert ended.index(True) > CALLS_BEFORE_TRACING
+    assert all(ended[ended.index(True):])
+
+
+class DrawsLater(Layers):
+    """Draws random numbers from its third step on."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        scale = torch.rand(()) + random.random() if self.calls > 2 else 1.0
+        return super().forward(x) * scale
+
+
+def test_the_seed_repeats_numbers_that_are_drawn_in_later_steps():
+    data = DrawsLater(), functional.cross_entropy, numbers(20, 6), torch.arange(20) % 5
+    first = trained(*data, epochs=6)
+    torch.manual_seed(7)
+    random.seed(7)
+    before = torch.get_rng_state(), random.getstate()
+    second = trained(*data, epochs=6)
+    assert torch.get_rng_state().equal(before[0])
+    assert random.getstate() == before[1]
+    other = trained(*data, epochs=6, seed=1)
+    losses = [[record["loss"] for record in run.records] for run in (first, second, other)]
+    assert losses[0] == losses[1]
+    assert abs(losses[0][-1] - losses[2][-1]) > 1e-3, "another seed draws other numbers"
 
 
 def test_complex_numbers_are_saved_and_loaded(tmp_path):

@@ -19,6 +19,9 @@ from quasiglobal.training.metrics import LOSS, Measures, Ranking, Record, Record
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import NamedRows, module_of
 
+EPOCHS = 2**41
+"""Beyond the number of any step and test: keys of the random numbers of epochs."""
+
 
 class Callback:
     """Base class: override the methods that you need. Each receives the loop and may call `loop.stop()`.
@@ -218,15 +221,17 @@ class Loop:
     def _train_epoch(self, after_step: Callable[[int], None] | None) -> None:
         """Train an epoch of every run, test those that are due, and note those that end."""
         program, before = self.program, self.program.seconds["training"]
-        self.measures = program.train_epoch(after_step)
-        self._epoch_seconds = program.seconds["training"] - before
-        self.step = self.measures[0]["step"]
-        due = [place for place in range(len(self.members)) if program.due(place)]
-        self.tested = bool(due)
-        if due:
-            with program.timed("testing"):
-                for place, test in zip(due, program.evaluate(due), strict=True):
-                    self.measures[place] |= test
+        keys = [EPOCHS + done for done in program.state.epochs]
+        with program.seeded(*keys, always=True):            # for a model that begins to draw in a later step
+            self.measures = program.train_epoch(after_step)
+            self._epoch_seconds = program.seconds["training"] - before
+            self.step = self.measures[0]["step"]
+            due = [place for place in range(len(self.members)) if program.due(place)]
+            self.tested = bool(due)
+            if due:
+                with program.timed("testing"):
+                    for place, test in zip(due, program.evaluate(due), strict=True):
+                        self.measures[place] |= test
         for measures in self.measures:                      # without rows that are computed in vain
             measures["images_per_second"] *= len(self.going) / len(self.members)
         self.latest = {k: combined([self.measures[self.place(k)]]) for k in self.going}

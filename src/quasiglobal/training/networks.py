@@ -15,7 +15,7 @@ from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.one_model import Buffers, arguments
 from quasiglobal.gradients.precision import PRECISIONS
-from quasiglobal.gradients.routes import OneByOne
+from quasiglobal.gradients.routes import OneByOne, Vectorised
 from quasiglobal.gradients.stack import StackedModel
 from quasiglobal.models.language.checkpointing import recompute
 from quasiglobal.training.experiment import Experiment
@@ -71,9 +71,9 @@ class Networks:
         if self.task.draws_elsewhere:
             name = type(module).__name__
             log.warning(f"{name} draws random numbers of NumPy or Python; the models are trained {OneByOne.cost}")
+        route = OneByOne if self.task.draws_elsewhere else Vectorised if self.task.changes_itself else None
         model = StackedModel(
-            module, loss, self.layout, self.precision, right=self.task.right, long=long,
-            route=OneByOne if self.task.draws_elsewhere else None,
+            module, loss, self.layout, self.precision, right=self.task.right, long=long, route=route
         )
         model.random = model.random or self.task.draws or self.task.draws_elsewhere
         return model

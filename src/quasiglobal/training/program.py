@@ -93,7 +93,7 @@ class Program:
         self.feed = Feed(task.data, device, networks.dtype, augment=experiments[0].augment, workers=workers)
         self._lay_out(experiments, [0] * len(experiments))
         networks.check_batches(self.feed.plan.sizes)
-        can_capture = device.type == "cuda" and self.engine.waits_for_nobody and not task.draws_elsewhere
+        can_capture = device.type == "cuda" and self.engine.waits_for_nobody and not task.changes_itself
         if capture is None and can_capture and not recomputing:     # recomputing reads RNG states: not capturable
             capture = Captured
         self._capture = capture
@@ -235,17 +235,17 @@ class Program:
         self.feed.read(int(self.feed.counter))
         return self.model.gradients(self.state.x.clone(), self.state.buffers, *self.feed.batch(*shape))
 
-    def seeded(self, *t: int) -> AbstractContextManager[None]:
+    def seeded(self, *t: int, always: bool = False) -> AbstractContextManager[None]:
         """Seed the random numbers of step t (dropout) from the seeds, the first node here and the experiments' steps.
 
         A resumed run draws the same numbers again. Another placement of nodes on processes, or another set of seeds
-        trained together, draws other numbers from the same distribution.
+        trained together, draws other numbers from the same distribution. A model that does not draw needs no seed.
         """
-        if not self.model.random:
+        if not self.model.random and not always:
             return nullcontext()
         seeds = (one.seed for one in self.experiments)
         steps = dict.fromkeys(t)
-        return seeded(self.device, *seeds, self.engine.nodes[0], *steps, elsewhere=self.task.draws_elsewhere)
+        return seeded(self.device, *seeds, self.engine.nodes[0], *steps, elsewhere=self.task.draws_elsewhere or always)
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:

@@ -160,6 +160,11 @@ class Task:
         return self._classifies is None and self.trial.draws_elsewhere
 
     @property
+    def changes_itself(self) -> bool:
+        """Whether a trial found that each call has effects in Python, which a recorded step would not have."""
+        return self._classifies is None and (self.trial.draws_elsewhere or self.trial.counts)
+
+    @property
     def given_metrics(self) -> dict[str, Any] | None:
         """The metrics that the user named; None for the default ones."""
         return self._metrics

@@ -39,12 +39,14 @@ class Trial:
     loss: float
     classifies: bool
     """Whether the targets are class numbers and the output has one number per class, [examples, classes]."""
-    draws: bool
+    draws: bool = False
     """Whether the model or the loss draws random numbers of torch, as dropout does."""
-    state: tuple[str, ...]
+    state: tuple[str, ...] = ()
     """Names of frozen parameters and temporary buffers that the model changes in training."""
-    draws_elsewhere: bool
+    draws_elsewhere: bool = False
     """Whether it draws random numbers of NumPy or Python, which compiled and traced programs would repeat."""
+    counts: bool = False
+    """Whether it changes a number among its attributes, which compiled and traced programs would not."""
 
 
 def made(model: Callable[[], nn.Module], name: str) -> nn.Module:
@@ -93,11 +95,14 @@ def tried(
             tuple(key for key, value in _constants(of).items() if key in known and not value.equal(known[key]))
             for of, known in zip((module, loss), values, strict=True)
         )
-        for of, known in zip((module, loss), counts, strict=True):
-            changed = [key for key, value in _numbers(of).items() if known.get(key, value) != value]
-            if changed:
+        changed = [
+            [key for key, value in _numbers(of).items() if known.get(key, value) != value]
+            for of, known in zip((module, loss), counts, strict=True)
+        ]
+        for of, keys in zip((module, loss), changed, strict=True):
+            if keys:
                 warnings.warn(
-                    f"{type(of).__name__} changes its attribute {changed[0]} in each call, and all nodes share it; "
+                    f"{type(of).__name__} changes its attribute {keys[0]} in each call, and all nodes share it; "
                     "keep it in a buffer of the model if results depend on it", stacklevel=2,
                 )
         if of_loss:
@@ -110,7 +115,7 @@ def tried(
         for inputs, targets in batches[1:]:
             _tried_on(module.eval(), loss, inputs, targets, metrics, name, data)
     _warn_of_broadcasting(loss, first.output, batches[0][1])
-    return replace(first, draws=drawn, draws_elsewhere=elsewhere, state=state)
+    return replace(first, draws=drawn, draws_elsewhere=elsewhere, state=state, counts=any(changed))
 
 
 def _tried_on(
@@ -148,7 +153,7 @@ def _tried_on(
     for metric, function in metrics.items():
         _check_meaning(metric, function, loss, output, data)
         _check_metric(metric, function, tree_map(lambda values: values.detach(), output), targets, said)
-    return Trial(output, float(found.detach()), classifies, False, (), False)
+    return Trial(output, float(found.detach()), classifies)
 
 
 def _numbers(of: Any) -> dict[str, Any]:
