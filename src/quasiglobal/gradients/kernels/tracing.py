@@ -49,9 +49,10 @@ class _WholeLayers(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        own = WHOLE.get(function, function)
-        result = own(*args, **(kwargs or {}))
-        if function in CASTS and result is args[0] and result.is_floating_point():
+        given = (*args[1:], *(kwargs or {}).values())
+        result = WHOLE.get(function, function)(*args, **(kwargs or {}))
+        typed = function is Tensor.float or any(isinstance(one, torch.dtype | Tensor) for one in given)
+        if function in CASTS and typed and result is args[0] and result.is_floating_point():
             return torch.ops.aten._to_copy.default(result, dtype=result.dtype)
         return result
 
