@@ -269,7 +269,7 @@ def test_a_loss_that_uses_the_given_module_is_refused():
     def loss(output, target):
         return functional.cross_entropy(output, target) + sum(p.square().sum() for p in module.parameters())
 
-    with pytest.raises(qg.InputError, match="uses parameters of the module that you gave"):
+    with pytest.raises(qg.InputError, match="uses values of the module that you gave"):
         trained(module, loss, numbers(20, 6), torch.arange(20) % 5)
 
 

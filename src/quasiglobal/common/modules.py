@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -60,10 +61,12 @@ def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn
     >>> converted(module, torch.device("cpu"), torch.float64).turns
     tensor([0.+1.j], dtype=torch.complex128)
     """
-    def there(value: Tensor) -> Tensor:
-        if value.is_complex():
-            return value.to(device, dtype.to_complex())
-        return value.to(device, dtype if value.is_floating_point() else None)
-
-    result: nn.Module = module._apply(there)  # type: ignore[no-untyped-call]
+    result: nn.Module = module._apply(partial(in_precision, device=device, dtype=dtype))  # type: ignore[no-untyped-call]
     return result
+
+
+def in_precision(value: Tensor, device: torch.device | None, dtype: torch.dtype) -> Tensor:
+    """A tensor on a device; floating-point and complex numbers in a precision, others as they are."""
+    if value.is_complex():
+        return value.to(device, dtype.to_complex())
+    return value.to(device, dtype if value.is_floating_point() else None)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.common.modules import in_precision
 from quasiglobal.data.dataset import Indices
 
 
@@ -51,5 +52,5 @@ class Arrays:
 
 
 def on_device(values: Any, device: torch.device | None, dtype: torch.dtype) -> Any:
-    """Move tensors to the device; convert floating-point numbers to the precision of the training."""
-    return tree_map(lambda value: value.to(device, dtype if value.is_floating_point() else None), values)
+    """Move tensors to the device; convert floating-point and complex numbers to the precision of the training."""
+    return tree_map(lambda value: in_precision(value, device, dtype), values)

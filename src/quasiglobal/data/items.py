@@ -64,13 +64,22 @@ def _tree(value: Any, where: str) -> Any:
 def as_tensor(value: Any, where: str) -> Tensor:
     """Convert numbers, lists, arrays and images to a tensor; an image to float32 [channels, height, width] / 255."""
     if isinstance(value, Tensor):
+        usual = value.layout is torch.strided and not value.is_nested and not value.is_quantized and not value.is_meta
+        if not usual or (value.is_floating_point() and value.itemsize == 1):
+            kind = "nested" if value.is_nested else str(value.dtype if value.layout is torch.strided else value.layout)
+            raise InputError(
+                f"{where} has a tensor of the kind {'meta' if value.is_meta else kind.removeprefix('torch.')}; give a "
+                "dense one of floating-point or whole numbers"
+            )
         return value.detach()
     if hasattr(value, "getbands"):                          # a PIL image
         pixels = np.atleast_3d(np.asarray(value))
         return torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255)
     try:
         array = np.asarray(value)
-        if array.dtype == object or array.dtype.kind not in "biuf":
+        if array.dtype == np.longdouble:
+            array = array.astype(np.float64)
+        if array.dtype == object or array.dtype.kind not in "biufc":
             raise TypeError
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if isinstance(value, float | list) and array.dtype == np.float64:
@@ -126,7 +135,7 @@ def check_finite(x: Any, y: Any, rows: Indices, what: str) -> None:
     """Raise InputError for a value that is not a finite number; `rows` are the user's numbers of the examples."""
     for part, values in (("input", x), ("target", y)):
         for value in tree_leaves(values):
-            if value.is_floating_point() and not value.isfinite().all():
+            if (value.is_floating_point() or value.is_complex()) and not value.isfinite().all():
                 row = rows[int((~value.isfinite()).reshape(len(value), -1).any(dim=1).nonzero()[0])]
                 raise InputError(
                     f"the {part} of example {row} of {what} has a value that is not a finite number; remove it"

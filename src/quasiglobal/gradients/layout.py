@@ -58,8 +58,7 @@ class Layout:
         These are its persistent buffers, and further tensors that its forward pass changes (`STATE`); not constants
         that it recomputes, nor sparse ones.
         """
-        kept = module.state_dict().keys() - dict(module.named_parameters()).keys() | set(getattr(module, STATE, ()))
-        named = [*module.named_buffers(), *module.named_parameters()]
+        kept, named = own_names(module), [*module.named_buffers(), *module.named_parameters()]
         return {name: value.detach() for name, value in named if name in kept and value.layout is torch.strided}
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
@@ -85,6 +84,15 @@ STATE = "_quasiglobal_state"
 """Attribute of a module: names of frozen parameters and temporary buffers that its forward pass changes."""
 
 
+def own_names(module: nn.Module) -> set[str]:
+    """Names of persistent buffers, and of what `own_state` declared; a module may override `state_dict`."""
+    return set(getattr(module, STATE, ())) | {
+        f"{name}.{key}".removeprefix(".")
+        for name, part in module.named_modules()
+        for key in part._buffers.keys() - part._non_persistent_buffers_set
+    }
+
+
 def own_state(module: nn.Module, names: Sequence[str]) -> None:
     """Declare frozen parameters and temporary buffers that the forward pass changes: each copy has its own."""
     for name in names:
@@ -96,11 +104,11 @@ def own_state(module: nn.Module, names: Sequence[str]) -> None:
 
 
 def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """`load_state_dict`, also of temporary buffers that the forward pass changes."""
-    temporary = [name for name, _ in module.named_buffers() if name in state.keys() - module.state_dict().keys()]
+    """`load_state_dict`, also of temporary buffers that the forward pass changes, and if `state_dict` is overridden."""
+    temporary = [name for name, _ in module.named_buffers() if name in state.keys() - own_names(module)]
     if temporary:
         own_state(module, temporary)
-    module.load_state_dict(state)
+    nn.Module.load_state_dict(module, state)
 
 
 def _real(value: Tensor) -> Tensor:

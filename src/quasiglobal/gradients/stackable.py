@@ -11,6 +11,7 @@
 - `embedding`: vmap ignores `padding_idx` and `scale_grad_by_freq` in its gradient.
 - `data` would not stop a gradient in a trace. `requires_grad` and `grad_fn` of stacked tensors are those of all models.
 - Some losses are written out (`losses.py`).
+- `rrelu` has no batching rule in training.
 - Others read values (`one_hot`), write into an argument that is not stacked (`normalize` with `out`), have no rule, or
   none for another memory format (`contiguous`, `to`).
 
@@ -124,14 +125,18 @@ class Replacing(TorchFunctionMode):
 
 
 def _lowered(exact: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`exact` with its arguments cast first, if autocast is on."""
+    """`exact` with its arguments cast first, if autocast is on: floating-point numbers, but not float64."""
     def own(*args: Any, **named: Any) -> Tensor:
         device = next(value for value in tree_leaves((args, named)) if isinstance(value, Tensor)).device.type
         if not torch.is_autocast_enabled(device):
             return exact(*args, **named)
         lower = torch.get_autocast_dtype(device)
+
+        def cast(value: Tensor) -> Tensor:
+            return value.to(lower) if value.is_floating_point() and value.dtype != torch.float64 else value
+
         with torch.autocast(device, enabled=False):
-            args, named = tree_map_only(Tensor, lambda value: value.to(lower), (args, named))
+            args, named = tree_map_only(Tensor, cast, (args, named))
             return exact(*args, **named)
 
     return own
@@ -293,6 +298,15 @@ def _embedding_bag(*args: Any, **named: Any) -> Any:
     return vectors.amax(dim=1) if mode == "max" else vectors.sum(dim=1) if mode == "sum" else vectors.mean(dim=1)
 
 
+def _rrelu(
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    """A leaky ReLU with random slopes."""
+    slopes = lower + (upper - lower) * torch.rand_like(input) if training else (lower + upper) / 2
+    result = torch.where(input > 0, input, slopes * input)
+    return input.copy_(result) if inplace else result
+
+
 def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The operation that writes the result of a function into its first argument."""
     return lambda input, *args, **named: input.copy_(function(input.clone(), *args, **named))
@@ -352,6 +366,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "avg_pool2d": _avg_pool(nn.functional.avg_pool2d, 2),
     "bilinear": _bilinear,
     "embedding": _embedding,
+    "rrelu": _rrelu,
     "embedding_bag": _embedding_bag,
     "data": Tensor.detach,
     "view_as_complex": lambda input: torch.complex(input[..., 0], input[..., 1]),

@@ -21,7 +21,7 @@ from quasiglobal.models.language.loading import PREFIX
 from quasiglobal.runs.building import model_of
 from quasiglobal.training.evaluation import test_batch
 from quasiglobal.training.experiment import Experiment, from_mapping
-from quasiglobal.training.trial import misfit
+from quasiglobal.training.remedies import misfit
 
 WEIGHTS, LANGUAGE = "model.safetensors", "language"
 """Parts of an exported folder: the weights, and the configuration and tokenizer of a transformers model."""

@@ -87,7 +87,8 @@ def parse(text: Graph, counts: ArrayLike | None = None) -> Topology:
     if isinstance(text, os.PathLike):
         return from_file(os.fspath(text))
     if not isinstance(text, str):
-        raise InputError(f"a topology is a name, a Topology, a graph or a dict, got {text!r}; try 'ring:16'")
+        kind = type(text).__name__
+        raise InputError(f"a topology is a name, a Topology, a graph or a dict, got a {kind}; try 'ring:16'")
     name, _, argument = text.partition(":")
     if is_own(text):
         return _stored(text)

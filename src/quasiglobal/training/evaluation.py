@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.data.arrays import on_device
 from quasiglobal.data.dataset import Indices
@@ -64,6 +64,10 @@ class Evaluation:
                     if owners[row] == part:
                         tally.add_own(row, output, targets, index.numel())
         if whole:
+            shapes = {tuple(leaf.shape[2:] for leaf in tree_leaves(outputs)) for _, outputs in kept}
+            if len(shapes) > 1:                             # the outputs depend on the batch: one batch at a time
+                self.output_size = KEPT + 1
+                return self(x, buffers, owners)
             self._add_whole(tally, kept, owners)
         return tally
 

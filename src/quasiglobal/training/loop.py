@@ -14,6 +14,7 @@ from torch import nn
 
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.metrics import is_lower
+from quasiglobal.training.effects import Constants
 from quasiglobal.training.experiment import Experiment, step_order
 from quasiglobal.training.metrics import LOSS, Measures, Ranking, Record, RecordList, combined, diverged, ranking
 from quasiglobal.training.program import Program
@@ -121,6 +122,7 @@ class Loop:
         """Indices of the experiments that diverged in the last epoch."""
         self.step = program.state.epochs[0] * program.feed.steps_per_epoch
         self._begin(self.members)
+        self._constants = Constants(program.model.module) if program.task.is_own else None
         self.stopping = self.interrupted = False
         self.end_together: Callable[[], None] | None = None
         """Asks all processes of a run to end after one epoch; None if this process decides alone."""
@@ -224,6 +226,8 @@ class Loop:
         keys = [EPOCHS + done for done in program.state.epochs]
         with program.seeded(*keys, always=True):            # for a model that begins to draw in a later step
             self.measures = program.train_epoch(after_step)
+            if self._constants:
+                self._constants.check()
             self._epoch_seconds = program.seconds["training"] - before
             self.step = self.measures[0]["step"]
             due = [place for place in range(len(self.members)) if program.due(place)]

@@ -56,7 +56,7 @@ def module_of(
     """Give a module the weights of a row, or of the average of all rows if `node` is None; in evaluation mode."""
     if rows["x"].dtype == torch.float64:
         module = converted(module, torch.device("cpu"), torch.float64)
-    load_state(module, module.state_dict() | state_dict_of(rows, layout, node, weights))
+    load_state(module, nn.Module.state_dict(module) | state_dict_of(rows, layout, node, weights))
     return module.eval()
 
 
@@ -65,7 +65,7 @@ def complete_state(
 ) -> NamedRows:
     """The whole state_dict of a module with the weights of a row: also frozen and tied parameters, each a copy."""
     filled = module_of(module, rows, layout, node, weights)
-    return {name: value.clone() for name, value in filled.state_dict().items()}
+    return {name: value.clone() for name, value in nn.Module.state_dict(filled).items()}
 
 
 def _with_prefix(rows: Mapping[str, Tensor], prefix: str) -> NamedRows:

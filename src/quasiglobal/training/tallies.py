@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_map
 from quasiglobal.gradients.stack import rows_of
 from quasiglobal.metrics import accuracy, is_lower
 from quasiglobal.training.metrics import LOSS, RECALL, SCORE, Measures
+from quasiglobal.training.remedies import misfit
 
 
 class Tally(Protocol):
@@ -61,8 +63,9 @@ class TestTally:
 
     def add(self, outputs: Any, targets: Any, count: int) -> None:
         """Add a batch of test examples."""
-        for tally in self._tallies.values():
-            tally.add(outputs, targets, count)
+        for name, tally in self._tallies.items():
+            with _of_the_test(name):
+                tally.add(outputs, targets, count)
         if self._recall is not None:
             right = outputs.argmax(dim=-1) == targets
             self._recall[0].index_add_(1, targets, right.to(self._recall.dtype))
@@ -70,8 +73,9 @@ class TestTally:
 
     def add_own(self, row: int, output: Any, targets: Any, count: int) -> None:
         """Add a batch of one model's own test examples."""
-        for tally in self._tallies.values():
-            tally.add_own(row, output, targets, count)
+        for name, tally in self._tallies.items():
+            with _of_the_test(name):
+                tally.add_own(row, output, targets, count)
 
     def measures(self, rows: slice) -> Measures:
         """The metrics of the models in `rows`."""
@@ -92,7 +96,17 @@ class TestTally:
     @cached_property
     def _values(self) -> dict[str, tuple[list[float], list[float]]]:
         """Each metric of every model on all examples, and on its own; read after the last batch."""
-        return {name: (tally.values(), tally.own() if self.own else []) for name, tally in self._tallies.items()}
+        found = {}
+        for name, tally in self._tallies.items():
+            with _of_the_test(name):
+                found[name] = tally.values(), tally.own() if self.own else []
+        return found
+
+
+def _of_the_test(metric: str) -> AbstractContextManager[None]:
+    """Say which metric fails, if one does."""
+    what = "the loss" if metric == LOSS else f"metric {metric!r}"
+    return misfit(f"{what} fails on the test data", "a trial on a few training examples did not show it; check both")
 
 
 class Means:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.common.modules import converted, copied
+from quasiglobal.common.modules import converted
 from quasiglobal.data.arrays import on_device
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.inputs import inputs_of
@@ -22,7 +22,7 @@ from quasiglobal.gradients.layout import own_state
 from quasiglobal.gradients.one_model import Loss, Right, arguments
 from quasiglobal.metrics import accuracy, name_of
 from quasiglobal.training.metrics import SCORE, check_names
-from quasiglobal.training.trial import Trial, made, misfit, tried
+from quasiglobal.training.trial import Trial, copy_of, initialised, made, tried
 
 LARGE_LOSS = 1e4
 """Loss above which a run of class numbers counts as diverged."""
@@ -96,7 +96,7 @@ class Task:
     def module(self, seed: int, dtype: torch.dtype | None = None) -> nn.Module:
         """A new copy of the model with its initial weights, in a precision of its parameters."""
         module = self._made(seed)
-        if self._classifies is None and self.trial.state:
+        if self.is_own and self.trial.state:
             own_state(module, self.trial.state)
         return module if dtype is None else converted(module, torch.device("cpu"), dtype)
 
@@ -106,14 +106,12 @@ class Task:
             if isinstance(self.model, partial):             # each call makes a new module
                 return made(self.model, self.name)
             if isinstance(self.model, nn.Module) or not self._makes_new:
-                with misfit(f"{self.name} cannot be copied", "give a function that makes a new one in each call"):
-                    module = copied(self.model if isinstance(self.model, nn.Module) else made(self.model, self.name))
+                given = self.model if isinstance(self.model, nn.Module) else made(self.model, self.name)
+                module = copy_of(given, self.name)
             else:
                 module = made(self.model, self.name)
             if any(map(is_lazy, module.parameters())):      # such as nn.LazyLinear
-                given, named = arguments(module, self.examples()[0])
-                with misfit(f"{self.name} fails on its first inputs", "check the sizes of its layers"):
-                    module(*given, **named)
+                initialised(module, self.examples()[0], self.name)
             return module
 
     @cached_property
@@ -150,19 +148,24 @@ class Task:
         return {SCORE: accuracy} if self.classifies else {}
 
     @property
+    def is_own(self) -> bool:
+        """Whether the model is a user's, and a trial says what it does."""
+        return self._classifies is None
+
+    @property
     def draws(self) -> bool:
         """Whether a trial found that the model or the loss draws random numbers of torch."""
-        return self._classifies is None and self.trial.draws
+        return self.is_own and self.trial.draws
 
     @property
     def draws_elsewhere(self) -> bool:
         """Whether a trial found that it draws random numbers of NumPy or Python."""
-        return self._classifies is None and self.trial.draws_elsewhere
+        return self.is_own and self.trial.draws_elsewhere
 
     @property
     def changes_itself(self) -> bool:
         """Whether a trial found that each call has effects in Python, which a recorded step would not have."""
-        return self._classifies is None and (self.trial.draws_elsewhere or self.trial.counts)
+        return self.is_own and (self.trial.draws_elsewhere or self.trial.counts)
 
     @property
     def given_metrics(self) -> dict[str, Any] | None:
@@ -208,13 +211,17 @@ class Task:
         return inputs.show(torch.arange(len(rows))), on_device(few.y, None, dtype)
 
 
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""Types of whole numbers."""
+
+
 def _telling_rows(split: Examples) -> Tensor:
     """Two examples: those with the largest whole number as target and as input, if there are whole numbers."""
     largest = [
         int(leaf.reshape(len(leaf), -1).amax(dim=1).argmax())
         for values in (split.y, split.x)
         for leaf in tree_leaves(values if split.shards is None else tree_map(lambda leaf: leaf[:1024], values))
-        if not leaf.is_floating_point()
+        if leaf.dtype in WHOLE and leaf[:1].numel()
     ]
     rows = dict.fromkeys([*largest, 0, 1])                  # without repetition, in this order
     return torch.tensor([row for row in rows if row < len(split)][:2])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import random
-import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,20 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.common.modules import converted
+from quasiglobal.common.modules import converted, copied
 from quasiglobal.data.dataset import Dataset
 from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.layout import Layout
 from quasiglobal.gradients.one_model import Loss, arguments
 from quasiglobal.metrics import ambiguous, name_of, percent
-
-CROSS_ENTROPIES = (nn.functional.cross_entropy, nn.functional.nll_loss)
-"""Losses that need one output per class."""
+from quasiglobal.training.effects import Attributes, changed, constants, kept_tensor, overlapping, reads
+from quasiglobal.training.remedies import (
+    is_cross_entropy,
+    misfit,
+    remedy_for,
+    remedy_for_loss,
+    shapes,
+)
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,25 @@ def made(model: Callable[[], nn.Module], name: str) -> nn.Module:
     """Call a user's function, or class, that makes the model."""
     wrong = f"{name} is neither an nn.Module nor a function that returns one: got"
     if not callable(model):
-        raise InputError(f"{wrong} {type(model).__name__}")
+        raise InputError(f"{wrong} {type(model).__name__}; give an instance, or a function without arguments")
     with misfit(f"{name} cannot be made", "give an instance, or a function without arguments"):
         module = model()
     if not isinstance(module, nn.Module):
         raise InputError(f"{wrong} {type(module).__name__}")
     return module
+
+
+def copy_of(module: nn.Module, name: str) -> nn.Module:
+    """A copy of a user's module."""
+    with misfit(f"{name} cannot be copied", "give a function that makes a new one in each call"):
+        return copied(module)
+
+
+def initialised(module: nn.Module, inputs: Any, name: str) -> None:
+    """Call a module with lazy layers, such as `nn.LazyLinear`, which get their weights then."""
+    given, named = arguments(module, inputs)
+    with misfit(f"{name} fails on its first inputs", "check the sizes of its layers"):
+        module(*given, **named)
 
 
 def tried(
@@ -79,8 +95,14 @@ def tried(
     reveal code that works for one size only.
     """
     _check_kind(module, name)
+    shared = overlapping(original or module)
+    if shared:
+        raise InputError(
+            f"{shared[0]} and {shared[1]} of {name} share memory, but each node's would not; give them the same "
+            "parameter, or compute one from the other in forward"
+        )
     module = converted(module, torch.device("cpu"), torch.float32).train()
-    loss = copy.deepcopy(loss) if isinstance(loss, nn.Module) else loss
+    loss = _own_loss(loss, original)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InputError(f"{name} has no parameters to train")
     before = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
@@ -88,34 +110,85 @@ def tried(
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.add_(1e-3 * torch.randn_like(parameter))
-    values, counts = [_constants(module), _constants(loss)], [_numbers(module), _numbers(loss)]
+    both = (module, loss)
+    values = [{key: value.clone() for key, value in constants(of).items()} for of in both]
+    attributes = [Attributes(of) for of in both]
     with restored_generators():
         first = _tried_on(module, loss, *batches[0], metrics, name, data, original)
         state, of_loss = (
-            tuple(key for key, value in _constants(of).items() if key in known and not value.equal(known[key]))
-            for of, known in zip((module, loss), values, strict=True)
+            tuple(key for key, value in constants(of).items() if key in known and not value.equal(known[key]))
+            for of, known in zip(both, values, strict=True)
         )
-        changed = [
-            [key for key, value in _numbers(of).items() if known.get(key, value) != value]
-            for of, known in zip((module, loss), counts, strict=True)
-        ]
-        for of, keys in zip((module, loss), changed, strict=True):
+        drawn = not torch.get_rng_state().equal(before[0])
+        elsewhere = (str(np.random.get_state()), random.getstate()) != before[1:]
+        _check_kept(module, loss, batches[0], first.output, attributes)
+        now = [Attributes(of) for of in both]
+        counted = [changed(old.numbers, new.numbers) for old, new in zip(attributes, now, strict=True)]
+        drawing = [changed(old.generators, new.generators) for old, new in zip(attributes, now, strict=True)]
+        for of, keys in zip(both, counted, strict=True):
             if keys:
                 warnings.warn(
-                    f"{type(of).__name__} changes its attribute {keys[0]} in each call, and all nodes share it; "
+                    f"{_kind(of)} changes its attribute {keys[0]} in each call, and all nodes share it; "
                     "keep it in a buffer of the model if results depend on it", stacklevel=2,
+                )
+        for of, keys in zip(both, drawing, strict=True):
+            if keys:
+                warnings.warn(
+                    f"{_kind(of)} draws from its own generator {keys[0]}, which all nodes share and a resumed run "
+                    "starts again; draw from torch's own, as torch.rand does", stacklevel=2,
                 )
         if of_loss:
             raise InputError(
                 f"{_loss_in_words(loss)} changes its own {of_loss[0]}, which the nodes would share; make it a buffer "
                 "of the model"
             )
-        drawn = not torch.get_rng_state().equal(before[0])
-        elsewhere = (str(np.random.get_state()), random.getstate()) != before[1:]
         for inputs, targets in batches[1:]:
-            _tried_on(module.eval(), loss, inputs, targets, metrics, name, data)
+            _tried_on(module.eval(), loss, inputs, targets, metrics, name, data, original)
     _warn_of_broadcasting(loss, first.output, batches[0][1])
-    return replace(first, draws=drawn, draws_elsewhere=elsewhere, state=state, counts=any(changed))
+    return replace(
+        first, draws=drawn, draws_elsewhere=elsewhere or any(drawing), state=state, counts=any(counted)
+    )
+
+
+def _own_loss(loss: Loss, original: nn.Module | None) -> Loss:
+    """A copy of a loss that is an object, since the trial changes its state; it refers to the same module."""
+    if isinstance(loss, FunctionType | BuiltinFunctionType | MethodType | partial):
+        return loss
+    parts = list(original.modules()) if original else []
+    known = [*parts, *(original.parameters() if original else ()), *(original.buffers() if original else ())]
+    try:
+        return copy.deepcopy(loss, {id(one): one for one in known})
+    except Exception:
+        return loss
+
+
+def _kind(of: Any) -> str:
+    return type(of).__name__ if isinstance(of, nn.Module) else f"the loss {name_of(of)}"
+
+
+def _check_kept(
+    module: nn.Module, loss: Loss, batch: tuple[Any, Any], output: Any, attributes: Sequence[Attributes]
+) -> None:
+    """Refuse a model or a loss that keeps a tensor from one call to the next."""
+    given, named = arguments(module, tree_map(_moved, batch[0]))
+    kept = kept_tensor(module, attributes[0], lambda: module(*given, **named))
+    if kept:
+        raise InputError(
+            f"{type(module).__name__} keeps a tensor in its attribute {kept} from one call to the next; make it a "
+            "buffer, so that each node has its own"
+        )
+    shown = tree_map(lambda value: _moved(value.detach()), output)
+    kept = kept_tensor(loss, attributes[1], lambda: loss(shown, batch[1]))
+    if kept:
+        raise InputError(
+            f"{_loss_in_words(loss)} keeps a tensor in its attribute {kept} from one call to the next, which the nodes "
+            "would share; make it a buffer of the model"
+        )
+
+
+def _moved(value: Any) -> Any:
+    """Other numbers of the same kind."""
+    return 1.1 * value + 0.1 if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _tried_on(
@@ -123,18 +196,20 @@ def _tried_on(
     original: nn.Module | None = None,
 ) -> Trial:
     given, named = arguments(module, inputs)
-    with misfit(f"{name} fails on inputs {_shapes(inputs)}", _remedy_for(inputs), ONE_PRECISION):
+    with misfit(f"{name} fails on inputs {shapes(inputs)}", partial(remedy_for, inputs, original)):
         output = module(*given, **named)
     leaves, examples = tree_leaves(output), len(tree_leaves(targets)[0])
     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
         raise InputError(f"{name} returns a {type(output).__name__} with a value that is no tensor; return tensors")
     if any(leaf.ndim < 1 or len(leaf) != examples for leaf in leaves):
         raise InputError(
-            f"{name} returns {_shapes(output)} for {examples} examples; each tensor needs one row per example"
+            f"{name} returns {shapes(output)} for {examples} examples; each tensor needs one row per example"
         )
+    if any(leaf.is_floating_point() and leaf.isnan().any() for leaf in leaves):
+        raise InputError(f"{name} returns NaN for its first inputs, before any training; check its weights and inputs")
     classifies = _check_classes(output, loss, name, data)
-    what, said = _loss_in_words(loss), f"outputs {_shapes(output)} and targets {_shapes(targets)}"
-    with misfit(f"{what} fails on {said} of {name}", _remedy_for_loss(loss, output, targets)):
+    what, said = _loss_in_words(loss), f"outputs {shapes(output)} and targets {shapes(targets)}"
+    with misfit(f"{what} fails on {said} of {name}", partial(remedy_for_loss, loss, output, targets)):
         found = loss(output, targets)
     if not isinstance(found, Tensor):
         raise InputError(f"{what} returns a {type(found).__name__}; it has to return a tensor that holds one number")
@@ -144,36 +219,16 @@ def _tried_on(
         raise InputError(f"{what} does not depend on the parameters of {name}; compute it from the output itself")
     if module.training and original is not None:
         theirs = [one for one in original.parameters() if one.requires_grad and not is_lazy(one)]
-        used = torch.autograd.grad(found, theirs, allow_unused=True) if theirs else ()
-        if any(one is not None for one in used):
+        used = torch.autograd.grad(found, theirs, allow_unused=True, retain_graph=True) if theirs else ()
+        if any(one is not None for one in used) or reads(original, module, lambda: loss(output, targets)):
             raise InputError(
-                f"{what}, or {name} itself, uses parameters of the module that you gave, but each node trains a copy; "
+                f"{what}, or {name} itself, uses values of the module that you gave, but each node trains a copy; "
                 "return what the loss needs from forward"
             )
     for metric, function in metrics.items():
         _check_meaning(metric, function, loss, output, data)
         _check_metric(metric, function, tree_map(lambda values: values.detach(), output), targets, said)
     return Trial(output, float(found.detach()), classifies)
-
-
-def _numbers(of: Any) -> dict[str, Any]:
-    """Numbers among the attributes of a module and its parts, such as counters of calls."""
-    parts = of.named_modules() if isinstance(of, nn.Module) else ()
-    return {
-        f"{name}.{key}".removeprefix("."): value
-        for name, part in parts for key, value in vars(part).items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-
-
-def _constants(of: Any) -> dict[str, Tensor]:
-    """Copies of what all nodes share: a model's frozen parameters and temporary buffers, and all tensors of a loss."""
-    if not isinstance(of, nn.Module):
-        return {}
-    own = Layout.buffers(of) if any(value.requires_grad for value in of.parameters()) else {}
-    frozen = {name: value for name, value in of.named_parameters() if not value.requires_grad}
-    shared = frozen | {name: value for name, value in of.named_buffers() if name not in own}
-    return {name: value.detach().clone() for name, value in shared.items() if value.layout is torch.strided}
 
 
 def _loss_in_words(loss: Loss) -> str:
@@ -201,19 +256,15 @@ def _warn_of_broadcasting(loss: Loss, output: Any, targets: Any) -> None:
         return
     if float(drawn) == float(again) and not torch.isclose(drawn, flat, equal_nan=True):
         warnings.warn(
-            f"{_loss_in_words(loss)} has another value if outputs {_shapes(output)} are given the shape "
-            f"{_shapes(targets)} of the targets; if it broadcasts them by mistake, flatten the output, or make the "
+            f"{_loss_in_words(loss)} has another value if outputs {shapes(output)} are given the shape "
+            f"{shapes(targets)} of the targets; if it broadcasts them by mistake, flatten the output, or make the "
             "targets a column, y[:, None]", stacklevel=2,
         )
 
 
-def _is_cross_entropy(loss: Loss) -> bool:
-    return loss in CROSS_ENTROPIES or isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
-
-
 def _check_classes(output: Any, loss: Loss, name: str, data: Dataset) -> bool:
     """Whether the outputs are one number per class; raise InputError if there are too few for the labels."""
-    if _is_cross_entropy(loss) and isinstance(output, Tensor) and output.ndim > 1 and output.shape[1] == 1:
+    if is_cross_entropy(loss) and isinstance(output, Tensor) and output.ndim > 1 and output.shape[1] == 1:
         raise InputError(
             f"{name} gives one output, but cross-entropy needs one per class; use mse for numbers, or binary "
             "cross-entropy with logits for yes/no"
@@ -222,11 +273,15 @@ def _check_classes(output: Any, loss: Loss, name: str, data: Dataset) -> bool:
     whole = all(isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point() for y in labels)
     if not whole or not isinstance(output, Tensor) or output.ndim != 2 or output.shape[1] < 2:
         return False
-    lowest, highest = min(int(y.min()) for y in labels), max(int(y.max()) for y in labels)
+    ignored = getattr(loss, "ignore_index", -100) if is_cross_entropy(loss) else None
+    counted = [y[y != ignored] for y in labels if (y != ignored).any()] if ignored is not None else labels
+    if not counted:
+        raise InputError(f"all labels are {ignored}, which {_loss_in_words(loss)} ignores")
+    lowest, highest = min(int(y.min()) for y in counted), max(int(y.max()) for y in counted)
     outputs, classes = output.shape[1], len(data.classes)
     if not data.own and outputs != classes:
         raise InputError(f"{name} gives {outputs} outputs, {data.name} has {classes} classes")
-    if not _is_cross_entropy(loss):
+    if not is_cross_entropy(loss):
         return 0 <= lowest <= highest < outputs
     if lowest < 0:
         raise InputError(f"there is the label {lowest}; class numbers are 0, 1, …: renumber them")
@@ -236,35 +291,7 @@ def _check_classes(output: Any, loss: Loss, name: str, data: Dataset) -> bool:
         raise InputError(
             f"{name} gives {outputs} outputs, but the highest label is {highest}; it needs {highest + 1} outputs"
         )
-    return True
-
-
-def _remedy_for(inputs: Any) -> str:
-    """What to do if a model fails on its inputs."""
-    if isinstance(inputs, dict):
-        return f"check that forward has the arguments {', '.join(map(str, inputs))}, or takes one dict"
-    whole = any(not leaf.is_floating_point() for leaf in tree_leaves(inputs))
-    return ("convert whole numbers to float, or " if whole else "") + "check the sizes of its layers"
-
-
-def _remedy_for_loss(loss: Loss, output: Any, targets: Any) -> str:
-    """What to do if a loss fails on outputs and targets."""
-    if isinstance(output, Tensor) and isinstance(targets, Tensor):
-        whole = not targets.is_floating_point()
-        if _is_cross_entropy(loss):
-            if not whole and targets.ndim == 1:
-                return "class numbers need to be whole: y.long()"
-            if whole and targets.shape == output.shape:
-                return "give class numbers, y.argmax(dim=1), or probabilities, y.float()"
-            if whole and targets.shape == (len(output), 1):
-                return "flatten the targets: y[:, 0]"
-            if output.ndim > 2 and output.shape[:-1] == targets.shape:
-                return "move the classes to axis 1: output.transpose(1, -1)"
-        elif whole:
-            return "convert the targets to float: y.float()"
-        if output.ndim == 2 and output.shape[1] == 1 and targets.ndim == 1:
-            return "make the targets a column, y[:, None], or flatten the output"
-    return "check the sizes and types of both"
+    return all(len(some) == len(y) for some, y in zip(counted, labels, strict=False))
 
 
 def _check_meaning(name: str, metric: Any, loss: Loss, output: Any, data: Dataset) -> None:
@@ -274,9 +301,9 @@ def _check_meaning(name: str, metric: Any, loss: Loss, output: Any, data: Datase
         return
     if targets.is_floating_point() and bool(((targets < 0) | (targets > 1)).any()):
         raise InputError(f"metric {name!r} needs class numbers or yes/no targets, 1 or 0; use mse or mae for numbers")
-    if ambiguous(output, targets) and not _is_cross_entropy(loss):
+    if ambiguous(output, targets) and not is_cross_entropy(loss):
         raise InputError(
-            f"metric {name!r} cannot tell which axis of outputs {_shapes(output)} has the classes; use sequences of "
+            f"metric {name!r} cannot tell which axis of outputs {shapes(output)} has the classes; use sequences of "
             "another length, or a metric of your own"
         )
 
@@ -312,43 +339,3 @@ def _check_metric(name: str, metric: Any, output: Any, targets: Any, said: str) 
                 f"{what} returns {shape} for {examples} examples, but {list(few.shape)} for 2: it broadcasts {said}; "
                 "give both the same shape in it"
             )
-
-
-ONE_PRECISION = "all parts are trained in one precision: cast to that of a weight, x.to(self.layer.weight.dtype), or "
-"""What to do if the types in a model do not fit."""
-
-
-@contextmanager
-def misfit(what: str, remedy: str, of_types: str = "") -> Iterator[None]:
-    """Turn an exception of the user's code, or torch's warning that shapes do not fit, into one sentence.
-
-    `of_types` comes before the remedy if the exception speaks of a dtype.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Using a target size")
-            yield
-    except InputError:
-        raise
-    except Exception as error:
-        said = " ".join(str(error).split())[:200].rstrip(".")
-        remedy = of_types + remedy if "dtype" in said else remedy
-        raise InputError(f"{what}: {type(error).__name__}: {said}{_place(error)}; {remedy}") from None
-
-
-def _place(error: Exception) -> str:
-    """The innermost line of the user's own code in which the error occurred."""
-    ours = Path(__file__).parents[1]
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    files = [(frame.f_code.co_filename, frame.f_lineno) for frame in frames]
-    own = [(name, line) for name, line in files if "site-packages" not in name and ours not in Path(name).parents]
-    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
-
-
-def _shapes(values: Any) -> str:
-    """Shapes, and dtypes of what is not float32, of a tensor or several."""
-    def one(value: Tensor) -> str:
-        kind = "" if value.dtype == torch.float32 else f"{str(value.dtype).removeprefix('torch.')} "
-        return f"{kind}{list(value.shape)}"
-
-    return str(tree_map(one, values)).replace("'", "")
