@@ -418,6 +418,39 @@ class Raises(nn.Linear):
         raise ValueError("no such thing")
 
 
+class Hooked(nn.Module):
+    """Takes the features of an inner layer by a hook that refers to the module."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head, self.found = nn.Linear(3, 3), nn.Linear(3, 2), {}
+        self.first.register_forward_hook(lambda part, given, output: self.found.update(first=output))
+
+    def forward(self, x):
+        self.first(x)
+        return self.head(self.found["first"])
+
+
+class Invalid(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * float("nan")
+
+
+class FewOnly:
+    """A metric that fails on more than a few examples."""
+
+    def reset(self):
+        self.count = 0
+
+    def update(self, output, target):
+        self.count += len(output)
+
+    def compute(self):
+        if self.count > 5:
+            raise ValueError("too many")
+        return 0.0
+
+
 class Halved(nn.Linear):
     def forward(self, x):
         return super().forward(x.bfloat16()).float()
@@ -468,6 +501,23 @@ WRONG = {
         Halved(3, 2, dtype=torch.bfloat16), LOSS, (X, Y)
     ),
     "is neither an nn.Module nor a function": lambda: qg.Task(lambda: 3, LOSS, (X, Y)),
+    "got str; give an instance, or a function without arguments": lambda: qg.Task("resnet18", LOSS, (X, Y)),
+    "Hooked fails .* your module works, but a copy of it does not, .*; give its class": lambda: qg.Task(
+        Hooked(), LOSS, (X, Y)
+    ),
+    r"it is called with two arguments, \(output, target\)": lambda: qg.Task(
+        nn.Linear(3, 2), lambda output: output.mean(), (X, Y)
+    ),
+    r"and their order: \(output, target\)": lambda: qg.Task(
+        nn.Linear(3, 2), lambda target, output: LOSS(output, target), (X, Y)
+    ),
+    "Invalid returns NaN for its first inputs": lambda: qg.Task(Invalid(3, 2), LOSS, (X, Y)),
+    "train has a tensor of the kind sparse_coo; give a dense one": lambda: qg.Task(
+        nn.Linear(3, 2), LOSS, (X.to_sparse(), Y)
+    ),
+    "all labels are -100, which the loss cross_entropy ignores": lambda: qg.Task(
+        nn.Linear(3, 2), LOSS, (X, torch.full((20,), -100))
+    ),
     "Identity has no parameters to train": lambda: qg.Task(nn.Identity(), LOSS, (X, Y)),
     r"the loss mse_loss fails on outputs \[2, 3\] and targets \[2, 1\] of Linear": lambda: qg.Task(
         nn.Linear(3, 3), functional.mse_loss, (X, X[:, :1])
@@ -569,6 +619,32 @@ def test_a_misfit_is_one_sentence_and_leaves_nothing_behind(tmp_path, sentence):
         qg.train(WRONG[sentence](), **SHORT, runs=tmp_path / "runs")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("loss", "ignored"), [(LOSS, -100), (nn.CrossEntropyLoss(ignore_index=255), 255)])
+def test_labels_that_the_loss_ignores_are_allowed(loss, ignored):
+    labels = torch.where(torch.arange(20) < 4, ignored, Y)
+    assert qg.train(qg.Task(nn.Linear(3, 2), loss, (X, labels)), **SHORT).status == "finished"
+
+
+def test_a_metric_that_fails_on_the_test_data_is_named():
+    task = qg.Task(nn.Linear(3, 2), LOSS, (X, Y), test=(X, Y), metrics={"m": FewOnly()})
+    with pytest.raises(qg.InputError, match="metric 'm' fails on the test data: ValueError: too many"):
+        qg.train(task, **SHORT)
+
+
+def test_masks_and_complex_numbers_are_inputs():
+    class Masked(nn.Linear):
+        def forward(self, x, mask):
+            return super().forward(x.masked_fill(mask, 0.0))
+
+    class Turned(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).abs()
+
+    turned = Turned(3, 2, dtype=torch.complex64)
+    for module, inputs in ((Masked(3, 2), (X, X > 1)), (turned, torch.complex(X.double(), X.double()))):
+        assert qg.train(qg.Task(module, LOSS, (inputs, Y)), **SHORT).status == "finished"
 
 
 def test_a_loss_that_seems_to_broadcast_is_warned_of():

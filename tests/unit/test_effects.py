@@ -1,0 +1,344 @@
+"""Models and losses that change something besides their result: refused, warned of, or followed."""
+
+import math
+import random
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from test_habits import numbers, trained
+from torch import nn
+from torch.nn import functional
+from zoo_habits import Layers
+
+import quasiglobal as qg
+from quasiglobal.gradients.routes import CALLS_BEFORE_TRACING
+
+LABELS = torch.arange(20) % 5
+
+
+def train(module, loss=functional.cross_entropy, targets=LABELS, **settings):
+    return trained(module, loss, numbers(20, 6), targets, **settings)
+
+
+class Auxiliary(Layers):
+    """Keeps a part of the loss in an attribute."""
+
+    penalty = 0.0
+
+    def forward(self, x):
+        y = self.first(x)
+        self.penalty = y.square().mean()
+        return self.head(torch.tanh(y))
+
+    def loss(self, output, target):
+        return functional.cross_entropy(output, target) + self.penalty
+
+
+class Centred(Layers):
+    """A loss that reads a buffer of the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(5))
+
+    def forward(self, x):
+        y = super().forward(x)
+        if self.training:
+            self.centre.lerp_(y.detach().mean(0), 0.5)
+        return y
+
+    def loss(self, output, target):
+        return functional.cross_entropy(output - self.centre, target)
+
+
+class Priced(nn.Module):
+    """An object that has the model."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = (module,)
+
+    def forward(self, output, target):
+        return functional.cross_entropy(output, target) + self.module[0].first.weight.square().sum()
+
+
+@pytest.mark.parametrize(("module", "loss_of"), [
+    (Auxiliary(), lambda module: module.loss),
+    (Auxiliary(), lambda module: lambda output, target: module.loss(output, target)),
+    (Centred(), lambda module: module.loss),
+    (Layers(), Priced),
+])
+def test_a_loss_that_reads_the_given_module_is_refused(module, loss_of):
+    with pytest.raises(qg.InputError, match="uses values of the module that you gave, but each node trains a copy"):
+        train(module, loss_of(module))
+
+
+def test_a_loss_may_be_a_method_that_reads_constants():
+    class Smoothed(Layers):
+        smoothing = 0.1
+
+        def loss(self, output, target):
+            return functional.cross_entropy(output, target, label_smoothing=self.smoothing)
+
+    module = Smoothed()
+    assert train(module, module.loss).status == "finished"
+
+
+class Remembers(Layers):
+    """Keeps tensors in a list, and is trained one model after the other: it branches on a value."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = deque(maxlen=3)
+
+    def forward(self, x):
+        y = super().forward(x)
+        if y.max() > 1e9:
+            return y
+        result = y - torch.stack(list(self.memory)).mean(0) if self.memory else y
+        if self.training:
+            self.memory.append(y.detach().mean(0))
+        return result
+
+
+class Logs(Layers):
+    """Keeps tensors that it does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.table = [], None
+
+    def forward(self, x):
+        self.table = torch.linspace(0, 1, 6).to(x) if self.table is None else self.table
+        self.seen.append(x.detach().mean())
+        return super().forward(x + self.table)
+
+
+def test_a_tensor_that_is_kept_for_the_next_call_is_refused():
+    with pytest.raises(qg.InputError, match="Remembers keeps a tensor in its attribute memory from one call to the n"):
+        train(Remembers())
+
+
+def test_a_tensor_that_is_not_used_again_may_be_kept():
+    assert train(Logs()).status == "finished"
+
+
+class Relative:
+    """A loss that divides by its moving average."""
+
+    mean = None
+
+    def __call__(self, output, target):
+        loss = functional.cross_entropy(output, target)
+        self.mean = loss.detach() if self.mean is None else 0.5 * (self.mean + loss.detach())
+        return loss / self.mean
+
+
+class Annealed:
+    """A loss with a counter."""
+
+    calls = 0
+
+    def __call__(self, output, target):
+        self.calls += 1
+        return functional.cross_entropy(output, target) * min(1.0, self.calls / 1000)
+
+
+def test_a_loss_that_keeps_a_tensor_is_refused():
+    with pytest.raises(qg.InputError, match=r"the loss .* keeps a tensor in its attribute mean from one call to the"):
+        train(Layers(), Relative())
+
+
+def test_a_loss_that_counts_is_warned_of_and_followed():
+    loss = Annealed()
+    loss.calls = 0
+    with pytest.warns(UserWarning, match="the loss .* changes its attribute calls in each call"):
+        run = train(Layers(), loss, epochs=CALLS_BEFORE_TRACING + 20)
+    losses = [record["loss"] for record in run.records]
+    assert losses[-1] > losses[CALLS_BEFORE_TRACING + 1] > losses[5], "its factor is not frozen by a trace"
+
+
+class CountsInADict(Layers):
+    """Grows a factor with its calls, and draws random numbers, so that no first gradient is checked."""
+
+    def __init__(self):
+        super().__init__()
+        self.progress, self.drop = {"steps": 0}, nn.Dropout(0.1)
+        self.register_buffer("factor", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.progress["steps"] += 1
+            self.factor.fill_(self.progress["steps"])
+        return super().forward(self.drop(x))
+
+
+@pytest.mark.filterwarnings("ignore:CountsInADict changes its attribute progress in each call")
+def test_a_counter_in_a_dict_is_followed():
+    steps = CALLS_BEFORE_TRACING + 20
+    assert float(train(CountsInADict(), epochs=steps).model(0).factor) >= steps
+
+
+class EndsLater(Layers):
+    """Gives zeros after some steps."""
+
+    steps = 0
+
+    def forward(self, x):
+        self.steps = self.steps + self.training
+        return super().forward(x) * (self.steps < CALLS_BEFORE_TRACING + 10)
+
+
+@pytest.mark.filterwarnings("ignore:EndsLater changes its attribute")
+def test_a_branch_on_a_counter_is_not_frozen():
+    """A trace would have the first branch alone."""
+    module, steps = EndsLater(), CALLS_BEFORE_TRACING + 20
+    module.steps = 0
+    ended = [abs(record["loss"] - math.log(5)) < 1e-12 for record in train(module, epochs=steps).records]
+    assert ended.index(True) > CALLS_BEFORE_TRACING
+    assert all(ended[ended.index(True):])
+
+
+class OwnGenerator(Layers):
+    def __init__(self, generator):
+        super().__init__()
+        self.generator, self.drop = generator, nn.Dropout(0.1)
+        self.register_buffer("drawn", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.drawn.fill_(self.generator.random())
+        return super().forward(self.drop(x))
+
+
+@pytest.mark.parametrize("generator", [np.random.default_rng(0), np.random.RandomState(0), random.Random(0)])
+def test_each_node_draws_from_a_generator_of_the_model(generator):
+    with pytest.warns(UserWarning, match="OwnGenerator draws from its own generator generator, which all nodes share"):
+        run = train(OwnGenerator(generator))
+    assert len({float(run.model(node).drawn) for node in range(4)}) == 4
+
+
+class DrawsLater(Layers):
+    """Draws random numbers from its third step on."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        scale = torch.rand(()) + random.random() if self.calls > 2 else 1.0
+        return super().forward(x) * scale
+
+
+def test_the_seed_repeats_numbers_that_are_drawn_in_later_steps():
+    module = DrawsLater()
+    first = train(module, epochs=6)
+    torch.manual_seed(7)
+    random.seed(7)
+    before = torch.get_rng_state(), random.getstate()
+    second = train(module, epochs=6)
+    assert torch.get_rng_state().equal(before[0])
+    assert random.getstate() == before[1]
+    other = train(module, epochs=6, seed=1)
+    losses = [[record["loss"] for record in run.records] for run in (first, second, other)]
+    assert losses[0] == losses[1]
+    assert abs(losses[0][-1] - losses[2][-1]) > 1e-3, "another seed draws other numbers"
+
+
+class Synchronised(Layers):
+    """A target network that gets the weights of the other at every second step."""
+
+    def __init__(self):
+        super().__init__()
+        self.target = nn.Linear(6, 5).requires_grad_(False)
+        self.online = nn.Linear(6, 5)
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+            if self.steps % 2 == 0:
+                self.target.load_state_dict(self.online.state_dict())
+        return self.online(x) + self.target(torch.tanh(x))
+
+
+class Unfreezes(Layers):
+    def __init__(self):
+        super().__init__()
+        self.first.requires_grad_(False)
+        self.register_buffer("steps", torch.tensor(0))
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+            self.first.requires_grad_(bool(self.steps > 1))
+        return super().forward(x)
+
+
+class Transposed(nn.Module):
+    """Weights that are tied by their memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 5, bias=False), nn.Linear(5, 6, bias=False)
+        self.second.weight = nn.Parameter(self.first.weight.t())
+
+    def forward(self, x):
+        return self.first(self.second(self.first(x)))
+
+
+@pytest.mark.parametrize(("made", "sentence"), [
+    (Synchronised, "Synchronised changes its frozen target.weight in training, but not in its first step"),
+    (Unfreezes, "Unfreezes unfreezes its first.weight in training"),
+    (Transposed, r"(first|second).weight and (first|second).weight of Transposed share memory"),
+])
+def test_what_the_nodes_would_share_is_refused(made, sentence):
+    with pytest.raises(qg.InputError, match=sentence):
+        train(made())
+
+
+class AdapterOnly(Layers):
+    """Saves a part of its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.first.requires_grad_(False)
+
+    def state_dict(self, *args, **named):
+        return {key: value for key, value in super().state_dict(*args, **named).items() if "head" in key}
+
+
+def test_a_module_may_have_a_state_dict_of_its_own(tmp_path):
+    module = AdapterOnly()
+    for _ in range(2):                                      # trained, and loaded
+        model = train(module, runs=tmp_path).model(1)
+        assert model.first.weight.equal(module.first.weight.double())
+        assert not model.head.weight.equal(module.head.weight.double())
+
+
+class Pairs(nn.Module):
+    """All similarities of the examples of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.one(x) @ self.other(x.roll(1, 1)).T
+
+
+def test_outputs_may_depend_on_the_size_of_the_batch():
+    def loss(output, target):
+        return functional.cross_entropy(output, torch.arange(len(output), device=output.device))
+
+    inputs = numbers(700, 6).float()
+    task = qg.Task(Pairs(), loss, (inputs, torch.zeros(700)), test=(inputs, torch.zeros(700)))
+    run = qg.train(task, topology="ring:4", epochs=1, batch=20, lr=0.1)
+    model = run.model(0)
+    with torch.no_grad():
+        expected = sum(len(part) * loss(model(part), None) for part in inputs.split(500)) / 700
+    assert run.records[-1]["test_loss_nodes"][0] == pytest.approx(float(expected), rel=1e-5)
