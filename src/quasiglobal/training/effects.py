@@ -6,10 +6,11 @@ All nodes share what is no parameter and no buffer, and a traced, compiled or ca
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from types import FunctionType, MethodType
 from typing import Any
@@ -39,10 +40,12 @@ class Attributes:
 
     def __init__(self, of: Any) -> None:
         self._places = [
-            (own, {key: _copied(value) for key, value in own.items() if key not in USUAL}) for own in _parts(of)
+            (name, own, {key: _copied(value) for key, value in own.items() if key not in USUAL})
+            for name, own in _parts(of)
         ]
         leaves = [
-            (key, leaf) for _, values in self._places for key, value in values.items() for leaf in _leaves(value)
+            (f"{name}.{key}".removeprefix("."), leaf)
+            for name, _, values in self._places for key, value in values.items() for leaf in _leaves(value)
         ]
         self.numbers = [(key, leaf) for key, leaf in leaves if isinstance(leaf, int | float)]
         """Numbers and the names of their attributes, such as counters of calls."""
@@ -52,7 +55,7 @@ class Attributes:
 
     def restore(self) -> None:
         """Give the attributes the values that they had."""
-        for own, values in self._places:
+        for _, own, values in self._places:
             for key in own.keys() - values.keys() - USUAL:
                 del own[key]
             own.update({key: _copied(value) for key, value in values.items()})
@@ -68,7 +71,7 @@ def changed(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]])
 def kept_tensor(of: Any, before: Attributes, call: Callable[[], Any]) -> str:
     """Name of an attribute with a tensor that the first call has changed, if the result of another call depends on it.
 
-    `before` are the attributes before the first call. Afterwards everything is as it was.
+    `before` are the attributes before the first call. Afterwards everything is as it was. Empty if the call fails.
     """
     after = Attributes(of)
     known = {id(value) for _, value in before.tensors}
@@ -76,16 +79,20 @@ def kept_tensor(of: Any, before: Attributes, call: Callable[[], Any]) -> str:
     if not suspects:
         return ""
     found = []
-    for attributes in (after, before):
-        attributes.restore()
-        with _unchanged(of), restored_generators(), torch.no_grad():
-            found.append([leaf.clone() for leaf in tree_leaves(call()) if isinstance(leaf, Tensor)])
+    with suppress(Exception):                               # the model may refuse these inputs
+        for attributes in (after, before):
+            attributes.restore()
+            with _unchanged(of), restored_generators(), torch.no_grad():
+                found.append([leaf.clone() for leaf in tree_leaves(call()) if isinstance(leaf, Tensor)])
     after.restore()
-    return "" if all(map(_alike, *found)) else suspects[0]
+    return suspects[0] if len(found) == 2 and not all(map(_alike, *found)) else ""
 
 
 def reads(original: nn.Module, module: nn.Module, value: Callable[[], Tensor]) -> bool:
-    """Whether a value is another one if the original has the weights, buffers and attributes of its copy."""
+    """Whether a value is another one if the original has the weights, buffers and attributes of its copy.
+
+    Not if it is another one at each call.
+    """
     pairs = list(zip(original.modules(), module.modules(), strict=False))
     before = [dict(vars(part)) for part, _ in pairs]
     results = []
@@ -95,6 +102,8 @@ def reads(original: nn.Module, module: nn.Module, value: Callable[[], Tensor]) -
                 vars(part).update(vars(twin))
             with restored_generators(), torch.no_grad():
                 results.append(value().clone())
+        except Exception:
+            return own is not None                          # it fails with the weights of the copy alone
         finally:
             for (part, _), values in zip(pairs, before, strict=True):
                 vars(part).clear()
@@ -118,7 +127,7 @@ class Constants:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._sums = {name: _sum(value) for name, value in constants(module).items()}
+        self._sums = {name: (value.shape, _sum(value)) for name, value in constants(module).items()}
         self._trained = {name for name, value in module.named_parameters() if value.requires_grad}
 
     def check(self) -> None:
@@ -131,8 +140,8 @@ class Constants:
                 "from the start, or in a second run"
             )
         found = constants(self._module)
-        for key, before in self._sums.items():
-            if key in found and _sum(found[key]) != before:
+        for key, (shape, before) in self._sums.items():     # a table may grow, as for longer texts
+            if key in found and found[key].shape == shape and _sum(found[key]) != before:
                 raise InputError(
                     f"{name} changes its frozen {key} in training, but not in its first step, so that the nodes share "
                     "it; change it in the first step too, and each node has its own"
@@ -158,16 +167,15 @@ def _alive(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]
     return (one for one in tensors if not torch._C._functorch.is_functorch_wrapped_tensor(one[1]))
 
 
-def _parts(of: Any) -> list[dict[str, Any]]:
-    """The attributes of a module's parts, of an object, or the variables that a function refers to."""
+def _parts(of: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Names and attributes of a module's parts, of an object, or the variables that a function refers to."""
     if isinstance(of, nn.Module):
-        return [vars(part) for part in of.modules()]
+        return [(name, vars(part)) for name, part in of.named_modules()]
     if isinstance(of, MethodType):
         return [] if isinstance(of.__self__, nn.Module) else _parts(of.__self__)
     if isinstance(of, FunctionType):
-        variables = zip(of.__code__.co_freevars, of.__closure__ or (), strict=True)
-        return [{name: cell.cell_contents for name, cell in variables}]
-    return [] if isinstance(of, type) or not hasattr(of, "__dict__") else [vars(of)]
+        return [("", inspect.getclosurevars(of).nonlocals)]
+    return [] if isinstance(of, type) or not hasattr(of, "__dict__") else [("", vars(of))]
 
 
 def _copied(value: Any) -> Any:

@@ -95,7 +95,7 @@ def tried(
     reveal code that works for one size only.
     """
     _check_kind(module, name)
-    shared = overlapping(original or module)
+    shared = overlapping(module if original is None else original)
     if shared:
         raise InputError(
             f"{shared[0]} and {shared[1]} of {name} share memory, but each node's would not; give them the same "
@@ -154,8 +154,7 @@ def _own_loss(loss: Loss, original: nn.Module | None) -> Loss:
     """A copy of a loss that is an object, since the trial changes its state; it refers to the same module."""
     if isinstance(loss, FunctionType | BuiltinFunctionType | MethodType | partial):
         return loss
-    parts = list(original.modules()) if original else []
-    known = [*parts, *(original.parameters() if original else ()), *(original.buffers() if original else ())]
+    known = [] if original is None else [*original.modules(), *original.parameters(), *original.buffers()]
     try:
         return copy.deepcopy(loss, {id(one): one for one in known})
     except Exception:
