@@ -174,7 +174,7 @@ def _parts(of: Any) -> list[tuple[str, dict[str, Any]]]:
     if isinstance(of, MethodType):
         return [] if isinstance(of.__self__, nn.Module) else _parts(of.__self__)
     if isinstance(of, FunctionType):
-        return [("", inspect.getclosurevars(of).nonlocals)]
+        return [("", dict(inspect.getclosurevars(of).nonlocals))]
     return [] if isinstance(of, type) or not hasattr(of, "__dict__") else [("", vars(of))]
 
 
