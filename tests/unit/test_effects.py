@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
-from test_habits import numbers, trained
+from test_habits import by_hand, numbers, trained
 from torch import nn
 from torch.nn import functional
 from zoo_habits import Layers
@@ -342,3 +342,123 @@ def test_outputs_may_depend_on_the_size_of_the_batch():
     with torch.no_grad():
         expected = sum(len(part) * loss(model(part), None) for part in inputs.split(500)) / 700
     assert run.records[-1]["test_loss_nodes"][0] == pytest.approx(float(expected), rel=1e-5)
+
+
+class Inspected(nn.Module):
+    """Parts that share a list, which the model reads in the same call; and an assigned buffer, a counter, a table."""
+
+    class Part(nn.Linear):
+        def __init__(self, store):
+            super().__init__(6, 6)
+            self.store = store
+
+        def forward(self, x):
+            y = super().forward(x)
+            self.store.append(y)
+            return y
+
+    def __init__(self):
+        super().__init__()
+        self.store, self.seen, self.length = [], None, 0
+        self.parts = nn.ModuleList([self.Part(self.store), self.Part(self.store)])
+        self.head = nn.Linear(6, 5)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("table", torch.zeros(0), persistent=False)
+        self.register_buffer("cache", torch.zeros(5), persistent=False)
+
+    def forward(self, x):
+        self.store.clear()
+        self.length = x.shape[1]
+        if len(self.table) < x.shape[1]:
+            self.table = torch.linspace(0, 1, x.shape[1], dtype=x.dtype, device=x.device)
+        for part in self.parts:
+            x = torch.tanh(part(x)) + self.table
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        y = self.head(torch.stack(self.store).mean(0) + x - self.mean)
+        self.seen = y.detach()
+        if not self.training:
+            self.cache.copy_(self.seen.mean(0))
+        return y
+
+
+class Initialised(Layers):
+    """Sets a buffer by its first batch, as ActNorm does, and remembers that in a flag."""
+
+    def __init__(self, branches):
+        super().__init__()
+        self.ready, self.branches = False, branches
+        self.register_buffer("location", torch.zeros(6))
+
+    def forward(self, x):
+        if self.training and not self.ready:
+            self.location.copy_(x.mean(0))
+            self.ready = True
+        if self.branches and x.max() > 1e9:
+            return super().forward(x)
+        return super().forward(x - self.location)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_harmless_effects_are_allowed(tmp_path):
+    torch.manual_seed(0)
+    module = Inspected()
+    model = train(module, runs=tmp_path).model(1)
+    expected = by_hand(module, functional.cross_entropy, numbers(20, 6), LABELS, 1)
+    for key, value in expected.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key], value.detach(), msg=key)
+    again = train(module, runs=tmp_path, epochs=5).model(1)         # resumed
+    torch.testing.assert_close(again.mean, by_hand(module, functional.cross_entropy, numbers(20, 6), LABELS, 1, 5).mean)
+
+
+@pytest.mark.parametrize("branches", [False, True], ids=["together", "one by one"])
+def test_each_node_does_what_is_done_once(branches):
+    run, inputs = train(Initialised(branches)), numbers(20, 6)
+    for node in range(4):
+        torch.testing.assert_close(run.model(node).location, inputs[node::4].mean(0))
+
+
+@pytest.mark.filterwarnings("ignore:Steps changes its attribute steps in each call")
+@pytest.mark.parametrize("branches", [False, True], ids=["together", "one by one"])
+def test_a_counter_counts_steps(branches):
+    class Steps(Initialised):
+        def __init__(self):
+            super().__init__(branches)
+            self.steps = 0
+            self.register_buffer("seen", torch.tensor(0))
+
+        def forward(self, x):
+            self.steps += self.training
+            self.seen.fill_(self.steps)
+            return super().forward(x)
+
+    run = train(Steps(), epochs=7)
+    assert [int(run.model(node).seen) for node in range(4)] == [7] * 4
+
+
+class Unusual(Layers):
+    """Interleaved views of one matrix, a scripted part, a generator without a state, small positive weights."""
+
+    def __init__(self):
+        super().__init__()
+        whole = 0.1 * torch.randn(6, 12)
+        self.one, self.other = nn.Parameter(whole[:, ::2]), nn.Parameter(whole[:, 1::2])
+        self.scale = nn.Parameter(torch.full((6,), 5e-4))
+        self.generator, self.nothing = random.SystemRandom(), float("nan")
+        self.part = torch.jit.script(nn.BatchNorm1d(6))
+
+    def forward(self, x):
+        return super().forward(self.part(x @ self.one + x @ self.other) + x * self.scale.abs().sqrt())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_unusual_attributes_are_allowed():
+    assert train(Unusual).status == "finished"
+
+
+def test_a_loss_may_refer_to_a_variable_that_is_set_later():
+    def loss(output, target):
+        return functional.cross_entropy(output, target) if len(output) else run.status
+
+    run = train(Layers(), loss)
+    assert run.status == "finished"

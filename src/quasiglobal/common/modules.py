@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +26,13 @@ def copied(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> nn.
     (True, False, 1)
     """
     memo: dict[int, object] = dict(shared or {})
-    for part in module.modules():
-        for value in vars(part).values():
-            if isinstance(value, Tensor):
-                if torch._C._functorch.is_functorch_wrapped_tensor(value):     # kept from a call inside vmap
-                    memo[id(value)] = torch.empty(0)
-                elif not value.is_leaf:
-                    memo[id(value)] = value.detach().clone()
+    for _, _, value in _attributes(module):
+        for leaf in leaves_of(value):
+            if isinstance(leaf, Tensor):
+                if torch._C._functorch.is_functorch_wrapped_tensor(leaf):      # kept from a call inside vmap
+                    memo[id(leaf)] = torch.empty(0)
+                elif not leaf.is_leaf:
+                    memo[id(leaf)] = leaf.detach().clone()
     result = copy.deepcopy(module, memo)
     for before, after in zip(module.parameters(), result.parameters(), strict=True):
         if not after.is_leaf:                               # of a scripted part: computed from the original
@@ -46,9 +49,72 @@ def kept_from_vmap(module: nn.Module) -> str:
     """Name of an attribute that is a tensor of a call inside vmap, which has ended; empty if there is none."""
     return next((
         f"{name}.{key}".removeprefix(".")
-        for name, part in module.named_modules() for key, value in vars(part).items()
-        if isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+        for name, key, value in _attributes(module) for leaf in leaves_of(value)
+        if isinstance(leaf, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(leaf)
     ), "")
+
+
+USUAL = frozenset(vars(nn.Module()))
+"""Attributes of every module: parameters, buffers, parts, hooks."""
+
+CONTAINERS = (list, dict, tuple, deque, defaultdict, OrderedDict)
+"""Containers that are searched."""
+
+MOST = 10_000
+"""Entries of a container up to which it is searched; larger ones are tables, as of words."""
+
+
+def leaves_of(value: Any, depth: int = 3) -> Iterator[Any]:
+    """The value, or those in a container.
+
+    >>> list(leaves_of({"a": [1, (2.0, None)]}))
+    [1, 2.0, None]
+    """
+    if type(value) in CONTAINERS and depth:
+        if len(value) <= MOST:
+            for one in value.values() if isinstance(value, dict) else value:
+                yield from leaves_of(one, depth - 1)
+    else:
+        yield value
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """The name of each part, and the names and values of its attributes."""
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if key not in USUAL:
+                yield name, key, value
+
+
+class Numbers:
+    """The numbers, yes and no among the attributes of a module: counters of calls, flags of what is done once."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._places = [
+            (vars(part), key) for part in module.modules() for key, value in vars(part).items()
+            if key not in USUAL and isinstance(value, int | float)
+        ]
+
+    def read(self) -> list[Any]:
+        """Their values now."""
+        return [attributes.get(key) for attributes, key in self._places]
+
+    def write(self, values: Sequence[Any]) -> None:
+        """Give them the values that `read` returned."""
+        for (attributes, key), value in zip(self._places, values, strict=True):
+            if attributes.get(key) is not value:
+                attributes[key] = value
+
+
+@contextmanager
+def numbers_restored(module: nn.Module) -> Iterator[None]:
+    """Restore the numbers among the attributes afterwards: the calls do not count."""
+    numbers = Numbers(module)
+    before = numbers.read()
+    try:
+        yield
+    finally:
+        numbers.write(before)
 
 
 def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

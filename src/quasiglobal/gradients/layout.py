@@ -89,7 +89,7 @@ def own_names(module: nn.Module) -> set[str]:
     return set(getattr(module, STATE, ())) | {
         f"{name}.{key}".removeprefix(".")
         for name, part in module.named_modules()
-        for key in part._buffers.keys() - part._non_persistent_buffers_set
+        for key in set(part._buffers.keys()) - part._non_persistent_buffers_set     # a list, of a scripted part
     }
 
 
@@ -104,11 +104,29 @@ def own_state(module: nn.Module, names: Sequence[str]) -> None:
 
 
 def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """`load_state_dict`, also of temporary buffers that the forward pass changes, and if `state_dict` is overridden."""
+    """Give a module weights and buffers by their names, also temporary ones that the forward pass changes.
+
+    `load_state_dict` of a module may be its own, or have hooks. Raise RuntimeError if a name or a shape does not fit.
+    """
     temporary = [name for name, _ in module.named_buffers() if name in state.keys() - own_names(module)]
     if temporary:
         own_state(module, temporary)
-    nn.Module.load_state_dict(module, state)
+    every, own = tensors_of(module), own_names(module)
+    given = {id(every[name]) for name in state if name in every}
+    missing = [name for name, value in every.items() if id(value) not in given and (name in own or value.requires_grad)]
+    wrong = [name for name in state if name not in every or every[name].shape != state[name].shape]
+    if missing or wrong:
+        raise RuntimeError(f"the weights {', '.join((missing + wrong)[:5])} are missing, or do not fit")
+    with torch.no_grad():
+        for name, value in state.items():
+            every[name].copy_(value)
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers by all their names."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))
+    }
 
 
 def _real(value: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.common.modules import Numbers
 from quasiglobal.gradients.compiling import Programs, compiled, traced
 from quasiglobal.gradients.losses import cross_entropy
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree, arguments, in_dtype
@@ -71,9 +72,17 @@ class OneByOne(Route):
         super().__init__(replace(one, around=unstacked))
         self.unchecked = False                              # it is plain PyTorch
         self._backward = BackwardPass(self.one)
+        self._numbers = None if one.is_ours else Numbers(one.module)
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        result: Gradients = for_each_row(self._backward.at, (0, 0, 0, 0), x, buffers, inputs, targets)
+        before = self._numbers.read() if self._numbers else []
+
+        def at(*row: Any) -> Gradients:
+            if self._numbers:                               # a step counts once, as for models computed together
+                self._numbers.write(before)
+            return self._backward.at(*row)
+
+        result: Gradients = for_each_row(at, (0, 0, 0, 0), x, buffers, inputs, targets)
         return result
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:

@@ -30,7 +30,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.memory import is_out_of_memory
-from quasiglobal.common.modules import kept_from_vmap
+from quasiglobal.common.modules import Numbers, kept_from_vmap, numbers_restored
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.compiling import Fused
 from quasiglobal.gradients.guard import check_first_gradient
@@ -136,10 +136,14 @@ class StackedModel:
         on_gpu = arguments[0].is_cuda
         drawn = (torch.cuda if on_gpu else torch).get_rng_state() if new else None
         careful = new and not route.one.is_ours             # a user's model may write into what it gets, and keep it
+        numbers = Numbers(self.module) if careful else None
+        counts = numbers.read() if numbers else []
         if careful and route.slower is not None:
             _works_alone(route.one, what, arguments)        # what a module keeps from its first call is not vmap's then
         while True:
             unchecked = route.unchecked
+            if numbers:                                     # a failed attempt does not count
+                numbers.write(counts)
             if drawn is not None:                           # the numbers drawn do not depend on failed attempts
                 (torch.cuda if on_gpu else torch).set_rng_state(drawn)
             try:
@@ -148,7 +152,8 @@ class StackedModel:
                     result = getattr(route, what)(*given)
                 self._writes = self._writes or (careful and any(leaf._version for leaf in tree_leaves(given[2])))
                 if what == "gradients" and route.unchecked:
-                    check_first_gradient(result, route.one, *arguments)
+                    with numbers_restored(self.module):
+                        check_first_gradient(result, route.one, *arguments)
                     unchecked = False
                 route.unchecked = unchecked
                 break
@@ -219,7 +224,7 @@ def rows_of(outputs: Tree) -> list[Tree]:
 def _works_alone(one: OneModel, what: str, arguments: tuple[Any, ...]) -> bool:
     """Whether plain PyTorch computes this for the first model."""
     first = tree_map(lambda values: values[:1].clone(), arguments)
-    with suppress(Exception):
+    with suppress(Exception), numbers_restored(one.module):
         getattr(OneByOne(one), what)(*first)
         return True
     return False

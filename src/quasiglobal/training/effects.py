@@ -6,13 +6,11 @@ All nodes share what is no parameter and no buffer, and a traced, compiled or ca
 from __future__ import annotations
 
 import copy
-import inspect
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import pairwise
-from types import FunctionType, MethodType
+from contextlib import suppress
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -21,70 +19,65 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from quasiglobal.common.modules import USUAL, leaves_of
 from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
 from quasiglobal.gradients.layout import own_names
 
-CONTAINERS = (list, dict, deque)
-"""Containers that a call may change."""
-
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 """Generators of random numbers that a model may have of its own."""
-
-USUAL = frozenset(vars(nn.Module()))
-"""Attributes of every module: parameters, buffers, parts, hooks."""
 
 
 class Attributes:
     """The attributes of a model and its parts, or of a loss, at one time."""
 
     def __init__(self, of: Any) -> None:
-        self._places = [
-            (name, own, {key: _copied(value) for key, value in own.items() if key not in USUAL})
-            for name, own in _parts(of)
+        self._values = [
+            {key: _copied(value) for key, value in own.items() if key not in USUAL} for _, own in _parts(of)
         ]
         leaves = [
             (f"{name}.{key}".removeprefix("."), leaf)
-            for name, _, values in self._places for key, value in values.items() for leaf in _leaves(value)
+            for (name, _), values in zip(_parts(of), self._values, strict=True)
+            for key, value in values.items()
+            for leaf in leaves_of(value) if isinstance(leaf, (int, float, Tensor, *GENERATORS))
         ]
         self.numbers = [(key, leaf) for key, leaf in leaves if isinstance(leaf, int | float)]
-        """Numbers and the names of their attributes, such as counters of calls."""
+        """Numbers, yes and no, and the names of their attributes, such as counters of calls."""
         self.generators = [(key, _state(leaf)) for key, leaf in leaves if isinstance(leaf, GENERATORS)]
         """States of generators of random numbers."""
         self.tensors = [(key, leaf) for key, leaf in leaves if isinstance(leaf, Tensor)]
 
-    def restore(self) -> None:
-        """Give the attributes the values that they had."""
-        for _, own, values in self._places:
-            for key in own.keys() - values.keys() - USUAL:
-                del own[key]
-            own.update({key: _copied(value) for key, value in values.items()})
+    def restore_tensors(self, of: Any) -> None:
+        """Give attributes of `of`, a copy, that have tensors now or had some here the values that they had here."""
+        for (_, own), values in zip(_parts(of), self._values, strict=True):
+            for key in own.keys() - USUAL:
+                if any(isinstance(leaf, Tensor) for leaf in (*leaves_of(own[key]), *leaves_of(values.get(key)))):
+                    own[key] = _refilled(own[key], values.get(key))
 
 
 def changed(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]) -> list[str]:
     """Names of values that are other ones; none if some have appeared, as of a table that is made at the first call."""
     if [key for key, _ in before] != [key for key, _ in after]:
         return []
-    return [key for (key, old), (_, new) in zip(before, after, strict=True) if old != new]
+    pairs = zip(before, after, strict=True)
+    return [key for (key, old), (_, new) in pairs if old is not new and old != new]
 
 
-def kept_tensor(of: Any, before: Attributes, call: Callable[[], Any]) -> str:
+def kept_tensor(of: Any, before: Attributes, copy_of: Callable[[], Any], call: Callable[[Any], Any]) -> str:
     """Name of an attribute with a tensor that the first call has changed, if the result of another call depends on it.
 
-    `before` are the attributes before the first call. Afterwards everything is as it was. Empty if the call fails.
+    `before` are the attributes before the first call. The calls are those of copies. Empty if they fail.
     """
-    after = Attributes(of)
     known = {id(value) for _, value in before.tensors}
-    suspects = [key for key, value in after.tensors if id(value) not in known]
-    if not suspects:
-        return ""
+    suspects = [key for key, value in Attributes(of).tensors if id(value) not in known]
     found = []
     with suppress(Exception):                               # the model may refuse these inputs
-        for attributes in (after, before):
-            attributes.restore()
-            with _unchanged(of), restored_generators(), torch.no_grad():
-                found.append([leaf.clone() for leaf in tree_leaves(call()) if isinstance(leaf, Tensor)])
-    after.restore()
+        for forgets in (False, True) if suspects else ():
+            twin = copy_of()
+            if forgets:
+                before.restore_tensors(twin)
+            with restored_generators(), torch.no_grad():
+                found.append([leaf.clone() for leaf in tree_leaves(call(twin)) if isinstance(leaf, Tensor)])
     return suspects[0] if len(found) == 2 and not all(map(_alike, *found)) else ""
 
 
@@ -127,21 +120,21 @@ class Constants:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._sums = {name: (value.shape, _sum(value)) for name, value in constants(module).items()}
-        self._trained = {name for name, value in module.named_parameters() if value.requires_grad}
+        self._sums = {name: (value.shape, value.dtype, _sum(value)) for name, value in constants(module).items()}
+        self._trained = {name for name, value in _alive(module.named_parameters()) if value.requires_grad}
 
     def check(self) -> None:
         """Raise InputError if one has changed."""
-        name, now = type(self._module).__name__, _alive(self._module.named_parameters())
-        unfrozen = [key for key, value in now if value.requires_grad and key not in self._trained]
+        name, parameters = type(self._module).__name__, _alive(self._module.named_parameters())
+        unfrozen = [key for key, value in parameters if value.requires_grad and key not in self._trained]
         if unfrozen:
             raise InputError(
                 f"{name} unfreezes its {unfrozen[0]} in training, but what is trained is fixed at the start; train it "
                 "from the start, or in a second run"
             )
         found = constants(self._module)
-        for key, (shape, before) in self._sums.items():     # a table may grow, as for longer texts
-            if key in found and found[key].shape == shape and _sum(found[key]) != before:
+        for key, (shape, dtype, before) in self._sums.items():      # a table may grow, as for longer texts
+            if key in found and (found[key].shape, found[key].dtype) == (shape, dtype) and _sum(found[key]) != before:
                 raise InputError(
                     f"{name} changes its frozen {key} in training, but not in its first step, so that the nodes share "
                     "it; change it in the first step too, and each node has its own"
@@ -150,15 +143,23 @@ class Constants:
 
 def overlapping(module: nn.Module) -> tuple[str, str] | None:
     """Names of two trained parameters that share memory without being the same, if there are any."""
-    ends: list[tuple[int, int, str]] = []
+    spans: list[tuple[int, int, str, Tensor]] = []
     for name, value in module.named_parameters():
         if not is_lazy(value) and value.requires_grad and value.numel() and value.layout is torch.strided:
             extent = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
-            ends.append((value.data_ptr(), value.data_ptr() + extent * value.itemsize, name))
-    ends.sort()
-    for (_, end, name), (begin, _, other) in pairwise(ends):
-        if begin < end:
-            return name, other
+            spans.append((value.data_ptr(), value.data_ptr() + extent * value.itemsize, name, value))
+    spans.sort(key=lambda span: span[:2])
+    for at, (begin, end, name, one) in enumerate(spans):
+        for first, last, other, twin in spans[at + 1:]:
+            if first >= end:
+                break
+            size = (max(end, last) - begin) // one.itemsize
+            places = [
+                torch.arange(size).as_strided(of.shape, of.stride(), (start - begin) // of.itemsize).flatten()
+                for of, start in ((one, begin), (twin, first))
+            ]
+            if torch.isin(*places).any():
+                return name, other
     return None
 
 
@@ -174,41 +175,37 @@ def _parts(of: Any) -> list[tuple[str, dict[str, Any]]]:
     if isinstance(of, MethodType):
         return [] if isinstance(of.__self__, nn.Module) else _parts(of.__self__)
     if isinstance(of, FunctionType):
-        return [("", dict(inspect.getclosurevars(of).nonlocals))]
+        cells = dict(zip(of.__code__.co_freevars, of.__closure__ or (), strict=True))
+        return [("", {name: cell.cell_contents for name, cell in cells.items() if cell != CellType()})]     # not empty
     return [] if isinstance(of, type) or not hasattr(of, "__dict__") else [("", vars(of))]
 
 
 def _copied(value: Any) -> Any:
-    return copy.copy(value) if isinstance(value, CONTAINERS) else value
+    """A copy of a container and of those in it, with the same values."""
+    if type(value) is dict:
+        return {key: _copied(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return copy.copy(value) if type(value) is deque else value
 
 
-def _leaves(value: Any, depth: int = 3) -> Iterator[Any]:
-    """The value, or those in a container."""
-    if isinstance(value, (*CONTAINERS, tuple)) and depth:
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(one, depth - 1)
-    elif not isinstance(value, bool):
-        yield value
+def _refilled(value: Any, content: Any) -> Any:
+    """The content; of a list, dict or deque in place, since other attributes may be the same object."""
+    if type(value) is not type(content) or type(value) not in (list, dict, deque):
+        return content
+    value.clear()
+    value.update(content) if isinstance(value, dict) else value.extend(content)
+    return value
 
 
 def _state(generator: Any) -> str:
+    if isinstance(generator, random.SystemRandom):
+        return ""                                           # it has none
     if isinstance(generator, torch.Generator):
         return str(generator.get_state().tolist())
     if isinstance(generator, np.random.Generator):
         return str(generator.bit_generator.state)
     return str(generator.get_state() if isinstance(generator, np.random.RandomState) else generator.getstate())
-
-
-@contextmanager
-def _unchanged(of: Any) -> Iterator[None]:
-    """Restore the weights and buffers of a module afterwards."""
-    tensors = [*of.parameters(), *of.buffers()] if isinstance(of, nn.Module) else []
-    values = [tensor.detach().clone() for tensor in tensors]
-    try:
-        yield
-    finally:
-        for tensor, value in zip(tensors, values, strict=True):
-            tensor.data.copy_(value)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -122,7 +122,6 @@ class Loop:
         """Indices of the experiments that diverged in the last epoch."""
         self.step = program.state.epochs[0] * program.feed.steps_per_epoch
         self._begin(self.members)
-        self._constants = Constants(program.model.module) if program.task.is_own else None
         self.stopping = self.interrupted = False
         self.end_together: Callable[[], None] | None = None
         """Asks all processes of a run to end after one epoch; None if this process decides alone."""
@@ -225,9 +224,10 @@ class Loop:
         program, before = self.program, self.program.seconds["training"]
         keys = [EPOCHS + done for done in program.state.epochs]
         with program.seeded(*keys, always=True):            # for a model that begins to draw in a later step
+            constants = Constants(program.model.module) if program.task.is_own else None
             self.measures = program.train_epoch(after_step)
-            if self._constants:
-                self._constants.check()
+            if constants:
+                constants.check()
             self._epoch_seconds = program.seconds["training"] - before
             self.step = self.measures[0]["step"]
             due = [place for place in range(len(self.members)) if program.due(place)]

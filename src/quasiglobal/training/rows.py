@@ -56,7 +56,7 @@ def module_of(
     """Give a module the weights of a row, or of the average of all rows if `node` is None; in evaluation mode."""
     if rows["x"].dtype == torch.float64:
         module = converted(module, torch.device("cpu"), torch.float64)
-    load_state(module, nn.Module.state_dict(module) | state_dict_of(rows, layout, node, weights))
+    load_state(module, state_dict_of(rows, layout, node, weights))
     return module.eval()
 
 

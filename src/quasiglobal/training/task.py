@@ -112,7 +112,7 @@ class Task:
                 module = made(self.model, self.name)
             if any(map(is_lazy, module.parameters())):      # such as nn.LazyLinear
                 initialised(module, self.examples()[0], self.name)
-            return module
+            return module.train()                           # some freeze a part then
 
     @cached_property
     def _makes_new(self) -> bool:

@@ -108,22 +108,24 @@ def tried(
     before = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
     with restored_generators(), torch.no_grad():            # a teacher may start with the weights of its student
         for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.add_(1e-3 * torch.randn_like(parameter))
+            if parameter.requires_grad:                     # small ones stay small, and positive ones positive
+                new = 1e-3 * torch.rand_like(parameter)
+                parameter.copy_(torch.where(parameter == 0, new, parameter * (1 + new)))
     both = (module, loss)
     values = [{key: value.clone() for key, value in constants(of).items()} for of in both]
     attributes = [Attributes(of) for of in both]
     with restored_generators():
         first = _tried_on(module, loss, *batches[0], metrics, name, data, original)
         state, of_loss = (
-            tuple(key for key, value in constants(of).items() if key in known and not value.equal(known[key]))
+            tuple(key for key, value in constants(of).items() if key in known and _differs(value, known[key]))
             for of, known in zip(both, values, strict=True)
         )
         drawn = not torch.get_rng_state().equal(before[0])
         elsewhere = (str(np.random.get_state()), random.getstate()) != before[1:]
-        _check_kept(module, loss, batches[0], first.output, attributes)
+        _check_kept(module, loss, batches[0], first.output, attributes, original)
         now = [Attributes(of) for of in both]
         counted = [changed(old.numbers, new.numbers) for old, new in zip(attributes, now, strict=True)]
+        counted[0] = counted[0] and _changes_again(module, batches[0][0])
         drawing = [changed(old.generators, new.generators) for old, new in zip(attributes, now, strict=True)]
         for of, keys in zip(both, counted, strict=True):
             if keys:
@@ -155,10 +157,35 @@ def _own_loss(loss: Loss, original: nn.Module | None) -> Loss:
     if isinstance(loss, FunctionType | BuiltinFunctionType | MethodType | partial):
         return loss
     known = [] if original is None else [*original.modules(), *original.parameters(), *original.buffers()]
+    memo = {id(one): one for one in known}
+    if isinstance(loss, nn.Module):                         # of which each program has a copy
+        with misfit(f"{_loss_in_words(loss)} cannot be copied", UNCOPIED):
+            return copy.deepcopy(loss, memo)
     try:
-        return copy.deepcopy(loss, {id(one): one for one in known})
+        return copy.deepcopy(loss, memo)
     except Exception:
         return loss
+
+
+UNCOPIED = "keep what cannot be copied, such as a lock, out of it"
+"""What to do about a loss or a metric that cannot be copied."""
+
+
+def _differs(value: Tensor, before: Tensor) -> bool:
+    """Whether a tensor has other values; a table that has grown is none that a step changes."""
+    return value.shape == before.shape and not value.equal(before)
+
+
+def _changes_again(module: nn.Module, inputs: Any) -> list[str]:
+    """Names of attributes with numbers that a further call changes: they are not set once, as the length of a table."""
+    twin = copied(module)
+    before, (given, named) = Attributes(twin), arguments(twin, inputs)
+    try:
+        with restored_generators(), torch.no_grad():
+            twin(*given, **named)
+    except Exception:
+        return [key for key, _ in before.numbers]
+    return changed(before.numbers, Attributes(twin).numbers)
 
 
 def _kind(of: Any) -> str:
@@ -166,18 +193,19 @@ def _kind(of: Any) -> str:
 
 
 def _check_kept(
-    module: nn.Module, loss: Loss, batch: tuple[Any, Any], output: Any, attributes: Sequence[Attributes]
+    module: nn.Module, loss: Loss, batch: tuple[Any, Any], output: Any, attributes: Sequence[Attributes],
+    original: nn.Module | None,
 ) -> None:
     """Refuse a model or a loss that keeps a tensor from one call to the next."""
     given, named = arguments(module, tree_map(_moved, batch[0]))
-    kept = kept_tensor(module, attributes[0], lambda: module(*given, **named))
+    kept = kept_tensor(module, attributes[0], lambda: copied(module), lambda twin: twin(*given, **named))
     if kept:
         raise InputError(
             f"{type(module).__name__} keeps a tensor in its attribute {kept} from one call to the next; make it a "
             "buffer, so that each node has its own"
         )
     shown = tree_map(lambda value: _moved(value.detach()), output)
-    kept = kept_tensor(loss, attributes[1], lambda: loss(shown, batch[1]))
+    kept = kept_tensor(loss, attributes[1], lambda: _own_loss(loss, original), lambda twin: twin(shown, batch[1]))
     if kept:
         raise InputError(
             f"{_loss_in_words(loss)} keeps a tensor in its attribute {kept} from one call to the next, which the nodes "
@@ -204,14 +232,14 @@ def _tried_on(
         raise InputError(
             f"{name} returns {shapes(output)} for {examples} examples; each tensor needs one row per example"
         )
-    if any(leaf.is_floating_point() and leaf.isnan().any() for leaf in leaves):
-        raise InputError(f"{name} returns NaN for its first inputs, before any training; check its weights and inputs")
     classifies = _check_classes(output, loss, name, data)
     what, said = _loss_in_words(loss), f"outputs {shapes(output)} and targets {shapes(targets)}"
     with misfit(f"{what} fails on {said} of {name}", partial(remedy_for_loss, loss, output, targets)):
         found = loss(output, targets)
     if not isinstance(found, Tensor):
         raise InputError(f"{what} returns a {type(found).__name__}; it has to return a tensor that holds one number")
+    if found.isnan().any() and any(leaf.is_floating_point() and leaf.isnan().any() for leaf in leaves):
+        raise InputError(f"{name} returns NaN for its first inputs, before any training; check its weights and inputs")
     if found.numel() != 1 or found.ndim > 0:
         raise InputError(f"{what} returns a tensor of shape {list(found.shape)}, not one number; take its mean")
     if module.training and not found.requires_grad:
@@ -309,7 +337,9 @@ def _check_meaning(name: str, metric: Any, loss: Loss, output: Any, data: Datase
 
 def _check_metric(name: str, metric: Any, output: Any, targets: Any, said: str) -> None:
     """Try a metric; a function has to give one number per example."""
-    metric, what = copy.deepcopy(metric), f"metric {name!r}"
+    what = f"metric {name!r}"
+    with misfit(f"{what} cannot be copied", UNCOPIED):
+        metric = copy.deepcopy(metric)
     with misfit(f"{what} fails on {said}", "check the sizes and types of both"):
         if hasattr(metric, "compute"):
             metric.reset()
