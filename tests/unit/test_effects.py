@@ -462,3 +462,26 @@ def test_a_loss_may_refer_to_a_variable_that_is_set_later():
 
     run = train(Layers(), loss)
     assert run.status == "finished"
+
+
+class Endless(Layers):
+    """A list that has itself, and a loss that cannot be compared."""
+
+    def __init__(self):
+        super().__init__()
+        self.entries = [1]
+        self.entries.append(self.entries)
+
+
+class Incomparable:
+    def __eq__(self, other):
+        raise TypeError
+
+    __hash__ = None
+
+    def __call__(self, output, target):
+        return functional.cross_entropy(output, target)
+
+
+def test_what_cannot_be_searched_or_compared_is_allowed():
+    assert train(Endless(), Incomparable()).status == "finished"

@@ -7,10 +7,13 @@ when it is vectorised or traced. So at the first step the gradient of a model is
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from quasiglobal.common.modules import numbers_restored
 from quasiglobal.gradients.one_model import Buffers, Gradients, OneModel, Tree, in_fp32
 from quasiglobal.gradients.routes import OneByOne
 
@@ -40,8 +43,8 @@ def check_first_gradient(
         with torch.random.fork_rng([x.device] if x.is_cuda else []):
             before = _state(x.device)
             try:
-                plain = OneByOne(one).gradients(*alone).g
-                exact = plain if one.precision != "bf16" else OneByOne(in_fp32(one)).gradients(*alone).g
+                plain = _gradient(one, alone)
+                exact = plain if one.precision != "bf16" else _gradient(in_fp32(one), alone)
             except Exception:                               # the model works on its route, and there alone
                 return
             if not torch.equal(_state(x.device), before) or not torch.isfinite(exact).all():
@@ -50,6 +53,12 @@ def check_first_gradient(
         if error <= ROUNDING * rounding + SMALL[one.precision] * size + ZERO:
             return
     raise WrongGradient(f"a gradient has an error of {error:.2g}, its norm is {size:.2g}")
+
+
+def _gradient(one: OneModel, alone: tuple[Any, ...]) -> Tensor:
+    """The gradient of one model by plain PyTorch; the call does not count."""
+    with numbers_restored(one.module):
+        return OneByOne(one).gradients(*alone).g
 
 
 def _state(device: torch.device) -> Tensor:

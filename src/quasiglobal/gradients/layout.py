@@ -113,7 +113,8 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         own_state(module, temporary)
     every, own = tensors_of(module), own_names(module)
     given = {id(every[name]) for name in state if name in every}
-    missing = [name for name, value in every.items() if id(value) not in given and (name in own or value.requires_grad)]
+    needed = [name for name, value in every.items() if value.requires_grad or (name in own and not value.is_sparse)]
+    missing = [name for name in needed if id(every[name]) not in given]
     wrong = [name for name in state if name not in every or every[name].shape != state[name].shape]
     if missing or wrong:
         raise RuntimeError(f"the weights {', '.join((missing + wrong)[:5])} are missing, or do not fit")

@@ -136,14 +136,14 @@ class StackedModel:
         on_gpu = arguments[0].is_cuda
         drawn = (torch.cuda if on_gpu else torch).get_rng_state() if new else None
         careful = new and not route.one.is_ours             # a user's model may write into what it gets, and keep it
-        numbers = Numbers(self.module) if careful else None
+        numbers = Numbers(self.module) if careful or route.unchecked else None
         counts = numbers.read() if numbers else []
         if careful and route.slower is not None:
             _works_alone(route.one, what, arguments)        # what a module keeps from its first call is not vmap's then
         while True:
             unchecked = route.unchecked
-            if numbers:                                     # a failed attempt does not count
-                numbers.write(counts)
+            if numbers:
+                numbers.write(counts)                       # a failed attempt does not count
             if drawn is not None:                           # the numbers drawn do not depend on failed attempts
                 (torch.cuda if on_gpu else torch).set_rng_state(drawn)
             try:
@@ -153,6 +153,8 @@ class StackedModel:
                 self._writes = self._writes or (careful and any(leaf._version for leaf in tree_leaves(given[2])))
                 if what == "gradients" and route.unchecked:
                     with numbers_restored(self.module):
+                        if numbers:
+                            numbers.write(counts)           # as for the gradient that it is compared with
                         check_first_gradient(result, route.one, *arguments)
                     unchecked = False
                 route.unchecked = unchecked

@@ -180,12 +180,12 @@ def _parts(of: Any) -> list[tuple[str, dict[str, Any]]]:
     return [] if isinstance(of, type) or not hasattr(of, "__dict__") else [("", vars(of))]
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, depth: int = 3) -> Any:
     """A copy of a container and of those in it, with the same values."""
-    if type(value) is dict:
-        return {key: _copied(one) for key, one in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
+    if type(value) is dict and depth:
+        return {key: _copied(one, depth - 1) for key, one in value.items()}
+    if type(value) in (list, tuple) and depth:
+        return type(value)(_copied(one, depth - 1) for one in value)
     return copy.copy(value) if type(value) is deque else value
 
 

@@ -107,7 +107,7 @@ def remedy_for_loss(loss: Loss, output: Any, targets: Any, said: str) -> str:
 
 
 def is_cross_entropy(loss: Loss) -> bool:
-    return loss in CROSS_ENTROPIES or isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+    return any(loss is one for one in CROSS_ENTROPIES) or isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
 
 
 def shapes(values: Any) -> str:
