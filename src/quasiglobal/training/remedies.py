@@ -107,6 +107,7 @@ def remedy_for_loss(loss: Loss, output: Any, targets: Any, said: str) -> str:
 
 
 def is_cross_entropy(loss: Loss) -> bool:
+    """Whether a loss needs one output per class."""
     return any(loss is one for one in CROSS_ENTROPIES) or isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
 
 

@@ -123,22 +123,7 @@ def tried(
         drawn = not torch.get_rng_state().equal(before[0])
         elsewhere = (str(np.random.get_state()), random.getstate()) != before[1:]
         _check_kept(module, loss, batches[0], first.output, attributes, original)
-        now = [Attributes(of) for of in both]
-        counted = [changed(old.numbers, new.numbers) for old, new in zip(attributes, now, strict=True)]
-        counted[0] = counted[0] and _changes_again(module, batches[0][0])
-        drawing = [changed(old.generators, new.generators) for old, new in zip(attributes, now, strict=True)]
-        for of, keys in zip(both, counted, strict=True):
-            if keys:
-                warnings.warn(
-                    f"{_kind(of)} changes its attribute {keys[0]} in each call, and all nodes share it; "
-                    "keep it in a buffer of the model if results depend on it", stacklevel=2,
-                )
-        for of, keys in zip(both, drawing, strict=True):
-            if keys:
-                warnings.warn(
-                    f"{_kind(of)} draws from its own generator {keys[0]}, which all nodes share and a resumed run "
-                    "starts again; draw from torch's own, as torch.rand does", stacklevel=2,
-                )
+        counted, drawing = _attributes_changed(both, attributes, batches[0][0])
         if of_loss:
             raise InputError(
                 f"{_loss_in_words(loss)} changes its own {of_loss[0]}, which the nodes would share; make it a buffer "
@@ -147,9 +132,31 @@ def tried(
         for inputs, targets in batches[1:]:
             _tried_on(module.eval(), loss, inputs, targets, metrics, name, data, original)
     _warn_of_broadcasting(loss, first.output, batches[0][1])
-    return replace(
-        first, draws=drawn, draws_elsewhere=elsewhere or any(drawing), state=state, counts=any(counted)
-    )
+    return replace(first, draws=drawn, draws_elsewhere=elsewhere or drawing, state=state, counts=counted)
+
+
+def _attributes_changed(
+    both: tuple[nn.Module, Loss], before: Sequence[Attributes], inputs: Any
+) -> tuple[bool, bool]:
+    """Whether the model or the loss counts its calls, and whether one draws from its own generator; warn of both."""
+    counts = draws = False
+    for of, old in zip(both, before, strict=True):
+        new = Attributes(of)
+        counted, drawing = changed(old.numbers, new.numbers), changed(old.generators, new.generators)
+        if counted and of is both[0]:
+            counted = _changes_again(both[0], inputs)
+        if counted:
+            warnings.warn(
+                f"{_kind(of)} changes its attribute {counted[0]} in each call, and all nodes share it; "
+                "keep it in a buffer of the model if results depend on it", stacklevel=3,
+            )
+        if drawing:
+            warnings.warn(
+                f"{_kind(of)} draws from its own generator {drawing[0]}, which all nodes share and a resumed run "
+                "starts again; draw from torch's own, as torch.rand does", stacklevel=3,
+            )
+        counts, draws = counts or bool(counted), draws or bool(drawing)
+    return counts, draws
 
 
 def _own_loss(loss: Loss, original: nn.Module | None) -> Loss:
