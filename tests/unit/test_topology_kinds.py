@@ -236,11 +236,34 @@ def test_messages_per_edge_need_edges_that_stay():
     def run(name, graph):
         qg.minimize(lambda x, t: x, torch.zeros(2), name, graph, lr=0.1, steps=1)
 
-    for name in ("lt-admm", "push-diging:sums=true"):
-        with pytest.raises(qg.InputError, match=r"edges that stay, but matching:4 is drawn .* one-peer-exponential:4"):
+    for name, instead in (("lt-admm", "ring"), ("push-diging:sums=true", "one-peer-exponential"), ("relaysgd", "tree")):
+        with pytest.raises(qg.InputError, match=rf"edges that stay, but matching:4 is drawn .* such as {instead}:4"):
             run(name, "matching:4")
+        run(name, f"{instead}:4")
     with pytest.raises(qg.InputError, match="needs a doubly stochastic W, which epidemic:4:1 has not; use equidyn:4"):
         run("sgp", "epidemic:4:1")
+
+
+@pytest.mark.parametrize(
+    ("graph", "rho"), [("matching:16", 8 / 15), ("matching:1000", 500 / 999), ("equidyn:162", 81 / 161)]
+)
+def test_rho_of_random_pairs_is_exact(graph, rho):
+    """Each pair meets alike: the mean of WᵀW has 1/2 on its diagonal, and 1/(2(n − 1)) beside it."""
+    assert topology.parse(graph).rho == pytest.approx(rho, abs=1e-12)
+
+
+def test_rho_of_pairs_in_a_random_rotation_is_that_of_all_draws():
+    """All hops and first nodes, one by one."""
+    n = 6
+    found = {}
+    for t in range(1, 2000):
+        W = topology.equidyn(n, undirected=True).weights(t)
+        found[W.tobytes()] = W
+    graph = topology.equidyn(n, undirected=True)
+    draws = [np.roll(W, (first, first), axis=(0, 1)) for W in graph.matrices for first in range(n)]
+    assert {W.tobytes() for W in draws} == set(found)
+    mean = np.mean([(W - 1 / n).T @ (W - 1 / n) for W in draws], axis=0)
+    assert graph.rho == pytest.approx(1 - np.linalg.eigvalsh(mean)[-1], abs=1e-12)
 
 
 def test_a_function_of_the_step_is_a_topology_that_trainings_take():

@@ -9,7 +9,11 @@ from itertools import chain
 import numpy as np
 
 from quasiglobal.common.mixing import Matrix
+from quasiglobal.errors import InputError
 from quasiglobal.topology.topology import Topology, check_nodes, check_range
+
+MOST_NODES = 3000
+"""Maximum number of nodes of `base`: beyond it, the dense matrices of a period take gigabytes."""
 
 Groups = list[list[int]]
 """Nodes of a step that average among themselves; nodes in no group keep their models."""
@@ -42,6 +46,8 @@ def base(n: int, peers: int) -> Topology:
     """
     check_nodes("base", n, 2, "complete(1)")
     check_range("base", "a number of peers", peers, 1, n - 1)
+    if n > MOST_NODES:
+        raise InputError(f"base has at most {MOST_NODES:,} nodes here, got {n:,}: its period is many dense matrices")
     smooth = _smooth_part(n, peers + 1)
     parted = [np.asarray(np.kron(np.eye(n // smooth), W)) for W in _simple_base(smooth, peers + 1)]
     parted += [np.asarray(np.kron(W, np.eye(smooth))) for W in _simple_base(n // smooth, peers + 1)]

@@ -107,7 +107,10 @@ def parse(text: Graph, counts: ArrayLike | None = None) -> Topology:
         return from_file(text)
     if is_path(text):
         found = imported(text, "topology")
-        found = found() if callable(found) else found
+        try:
+            found = found() if callable(found) else found
+        except TypeError as error:
+            raise InputError(f"{text} cannot be called without arguments ({error}); name a function that can") from None
         if not isinstance(found, Topology | nx.Graph | Mapping):
             raise InputError(f"{text} is not a Topology, a graph or a dict, nor a function that returns one")
         return parse(found)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from quasiglobal.common.mixing import TOLERANCE, Matrix, check_matrix, stochastic, weighted
 from quasiglobal.common.randomness import generator
 from quasiglobal.errors import InputError, whole
-from quasiglobal.topology.spectrum import mixing_rate, shrinkage
+from quasiglobal.topology.spectrum import Alike, mixing_rate, shrinkage
 from quasiglobal.topology.topology import Topology, check_nodes, check_range
 
 SAMPLE, SAMPLED = 400, 2**22
@@ -36,15 +36,22 @@ class RandomTopology(Topology):
     draw: Callable[[int], Matrix]
     gap: int
     all_draws: Draws | None
+    alike: Alike
 
     def __init__(
         self, name: str, draw: Callable[[int], Matrix], gap: int = 1, all_draws: Draws | None = None,
-        shares: Matrix | None = None,
+        shares: Matrix | None = None, alike: Alike = "",
     ) -> None:
-        """`draw` maps t = 1, 2, … to a fresh W; `all_draws` returns all W, if they are few and equally likely."""
+        """`draw` maps t = 1, 2, … to a fresh W; `all_draws` returns all W, if they are few and equally likely.
+
+        `alike` says which nodes the draws treat alike; see `shrinkage`.
+        """
         first = draw(1)
         check_matrix(first, name)
-        own = {"name": name, "draw": draw, "gap": gap, "all_draws": all_draws, "shares": shares, "n": len(first)}
+        own = {
+            "name": name, "draw": draw, "gap": gap, "all_draws": all_draws, "shares": shares, "n": len(first),
+            "alike": alike,
+        }
         vars(self).update(own)                              # the class is frozen
 
     @cached_property
@@ -86,7 +93,9 @@ class RandomTopology(Topology):
     @cached_property
     def rho(self) -> float | None:
         """The paper's ρ, of the mean of (W − J)ᵀ(W − J) over the draws."""
-        return mixing_rate(self._similar_matrices, self._root) / self.gap if self.is_doubly_stochastic else None
+        if not self.is_doubly_stochastic:
+            return None
+        return mixing_rate(self._similar_matrices, self._root, self.alike) / self.gap
 
     @cached_property
     def nu(self) -> float | None:
@@ -97,7 +106,7 @@ class RandomTopology(Topology):
         """
         if not self.is_doubly_stochastic or self.shares is not None:
             return None
-        squares = shrinkage(self.matrices)
+        squares = shrinkage(self.matrices, alike=self.alike)
         once = (squares / (1 - squares)).sum() / self.n if (squares < 1 - TOLERANCE).all() else np.inf
         return float(self.gap * once + (self.gap - 1) / 2 * (1 - 1 / self.n))
 
@@ -117,13 +126,14 @@ class RandomTopology(Topology):
             return np.asarray((np.eye(self.n) + W) / 2)
 
         name, all_draws = f"lazy/{self.name}", lambda: map(half, self.matrices)
-        return RandomTopology(name, lambda t: half(self.draw(t)), self.gap, all_draws, self.shares)
+        return RandomTopology(name, lambda t: half(self.draw(t)), self.gap, all_draws, self.shares, self.alike)
 
     def every(self, k: int) -> Topology:
         """Gossip at every k-th step; W = I in between (local steps)."""
         if whole(k) is None or k < 1:
             raise InputError(f"every needs a whole number of steps >= 1, got {k}")
-        return RandomTopology(f"every:{k}/{self.name}", self.draw, self.gap * k, lambda: self.matrices, self.shares)
+        name, gap = f"every:{k}/{self.name}", self.gap * k
+        return RandomTopology(name, self.draw, gap, lambda: self.matrices, self.shares, self.alike)
 
     def weighted(self, weights: ArrayLike) -> Topology:
         """Let node i count by its share of the weights; every draw has to be undirected."""
@@ -170,7 +180,7 @@ def equidyn(n: int, *, undirected: bool = False, seed: int = 0) -> Topology:
     >>> [equidyn(8).neighbours(0, t) for t in (1, 2, 3)]
     [(6,), (7,), (4,)]
     >>> round(equidyn(16).rho, 2), round(equidyn(16, undirected=True).rho, 2)
-    (0.53, 0.42)
+    (0.53, 0.46)
     """
     check_nodes("equidyn", n, 2, "complete(1)")
     options = f"{':undirected=true' if undirected else ''}{_seed('equidyn', seed)}"
@@ -178,11 +188,7 @@ def equidyn(n: int, *, undirected: bool = False, seed: int = 0) -> Topology:
     def shifted(hop: int) -> Matrix:
         return np.asarray((np.eye(n) + np.roll(np.eye(n), hop, axis=1)) / 2)
 
-    def draw(t: int) -> Matrix:
-        rng = generator(KEY, seed, n, t)
-        hop, first = int(rng.integers(1, n)), int(rng.integers(n))
-        if not undirected:
-            return shifted(hop)
+    def meeting(hop: int, first: int) -> Matrix:
         pairs, free = [], np.ones(n, dtype=bool)
         for i in ((np.arange(n) + first) % n).tolist():
             j = (i + hop) % n
@@ -191,9 +197,17 @@ def equidyn(n: int, *, undirected: bool = False, seed: int = 0) -> Topology:
                 free[[i, j]] = False
         return _paired(n, pairs)
 
-    few = not undirected and n * n * n <= SAMPLED
-    shifts = (lambda: map(shifted, range(1, n))) if few else None
-    return RandomTopology(f"equidyn:{n}{options}", draw, all_draws=shifts)
+    def draw(t: int) -> Matrix:
+        rng = generator(KEY, seed, n, t)
+        hop, first = int(rng.integers(1, n)), int(rng.integers(n))
+        return meeting(hop, first) if undirected else shifted(hop)
+
+    def hops() -> Iterable[Matrix]:                         # from node 0 on: other first nodes rotate these
+        return (meeting(hop, 0) if undirected else shifted(hop) for hop in range(1, n))
+
+    few = n * n * n <= SAMPLED
+    alike: Alike = "rotated" if undirected else "permuted"
+    return RandomTopology(f"equidyn:{n}{options}", draw, all_draws=hops if few else None, alike=alike)
 
 
 def matching(n: int, *, seed: int = 0) -> Topology:
@@ -211,7 +225,7 @@ def matching(n: int, *, seed: int = 0) -> Topology:
         order = generator(KEY, seed, n, t).permutation(n).tolist()
         return _paired(n, list(zip(order[::2], order[1::2], strict=False)))
 
-    return RandomTopology(f"matching:{n}{_seed('matching', seed)}", draw)
+    return RandomTopology(f"matching:{n}{_seed('matching', seed)}", draw, alike="permuted")
 
 
 def epidemic(n: int, peers: int, *, seed: int = 0) -> Topology:

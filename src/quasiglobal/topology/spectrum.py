@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -12,20 +13,31 @@ DOUBLINGS = 60
 """Doublings of a period after which a sequence that has not mixed never does."""
 
 
-def shrinkage(matrices: Sequence[Matrix], first: Matrix | None = None) -> Matrix:
+Alike = Literal["", "rotated", "permuted"]
+"""Which nodes random graphs treat alike: none, i and i + 1 for all i, or any two pairs of nodes."""
+
+
+def shrinkage(matrices: Sequence[Matrix], first: Matrix | None = None, alike: Alike = "") -> Matrix:
     """The eigenvalues, in rising order, of the mean of (W − J)ᵀ(W − J): the squares λ² for one symmetric W.
 
-    J is vvᵀ for the unit vector `first` that every W keeps, by default 1/√n everywhere.
+    J is vvᵀ for the unit vector `first` that every W keeps, by default 1/√n everywhere. If `matrices` are a sample of
+    graphs that treat nodes `alike`, so does the mean of all: the largest eigenvalue of the sample's mean is too large.
     """
     J = 1 / len(matrices[0]) if first is None else np.outer(first, first)
     squares = {id(W): (W - J).T @ (W - J) for W in matrices}
-    mean = sum(squares[id(W)] for W in matrices) / len(matrices)
+    mean = np.asarray(sum(squares[id(W)] for W in matrices) / len(matrices))
+    n = len(mean)
+    if alike == "permuted":                                 # then it is a multiple of I − J
+        return np.asarray([0.0] + [np.trace(mean) / (n - 1)] * (n - 1))
+    if alike == "rotated":                                  # then it is circulant
+        row = np.mean([np.roll(values, -i) for i, values in enumerate(mean)], axis=0)
+        return np.sort(np.fft.fft(row).real)
     return np.asarray(np.linalg.eigvalsh(mean), dtype=np.float64)
 
 
-def mixing_rate(matrices: Sequence[Matrix], first: Matrix | None = None) -> float:
+def mixing_rate(matrices: Sequence[Matrix], first: Matrix | None = None, alike: Alike = "") -> float:
     """ρ of doubly stochastic W: 1 − λ_max of the mean of (W − J)ᵀ(W − J); see `shrinkage`."""
-    return min(max(1 - float(shrinkage(matrices, first)[-1]), 0.0), 1.0)
+    return min(max(1 - float(shrinkage(matrices, first, alike)[-1]), 0.0), 1.0)
 
 
 def lasting_noise(matrices: Sequence[Matrix]) -> float:

@@ -155,9 +155,12 @@ def k_regular(n: int, peers: int, *, seed: int = 0) -> Topology:
     check_range("k-regular", "a number of peers", peers, 2, n - 1)
     if n * peers % 2:
         raise InputError(f"k-regular needs an even number n * peers, got {n} * {peers}; use one peer or node more")
-    return _drawn(
-        f"k-regular:{n}:{peers}", n, seed, lambda key: nx.random_regular_graph(peers, n, seed=key), "use more peers"
-    )
+    def draw(key: int) -> nx.Graph[Any]:
+        if 2 * peers < n:
+            return nx.random_regular_graph(peers, n, seed=key)
+        return nx.complement(nx.random_regular_graph(n - 1 - peers, n, seed=key))      # a dense graph is hard to draw
+
+    return _drawn(f"k-regular:{n}:{peers}", n, seed, draw, "use more peers")
 
 
 def _drawn(name: str, n: int, seed: int, draw: Callable[[int], nx.Graph[Any]], remedy: str) -> Topology:

@@ -188,6 +188,18 @@ class Topology:
         total, most = self._sent
         return total / (self.n * self.sampled_steps), most
 
+    def receivers(self, t: int) -> float:
+        """Number of nodes that a node sends its model to at step t, averaged over the nodes; of a draw, over the draws.
+
+        >>> from quasiglobal.topology import parse
+        >>> [parse("every:2/ring:4").receivers(t) for t in (1, 2)]
+        [0.0, 2.0]
+        """
+        if self.is_drawn(t):
+            return self._sent[0] / (self.n * len(self.matrices))
+        W = self.weights(t)
+        return float((W != 0).sum() - (W.diagonal() != 0).sum()) / self.n
+
     def bytes_per_step(self, d: int, bytes_per_number: int = 4) -> float:
         """Bytes that a node sends to mix a d-parameter model once, averaged over nodes and a period."""
         return self._sent[0] * d * bytes_per_number / (self.n * self.sampled_steps)
