@@ -291,10 +291,12 @@ def check_mean(algorithm: Algorithm) -> None:
 
 
 def check_consensus(algorithm: Algorithm) -> None:
-    """Nodes with equal x and zero gradients do not move, also if messages are lost."""
+    """If an algorithm `rests`, nodes with equal x and zero gradients do not move, also if messages are lost."""
+    if not algorithm.rests:
+        return
     p = problem()
     still = Problem(p.centre, torch.zeros_like(p.curvature), p.x0)
-    refused = algorithm.needs.loss == "refused" or traffic(algorithm).everybody      # a mean needs every message
+    refused = algorithm.needs.loss == "refused" or traffic(algorithm).means      # a mean needs every message
     losses = (0.0,) if refused else (0.0, 0.3)
     for graph, drop in itertools.product(graphs(algorithm), losses):
         history = run(algorithm, still, graph, engine=Simulator(graph, drop=drop)).history

@@ -71,6 +71,10 @@ def test_a_deadline_is_hashed_only_where_it_is_set_and_refused_for_exact_means()
         Experiment(round_deadline=0)
     with pytest.raises(qg.InputError, match="slowmo needs exact means over all nodes"):
         refuse_faults(Experiment(algorithm="slowmo", round_deadline=1))
+    with pytest.raises(qg.InputError, match="decentlam collapses when messages are late or lost"):
+        refuse_faults(Experiment(algorithm="decentlam", round_deadline=1))
+    with pytest.warns(UserWarning, match="momentum-tracking loses its exactness"):
+        refuse_faults(Experiment(algorithm="momentum-tracking", round_deadline=1))
 
 
 STEP, EPOCHS, DEADLINE = 0.2, 40, 0.6

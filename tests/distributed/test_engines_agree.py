@@ -106,4 +106,5 @@ def test_compressed_messages_are_too(wire):
 @pytest.mark.filterwarnings("ignore:.* needs a fixed", "ignore:D2 needs")
 @pytest.mark.parametrize(("topology", "processes"), [("ring:8", 8), ("one-peer-exponential:8", 8), ("social", 4)])
 def test_every_algorithm_on_every_graph(topology, processes):
-    compare(processes, [(name, topology) for name in ALGORITHMS])
+    fixed = () if topology != "one-peer-exponential:8" else ("ed", "edm", "led")        # refused if W changes
+    compare(processes, [(name, topology) for name in ALGORITHMS if name not in fixed])

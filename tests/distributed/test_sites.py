@@ -24,7 +24,7 @@ from quasiglobal.engines.distributed.sites import SiteOpener
 from quasiglobal.errors import InputError
 from quasiglobal.federation.certificates import issue, now
 from quasiglobal.federation.keys import read_key, write_private
-from quasiglobal.runs.agreement import refuse_exact_means
+from quasiglobal.runs.agreement import refuse_between_sites
 from quasiglobal.training.experiment import Experiment
 
 
@@ -552,9 +552,11 @@ def test_an_address_that_is_not_this_machines_is_refused_with_the_remedy(sites, 
 
 @pytest.mark.parametrize("terms", [{"algorithm": "slowmo"}, {"communication": "merge@end"}], ids=str)
 def test_exact_means_are_refused_with_the_reason(terms):
-    refuse_exact_means(Experiment(algorithm="qg-dsgdm-n"))
+    refuse_between_sites(Experiment(algorithm="qg-dsgdm-n"))
     with pytest.raises(InputError, match="averages over all nodes: an exact mean over all nodes needs"):
-        refuse_exact_means(Experiment(**terms))
+        refuse_between_sites(Experiment(**terms))
+    with pytest.raises(InputError, match="decentlam collapses when a message is lost, as between sites"):
+        refuse_between_sites(Experiment(algorithm="decentlam"))
 
 
 def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_path, monkeypatch, caplog):

@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import quasiglobal as qg
@@ -56,6 +56,7 @@ def problem(n, d, seed):
 
 
 def run(gradient, x0, name, graph, rates, **options):
+    assume(graph.period == 1 or not qg.ALGORITHMS[name].needs.lazy)     # Exact Diffusion is refused on changing graphs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")     # D² is run on any W, on purpose
         return qg.minimize(gradient, x0, name, graph, lambda t: rates[t - 1], len(rates), **options)
@@ -155,5 +156,7 @@ def test_columns_that_are_not_shared_never_leave_the_node(name, graph, d, seed, 
 @settings(max_examples=8)
 def test_the_mean_stays_without_gradients(name, graph, seed, rates):
     _, x0 = problem(graph.n, 3, seed)
-    means = run(None, x0, name, graph, rates).history.mean(dim=1)
-    torch.testing.assert_close(means, means[:1].expand_as(means), rtol=1e-9, atol=1e-9)
+    history = run(None, x0, name, graph, rates).history
+    means = history.mean(dim=1)
+    largest = float(history.abs().max())                # a diverging run, as of D² on any W, rounds in proportion
+    torch.testing.assert_close(means, means[:1].expand_as(means), rtol=0, atol=1e-12 * largest)

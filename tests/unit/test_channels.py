@@ -278,7 +278,7 @@ def test_a_merge_at_the_end_replaces_all_models_by_their_mean():
     assert spread_of(program.state.x) == 0 < spread_of(plain.state.x)
     torch.testing.assert_close(program.state.x[0], plain.state.x.mean(dim=0), rtol=0, atol=1e-14)
     sent = program.evaluate()[0]["bytes_sent"][0] - plain.evaluate()[0]["bytes_sent"][0]
-    assert sent == 2 * 3 / 4 * 4 * program.layout.size      # one all-reduce over four nodes
+    assert sent == 2 * 3 / 4 * 8 * program.layout.size      # one all-reduce over four nodes, in float64
 
 
 def test_a_window_of_full_communication_averages_over_all_nodes_in_its_steps():
@@ -288,7 +288,7 @@ def test_a_window_of_full_communication_averages_over_all_nodes_in_its_steps():
     assert half.equal(trained("", "dsgd")[0])
     assert spread_of(program.state.x) < 1e-14 < spread_of(plain.state.x)
     sent = [one.evaluate()[0]["bytes_sent"][0] for one in (plain, program)]
-    d = 4 * program.layout.size
+    d = 8 * program.layout.size
     assert sent == [10 * 2 * d, 7 * 2 * d + 3 * 2 * 3 / 4 * d]
 
 
@@ -304,6 +304,8 @@ def test_a_merge_does_not_suffer_from_faults():
         ("merge@0.5", {}, "communication is merge@end, or"),
         ("complete@0.5-1.0", {"algorithm": "lt-admm"}, "lt-admm has messages per edge"),
         ("complete@0.5-1.0", {"algorithm": "d2"}, "D2 needs a fixed W"),
+        ("complete@0.5-1.0", {"algorithm": "choco"}, "choco keeps sums of what its neighbours sent; leave out"),
+        ("complete@0.5-1.0", {"algorithm": "proxskip"}, "proxskip draws the steps at which it averages; leave out"),
         ("complete@0.5-1.0", {"drop": 0.1}, "exact mean .* needs every node"),
     ],
 )
@@ -323,10 +325,10 @@ def test_what_is_packed_is_restored_bit_for_bit_and_as_large_as_counted(text, dt
     v[0, 0] = 0
     key = hashed(torch.arange(2)[:, None, None], torch.arange(3)[:, None], torch.arange(c))
     parts = wire.parts(v, key)
-    words = wire.packed(parts, c)
-    assert words.dtype == torch.float32
-    assert words[0, 0].nbytes == wire.bytes(c, dtype.itemsize)
-    q = wire.restored(wire.unpacked(words, c, dtype), c, key)
+    row = wire.packed(parts, c)
+    assert row.dtype == torch.uint8
+    assert row[0, 0].nbytes == wire.bytes(c, dtype.itemsize)
+    q = wire.restored(wire.unpacked(row, c, dtype), c, key)
     assert q.equal(wire(v, key))
     assert (q[0, 0] == 0).all()
     assert (q - v)[1].norm() < v[1].norm()
@@ -351,7 +353,54 @@ def test_compressed_bytes_are_counted():
 
     full, d = sent("full")
     assert full == 2 * 2 * 4 * d
-    assert sent("sign")[0] == 2 * 2 * wire_of("sign").bytes(d) == 2 * 2 * 4 * -(-(4 + -(-d // 8)) // 4)
+    assert sent("sign")[0] == 2 * 2 * wire_of("sign").bytes(d) == 2 * 2 * (4 + -(-d // 8))
+
+
+def sent_by(algorithm, steps, graph="ring:4", **settings):
+    """Bytes that a node has sent, and the number of parameters."""
+    experiment = replace(SHORT, algorithm=algorithm, topology=graph, steps=steps, epochs=1, **settings)
+    program = Program(task_of(experiment), [experiment], CPU)
+    program.train_epoch()
+    return program.evaluate()[0]["bytes_sent"][0], program.layout.size
+
+
+@pytest.mark.parametrize(
+    ("name", "gossips", "all_reduces"),
+    [("led:tau=7", 2, 0), ("diloco:tau=50", 0, 0), ("diloco:tau=8", 0, 2), ("gossip-pga:tau=7", 18, 2),
+     ("momentum-tracking:init=mean", 40, 1), ("lt-admm:tau=6", 3, 0)],
+)
+def test_bytes_are_those_of_the_steps_that_were_made(name, gossips, all_reduces):
+    """Twenty steps on a ring of four: a gossip is a model for each of two neighbours."""
+    sent, d = sent_by(name, 20)
+    assert sent == 4 * d * (2 * gossips + 2 * 3 / 4 * all_reduces)
+
+
+def test_bytes_of_proxskip_follow_its_coins():
+    sent, d = sent_by("proxskip:p=0.4", 20, seed=3)
+    coins = [bool(Simulator(qg.topology.ring(4), seeds=(3,)).coin(0.4, torch.tensor(t))) for t in range(1, 21)]
+    assert 0 < sum(coins) < 20
+    assert sent == 2 * 4 * d * sum(coins)
+
+
+def test_bytes_of_windows_trees_and_local_steps():
+    sent, d = sent_by("dsgd", 10, communication="complete@0.5-0.7,complete@0.6-0.8")        # three steps in the union
+    assert sent == 4 * d * (7 * 2 + 3 * 2 * 3 / 4)
+    sent, d = sent_by("relaysgd", 10, "double-trees:4")                                     # a count for each tree
+    assert sent == 4 * (d + 2) * 10 * 2 * 3 / 4
+    sent, d = sent_by("dsgd", 10, "every:4/ring:4")
+    assert sent == 4 * d * 2 * 2
+    sent, d = sent_by("dsgd", 10, precision="fp64")
+    assert sent == 8 * d * 10 * 2
+
+
+def test_a_window_without_a_step_warns():
+    with pytest.warns(UserWarning, match="a window of full communication has no step in a run of 7; widen it"):
+        sent_by("dsgd", 7, communication="complete@0.99-1.0")
+
+
+def test_a_fraction_keeps_no_number_too_many():
+    """0.07 · 100 is 7.000000000000001 in floating-point numbers."""
+    assert [wire_of(f"topk:{part}").bytes(100) for part in (0.07, 0.28, 0.55)] == [8 * 7, 8 * 28, 8 * 55]
 
 
 @pytest.mark.parametrize("wire", ["topk", "topk:0", "topk:2", "qsgd:0.5", "qsgd:500", "half"])

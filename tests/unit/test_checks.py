@@ -15,6 +15,7 @@ VARIANTS = [
     "qg-dadam:released=true", "slowmo:base=qg-dsgdm-n,tau=4", "slowmo:average=false",
     "slowmo:buffers=average,tau=5", "slowmo:released=true", "slowmo:base=dadam", "slowmo:base=dsgd-gt",
     "mimelite:tau=3", "mimelite:participation=0.5,tau=2", "sgdm:base=d2",
+    "momentum-tracking:init=mean", "dadamw:lam=0.1", "noloco:base=dadamw,lam=0.1,tau=3", "lt-admm:rho=2",
 ]
 
 

@@ -23,7 +23,7 @@ from quasiglobal.training.program import Program
 N, D, STEPS, LR = 8, 3, 50, 0.1
 GRAPH = qg.topology.ring(N)
 TARGET = torch.from_numpy(np.random.default_rng(0).normal(size=(N, D)))
-NEIGHBOURLY = [name for name, algorithm in ALGORITHMS.items() if not traffic(algorithm).everybody]
+NEIGHBOURLY = [name for name, algorithm in ALGORITHMS.items() if not traffic(algorithm).means]
 BEARING = [name for name in NEIGHBOURLY if ALGORITHMS[name].needs.loss != "refused"]
 
 

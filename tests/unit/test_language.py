@@ -242,7 +242,7 @@ def test_what_is_frozen_is_nobodys_row_and_the_same_for_all_seeds(tmp_path, trai
     head = 4 * 32 + 4
     adapters = 2 * 2 * 2 * (2 * 32)                         # layers, query and value, A and B, rank × width
     assert together.state.x.shape == (8, head + (adapters if train != "head" else 0))
-    assert together.bands.bytes_per_step[0] == 2 * 4 * together.state.x.shape[1]
+    assert together.bands.bytes_per_step() == 2 * 8 * together.state.x.shape[1]
     for k, seed in enumerate(seeds):
         alone, _ = trained(seed)
         torch.testing.assert_close(together.state.x[4 * k : 4 * k + 4], alone.state.x, rtol=0, atol=1e-10)

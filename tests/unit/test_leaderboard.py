@@ -1,7 +1,13 @@
 """The leaderboard: its protocol, a method of one's own from the command line, its records and what is made of them."""
 
+import importlib
 import json
+import multiprocessing
+import os
+import sys
+import time
 from collections import deque
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +21,7 @@ from quasiglobal.data.sources import load
 from quasiglobal.errors import InputError
 from quasiglobal.leaderboard.competing import compete
 from quasiglobal.leaderboard.contenders import contender, contenders, newcomer, select
-from quasiglobal.leaderboard.contest import contest
+from quasiglobal.leaderboard.contest import _prepare_process, contest
 from quasiglobal.leaderboard.protocol import DIGITS, RELAY, SEEDS, TIERS, Condition, Tier, tier_named
 from quasiglobal.leaderboard.questions import QUESTIONS, Contrast, Number
 from quasiglobal.leaderboard.standings import Placing, SeedResult, Standing, read_standing, write_standing
@@ -104,6 +110,15 @@ def test_a_name_of_another_method_is_not_taken():
     assert newcomer("dsgd", DIGITS, "", "", 0.0).name == "dsgd"
     with pytest.raises(InputError, match="edm is the name of another method of tier digits; give yours another --name"):
         newcomer("dsgd", DIGITS, "edm", "", 0.0)
+    with pytest.raises(InputError, match="is the name of another method of tier digits, dsgd, base graph, as a file"):
+        newcomer("qhm", DIGITS, "dsgd base graph", "", 0.0)
+    with pytest.raises(InputError, match="a name needs a letter or a digit"):
+        newcomer("qhm", DIGITS, "***", "", 0.0)
+
+
+def test_all_methods_run_on_16_nodes():
+    with pytest.raises(InputError, match="run on 16 nodes, but ring:8 has 8"):
+        newcomer("dsgd", DIGITS, "mine", "ring:8", 0.0)
 
 
 def test_conditions_are_chosen_by_patterns():
@@ -145,6 +160,18 @@ def test_two_methods_get_the_same_partitions_and_a_refusal_is_a_result(toy, tmp_
     assert second.conditions["lost"].seeds == ()
 
 
+def test_smaller_rates_follow_if_no_rate_learns_anything(tmp_path):
+    """Rates around 1,000 make all networks constant, or diverge."""
+    tier = replace(TOY, conditions=TOY.conditions[:1])
+    wild = replace(contender("dsgdm-n", tier), lr=1e3)
+    (found,) = compete([wild], tier, Options(runs=tmp_path, device="cpu"))
+    rates = sorted(float(rate) for rate in found.conditions["sorted"].trials)
+    assert rates[0] <= 1e3 / 2**7
+    assert len(rates) >= 10
+    (plain,) = compete([contender("dsgdm-n", tier)], tier, Options(runs=tmp_path, device="cpu"))
+    assert min(float(rate) for rate in plain.conditions["sorted"].trials) > 0.1 / 2**7
+
+
 def test_without_tuning_the_given_rate_is_run_and_a_nodes_score_is_the_mean_of_its_last_tests(tmp_path):
     tier = replace(TOY, validation=0.0, tests=2, conditions=TOY.conditions[:1])
     tier = replace(tier, experiment=replace(tier.experiment, eval_every=1))
@@ -176,13 +203,54 @@ def test_somebodys_own_class_is_added_from_the_command_line(toy, tmp_path, monke
         assert [one.seed for one in placing.seeds] == list(SEEDS)
         assert all(0 <= one.worst <= one.mean <= 1 and one.bytes > 0 and one.seconds > 0 for one in placing.seeds)
     assert "mine_of_tests:Mine" in Path("out/leaderboard/index.html").read_text()
-    runs = list(find_runs(Path("runs/leaderboard/toy")))
+    (folder,) = Path("runs/leaderboard/toy").iterdir()
+    runs = list(find_runs(folder))
     assert {run.experiment.seed for run in runs if run.experiment.validation} == {0}
     assert {run.experiment.seed for run in runs if not run.experiment.validation} == set(SEEDS)
     assert not list(Path("runs").rglob("checkpoint"))
     inside(monkeypatch, capsys, *words, "--workers", "1")                  # the same command repeats no run
-    assert {run.folder for run in find_runs(Path("runs/leaderboard/toy"))} == {run.folder for run in runs}
+    assert {run.folder for run in find_runs(folder)} == {run.folder for run in runs}
     assert read_standing(tmp_path / "records/toy/mine_of_tests-Mine.json") == found
+    Path("mine_of_tests.py").write_text(MINE.replace("node.lr * g", "node.lr * g.sign()"))
+    monkeypatch.delitem(sys.modules, "mine_of_tests")
+    importlib.invalidate_caches()
+    assert inside(monkeypatch, capsys, *words, "--workers", "1")[0] == 0   # after a change, it does
+    assert len(list(Path("runs/leaderboard/toy").iterdir())) == 2
+    assert read_standing(tmp_path / "records/toy/mine_of_tests-Mine.json") != found
+
+
+@pytest.mark.slow
+def test_again_trains_anew_what_has_a_record(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ("leaderboard", "toy", "--methods", "dsgd", "--records", "records", "--device", "cpu", "--workers", "1")
+    assert inside(monkeypatch, capsys, *words)[0] == 0
+    summaries = [run.folder / "summary.json" for run in find_runs(Path("runs/leaderboard/toy"))]
+    first = {path: path.stat().st_mtime_ns for path in summaries}
+    assert inside(monkeypatch, capsys, *words)[0] == 0
+    assert all(path.stat().st_mtime_ns == made for path, made in first.items())
+    assert inside(monkeypatch, capsys, *words, "--again")[0] == 0
+    assert all(path.stat().st_mtime_ns > made for path, made in first.items())
+
+
+def _worker_that_outlives(queue):
+    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_prepare_process)
+    queue.put(pool.submit(os.getpid).result())
+    pool.submit(time.sleep, 600)
+    time.sleep(600)
+
+
+def test_a_worker_ends_with_the_process_that_started_it():
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    parent = context.Process(target=_worker_that_outlives, args=(queue,))
+    parent.start()
+    worker = queue.get(timeout=60)
+    parent.kill()
+    parent.join()
+    until = time.monotonic() + 20
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not Path(f"/proc/{worker}").exists()
 
 
 @pytest.mark.slow
@@ -211,9 +279,11 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     one = standing()
     assert read_standing(write_standing(one, tmp_path)) == one
     assert read_standing(write_standing(replace(one, version=0), tmp_path)) is None
-    (tmp_path / "digits/dsgd.json").write_text("{")
-    with pytest.warns(UserWarning, match="is damaged and ignored"):
-        assert read_standing(tmp_path / "digits/dsgd.json") is None
+    text = write_standing(one, tmp_path).read_text()
+    for damaged in ("{", '{"conditions": []}', text.replace('"mean": 0.9', '"mean": "0.9"')):
+        (tmp_path / "digits/dsgd.json").write_text(damaged)
+        with pytest.warns(UserWarning, match="is damaged and ignored"):
+            assert read_standing(tmp_path / "digits/dsgd.json") is None
 
 
 def test_a_difference_is_compared_with_the_noise_seed_by_seed():
@@ -225,6 +295,12 @@ def test_a_difference_is_compared_with_the_noise_seed_by_seed():
     assert found.noise == pytest.approx(0.0, abs=1e-9)
     assert found.verdict == "higher"
     assert Contrast("", Number("digits", "edm", "lost"), Number("digits", "dsgd", "sorted")).answer({}) is None
+    gone = standing("ab")
+    gone.conditions["sorted"] = replace(gone.conditions["sorted"], seeds=(SeedResult(1, diverged=True),))
+    found = Contrast("", Number("digits", "ab", "sorted"), Number("digits", "dsgd", "sorted")).answer(
+        {"digits": [standing(), gone]}
+    )
+    assert (found.ours, found.other, found.verdict) == (None, pytest.approx(80.0), "diverges")
 
 
 def test_questions_are_about_methods_that_take_part():
@@ -261,9 +337,18 @@ def test_a_documents_blocks_are_made_from_the_records(tmp_path):
     assert page.read_text() == f"before\n<!-- leaderboard: top digits -->\n{made['top digits']}\n<!-- end -->\n{other}"
 
 
-def test_bad_words_are_one_sentence(monkeypatch, capsys):
-    status, out, err = inside(monkeypatch, capsys, "leaderboard", "digit")
-    assert (status, out, err) == (2, "", "qg: unknown tier 'digit'; did you mean 'digits'?\n")
+def test_bad_words_are_one_sentence(tmp_path, monkeypatch, capsys):
+    plain = tmp_path / "plain.md"
+    plain.write_text("no blocks")
+    for words, sentence in (
+        (("digit",), "unknown tier 'digit'; did you mean 'digits'?"),
+        (("--show", "--records", str(tmp_path)), f"no records of tier digits in {tmp_path}; run"),
+        (("--methods", "dsgd", "--workers", "-3", "--records", str(tmp_path)), "workers must be >= 0, got -3"),
+        (("--show", "--update", str(plain)), f"{plain} has no block to update"),
+    ):
+        status, _, err = inside(monkeypatch, capsys, "leaderboard", *words, "--out", str(tmp_path / "out"))
+        assert status == 2
+        assert f"qg: {sentence}" in err
 
 
 def test_the_tables_are_printed_as_json_too(tmp_path, monkeypatch, capsys):

@@ -265,8 +265,19 @@ def test_w_is_made_lazy_where_a_method_needs_it(name, caplog):
     plain, halved = (run(graph=graph, **seven).x for graph in ("ring:7", "lazy/ring:7"))
     assert (plain - halved).abs().max() > 1e-3
     assert not caplog.text
-    with pytest.warns(UserWarning, match="needs a fixed symmetric W, which one-peer-exponential:8 is not"):
+    with pytest.raises(qg.InputError, match="needs a fixed symmetric W, which one-peer-exponential:8 is not"):
         run(algorithm=name, graph="one-peer-exponential:8")
+
+
+@pytest.mark.parametrize("base", ["lt-admm", "relaysgd"])
+def test_the_base_of_diloco_is_a_local_step(base):
+    with pytest.raises(qg.InputError, match="the base of diloco makes the local step"):
+        run(algorithm=f"diloco:base={base}")
+
+
+def test_an_option_is_named_as_it_is_written():
+    with pytest.raises(qg.InputError, match="unknown init of momentum-tracking"):
+        run(algorithm="momentum-tracking:init=foo")
 
 
 def test_rounds_that_meet_only_some_graphs_warn():

@@ -1,10 +1,13 @@
 """The page in a real browser: it loads, sorts, filters and fits a phone."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from hand_made_stores import cell, leave
 
+from quasiglobal.leaderboard.standings import read_standings
+from quasiglobal.leaderboard.summary import leaderboard_document
 from quasiglobal.paper.summary import summary
 from quasiglobal.report.formats import write_report
 from quasiglobal.runs.store import RunStore
@@ -34,9 +37,19 @@ def browser():
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def board(tmp_path_factory):
+    """The address of the leaderboard as its committed records make it."""
+    folder = tmp_path_factory.mktemp("leaderboard")
+    records = Path(__file__).parents[2] / "docs" / "results" / "leaderboard"
+    write_report(leaderboard_document(read_standings(records)), folder, ["html"])
+    return (folder / "index.html").as_uri()
+
+
 @pytest.fixture
-def visit(browser, address):
+def visit(request, browser):
     """Return a function that opens the page; finally check for errors, console output and external requests."""
+    address = request.getfixturevalue(getattr(request, "param", "address"))
     complaints, contexts = [], []
 
     def open_page(width=1280, colours="light", anchor=""):
@@ -146,6 +159,31 @@ def test_a_cell_that_is_filtered_away_is_shown_when_a_square_leads_to_it(visit):
     page.get_by_label("only what was run").check()
     page.locator(".grid").first.get_by_role("link", name="DSGD, social 32, α = 1;").click()
     page.locator(":target").wait_for(state="visible", timeout=5000)
+
+
+@pytest.mark.parametrize("visit", ["board"], indirect=True)
+def test_every_column_of_the_leaderboard_sorts_and_what_has_no_number_is_last(visit):
+    page = visit()
+    headings = page.locator("#digits-sorted th")
+    titles = [text.strip() for text in headings.all_inner_texts()]
+    for number, title in enumerate(titles, start=1):
+        if title in ("method", "graph", "note"):
+            continue
+        cells = f"#digits-sorted tbody tr:visible td:nth-child({number})"
+        for order in (False, True):
+            headings.nth(number - 1).get_by_role("button").click()
+            texts = [text.split("±")[0].strip(" *") for text in page.locator(cells).all_inner_texts()]
+            numbers = [text.replace(",", "").replace("−", "-") for text in texts if text and text[0] in "−+0123456789"]
+            told = [float(text) for text in numbers]
+            assert len(told) > 20, title
+            assert told == sorted(told, reverse=order), title
+            assert not any(text and text[0] in "−+0123456789" for text in texts[len(told) :]), title
+
+
+@pytest.mark.parametrize("visit", ["board"], indirect=True)
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_leaderboard_fits(visit, width):
+    assert visit(width).evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
 @pytest.mark.parametrize("width", [390, 768, 1280])

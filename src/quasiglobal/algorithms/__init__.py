@@ -226,7 +226,10 @@ def _with_options(chosen: Algorithm | type[Algorithm], name: str, options: dict[
     """Set options on an algorithm; pass those that it lacks on to its base."""
     kind = chosen if isinstance(chosen, type) else type(chosen)
     types, options = option_types(kind), {_field(kind, key): text for key, text in options.items()}
-    own = {key: _value(types[key], text, f"{key} of {name}") for key, text in options.items() if key in types}
+    own = {
+        key: _value(types[key], text, f"{key.removesuffix('_')} of {name}")
+        for key, text in options.items() if key in types
+    }
     rest = {key.removeprefix("base."): text for key, text in options.items() if key not in types}
     base = own.get("base", getattr(chosen, "base", None))
     if rest and isinstance(base, Algorithm):

@@ -91,6 +91,10 @@ class DAdamW(DAdam):
     def keeps_mean(self) -> bool:
         return not self.lam
 
+    @property
+    def rests(self) -> bool:
+        return not self.lam
+
 
 @dataclass(frozen=True, kw_only=True)
 class QGDAdam(_Adam):

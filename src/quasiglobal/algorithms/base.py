@@ -62,9 +62,8 @@ class Node(Protocol):
         """Send a message of its own along each edge; return those received, and who was not missing.
 
         `messages` is [k, degree, c], or {j: v} with a tensor [k, c] for each slot j of `edges`; [k, 1, c] sends the
-        same to all. What is received is [k, degree, c] (a tuple for several messages), 0 where nothing came, and
-        the mask of what came is [k, degree, 1] (or [k, degree, c], see `Edges`). The links are those of step t, or of
-        step `at` of the topology.
+        same to all. What is received is [k, degree, c] (a tuple for several messages), 0 where nothing came; the mask
+        of what came is [k, degree, 1] (or [k, degree, c], see `Edges`). Links are those of step t, or of step `at`.
         """
 
     def tell(self, v: Tensor, draw: int = 0) -> tuple[Tensor, Tensor]:
@@ -205,7 +204,7 @@ class Algorithm:
     def __post_init__(self) -> None:
         hints = option_types(type(self))
         for field in fields(self):
-            value = checked(hints[field.name], getattr(self, field.name), field.name)
+            value = checked(hints[field.name], getattr(self, field.name), field.name.removesuffix("_"))
             if value is not None and field.name in self.limits and not _within(self.limits[field.name], value):
                 raise InputError(f"{field.name} must be in {self.limits[field.name]}, got {value}")
 
@@ -220,7 +219,7 @@ class Algorithm:
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         """Compute the new x and the new state from x, the gradients g at x, the state and `node`.
 
-        Pure: it mutates nothing. It may return its inputs, since the engine owns storage and copies.
+        Pure: it mutates nothing. It may return its inputs: the engine owns storage and copies.
         """
         raise InputError(f"{type(self).__name__} has no step; define step(self, x, g, state, node)")
 
@@ -261,6 +260,11 @@ class Algorithm:
     @property
     def keeps_mean(self) -> bool:
         """Whether the nodes' mean does not change while g = 0 and W is doubly stochastic."""
+        return True
+
+    @property
+    def rests(self) -> bool:
+        """Whether nodes that agree stay where they are while g = 0."""
         return True
 
     @property
@@ -318,6 +322,10 @@ class Wrapper(Algorithm):
         return self.base.keeps_mean
 
     @property
+    def rests(self) -> bool:
+        return self.base.rests
+
+    @property
     def needs(self) -> Needs:
         return self.base.needs
 
@@ -333,8 +341,7 @@ def option_types(kind: type[Algorithm]) -> dict[str, Any]:
     return _OPTION_TYPES[kind]
 
 
-_OPTION_TYPES: WeakKeyDictionary[type[Algorithm], dict[str, Any]] = WeakKeyDictionary()
-"""Cache by class: every experiment looks them up."""
+_OPTION_TYPES: WeakKeyDictionary[type[Algorithm], dict[str, Any]] = WeakKeyDictionary()     # experiments look them up
 
 
 def checked(hint: Any, value: Any, what: str) -> Any:
@@ -367,8 +374,7 @@ def _within(interval: str, value: float) -> bool:
 def momentum(m: Tensor, g: Tensor, beta: float, nesterov: bool) -> tuple[Tensor, Tensor]:
     """The momentum m⁺ = βm + g and the update direction: m⁺, or g + βm⁺ in Nesterov's form.
 
-    Nesterov momentum has PyTorch's form, with the gradient at x itself. The paper prints the look-ahead
-    x + βm, which diverges as printed; the experiments behind its tables used this form.
+    Nesterov's form is PyTorch's, with the gradient at x. The paper prints x + βm, which diverges; its tables used this.
     """
     m = torch.add(g, m, alpha=beta)
     return m, torch.add(g, m, alpha=beta) if nesterov else m

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Needs, Node, State, Wrapper, momentum, zeros
-from quasiglobal.algorithms.centralized import Alone
+from quasiglobal.algorithms.base import Needs, Node, State, Wrapper, momentum, named, unnamed, zeros
+from quasiglobal.algorithms.local_base import Local, check_local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +36,20 @@ class DiLoCo(Wrapper):
     nesterov: bool = True
     tau: int = 500
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_local(self.base, "diloco")
+
     def init(self, x: Tensor) -> State:
-        inner = {f"base.{name}": value for name, value in self.base.init(x).items()}
-        return {"x0": x} | zeros(x, "outer_m") | inner
+        return {"x0": x} | zeros(x, "outer_m") | named(self.base.init(x))
 
     def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         x0, m = state["x0"], state["outer_m"]
-        inner = {name.removeprefix("base."): v for name, v in state.items() if name.startswith("base.")}
-        x, inner = self.base.step(x, g, inner, Alone(node))
+        x, inner = self.base.step(x, g, unnamed(state), Local(node))
         if self._outer(node.t):
             m, direction = momentum(m, x0 - node.mean(x), self.beta, self.nesterov)
             x = x0 = x0 - self.server_lr * direction
-        return x, {"x0": x0, "outer_m": m} | {f"base.{name}": value for name, value in inner.items()}
+        return x, {"x0": x0, "outer_m": m} | named(inner)
 
     def phase(self, t: int) -> Hashable:
         return self._outer(t), self.base.phase(t)

@@ -24,7 +24,7 @@ def check_local(base: Algorithm, name: str) -> None:
     plain = isinstance(base, DSGD | DAdam) or (isinstance(base, DSGDm) and base.sync == "none")
     if not plain:
         raise InputError(
-            f"the base of {name} makes the local step: dsgd, dsgdm, dsgdm-n (without sync) or dadam, got {base}"
+            f"the base of {name} makes the local step: dsgd, dsgdm, dsgdm-n (without sync), dadam or dadamw, got {base}"
         )
 
 

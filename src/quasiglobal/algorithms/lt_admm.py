@@ -96,3 +96,7 @@ class LTADMM(Algorithm):
     @property
     def keeps_mean(self) -> bool:
         return False
+
+    @property
+    def rests(self) -> bool:
+        return self.rho == 1                                # z starts at x, and rests at ρ x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,12 +18,26 @@ from quasiglobal.cli.listing import Listing, Values
 from quasiglobal.cli.terminal import console, print_json, progress_bar, say_written, time_in_words
 from quasiglobal.leaderboard.contenders import Contender, newcomer, select
 from quasiglobal.leaderboard.contest import contest
-from quasiglobal.leaderboard.protocol import Tier, tier_named
-from quasiglobal.leaderboard.standings import Standing, file_name, read_standing, read_standings, write_standing
-from quasiglobal.leaderboard.summary import blocks, leaderboard_document, ranked, refresh, score_cell
+from quasiglobal.leaderboard.protocol import SEEDS, Tier, tier_named
+from quasiglobal.leaderboard.standings import (
+    Standing,
+    check_records,
+    file_name,
+    read_standing,
+    read_standings,
+    write_standing,
+)
+from quasiglobal.leaderboard.summary import (
+    blocks,
+    document_with_blocks,
+    leaderboard_document,
+    ranked,
+    refresh,
+    score_cell,
+)
 from quasiglobal.report.formats import write_report
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.store import RunFolder
+from quasiglobal.runs.store import RunFolder, RunStore
 from quasiglobal.training.metrics import Record
 
 
@@ -76,12 +91,17 @@ def leaderboard(
         methods: Run and print only the methods whose name matches one of these patterns, as in 'qg-*' 'edm'.
         conditions: Only the conditions of the tier whose name matches one of these patterns, as in 'sorted' '*0.01'.
         show: Run nothing; print and write the tables of the records that exist.
-        again: Also make new records of methods that have one.
+        again: Also train methods anew that have a record.
     """
     chosen = tier_named(tier, conditions)
     wanted = [] if show else select(chosen, methods)
-    if not again:
+    if again:
+        for one in wanted:
+            _forget(one, chosen, at)
+    else:
         wanted = [one for one in wanted if not _has_record(one, chosen, at)]
+    if show:
+        check_records(chosen, at.records)
     _run_and_show(wanted, chosen, at, json, methods)
 
 
@@ -108,15 +128,31 @@ def add(
 
 
 def _has_record(one: Contender, tier: Tier, at: Places) -> bool:
-    """Whether there is a record of this method as it is now, under all conditions."""
+    """Whether there is a record of this method as it is now, of all seeds under all conditions."""
     found = read_standing(at.records / tier.name / file_name(one.name))
-    names = {condition.name for condition in tier.conditions}
-    return found is not None and found.settings == one.settings and names <= set(found.conditions)
+    if found is None or found.settings != one.settings:
+        return False
+    placings = [found.conditions.get(condition.name) for condition in tier.conditions]
+    return all(placing and (placing.refused or len(placing.seeds) == len(SEEDS)) for placing in placings)
+
+
+def _forget(one: Contender, tier: Tier, at: Places) -> None:
+    """Delete the runs of a method's record, so that they are repeated; runs after the record are resumed."""
+    record, runs = at.records / tier.name / file_name(one.name), at.runs / tier.name
+    if not record.exists() or not runs.exists():
+        return
+    for run in RunStore.read(runs).runs:
+        settings = run.experiment.algorithm, run.experiment.topology, run.experiment.communication, run.experiment.wire
+        summary = run.folder / "summary.json"
+        if settings == one.settings and summary.exists() and summary.stat().st_mtime <= record.stat().st_mtime:
+            shutil.rmtree(run.folder)
 
 
 def _run_and_show(
     wanted: Sequence[Contender], tier: Tier, at: Places, json: bool, methods: Sequence[str] = ()
 ) -> None:
+    for path in at.update:
+        document_with_blocks(path)                          # raises before the run
     try:
         if wanted:
             _run(wanted, tier, at)
@@ -126,7 +162,8 @@ def _run_and_show(
 
 def _run(wanted: Sequence[Contender], tier: Tier, at: Places) -> None:
     """Run methods, and write the record of each."""
-    options = Options(runs=at.runs / tier.name, data_dir=at.data_dir, device=at.device)
+    source = "-".join(filter(None, dict.fromkeys(one.source for one in wanted)))
+    options = Options(runs=at.runs / tier.name / source, data_dir=at.data_dir, device=at.device)
     began = time.monotonic()
     with progress_bar() as progress:
         bar = progress.add_task(tier.name, total=len(wanted))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +52,10 @@ class Traffic:
     """Whether the neighbours receive different messages."""
     pushes: bool = False
     """Whether nodes divide sums among their neighbours."""
+    means: bool = False
+    """Whether any step takes an exact mean over all nodes; the first may be the only one."""
+    sometimes: bool = False
+    """Whether a coin decides about some of the messages."""
 
     @property
     def adds_up(self) -> bool:
@@ -63,13 +68,18 @@ class Traffic:
         parts += [f"{self.everybody} to all"] if self.everybody else []
         return " + ".join(parts)
 
-    def bytes(self, graph: Topology, d: int, rounded: bool = False, wire: Wire | None = None) -> float:
-        """Return the mean bytes sent per node and step for d parameters; an exact mean counts as a ring all-reduce."""
-        all_reduce = 2 * (graph.n - 1) / graph.n * 4 * d
-        to_neighbours = float(self.neighbours) * graph.bytes_per_step(d) + float(self.numbers) * graph.bytes_per_step(1)
-        told = graph.bytes_per_step(d) if wire is None else graph.bytes_per_step(1, wire.bytes(d))
-        told = float(self.told) * told / (2 if rounded and wire is None else 1)
-        return told + to_neighbours / (2 if rounded else 1) + float(self.everybody) * all_reduce
+    def bytes(
+        self, graph: Topology, d: int, rounded: bool = False, wire: Wire | None = None, size: int = 4
+    ) -> float:
+        """Return the mean bytes sent per node and step for d parameters of `size` bytes each.
+
+        An exact mean counts as a ring all-reduce; `rounded` numbers travel in 2 bytes.
+        """
+        travelling = 2 if rounded else size
+        all_reduce = 2 * (graph.n - 1) / graph.n * size * d
+        numbers = float(self.neighbours) * d + float(self.numbers)
+        told = float(self.told) * (travelling * d if wire is None else wire.bytes(d, size))
+        return graph.bytes_per_step(1, 1) * (travelling * numbers + told) + float(self.everybody) * all_reduce
 
 
 def catalogue() -> list[Entry]:
@@ -85,7 +95,7 @@ def describe(name: str) -> Entry:
     """Return the entry of an algorithm; the name may include options."""
     algorithm = algorithms.algorithm(name)
     sent, needs = traffic(algorithm), algorithm.needs
-    loss = "refused" if sent.everybody else needs.loss              # an exact mean needs every node
+    loss = "refused" if sent.means else needs.loss                  # an exact mean needs every node
     return Entry(name, sent, memory(algorithm), str(needs), citation(algorithm), loss)
 
 
@@ -94,7 +104,7 @@ def memory(algorithm: Algorithm) -> Fraction:
     def size(x: Tensor) -> int:
         return sum(value.nbytes for value in Simulator(topology.ring(3)).begin(algorithm, x).values())
 
-    small, large = torch.zeros(3, 4), torch.zeros(3, 8)     # the difference has no single numbers
+    small, large = (torch.zeros(3, d, dtype=torch.float32) for d in (4, 8))     # the difference has no single numbers
     return Fraction(size(large) - size(small), large.nbytes - small.nbytes)
 
 
@@ -110,12 +120,22 @@ def traffic(algorithm: Algorithm) -> Traffic:
     phases = [algorithm.phase(t) for t in range(2, 2 + 2 * LONGEST)]
     cycle = next((p for p in range(1, LONGEST) if phases[p:] == phases[:-p]), LONGEST)
     times = Counter(phases[:cycle])
-    costs = {phase: _cost(algorithm, 2 + phases.index(phase)) for phase in times}
-    neighbours, everybody, numbers, told = (
-        Fraction(sum(times[phase] * costs[phase][k] for phase in times), cycle) for k in range(4)
+    steps = {phase: sent_in(algorithm, 2 + phases.index(phase)) for phase in times}
+    first = sent_in(algorithm, 1)
+
+    def average(amounts: dict[Hashable, Fraction]) -> Fraction:
+        return sum((times[phase] * amounts[phase] for phase in times), Fraction(0)) / cycle
+
+    to_neighbours = {phase: one.expected for phase, one in steps.items()}
+    return Traffic(
+        neighbours=average({phase: one.per_parameter / 4 for phase, one in to_neighbours.items()}),
+        everybody=average({phase: one.everybody.per_parameter / 4 for phase, one in steps.items()}),
+        numbers=average({phase: one.further / 4 for phase, one in to_neighbours.items()}),
+        told=average({phase: Fraction(one.told) for phase, one in steps.items()}),
+        per_edge=any(one.per_edge for one in steps.values()), pushes=any(one.pushes for one in steps.values()),
+        means=any(one.everybody.per_parameter > 0 for one in (first, *steps.values())),
+        sometimes=any(one.sometimes for one in steps.values()),
     )
-    per_edge, pushes = (any(cost[k] for cost in costs.values()) for k in (4, 5))
-    return Traffic(neighbours, everybody, numbers, told, per_edge, pushes)
 
 
 def gossip_steps(algorithm: Algorithm, last: int) -> list[int]:
@@ -123,7 +143,7 @@ def gossip_steps(algorithm: Algorithm, last: int) -> list[int]:
     sends: dict[Hashable, bool] = {}
     for t in range(2, last + 1):
         if (phase := algorithm.phase(t)) not in sends:
-            sends[phase] = _cost(algorithm, t)[0] > 0
+            sends[phase] = sent_in(algorithm, t).expected.per_parameter > 0
     return [t for t in range(2, last + 1) if sends[algorithm.phase(t)]]
 
 
@@ -137,57 +157,119 @@ def citation(algorithm: Algorithm) -> str:
     return algorithm.citation + inner
 
 
-class _Counting(Simulator):
-    """Simulator that counts the numbers that a node sends to each neighbour, in 4 bytes each, and its exact means."""
+class Amount(NamedTuple):
+    """Bytes of a message: some for each parameter of the model, and some further ones."""
 
-    numbers = Fraction(0)
-    means = 0
-    told_models = 0
-    exchanged = pushed = False
+    per_parameter: Fraction = Fraction(0)
+    further: Fraction = Fraction(0)
+
+    def of(self, d: int) -> Fraction:
+        """The bytes for a model of d parameters."""
+        return self.per_parameter * d + self.further
+
+    def plus(self, other: Amount, times: Fraction = Fraction(1)) -> Amount:
+        """This message and `times` another one."""
+        return Amount(self.per_parameter + times * other.per_parameter, self.further + times * other.further)
+
+
+class StepTraffic(NamedTuple):
+    """What a node sends in one step."""
+
+    neighbours: Amount
+    """To each neighbour."""
+    everybody: Amount
+    """Into exact means over all nodes."""
+    sometimes: tuple[tuple[float, Amount], ...]
+    """To each neighbour, with the given probability."""
+    told: int
+    """Models to each neighbour that the wire may compress."""
+    per_edge: bool
+    pushes: bool
+
+    @property
+    def expected(self) -> Amount:
+        """What each neighbour is sent on average, but for what the wire may compress."""
+        found = self.neighbours
+        for p, amount in self.sometimes:
+            found = found.plus(amount, Fraction(p).limit_denominator(10_000))
+        return found
+
+
+def sent_in(
+    algorithm: Algorithm, t: int, dtype: torch.dtype = torch.float32, rounded: bool = False, period: int = 1
+) -> StepTraffic:
+    """Count what a node sends in step t if models have this type; `rounded`: if they travel in 2 bytes per number.
+
+    `period` is that of the topology: on several trees, some algorithms send a message for each.
+    """
+    small, large = (_counted(algorithm, t, torch.zeros(2, d, dtype=dtype), rounded, period) for d in (4, 8))
+
+    def amount(few: int, more: int) -> Amount:
+        slope = Fraction(more - few, 4)
+        return Amount(slope, few - 4 * slope)
+
+    drawn = zip(small.sometimes.items(), large.sometimes.values(), strict=True)
+    return StepTraffic(
+        amount(small.bytes, large.bytes), amount(small.averaged_bytes, large.averaged_bytes),
+        tuple((p, amount(few, more)) for (p, few), more in drawn), small.told_models, small.exchanged, small.pushed,
+    )
+
+
+@dataclass
+class _Counts:
+    """Bytes that one step sends, by their way."""
+
+    bytes: int = 0
+    averaged_bytes: int = 0
+    sometimes: Counter[float] = field(default_factory=Counter)
+    told_models: int = 0
+    exchanged: bool = False
+    pushed: bool = False
+
+
+class _Counting(Simulator):
+    """Simulator that counts what a node sends to each neighbour and into exact means."""
+
+    def __init__(self, graph: Topology, rounded: bool) -> None:
+        super().__init__(graph)
+        self.counts, self._size = _Counts(), 2 if rounded else None
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
-        self._count(tensors)
+        self.counts.bytes += self._bytes(tensors)
         return super().mix(t, tensors, time)
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
-        self._count(tensors)
-        self.pushed = True
+        self.counts.bytes += self._bytes(tensors)
+        self.counts.pushed = True
         return super().push(t, tensors, time)
 
     def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
-        self.told_models += 1
+        self.counts.told_models += 1
         return v, Simulator.mix(self, t, (v,), time)[0]
 
     def exchange(
         self, t: int, messages: tuple[Tensor, ...], time: Tensor | None = None, at: int | None = None
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        self._count(messages)
-        self.exchanged = True
+        self.counts.bytes += self._bytes(messages)
+        self.counts.exchanged = True
         return super().exchange(t, messages, time, at)
 
     def mix_sometimes(self, p: float, t: int, tensors: tuple[Tensor, ...], time: Tensor) -> tuple[Tensor, ...]:
-        self._count(tensors, Fraction(p).limit_denominator(10_000))
+        self.counts.sometimes[p] += self._bytes(tensors)
         return tensors
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
-        self.means += 1
+        self.counts.averaged_bytes += tensor.shape[-1] * tensor.element_size()
         return super().mean(tensor, among)
 
-    def _count(self, tensors: tuple[Tensor, ...], times: Fraction = Fraction(1)) -> None:
-        self.numbers += times * sum(v.shape[-1] * v.element_size() // 4 for v in tensors)
+    def _bytes(self, tensors: tuple[Tensor, ...]) -> int:
+        return sum(v.shape[-1] * (self._size or v.element_size()) for v in tensors)
 
 
-def _cost(algorithm: Algorithm, t: int) -> tuple[Fraction, int, Fraction, int, bool, bool]:
-    """Count what is sent in step t, in the order of the fields of `Traffic`."""
-    small, large = (_counted(algorithm, t, d) for d in (4, 8))
-    models = (large.numbers - small.numbers) / 4
-    return models, small.means, small.numbers - 4 * models, small.told_models, small.exchanged, small.pushed
-
-
-def _counted(algorithm: Algorithm, t: int, d: int) -> _Counting:
-    engine, x = _Counting(topology.complete(2)), torch.zeros(2, d)
+def _counted(algorithm: Algorithm, t: int, x: Tensor, rounded: bool, period: int) -> _Counts:
+    engine = _Counting(Topology("pair", topology.complete(2).matrices * period), rounded)
     engine.step(
         algorithm, x, x, engine.begin(algorithm, x), t=t, lr=torch.ones(()), full_gradient=torch.zeros_like,
         gradient=torch.zeros_like,
     )
-    return engine
+    return engine.counts

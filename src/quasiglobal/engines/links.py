@@ -26,7 +26,7 @@ class Links:
 
     def __init__(self, topology: Topology) -> None:
         if topology.period is None:
-            raise InputError(NO_EDGES.format(topology))
+            raise InputError(no_edges(topology, Needs()))
         self.topology, self.period = topology, topology.period
         self.union = topology.links()
         self.degree = int(max(self.union.sum(axis=0).max(), self.union.sum(axis=1).max()))
@@ -54,10 +54,13 @@ class Links:
         return sorted(found)
 
 
-NO_EDGES = (
-    "messages per edge need edges that stay, but {0} is drawn anew at each step; use a topology that repeats, such as "
-    "one-peer-exponential:{0.n}"
-)
+def no_edges(topology: Topology, needs: Needs) -> str:
+    """Why an algorithm with such needs cannot send messages per edge on a random topology, and a remedy."""
+    instead = "tree" if needs.tree else "ring" if needs.undirected else "one-peer-exponential"
+    return (
+        f"messages per edge need edges that stay, but {topology} is drawn anew at each step; use a topology that "
+        f"repeats, such as {instead}:{topology.n}"
+    )
 
 
 def check_push(topology: Topology) -> None:

@@ -12,12 +12,17 @@ import numpy as np
 from quasiglobal.algorithms import Algorithm
 from quasiglobal.engines.costs import LONGEST, gossip_steps, traffic
 from quasiglobal.engines.faults import Faults
-from quasiglobal.engines.links import NO_EDGES, misfit
+from quasiglobal.engines.links import misfit, no_edges
 from quasiglobal.engines.simulator import NO_MEAN
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology
 
 log = logging.getLogger("quasiglobal")
+
+HARMED = (
+    "{} loses its exactness when messages are lost in one direction, and its error may grow without bound; use an "
+    "algorithm that tolerates loss (see `qg algorithms`)"
+)
 
 
 def check_needs(algorithm: Algorithm, topology: Topology, faults: Faults | None = None, alike: bool = True) -> None:
@@ -38,7 +43,7 @@ def check_needs(algorithm: Algorithm, topology: Topology, faults: Faults | None 
 def _check_w(algorithm: Algorithm, topology: Topology) -> None:
     needs, name = algorithm.needs, type(algorithm).__name__
     if topology.period is None and traffic(algorithm).per_edge:
-        raise InputError(NO_EDGES.format(topology))
+        raise InputError(no_edges(topology, needs))
     if topology.shares is not None and traffic(algorithm).adds_up:
         raise InputError(
             f"{name} adds up what neighbours send, so that all nodes count alike; leave out weights, or use an "
@@ -49,6 +54,8 @@ def _check_w(algorithm: Algorithm, topology: Topology) -> None:
     if needs.doubly_stochastic and not topology.is_doubly_stochastic:
         effect = "has negative weights" if topology.keeps_mean else "makes the nodes' mean drift to a weighted mean"
         other = "use Metropolis weights, as from_graph does"
+        if not topology.is_symmetric:
+            other = "use an algorithm for directed graphs: sgp, push-diging or ab"
         if topology.period is None:
             other = f"use matching:{topology.n} or equidyn:{topology.n}"
         if needs.refuses_drift and not topology.keeps_mean:
@@ -58,7 +65,10 @@ def _check_w(algorithm: Algorithm, topology: Topology) -> None:
     fixed, symmetric = (asked or bound is not None for asked in (needs.fixed, needs.symmetric))
     if (fixed and topology.period != 1) or (symmetric and not topology.is_symmetric):
         what = " ".join(word for word, asked in (("fixed", fixed), ("symmetric", symmetric)) if asked)
-        _warn(f"{name} needs a {what} W, which {topology} is not: it may diverge; use a fixed undirected graph")
+        remedy = "use a fixed undirected graph"
+        if needs.lazy and topology.period != 1:
+            raise InputError(f"{name} needs a {what} W, which {topology} is not: it diverges there; {remedy}")
+        _warn(f"{name} needs a {what} W, which {topology} is not: it may diverge; {remedy}")
     elif bound is None or needs.allow(topology.lambda_min):
         return
     elif needs.lazy:
@@ -87,15 +97,12 @@ def _check_rounds(algorithm: Algorithm, topology: Topology) -> None:
 def _check_links(algorithm: Algorithm, faults: Faults) -> None:
     """Check faults. An absent node leaves W doubly stochastic: it does no harm to methods that lose a sum by `drop`."""
     name, loss = type(algorithm).__name__, algorithm.needs.loss
-    if faults and traffic(algorithm).everybody:
+    if faults and traffic(algorithm).means:
         raise InputError(NO_MEAN)
     if faults and loss == "refused":
         raise InputError(f"{name} collapses when messages are lost; use it without drop and churn, or use qg-dsgdm-n")
     if faults.drop and loss == "harmed":
-        _warn(
-            f"{name} loses its exactness when messages are lost in one direction, and its error may grow without "
-            "bound; use an algorithm that tolerates loss (see `qg algorithms`)"
-        )
+        _warn(HARMED.format(name))
 
 
 def _warn(sentence: str) -> None:

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -49,18 +50,17 @@ class Wire(ABC):
         return self.restored(self.parts(v, key), v.shape[-1], key)
 
     def bytes(self, c: int, size: int = 4) -> int:
-        """Bytes of a message of c numbers of `size` bytes, in whole words of 4 bytes."""
-        return 4 * -(-sum(_length(field, size) for field in self.fields(c)) // 4)
+        """Bytes of a message of c numbers of `size` bytes."""
+        return sum(_length(field, size) for field in self.fields(c))
 
     def packed(self, parts: Sequence[Tensor], c: int) -> Tensor:
-        """The parts [..., count] as float32 words [..., bytes / 4]."""
+        """The parts [..., count] as bytes."""
         packed = [_packed(part, bits) for part, (_, bits) in zip(parts, self.fields(c), strict=True)]
-        row = torch.cat(packed, dim=-1)
-        return pad(row, (0, -row.shape[-1] % 4)).contiguous().view(torch.float32)
+        return torch.cat(packed, dim=-1)
 
-    def unpacked(self, words: Tensor, c: int, dtype: torch.dtype) -> list[Tensor]:
+    def unpacked(self, row: Tensor, c: int, dtype: torch.dtype) -> list[Tensor]:
         """The parts of a packed message of c numbers of type `dtype`."""
-        row, found, at = words.contiguous().view(torch.uint8), [], 0
+        found, at = [], 0
         for field in self.fields(c):
             length = _length(field, dtype.itemsize)
             found.append(_unpacked(row[..., at : at + length], *field, dtype))
@@ -157,7 +157,7 @@ def wire_of(text: str) -> Wire | None:
     """Parse a message format; None for full and bf16, which are no compression.
 
     >>> wire_of("topk:0.01").bytes(1000), wire_of("sign").bytes(1000), wire_of("qsgd:4").bytes(1000)
-    (80, 132, 504)
+    (80, 129, 504)
     """
     name, _, number = text.partition(":")
     try:
@@ -188,7 +188,8 @@ def checked_wire(text: str, algorithm: Algorithm) -> Wire | None:
 
 
 def _count(fraction: float, c: int) -> int:
-    return min(c, max(1, math.ceil(fraction * c)))
+    """The fraction of c numbers, rounded up; exactly, since 0.07 · 100 is more than 7 in floating-point numbers."""
+    return min(c, max(1, math.ceil(Fraction(repr(fraction)) * c)))
 
 
 def _length(field: Field, size: int) -> int:
@@ -209,7 +210,8 @@ def _packed(part: Tensor, bits: int) -> Tensor:
 
 def _unpacked(row: Tensor, count: int, bits: int, dtype: torch.dtype) -> Tensor:
     if bits in (OWN, PLACE, 8):
-        return row.contiguous().view({OWN: dtype, PLACE: torch.int32, 8: torch.uint8}[bits])
+        aligned = row.clone(memory_format=torch.contiguous_format)
+        return aligned.view({OWN: dtype, PLACE: torch.int32, 8: torch.uint8}[bits])
     places = torch.arange(8, device=row.device, dtype=torch.uint8)
     ones = (row[..., None] >> places & 1).flatten(start_dim=-2)[..., : count * bits]
     return _numbers(ones.reshape(*ones.shape[:-1], count, bits))

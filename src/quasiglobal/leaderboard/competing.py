@@ -11,7 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from quasiglobal.leaderboard.contenders import Contender
-from quasiglobal.leaderboard.protocol import MOST_RATES, SEEDS, STEPS_OF_TWO, Condition, Tier
+from quasiglobal.leaderboard.protocol import (
+    LEARNS,
+    MOST_RATES,
+    SEEDS,
+    SMALLER_STEPS,
+    STEPS_OF_TWO,
+    Condition,
+    Tier,
+)
 from quasiglobal.leaderboard.standings import Placing, SeedResult, Standing
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import Run, Watcher, unwatched
@@ -59,7 +67,16 @@ def compete(
 
 def _tune(starts: Sequence[Start], tier: Tier, options: Options, watch: Watcher) -> None:
     """Choose the rate of each method under each condition."""
-    grids = [{"lr": [start.contender.scale(tier) * 2.0**k for k in STEPS_OF_TWO]} for start in starts]
+    _tune_over(STEPS_OF_TWO, starts, tier, options, watch)
+    failed = [start for start in starts if start.tuned and max(start.tuned.scores.values()) < LEARNS]
+    _tune_over(SMALLER_STEPS + STEPS_OF_TWO, failed, tier, options, watch)
+
+
+def _tune_over(
+    steps: Sequence[int], starts: Sequence[Start], tier: Tier, options: Options, watch: Watcher
+) -> None:
+    """Choose each rate from a grid of the method's scale times powers of 2; the trials of all train together."""
+    grids = [{"lr": [start.contender.scale(tier) * 2.0**k for k in steps]} for start in starts]
     trials = [tier.trial(start.experiment) for start in starts]
     for start, tuned in zip(starts, tune(trials, grids, options, MOST_RATES, watch), strict=True):
         start.tuned = tuned

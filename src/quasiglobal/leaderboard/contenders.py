@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
+from pathlib import Path
 
 from quasiglobal.algorithms import ALGORITHMS, algorithm, name_of
 from quasiglobal.algorithms.gossip import Gossip
@@ -15,7 +18,8 @@ from quasiglobal.engines.links import misfit
 from quasiglobal.engines.needs import check_needs
 from quasiglobal.errors import InputError
 from quasiglobal.leaderboard.protocol import NODES, Tier
-from quasiglobal.topology.parsing import parse
+from quasiglobal.leaderboard.standings import file_name
+from quasiglobal.topology.parsing import count_nodes, parse
 from quasiglobal.training.communication import MERGE
 from quasiglobal.training.experiment import Experiment
 
@@ -58,6 +62,14 @@ class Contender:
     def settings(self) -> tuple[str, ...]:
         """The algorithm, topology, schedule of communication and wire, as of a `Standing`."""
         return self.algorithm, self.topology, self.communication, self.wire
+
+    @property
+    def source(self) -> str:
+        """Hash of the file of somebody's own class, whose runs are repeated after a change; empty if it is built in."""
+        place = inspect.getsourcefile(type(algorithm(self.algorithm)))
+        if name_of(self.algorithm) in ALGORITHMS or place is None:
+            return ""
+        return hashlib.sha256(Path(place).read_bytes()).hexdigest()[:8]
 
     def set_on(self, experiment: Experiment) -> Experiment:
         """An experiment of the tier with this method."""
@@ -153,6 +165,8 @@ def contender(text: str, tier: Tier, name: str = "", topology: str = "", lr: flo
     if not tier.validation and not lr:
         raise InputError(f"tier {tier.name} does not tune; give the learning rate with --lr")
     needs = algorithm(text).needs
+    if topology and (n := count_nodes(topology)) != NODES:
+        raise InputError(f"all methods of the leaderboard run on {NODES} nodes, but {topology} has {n}")
     graphs = [topology] if topology else GRAPHS
     fitting = [graph for graph in graphs if misfit(needs, parse(graph)) is None]
     rates = {} if tier.validation else dict.fromkeys((one.name for one in tier.conditions), lr)
@@ -162,9 +176,14 @@ def contender(text: str, tier: Tier, name: str = "", topology: str = "", lr: flo
 def newcomer(text: str, tier: Tier, name: str, topology: str, lr: float) -> Contender:
     """Somebody's own method, under a name that is not taken by another one."""
     one = contender(text, tier, name, topology, lr)
-    taken = next((other for other in contenders(tier) if other.name == one.name), one)
+    if file_name(one.name) == file_name(""):
+        raise InputError(f"a name needs a letter or a digit, got {one.name!r}")
+    taken = next((other for other in contenders(tier) if file_name(other.name) == file_name(one.name)), one)
     if taken.settings != one.settings:
-        raise InputError(f"{one.name} is the name of another method of tier {tier.name}; give yours another --name")
+        whose = "" if taken.name == one.name else f", {taken.name}, as a file"
+        raise InputError(
+            f"{one.name} is the name of another method of tier {tier.name}{whose}; give yours another --name"
+        )
     return one
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import multiprocessing.connection
+import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
@@ -30,6 +33,8 @@ def contest(
     On a CPU each method has programs of its own, in `workers` processes of one thread each. There, a method that fails
     does not stop the others; finally raise InputError for all that failed.
     """
+    if workers < 0:
+        raise InputError(f"workers must be >= 0, got {workers}")
     if choose_device(options.device).type == "cuda":
         yield from compete(chosen, tier, options, watch)
         return
@@ -65,9 +70,18 @@ def _in_processes(
 
 
 def _prepare_process() -> None:
-    """Use one thread; leave Ctrl-C to the training, which saves before it stops."""
+    """Use one thread; leave Ctrl-C to the training, which saves before it stops; end when the first process ends."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process once its parent has ended, also if it was killed; the runs resume from their checkpoints."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _compete_alone(one: Contender, tier: Tier, options: Options) -> Standing:

@@ -1,9 +1,10 @@
 """The protocol of the leaderboard, written down once: tiers, their conditions, budgets and seeds.
 
 Every method has the same budget. Its learning rates are a grid of factors 2 around its own scale, which grows until
-the best rate lies inside. Rates are compared on a validation split of the training set, with seed 0; the test set is
-not used. Then seeds 1 to 3 train on the whole training set at the best rate. A seed draws the same partition, initial
-model, data order and lost messages for all methods. A change of anything in this file needs a new `VERSION`.
+the best rate lies inside; if no rate learns anything, smaller ones follow. Rates are compared on a validation split of
+the training set, with seed 0; the test set is not used. Then seeds 1 to 3 train on the whole training set at the best
+rate. A seed draws the same partition, initial model, data order and lost messages for all methods. A change of
+anything in this file that changes a record needs a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ SEEDS = (1, 2, 3)
 
 STEPS_OF_TWO = (-2, -1, 0, 1, 2)
 """First grid of a method: its own scale times these powers of 2."""
+
+SMALLER_STEPS = (-7, -6, -5, -4, -3)
+"""Further rates, if no rate of a grid learns anything: its best is then a matter of chance."""
+
+LEARNS = 0.12
+"""Validation accuracy, of ten classes, above which a trial has learnt something."""
 
 MOST_RATES = 16
 """Maximum number of rates in a grid that grows."""
@@ -113,7 +120,7 @@ RELAY = Tier(
     title="CIFAR-10: 16 VGG-11s without normalisation, 200 epochs, at published rates",
     experiment=replace(
         COMMON, data="cifar10", model="vgg11-dropout", norm="none", epochs=200, steps=97, warmup=5.0,
-        milestones=(0.75, 0.9), eval_every=4, precision="bf16",
+        milestones=(0.75, 0.9), eval_every=196, precision="bf16",       # tests at epochs 196 and 200
     ),
     conditions=(Condition(name="α = 0.1"), Condition(name="α = 0.01", alpha=0.01)),
     tests=2,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quasiglobal.leaderboard.standings import Standing
+from quasiglobal.leaderboard.standings import Placing, Standing
 from quasiglobal.report.noise import Sample, difference, paired, tolerance
 
 SEVERE = {"digits": "sorted", "cifar": "α = 0.01", "relay": "α = 0.01"}
@@ -23,11 +24,18 @@ class Number:
 
     def sample(self, standings: Mapping[str, Sequence[Standing]]) -> Sample | None:
         """The number; None if there is no record of it, or if it has no score."""
-        for one in standings.get(self.tier, ()):
-            if one.name == self.method and self.condition in one.conditions:
-                data = self.condition.removesuffix(", 30 % loss")          # a seed draws one partition, lossy or not
-                return one.conditions[self.condition].sample(self.measure, f"{self.tier}, {data}")
-        return None
+        data = self.condition.removesuffix(", 30 % loss")                  # a seed draws one partition, lossy or not
+        placing = self._placing(standings)
+        return placing.sample(self.measure, f"{self.tier}, {data}") if placing else None
+
+    def diverges(self, standings: Mapping[str, Sequence[Standing]]) -> bool:
+        """Whether there is no number since a seed diverged."""
+        placing = self._placing(standings)
+        return placing is not None and placing.diverged > 0
+
+    def _placing(self, standings: Mapping[str, Sequence[Standing]]) -> Placing | None:
+        found = (one.conditions.get(self.condition) for one in standings.get(self.tier, ()) if one.name == self.method)
+        return next(found, None)
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,8 @@ class Contrast:
     def answer(self, standings: Mapping[str, Sequence[Standing]]) -> Answer | None:
         """The difference and its noise, seed by seed; None if a number is missing."""
         ours, other = self.ours.sample(standings), self.other.sample(standings)
+        if other is not None and ours is None and self.ours.diverges(standings):
+            return Answer(self.says, None, other.mean)
         if ours is None or other is None:
             return None
         terms = paired([(1.0, ours), (-1.0, other)])
@@ -49,17 +59,19 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Answer:
-    """Two numbers in per cent, their difference, and the difference that chance explains."""
+    """Two numbers in per cent, their difference, and the difference that chance explains; ours may have diverged."""
 
     says: str
-    ours: float
+    ours: float | None
     other: float
-    difference: float
-    noise: float | None
+    difference: float = math.nan
+    noise: float | None = None
 
     @property
     def verdict(self) -> str:
         """Whether the difference is beyond the noise."""
+        if self.ours is None:
+            return "diverges"
         if self.noise is None:
             return "noise unknown"
         beyond = abs(self.difference) > self.noise
@@ -71,20 +83,33 @@ def _loss(method: str, data: str) -> Contrast:
     return Contrast(f"{method}, {data}: 30 % loss against none", with_loss, Number("digits", method, data))
 
 
-def _merge(method: str) -> tuple[Contrast, Contrast]:
-    nodes = Number("digits", method, "sorted")
-    return (
-        Contrast(f"{method}, sorted: averaged model against nodes", Number(*_places(nodes), "averaged"), nodes),
-        Contrast(f"{method}, sorted: tuned with the merge against without", _number(f"{method} + merge"), nodes),
-    )
+def _averaged(tier: str, method: str, condition: str) -> Contrast:
+    says = f"{tier}, {condition}: {method}, averaged model against nodes"
+    return Contrast(says, Number(tier, method, condition, "averaged"), Number(tier, method, condition))
 
 
-def _number(method: str, condition: str = "sorted") -> Number:
-    return Number("digits", method, condition)
+def _tuned_with_merge(method: str) -> Contrast:
+    merged, plain = (Number("digits", name, "sorted") for name in (f"{method} + merge", method))
+    return Contrast(f"digits, sorted: {method}, tuned with the merge against without", merged, plain)
 
 
-def _places(number: Number) -> tuple[str, str, str]:
-    return number.tier, number.method, number.condition
+def _against(tier: str, condition: str, one: str, other: str) -> Contrast:
+    ours, theirs = (Number(tier, name, condition) for name in (one, other))
+    return Contrast(f"{tier}, {condition}: {one} against {other}", ours, theirs)
+
+
+MERGED = ("dsgd", "dsgdm-n", "qg-dsgdm-n", "edm")
+"""Methods with a row of their own for the final merge, in tier digits."""
+
+ON_CIFAR = (*MERGED, "momentum-tracking", "decentlam", "gut", "lt-admm, momentum", "relaysgd, momentum")
+"""Methods whose nodes may differ at the end of a run on CIFAR-10."""
+
+BASE_OR_METHOD = (
+    ("dsgd, base graph", "dsgd"), ("dsgdm-n, base graph", "dsgdm-n"), ("qg-dsgdm-n, base graph", "qg-dsgdm-n"),
+    ("dsgd, base graph", "edm"), ("dsgdm-n, base graph", "edm"), ("qg-dsgdm-n, base graph", "edm"),
+    ("dsgdm-n, base graph", "qg-dsgdm-n"), ("qg-dsgdm-n, base graph", "relaysgd, momentum"),
+)
+"""The same method on a ring, and better methods on a ring or a chain."""
 
 
 QUESTIONS: dict[str, tuple[Contrast, ...]] = {
@@ -105,16 +130,15 @@ QUESTIONS: dict[str, tuple[Contrast, ...]] = {
         )
         for data in ("sorted", "α = 0.1")
     ),
-    "What does the final merge give?": tuple(
-        one for method in ("dsgd", "dsgdm-n", "qg-dsgdm-n", "edm") for one in _merge(method)
+    "What does the final merge give?": (
+        *(one for name in MERGED for one in (_averaged("digits", name, "sorted"), _tuned_with_merge(name))),
+        *(_averaged("cifar", name, condition) for condition in ("α = 0.1", "α = 0.01") for name in ON_CIFAR),
     ),
     "What does a Base-2 graph give, compared with a better method on a ring?": tuple(
-        Contrast(f"{data}: {one} against {other}", _number(one, data), _number(other, data))
-        for data in ("sorted", "α = 0.1")
-        for one, other in (
-            ("dsgd, base graph", "dsgd"), ("dsgdm-n, base graph", "dsgdm-n"), ("qg-dsgdm-n, base graph", "qg-dsgdm-n"),
-            ("dsgd, base graph", "edm"), ("dsgdm-n, base graph", "edm"), ("qg-dsgdm-n, base graph", "edm"),
-        )
+        _against(tier, condition, one, other)
+        for tier, conditions in (("digits", ("sorted", "α = 0.1")), ("cifar", ("α = 0.1", "α = 0.01")))
+        for condition in conditions
+        for one, other in BASE_OR_METHOD
     ),
 }
 """The questions, and the differences that answer them."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from quasiglobal.common.files import finite, read_json, write_json
-from quasiglobal.leaderboard.protocol import TIERS, VERSION
+from quasiglobal.errors import InputError
+from quasiglobal.leaderboard.protocol import TIERS, VERSION, Tier
 from quasiglobal.paper.published import Score
 from quasiglobal.report.noise import Sample
 
@@ -113,6 +114,9 @@ class Standing:
             })
             for name, one in values["conditions"].items()
         }
+        results = (asdict(result) for one in conditions.values() for result in one.seeds)
+        if any(isinstance(value, str) for result in results for key, value in result.items() if key != "partition"):
+            raise ValueError("a text in place of a number")
         return cls(**values | {"conditions": conditions})
 
 
@@ -141,10 +145,17 @@ def read_standing(path: Path) -> Standing | None:
         found = Standing.from_json(read_json(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         warnings.warn(f"{path} is damaged and ignored", stacklevel=2)
         return None
     return found if found.version == VERSION else None
+
+
+def check_records(tier: Tier, records: Path) -> None:
+    """Raise InputError if there are no records of a tier."""
+    if not any((records / tier.name).glob("*.json")):
+        name = tier.name
+        raise InputError(f"no records of tier {name} in {records}; run `qg leaderboard {name}`, or name its folder")
 
 
 def read_standings(records: Path) -> dict[str, list[Standing]]:

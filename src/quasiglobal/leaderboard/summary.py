@@ -42,7 +42,7 @@ def leaderboard_document(standings: Standings) -> Document:
 LEGEND = (
     "Scores are test accuracies in per cent at the end of a run, mean ± standard deviation over three seeds. Mean of "
     "nodes: over the 16 models. Worst node: the lowest of them. Averaged model: the accuracy of the average of all "
-    "models.",
+    "models. Merge gives: the averaged model less the mean of nodes, in points, which is what merge@end changes.",
     "MB a node: what a node sends in a run, on average. Seconds a run: the time of 16 nodes on the device of the "
     "record, with the runs of the same method that train beside it.",
     "Refused: the library does not run the method under this condition. ⋆: a seed diverged. A rate with an asterisk "
@@ -69,7 +69,7 @@ def _tier_sections(tier: Tier, standings: Sequence[Standing]) -> list[Section]:
         )
         for one in ranked(standings, tier.conditions[0].name)
     )
-    says = "Mean of nodes under all conditions. Click on a heading to sort."
+    says = "Mean of nodes under all conditions. On the page, a click on a heading sorts."
     return [Section(tier.name, tier.title, says, columns, rows), *details]
 
 
@@ -78,7 +78,7 @@ def _condition_section(tier: Tier, condition: Condition, standings: Sequence[Sta
     published = any(one.published for one in standings)
     columns = (
         Column("method"), Column("graph"), *(Column(title, numeric=True) for title in MEASURES.values()),
-        *([Column("published worst node", numeric=True)] if published else []),
+        Column("merge gives", numeric=True), *([Column("published worst node", numeric=True)] if published else []),
         Column("MB a node", numeric=True), Column("seconds a run", numeric=True), Column("rate", numeric=True),
         Column("note", share=0.3),
     )
@@ -87,7 +87,7 @@ def _condition_section(tier: Tier, condition: Condition, standings: Sequence[Sta
         placing = one.conditions.get(condition.name)
         paper = one.published.get(condition.name)
         cells = (
-            Cell(one.name), Cell(one.graph), *(score_cell(placing, measure) for measure in MEASURES),
+            Cell(one.name), Cell(one.graph), *(score_cell(placing, measure) for measure in MEASURES), _merging(placing),
             *([Cell("" if paper is None else f"{paper:.1f}", paper)] if published else []),
             _megabytes(placing), _number(placing, "seconds", 1.0), _rate(placing), Cell(_note(placing)),
         )
@@ -119,6 +119,14 @@ def score_cell(placing: Placing | None, measure: str = "mean") -> Cell:
     return Cell(str(score), score.mean)
 
 
+def _merging(placing: Placing | None) -> Cell:
+    """What the final merge gives: the averaged model less the mean of nodes, in points."""
+    nodes, averaged = (placing.score(measure) if placing else None for measure in ("mean", "averaged"))
+    if nodes is None or averaged is None:
+        return Cell("")
+    return Cell(f"{averaged.mean - nodes.mean:+.2f}".replace("-", "−"), averaged.mean - nodes.mean)
+
+
 def _any_placing(one: Standing) -> Placing | None:
     return next((placing for placing in one.conditions.values() if placing.score()), None)
 
@@ -129,7 +137,10 @@ def _megabytes(placing: Placing | None) -> Cell:
 
 def _number(placing: Placing | None, measure: str, factor: float) -> Cell:
     score = placing.score(measure) if placing else None
-    return Cell(f"{factor * score.mean:.3g}", factor * score.mean) if score else Cell("")
+    if score is None:
+        return Cell("")
+    value = factor * score.mean
+    return Cell(f"{value:,.0f}" if value >= 1000 else f"{value:.3g}", value)
 
 
 def _note(placing: Placing | None) -> str:
@@ -162,10 +173,11 @@ def _question_sections(standings: Standings) -> list[Section]:
 
 def _answer_cells(one: Answer) -> list[Cell]:
     noise = Cell("") if one.noise is None else Cell(f"±{one.noise:.2f}", one.noise)
-    return [
-        Cell(one.says), Cell(f"{one.ours:.2f}", one.ours), Cell(f"{one.other:.2f}", one.other),
-        Cell(f"{one.difference:+.2f}".replace("-", "−"), one.difference), noise, Cell(one.verdict),
-    ]
+    ours, apart = Cell("⋆", None, "bad"), Cell("")
+    if one.ours is not None:
+        ours = Cell(f"{one.ours:.2f}", one.ours)
+        apart = Cell(f"{one.difference:+.2f}".replace("-", "−"), one.difference)
+    return [Cell(one.says), ours, Cell(f"{one.other:.2f}", one.other), apart, noise, Cell(one.verdict)]
 
 
 # ---------------------------------------------------------------------------------------------- other documents
@@ -185,23 +197,31 @@ def _top(tier: Tier, standings: Sequence[Standing]) -> str:
     """The best methods under the first condition of a tier, without those that average exactly over all nodes."""
     first, taking_part = tier.conditions[0], [one for one in standings if not one.central]
     section = _condition_section(tier, first, ranked(taking_part, first.name))
-    shown = len(section.columns) - 2                                       # without the rate and the note
-    rows = [[escaped(cell.text) for cell in row.cells[:shown]] for row in section.rows[:TOP]]
-    return table([column.title for column in section.columns[:shown]], rows)
+    shown = [k for k, column in enumerate(section.columns) if column.title not in ("merge gives", "rate", "note")]
+    rows = [[escaped(row.cells[k].text) for k in shown] for row in section.rows[:TOP]]
+    return table([section.columns[k].title for k in shown], rows)
 
 
 def refresh(path: Path, made: Mapping[str, str]) -> None:
     """Replace the blocks of a document, which stand between `<!-- leaderboard: NAME -->` and `<!-- end -->`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    text = document_with_blocks(path)
 
     def replaced(found: re.Match[str]) -> str:
         return f"{found[1]}\n{made[found[2]]}\n{found[3]}" if found[2] in made else found[0]
 
     with replacing(path) as temporary:
         temporary.write_text(BLOCK.sub(replaced, text), encoding="utf-8")
+
+
+def document_with_blocks(path: Path) -> str:
+    """The text of a document; raise InputError if it has no block to replace."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', 'not a text')}") from None
+    if not BLOCK.search(text):
+        raise InputError(f"{path} has no block to update; write <!-- leaderboard: top digits --> and <!-- end -->")
+    return text
 
 
 BLOCK = re.compile(r"(<!-- leaderboard: ([^>]+?) -->).*?(<!-- end -->)", re.DOTALL)

@@ -6,6 +6,7 @@ No owner reveals the number or content of its examples. Only parameters leave a 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,7 @@ from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.sources import named
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.distributed.opening import NO_MEAN_OVER_SITES
+from quasiglobal.engines.needs import HARMED
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.loading import data_of
@@ -80,9 +82,15 @@ def check_node(experiment: Experiment, node: int) -> int:
     return n
 
 
-def refuse_exact_means(experiment: Experiment) -> None:
-    """Reject algorithms that average over all nodes at once: a site is connected to its neighbours alone."""
-    if experiment.communication or traffic(algorithm(experiment.algorithm)).everybody:
+def refuse_between_sites(experiment: Experiment) -> None:
+    """Reject algorithms that average over all nodes at once, and those that no message may be lost of.
+
+    A site is connected to its neighbours alone, and its network may fail.
+    """
+    chosen = algorithm(experiment.algorithm)
+    if chosen.needs.loss == "refused":
+        raise InputError(f"{experiment.algorithm} collapses when a message is lost, as between sites; use qg-dsgdm-n")
+    if experiment.communication or traffic(chosen).means:
         what = experiment.communication or experiment.algorithm
         raise InputError(f"{what} averages over all nodes: {NO_MEAN_OVER_SITES}")
 
@@ -104,7 +112,7 @@ def _why_whole(experiment: Experiment) -> str | None:
     """Why messages have to count whole; None if they may be clipped."""
     chosen = algorithm(experiment.algorithm)
     sent = traffic(chosen)
-    if experiment.communication or sent.everybody:
+    if experiment.communication or sent.means:
         return "averages over all nodes at once"
     if sent.told:
         return "sends compressed differences, whose sums both sides keep"
@@ -114,12 +122,20 @@ def _why_whole(experiment: Experiment) -> str | None:
 
 
 def refuse_faults(experiment: Experiment) -> None:
-    """Reject simulated faults: between processes, faults are real. Reject a deadline that exact means do not have."""
-    if experiment.round_deadline is not None and traffic(algorithm(experiment.algorithm)).everybody:
+    """Reject simulated faults: between processes, faults are real. Reject a deadline where no message may be late."""
+    chosen, late = algorithm(experiment.algorithm), experiment.round_deadline is not None
+    if late and traffic(chosen).means:
         raise InputError(
             f"{experiment.algorithm} needs exact means over all nodes, which wait for the slowest; leave out "
             "round_deadline, or use qg-dsgdm-n"
         )
+    if late and chosen.needs.loss == "refused":
+        raise InputError(
+            f"{experiment.algorithm} collapses when messages are late or lost; leave out round_deadline, or use "
+            "qg-dsgdm-n"
+        )
+    if late and chosen.needs.loss == "harmed":
+        warnings.warn(HARMED.format(experiment.algorithm), stacklevel=2)
     if experiment.drop or experiment.churn:
         raise InputError(
             "drop and churn work only in the simulator; use --engine simulator or leave both at 0"

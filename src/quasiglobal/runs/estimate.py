@@ -100,7 +100,7 @@ def _estimate(program: Program, runs: int, folder: Path) -> Estimate:
     result = Estimate(
         parameters=program.layout.size,
         steps=program.steps,
-        sent_a_step=program.bands.bytes_per_step[0],
+        sent_a_step=program.bands.bytes_per_step(),
         rows=sum(tensor.nbytes for tensor in kept) + state.x.nbytes,
         data=bytes_of_data(program) - sum(on_disk),
         shards=sum(on_disk),

@@ -11,7 +11,7 @@ from pathlib import Path
 from quasiglobal.engines.distributed import SUGGESTED, Audit, Meeting, SiteOpener, meet, spread
 from quasiglobal.errors import InputError
 from quasiglobal.federation.site import SiteFolder
-from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_exact_means, trust_of
+from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_between_sites, trust_of
 from quasiglobal.runs.attempts import ending, seat_in
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.participant import Participant, Seat
@@ -66,7 +66,7 @@ def train_node(
     run = RunFolder.of(experiment, options.runs)
     run.check_topology()
     if isinstance(place, InFederation):
-        refuse_exact_means(experiment)
+        refuse_between_sites(experiment)
     usual = SUGGESTED if isinstance(place, InFederation) else math.inf
     options = replace(options, trust=trust_of(experiment, options.trust, usual))
     if run.read_summary() is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
-from fractions import Fraction
 from functools import partial
 from itertools import groupby
 
@@ -12,11 +11,11 @@ from torch import Tensor
 
 from quasiglobal.algorithms import algorithm
 from quasiglobal.engines.band import Band
-from quasiglobal.engines.costs import Traffic, traffic
 from quasiglobal.engines.faults import Faults
 from quasiglobal.engines.host import Host
+from quasiglobal.engines.ledger import Ledger
 from quasiglobal.engines.needs import check_needs
-from quasiglobal.engines.simulator import NO_MEAN, Simulator
+from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.wire import checked_wire
 from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology
@@ -53,28 +52,29 @@ class Bands:
         self.engine = self.bands[0].engine
         self.rows = self.bands[-1].rows.stop
         self.communication = communication_of(experiments[0].communication)
-        self.windows: list[tuple[int, int]] = []
         self.total = 0
-        self.bytes_per_step, self.bytes_in_window = [], []
-        for band in self.bands:
-            graph, sent = band.engine.topology, traffic(band.algorithm)
-            models = sent.neighbours + sent.told + sent.everybody + sent.numbers / max(shared, 1)
-            everywhere, how = Traffic(Fraction(0), models), (band.engine.rounded, band.engine.wire)
-            self.bytes_per_step += [sent.bytes(graph, shared, *how)] * len(band.engine.seeds)
-            self.bytes_in_window += [everywhere.bytes(graph, shared)] * len(band.engine.seeds)
-        self.bytes_of_merge = Traffic(Fraction(0), Fraction(1)).bytes(self.engine.topology, shared)
+        self.shared = shared
+        """Number of parameters that are communicated."""
+        self.type = torch.float64 if experiments[0].precision == "fp64" else torch.float32
+        self._ledgers = [Ledger(band.algorithm, band.engine, shared, self.type) for band in self.bands]
 
     def schedule(self, total: int) -> None:
         """Resolve the schedule of communication for a run of this many steps."""
-        self.windows, self.total = self.communication.steps(total), total
+        self.total = total
         for band in self.bands:
             band.algorithm = self.communication.around(band.algorithm, total)
+        self._ledgers = [Ledger(band.algorithm, band.engine, self.shared, self.type) for band in self.bands]
+
+    def bytes_per_step(self) -> float:
+        """Bytes that a node of the first experiment sends per step, on average over the nodes and the steps."""
+        return self._ledgers[0].per_step()
 
     def bytes_sent(self, run: int, steps: int) -> float:
-        """Bytes that a node of an experiment has sent after some steps, on average."""
-        inside = sum(max(0, min(last, steps) - first + 1) for first, last in self.windows)
-        merged = self.bytes_of_merge if self.communication.merges and steps >= self.total else 0.0
-        return self.bytes_per_step[run] * (steps - inside) + self.bytes_in_window[run] * inside + merged
+        """Bytes that a node of an experiment has sent after some steps, on average over the nodes."""
+        band = next(k for k, first in reversed(list(enumerate(self.firsts))) if first <= run)
+        ledger = self._ledgers[band]
+        merged = ledger.all_reduce() if self.communication.merges and steps >= self.total else 0.0
+        return float(ledger.after(steps)[run - self.firsts[band]]) + merged
 
     def merge(self, x: Tensor, buffers: Collection[Tensor], done: Sequence[int]) -> Tensor:
         """Replace models and buffers by their means over all nodes, in place, where merge@end says so; return x.
@@ -162,11 +162,7 @@ def _band(group: Sequence[Experiment], graph: Topology, shared: int, engine: Eng
     chosen = algorithm(experiment.algorithm)
     check_needs(chosen, graph, Faults(experiment.drop, experiment.churn), alike=experiment.data_alike)
     faults = {what: p for what in ("drop", "churn") if (p := getattr(experiment, what))}
-    windows = communication_of(experiment.communication).windows
-    if windows and traffic(chosen).per_edge:
-        raise InputError(f"{experiment.algorithm} has messages per edge; leave out the windows of full communication")
-    if faults and windows:                                  # raise before the run, not at its first mean
-        raise InputError(NO_MEAN)
+    communication_of(experiment.communication).check(chosen, experiment.algorithm, bool(faults))
     rounded = experiment.wire == "bf16"
     if rounded and chosen.needs_full_precision:
         raise InputError(

@@ -7,11 +7,14 @@ decentralized learning. ICLR 2026.
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass
 from functools import reduce
 
 from quasiglobal.algorithms import Algorithm
 from quasiglobal.algorithms.complete_window import CompleteWindow
+from quasiglobal.engines.costs import traffic
+from quasiglobal.engines.simulator import NO_MEAN
 from quasiglobal.errors import InputError
 from quasiglobal.training.schedule import nearest
 
@@ -34,11 +37,29 @@ class Communication:
         ends = [(nearest(first * total) + 1, nearest(last * total)) for first, last in self.windows]
         return [(first, last) for first, last in ends if first <= last]
 
+    def check(self, algorithm: Algorithm, name: str, faults: bool) -> None:
+        """Raise InputError if the algorithm of this name cannot average over all nodes in some steps."""
+        if not self.windows:
+            return
+        sent, why = traffic(algorithm), ""
+        if algorithm.needs.lambda_min_above is not None:
+            name, why = type(algorithm).__name__, "needs a fixed W"
+        elif sent.per_edge:
+            why = "has messages per edge"
+        elif sent.told:
+            why = "keeps sums of what its neighbours sent"
+        elif sent.sometimes:
+            why = "draws the steps at which it averages"
+        if why:
+            raise InputError(f"{name} {why}; leave out the windows of full communication")
+        if faults:                                          # now, not at the first mean
+            raise InputError(NO_MEAN)
+
     def around(self, algorithm: Algorithm, total: int) -> Algorithm:
         """The algorithm with these windows in a run of this many steps."""
-        if self.windows and algorithm.needs.lambda_min_above is not None:
-            raise InputError(f"{type(algorithm).__name__} needs a fixed W; leave out the windows of full communication")
         windows = self.steps(total)
+        if len(windows) < len(self.windows):
+            warnings.warn(f"a window of full communication has no step in a run of {total}; widen it", stacklevel=3)
         return reduce(lambda base, ends: CompleteWindow(base=base, first=ends[0], last=ends[1]), windows, algorithm)
 
 

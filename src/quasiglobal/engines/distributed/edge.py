@@ -30,8 +30,8 @@ MAGIC = 0x71676D31
 HEADER = 6
 """Numbers in a header: magic, step, exchange index in the step, element count, bytes per element, generation."""
 
-KINDS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-"""Allowed payload dtypes, by bytes per element."""
+KINDS = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+"""Allowed payload dtypes, by bytes per element; single bytes are packed bits."""
 
 AHEAD = 3
 """Messages that one side may be ahead of the other before it has to wait."""

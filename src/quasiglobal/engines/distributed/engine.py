@@ -115,10 +115,10 @@ class Distributed(Exchange):
         own = wire.restored(parts, c, key)
         packed = wire.packed(parts, c)
         came, received = self._rows_from_others(t, self._message([packed]), packed, raw=True), {}
-        for node, words in came.items():
+        for node, row in came.items():
             key = self.wire_key([node], time, draw, c)
             try:
-                restored = wire.restored(wire.unpacked(words[0][:, None], c, rows.dtype), c, key)
+                restored = wire.restored(wire.unpacked(row[0][:, None], c, rows.dtype), c, key)
                 check_numbers(restored)
             except (Rejected, RuntimeError):                # such as a place beyond the model
                 self.members.say_once(self.routes.home[node], "is ignored: it sent numbers that cannot be restored")

@@ -1,0 +1,73 @@
+"""The bytes that a node has sent, counted step by step: rounds, windows, coins and graphs change what a step sends."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from quasiglobal.algorithms import Algorithm
+from quasiglobal.engines.costs import StepTraffic, sent_in, traffic
+from quasiglobal.engines.host import Host
+
+
+class Ledger:
+    """Bytes that a node of each run has sent, on average over the nodes; an exact mean counts as a ring all-reduce.
+
+    >>> import quasiglobal as qg
+    >>> from quasiglobal.engines.simulator import Simulator
+    >>> ledger = Ledger(qg.algorithm("led:tau=7"), Simulator(qg.topology.ring(4)), d=650)
+    >>> ledger.after(20).tolist()                           # two gossips with two neighbours, of 4 · 650 bytes
+    [10400.0]
+    """
+
+    def __init__(self, algorithm: Algorithm, engine: Host, d: int, dtype: torch.dtype = torch.float32) -> None:
+        """Models of type `dtype` have d parameters that are communicated."""
+        self.algorithm, self.engine, self.d, self.dtype = algorithm, engine, d, dtype
+        self._kinds: dict[Hashable, StepTraffic] = {}
+        self._steps, self._total = 0, torch.zeros(len(engine.seeds), dtype=torch.float64)
+
+    def after(self, steps: int) -> Tensor:
+        """The bytes of each run after this many steps."""
+        if steps < self._steps:
+            self._steps, self._total = 0, torch.zeros_like(self._total)
+        alike: dict[Hashable, list[int]] = defaultdict(list)
+        for t in range(self._steps + 1, steps + 1):
+            alike[self.algorithm.phase(t), self.engine.topology.position(t)].append(t)
+        for kind, of in alike.items():
+            self._total += self._bytes(kind, of)
+        self._steps = steps
+        return self._total
+
+    def per_step(self) -> float:
+        """Bytes that a node sends per step, on average over a cycle of the algorithm and of the topology."""
+        engine = self.engine
+        sent = traffic(self.algorithm)
+        return sent.bytes(engine.topology, self.d, engine.rounded, engine.wire, self.dtype.itemsize)
+
+    def all_reduce(self) -> float:
+        """Bytes that a node sends for the exact mean of all models."""
+        return self._into_means(self.d * self.dtype.itemsize)
+
+    def _bytes(self, kind: Hashable, steps: list[int]) -> Tensor:
+        """The bytes of each run in steps of one kind."""
+        engine, d = self.engine, self.d
+        if kind not in self._kinds:
+            period = engine.topology.period or 1
+            self._kinds[kind] = sent_in(self.algorithm, steps[0], self.dtype, engine.rounded, period)
+        sent, receivers = self._kinds[kind], engine.topology.receivers(steps[0])
+        size = 2 if engine.rounded else self.dtype.itemsize
+        model = d * size if engine.wire is None else engine.wire.bytes(d, size)
+        to_each = float(sent.neighbours.of(d)) + sent.told * model
+        each = torch.full_like(self._total, receivers * to_each + self._into_means(float(sent.everybody.of(d))))
+        total = len(steps) * each
+        for p, amount in sent.sometimes:
+            times = engine.coin(p, torch.tensor(steps)[:, None]).sum(dim=0)
+            total += times * receivers * float(amount.of(d))
+        return total
+
+    def _into_means(self, of: float) -> float:
+        n = self.engine.topology.n
+        return 2 * (n - 1) / n * of
