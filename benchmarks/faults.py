@@ -6,7 +6,8 @@ Node i has f_i(x) = ½ (x − b_i)ᵀ A_i (x − b_i), A_i diagonal in [0.5, 1.5
 nodes' root mean square distance to the minimiser of Σ f_i, over the last 200 steps and all seeds, relative to the
 initial distance. The drift is the distance that the mean moves in 500 steps without gradients, relative to the nodes'
 initial disagreement. The growth is the error at the end over the error at half time: 1 if it has settled, √2 for a
-random walk. A run diverges if its final error exceeds the initial one. D² runs on lazy/ring:16: it needs λ_min > −1/3.
+random walk. A run diverges if its final error exceeds the initial one. D² runs on lazy/ring:16: it needs λ_min > −1/3,
+and RelaySGD on chain:16: it needs a tree.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import torch
 from torch import Tensor
 
 import quasiglobal as qg
-from quasiglobal.algorithms import ALGORITHMS, Algorithm
+from quasiglobal.algorithms import ALGORITHMS, algorithm, name_of
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.leaderboard.contenders import PLAIN
 from quasiglobal.report.markdown import table as markdown_table
 
 N, D, NOISE, TAIL = 16, 10, 0.1, 200
@@ -28,6 +30,7 @@ DROPS = (0.0, 0.1, 0.3)
 CHURN = 0.1
 LR = 0.05
 """Learning rate of plain SGD. Adam uses a tenth, and so does momentum 0.9, whose steps sum to ten times a gradient."""
+VARIANTS = ("push-diging:sums=true", "push-diging:sums=true,beta=0.9", "lt-admm:tau=1,beta_a=0.1")
 
 
 def draw(seed: int, *shape: int) -> Tensor:
@@ -85,17 +88,18 @@ def drift(name: str, topology: str, lr: float, runs: int, drop: float) -> float:
     return float((moved / apart).sqrt())
 
 
-def learning_rate(name: str, algorithm: Algorithm) -> float:
-    return LR / 10 if "adam" in name or getattr(algorithm, "beta", 0.0) else LR
+def learning_rate(name: str) -> float:
+    plain = name_of(name) in PLAIN or not getattr(algorithm(name), "beta", 0.0)
+    return LR if plain and name not in ("dadam", "dadamw", "qg-dadam", "noloco") else LR / 10
 
 
 def row(name: str, steps: int, runs: int) -> list[str]:
-    algorithm = ALGORITHMS[name]
-    lazy = algorithm.needs.lambda_min_above is not None and not algorithm.needs.lazy
-    topology = f"lazy/ring:{N}" if lazy else f"ring:{N}"
-    lr = learning_rate(name, algorithm)
+    needs = algorithm(name).needs
+    lazy = needs.lambda_min_above is not None and not needs.lazy
+    topology = f"chain:{N}" if needs.tree else f"lazy/ring:{N}" if lazy else f"ring:{N}"
+    lr = learning_rate(name)
     drifts = [f"{drift(name, topology, lr, runs, drop):.2g}" for drop in DROPS]
-    label = f"`{name}`" + (" on `lazy/`" if lazy else "")
+    label = f"`{name}`" + ("" if topology == f"ring:{N}" else f" on `{topology}`")
     if "gossip" in name:
         return [label, "", *drifts, *[""] * 7]
     settings = [{"drop": drop} for drop in DROPS] + [{"churn": CHURN}]
@@ -114,12 +118,12 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message=".*loses its exactness")
-    bearing = [name for name, algorithm in ALGORITHMS.items() if algorithm.needs.loss != "refused"]
-    names = [name for name in bearing if not traffic(ALGORITHMS[name]).everybody]
+    everything = {name: algorithm(name) for name in (*ALGORITHMS, *VARIANTS)}
+    bearing = [name for name, one in everything.items() if one.needs.loss != "refused" and not traffic(one).means]
     columns = ["algorithm", "lr", *(f"drift, drop {drop:g}" for drop in DROPS), "error, no faults"]
     columns += [*(f"drop {drop:g}" for drop in DROPS[1:]), f"churn {CHURN:g}"]
     columns += ["growth, no faults", f"growth, drop {DROPS[-1]:g}", "diverges"]
-    print(markdown_table(columns, [row(name, args.steps, args.runs) for name in names]))
+    print(markdown_table(columns, [row(name, args.steps, args.runs) for name in bearing]))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,14 @@ def run(algorithm="dsgd", topology=GRAPH, steps=STEPS, seeds=(0,), resume=None, 
     return qg.minimize(gradient, x0, algorithm, topology, LR, steps, engine=engine, resume=resume)
 
 
+def error(algorithm, **faults):
+    """Distance of the farthest node to the minimum after 400 steps."""
+    try:
+        return (run(algorithm, steps=400, **faults).x - TARGET.mean(dim=0)).norm(dim=1).max()
+    except qg.Diverged:
+        return torch.inf
+
+
 # --------------------------------------------------------------------------------- reference draws in Python integers
 
 BITS = 2**64 - 1
@@ -205,7 +213,21 @@ def test_a_method_that_collapses_is_refused():
 def test_methods_that_one_sided_loss_harms_say_so(algorithm):
     with pytest.warns(UserWarning, match="loses its exactness when messages are lost in one direction"):
         run(algorithm, steps=1, drop=0.1)
-    run(algorithm, steps=1, churn=0.1)                  # an absent node leaves W doubly stochastic
+    if ALGORITHMS[algorithm].needs.absence == "tolerated":
+        run(algorithm, steps=1, churn=0.1)              # an absent node leaves W doubly stochastic
+
+
+@pytest.mark.parametrize("algorithm", ["sgp", "push-diging", "push-diging:sums=true", "ab"])
+@pytest.mark.filterwarnings("ignore:.*when a node is cut off")
+def test_methods_that_absent_nodes_harm_say_so(algorithm):
+    with pytest.warns(UserWarning, match="misses the minimum, or diverges, when a node is cut off for many steps"):
+        run(algorithm, steps=1, churn=0.1)
+    assert error(algorithm, churn=0.1) > 1e-3
+
+
+@pytest.mark.parametrize("algorithm", ["dsgd-gt", "edm", "lt-admm:tau=1,beta_a=0.1"])
+def test_methods_that_absent_nodes_do_not_harm_reach_the_minimum(algorithm):
+    assert error(algorithm, churn=0.1) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["drop", "churn"])

@@ -2,12 +2,10 @@
 
 import importlib
 import json
-import multiprocessing
-import os
+import subprocess
 import sys
 import time
 from collections import deque
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +19,7 @@ from quasiglobal.data.sources import load
 from quasiglobal.errors import InputError
 from quasiglobal.leaderboard.competing import compete
 from quasiglobal.leaderboard.contenders import contender, contenders, newcomer, select
-from quasiglobal.leaderboard.contest import _prepare_process, contest
+from quasiglobal.leaderboard.contest import contest
 from quasiglobal.leaderboard.protocol import DIGITS, RELAY, SEEDS, TIERS, Condition, Tier, tier_named
 from quasiglobal.leaderboard.questions import QUESTIONS, Contrast, Number
 from quasiglobal.leaderboard.standings import Placing, SeedResult, Standing, read_standing, write_standing
@@ -136,6 +134,43 @@ def test_a_record_keeps_the_conditions_that_were_not_run_again(tmp_path):
     assert set(read_standing(path).conditions) == {"lost"}
 
 
+def test_a_record_keeps_the_seeds_that_were_not_run_again_at_the_same_rate(tmp_path):
+    write_standing(standing(seeds=((1, 0.9), (2, 0.8))), tmp_path)
+    path = write_standing(standing(seeds=((2, 0.85), (3, 0.7))), tmp_path)
+    assert read_standing(path).conditions["sorted"].values("mean") == pytest.approx({1: 90, 2: 85, 3: 70})
+    other = standing(seeds=((2, 0.6),))
+    other.conditions["sorted"] = replace(other.conditions["sorted"], lr=0.2)
+    assert read_standing(write_standing(other, tmp_path)).conditions["sorted"].values("mean") == {2: 60}
+
+
+def test_some_seeds_of_a_tier_are_chosen():
+    assert tier_named("relay", seeds=[3, 2]).seeds == (2, 3)
+    assert tier_named("relay").seeds == SEEDS
+    with pytest.raises(InputError, match="seeds are 1, 2, 3, got 1, 4"):
+        tier_named("relay", seeds=[1, 4])
+
+
+def test_a_record_is_complete_with_all_seeds_at_a_rate_that_learnt_or_after_smaller_rates():
+    whole = standing().conditions["sorted"]
+    assert whole.complete(SEEDS)
+    assert not replace(whole, seeds=whole.seeds[:2]).complete(SEEDS)
+    assert replace(whole, seeds=whole.seeds[:2]).complete((1, 2))
+    assert Placing(refused="collapses").complete(SEEDS)
+    chance = replace(whole, trials=dict.fromkeys("abcde", 0.1))
+    assert not chance.complete(SEEDS)
+    assert replace(chance, trials=dict.fromkeys("abcdefghij", 0.1)).complete(SEEDS)
+
+
+def test_the_tables_tell_missing_seeds_and_rates_that_are_a_matter_of_chance():
+    lucky = standing("edm")
+    lucky.conditions["sorted"] = replace(lucky.conditions["sorted"], trials={"0.1": 0.11, "0.2": None})
+    document = leaderboard_document({"digits": [lucky, standing(seeds=((1, 0.5),))]})
+    section = next(one for one in document.sections if one.anchor == "digits-sorted")
+    assert [row.cells[-1].text for row in section.rows] == ["no rate learnt anything in its trials", "1 of 3 seeds"]
+    contrast = Contrast("", Number("digits", "edm", "sorted"), Number("digits", "dsgd", "sorted"))
+    assert contrast.answer({"digits": [lucky, standing()]}).verdict == "not tuned: no rate learnt anything"
+
+
 def test_methods_are_chosen_by_patterns():
     assert [one.name for one in select(DIGITS, ["edm", "dsgd*merge"])] == ["edm", "dsgd + merge", "dsgdm-n + merge"]
     with pytest.raises(InputError, match="no method of tier digits matches 'nothing'"):
@@ -175,7 +210,10 @@ def test_smaller_rates_follow_if_no_rate_learns_anything(tmp_path):
 def test_without_tuning_the_given_rate_is_run_and_a_nodes_score_is_the_mean_of_its_last_tests(tmp_path):
     tier = replace(TOY, validation=0.0, tests=2, conditions=TOY.conditions[:1])
     tier = replace(tier, experiment=replace(tier.experiment, eval_every=1))
-    (found,) = compete([contender("dsgd", tier, lr=0.2)], tier, Options(runs=tmp_path, device="cpu"))
+    dsgd = contender("dsgd", tier, lr=0.2)
+    (second,) = compete([dsgd], replace(tier, seeds=(2,)), Options(runs=tmp_path, device="cpu"))
+    assert [one.seed for one in second.conditions["sorted"].seeds] == [2]
+    (found,) = compete([dsgd], tier, Options(runs=tmp_path, device="cpu"))
     placing = found.conditions["sorted"]
     assert (placing.lr, placing.trials) == (0.2, {})
     runs = {run.experiment.seed: run for run in find_runs(tmp_path)}
@@ -232,21 +270,24 @@ def test_again_trains_anew_what_has_a_record(toy, tmp_path, monkeypatch, capsys)
     assert all(path.stat().st_mtime_ns > made for path, made in first.items())
 
 
-def _worker_that_outlives(queue):
+PARENT = '''
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from quasiglobal.leaderboard.contest import _prepare_process
+
+if __name__ == "__main__":
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_prepare_process)
-    queue.put(pool.submit(os.getpid).result())
+    print(pool.submit(os.getpid).result(), flush=True)
     pool.submit(time.sleep, 600)
     time.sleep(600)
+'''
 
 
-def test_a_worker_ends_with_the_process_that_started_it():
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    parent = context.Process(target=_worker_that_outlives, args=(queue,))
-    parent.start()
-    worker = queue.get(timeout=60)
-    parent.kill()
-    parent.join()
+def test_a_worker_ends_with_the_process_that_started_it(tmp_path):
+    (tmp_path / "parent.py").write_text(PARENT)
+    with subprocess.Popen([sys.executable, tmp_path / "parent.py"], stdout=subprocess.PIPE, text=True) as parent:
+        worker = int(parent.stdout.readline())
+        parent.kill()
     until = time.monotonic() + 20
     while Path(f"/proc/{worker}").exists() and time.monotonic() < until:
         time.sleep(0.1)

@@ -164,6 +164,8 @@ class Needs(NamedTuple):
     symmetric: bool = False
     loss: Literal["proof", "tolerated", "harmed", "refused"] = "tolerated"
     """Effect of a message that is lost in one direction: none, a larger error, a wrong result, or not supported."""
+    absence: Literal["tolerated", "harmed"] = "tolerated"
+    """Effect of a node that is cut off for many steps and trains on: a larger error, or a wrong result."""
     alike_data: bool = False
     """Whether the method is meant for data that are alike at all nodes."""
 

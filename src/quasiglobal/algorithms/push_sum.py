@@ -49,7 +49,7 @@ class SGP(Wrapper):
 
     @property
     def needs(self) -> Needs:
-        return Needs(doubly_stochastic=False, loss="harmed")
+        return Needs(doubly_stochastic=False, loss="harmed", absence="harmed")
 
     @property
     def needs_full_precision(self) -> bool:
@@ -70,7 +70,8 @@ class PushDIGing(Algorithm):
     With `sums=true`, a node sends the sum of all that it ever offered to each receiver, and a receiver takes what is
     new since the last sum that came: a lost message is contained in the next one, so nothing is lost. Sums grow, so
     they are kept and sent in float64. All of a node's receivers over the topology's period get equal shares.
-    With noisy gradients and loss use momentum, such as β = 0.9.
+    With noisy gradients and loss use momentum, such as β = 0.9. A node that is cut off for many steps offers its mass
+    to nobody: w shrinks at each step, and x̃/w diverges.
 
     Differs from `dsgd-gt` in the weights, which a directed graph can have (see `sgp`), and in mixing after the step.
     """
@@ -115,7 +116,7 @@ class PushDIGing(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(doubly_stochastic=False, loss="proof" if self.sums else "harmed")
+        return Needs(doubly_stochastic=False, loss="proof" if self.sums else "harmed", absence="harmed")
 
     @property
     def needs_full_precision(self) -> bool:
@@ -154,7 +155,7 @@ class AB(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(doubly_stochastic=False, loss="harmed")
+        return Needs(doubly_stochastic=False, loss="harmed", absence="harmed")
 
     @property
     def needs_full_precision(self) -> bool:

@@ -18,7 +18,7 @@ from quasiglobal.cli.listing import Listing, Values
 from quasiglobal.cli.terminal import console, print_json, progress_bar, say_written, time_in_words
 from quasiglobal.leaderboard.contenders import Contender, newcomer, select
 from quasiglobal.leaderboard.contest import contest
-from quasiglobal.leaderboard.protocol import SEEDS, Tier, tier_named
+from quasiglobal.leaderboard.protocol import Tier, tier_named
 from quasiglobal.leaderboard.standings import (
     Standing,
     check_records,
@@ -75,6 +75,7 @@ def leaderboard(
     tier: Annotated[Positional[str], arg(metavar="TIER")] = "digits",
     methods: Globs = (),
     conditions: Globs = (),
+    seeds: Annotated[tuple[int, ...], arg(metavar="SEED...")] = (),
     show: bool = False,
     again: bool = False,
     at: At = DEFAULT,
@@ -90,10 +91,11 @@ def leaderboard(
         tier: digits (minutes on a CPU), cifar (ResNet-20, for a GPU), or relay (VGG-11 at published rates, for a GPU).
         methods: Run and print only the methods whose name matches one of these patterns, as in 'qg-*' 'edm'.
         conditions: Only the conditions of the tier whose name matches one of these patterns, as in 'sorted' '*0.01'.
+        seeds: Only these seeds, as in 1 2; a record keeps those that it has at the same rate. By default 1 2 3.
         show: Run nothing; print and write the tables of the records that exist.
         again: Also train methods anew that have a record.
     """
-    chosen = tier_named(tier, conditions)
+    chosen = tier_named(tier, conditions, seeds)
     wanted = [] if show else select(chosen, methods)
     if again:
         for one in wanted:
@@ -128,12 +130,12 @@ def add(
 
 
 def _has_record(one: Contender, tier: Tier, at: Places) -> bool:
-    """Whether there is a record of this method as it is now, of all seeds under all conditions."""
+    """Whether there is a complete record of this method as it is now, under all conditions."""
     found = read_standing(at.records / tier.name / file_name(one.name))
     if found is None or found.settings != one.settings:
         return False
     placings = [found.conditions.get(condition.name) for condition in tier.conditions]
-    return all(placing and (placing.refused or len(placing.seeds) == len(SEEDS)) for placing in placings)
+    return all(placing and placing.complete(tier.seeds) for placing in placings)
 
 
 def _forget(one: Contender, tier: Tier, at: Places) -> None:

@@ -24,6 +24,11 @@ HARMED = (
     "algorithm that tolerates loss (see `qg algorithms`)"
 )
 
+CUT_OFF = (
+    "{} misses the minimum, or diverges, when a node is cut off for many steps; use an algorithm that tolerates absent "
+    "nodes, such as qg-dsgdm-n or lt-admm"
+)
+
 
 def check_needs(algorithm: Algorithm, topology: Topology, faults: Faults | None = None, alike: bool = True) -> None:
     """Warn if the algorithm does not fit W, links with faults, or data that differ from node to node (not `alike`).
@@ -95,7 +100,7 @@ def _check_rounds(algorithm: Algorithm, topology: Topology) -> None:
 
 
 def _check_links(algorithm: Algorithm, faults: Faults) -> None:
-    """Check faults. An absent node leaves W doubly stochastic: it does no harm to methods that lose a sum by `drop`."""
+    """Check faults. An absent node leaves W doubly stochastic, so methods that `mix` lose no sum by it."""
     name, loss = type(algorithm).__name__, algorithm.needs.loss
     if faults and traffic(algorithm).means:
         raise InputError(NO_MEAN)
@@ -103,6 +108,8 @@ def _check_links(algorithm: Algorithm, faults: Faults) -> None:
         raise InputError(f"{name} collapses when messages are lost; use it without drop and churn, or use qg-dsgdm-n")
     if faults.drop and loss == "harmed":
         _warn(HARMED.format(name))
+    if faults.churn and algorithm.needs.absence == "harmed":
+        _warn(CUT_OFF.format(name))
 
 
 def _warn(sentence: str) -> None:

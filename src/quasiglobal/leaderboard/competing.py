@@ -14,7 +14,6 @@ from quasiglobal.leaderboard.contenders import Contender
 from quasiglobal.leaderboard.protocol import (
     LEARNS,
     MOST_RATES,
-    SEEDS,
     SMALLER_STEPS,
     STEPS_OF_TWO,
     Condition,
@@ -87,9 +86,10 @@ def _train_seeds(
 ) -> Standing:
     """Train the seeds of a method under all conditions; return its record."""
     going = [start for start in starts if not start.refused]
-    experiments = [replace(start.experiment, lr=start.rate, seed=SEEDS[0]) for start in going]
-    runs = sweep(experiments, replace(options, seeds=len(SEEDS)), watch)
-    by_condition = {start.condition.name: runs[k * len(SEEDS) : (k + 1) * len(SEEDS)] for k, start in enumerate(going)}
+    experiments = [replace(start.experiment, lr=start.rate, seed=seed) for start in going for seed in tier.seeds]
+    runs = sweep(experiments, options, watch)
+    each = len(tier.seeds)
+    by_condition = {start.condition.name: runs[k * each : (k + 1) * each] for k, start in enumerate(going)}
     facts = runs[0].summary if runs else None
     standing = Standing(
         tier.name, one.name, one.algorithm, one.topology, one.communication, one.wire,

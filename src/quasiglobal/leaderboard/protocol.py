@@ -64,6 +64,8 @@ class Tier:
     """Length of a trial in epochs; 0: as long as a run."""
     tests: int = 1
     """Number of last tests that a node's score is the mean of."""
+    seeds: tuple[int, ...] = SEEDS
+    """Seeds of the scores."""
 
     def at(self, condition: Condition) -> Experiment:
         """The experiment under a condition."""
@@ -130,8 +132,8 @@ TIERS = {tier.name: tier for tier in (DIGITS, CIFAR, RELAY)}
 """All tiers by name."""
 
 
-def tier_named(name: str, patterns: Sequence[str] = ()) -> Tier:
-    """A tier by its name, with the conditions that match one of the patterns; with all if there are none."""
+def tier_named(name: str, patterns: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tier:
+    """A tier by its name, with the conditions that match one of the patterns, and some of its seeds; else with all."""
     if name not in TIERS:
         raise unknown("tier", name, TIERS)
     tier = TIERS[name]
@@ -139,4 +141,6 @@ def tier_named(name: str, patterns: Sequence[str] = ()) -> Tier:
     if not chosen:
         names = "; ".join(one.name for one in tier.conditions)
         raise InputError(f"no condition of {name} matches {' '.join(patterns)}; * matches any text; it has {names}")
-    return replace(tier, conditions=chosen)
+    if not set(seeds) <= set(SEEDS):
+        raise InputError(f"seeds are {', '.join(map(str, SEEDS))}, got {', '.join(map(str, seeds))}")
+    return replace(tier, conditions=chosen, seeds=tuple(sorted(set(seeds))) or SEEDS)

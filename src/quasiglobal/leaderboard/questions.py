@@ -28,6 +28,11 @@ class Number:
         placing = self._placing(standings)
         return placing.sample(self.measure, f"{self.tier}, {data}") if placing else None
 
+    def learns(self, standings: Mapping[str, Sequence[Standing]]) -> bool:
+        """Whether a trial of its rates learnt something."""
+        placing = self._placing(standings)
+        return placing is None or placing.learns
+
     def diverges(self, standings: Mapping[str, Sequence[Standing]]) -> bool:
         """Whether there is no number since a seed diverged."""
         placing = self._placing(standings)
@@ -54,7 +59,8 @@ class Contrast:
         if ours is None or other is None:
             return None
         terms = paired([(1.0, ours), (-1.0, other)])
-        return Answer(self.says, ours.mean, other.mean, difference(terms), tolerance(terms))
+        learns = self.ours.learns(standings) and self.other.learns(standings)
+        return Answer(self.says, ours.mean, other.mean, difference(terms), tolerance(terms), learns)
 
 
 @dataclass(frozen=True)
@@ -66,12 +72,15 @@ class Answer:
     other: float
     difference: float = math.nan
     noise: float | None = None
+    learns: bool = True
 
     @property
     def verdict(self) -> str:
         """Whether the difference is beyond the noise."""
         if self.ours is None:
             return "diverges"
+        if not self.learns:
+            return "not tuned: no rate learnt anything"
         if self.noise is None:
             return "noise unknown"
         beyond = abs(self.difference) > self.noise

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from quasiglobal.common.files import finite, read_json, write_json
 from quasiglobal.errors import InputError
-from quasiglobal.leaderboard.protocol import TIERS, VERSION, Tier
+from quasiglobal.leaderboard.protocol import LEARNS, SMALLER_STEPS, STEPS_OF_TWO, TIERS, VERSION, Tier
 from quasiglobal.paper.published import Score
 from quasiglobal.report.noise import Sample
 
@@ -48,6 +49,23 @@ class Placing:
     seeds: tuple[SeedResult, ...] = ()
     notes: tuple[str, ...] = ()
     """Warnings of the library, such as a method that lost messages harm."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether a trial learnt something; otherwise the rate is a matter of chance."""
+        return not self.trials or max(value or 0.0 for value in self.trials.values()) >= LEARNS
+
+    def complete(self, seeds: Sequence[int]) -> bool:
+        """Whether nothing is left to run: all seeds are there, at a rate chosen by the protocol."""
+        tuned = self.learns or len(self.trials) >= len(SMALLER_STEPS + STEPS_OF_TWO)
+        return bool(self.refused) or (tuned and set(seeds) <= {one.seed for one in self.seeds})
+
+    def joined(self, before: Placing | None) -> Placing:
+        """With the further seeds of an earlier record at the same rate."""
+        if before is None or before.lr != self.lr:
+            return self
+        found = {one.seed: one for one in (*before.seeds, *self.seeds)}
+        return replace(self, seeds=tuple(found[seed] for seed in sorted(found)))
 
     @property
     def diverged(self) -> int:
@@ -130,11 +148,12 @@ def file_name(name: str) -> str:
 
 
 def write_standing(standing: Standing, records: Path) -> Path:
-    """Write a record; return its path. Conditions that only an earlier record of the same settings has are kept."""
+    """Write a record; return its path. Keep conditions and seeds that only an earlier record of its settings has."""
     path = records / standing.file
     before = read_standing(path)
     if before is not None and before.settings == standing.settings:
-        standing = replace(standing, conditions=before.conditions | standing.conditions)
+        ours = {name: one.joined(before.conditions.get(name)) for name, one in standing.conditions.items()}
+        standing = replace(standing, conditions=before.conditions | ours)
     write_json(path, finite(asdict(standing)))
     return path
 

@@ -10,7 +10,7 @@ from quasiglobal.algorithms import name_of
 from quasiglobal.common.files import replacing
 from quasiglobal.common.objects import readable
 from quasiglobal.errors import InputError
-from quasiglobal.leaderboard.protocol import TIERS, VERSION, Condition, Tier
+from quasiglobal.leaderboard.protocol import SEEDS, TIERS, VERSION, Condition, Tier
 from quasiglobal.leaderboard.questions import Answer, answers
 from quasiglobal.leaderboard.standings import MEASURES, Placing, Standing
 from quasiglobal.report.document import Cell, Column, Document, Row, Section
@@ -53,8 +53,16 @@ LEGEND = (
 
 
 def _tier_sections(tier: Tier, standings: Sequence[Standing]) -> list[Section]:
-    """A section with all conditions side by side, if there are several, and one for each condition."""
-    details = [_condition_section(tier, one, ranked(standings, one.name)) for one in tier.conditions]
+    """A section with all conditions side by side, and one for each condition."""
+    details = [
+        _condition_section(tier, one, ranked([found for found in standings if one.name in found.conditions], one.name))
+        for one in tier.conditions
+    ]
+    return [_overview(tier, standings), *details]
+
+
+def _overview(tier: Tier, standings: Sequence[Standing]) -> Section:
+    """All methods of a tier, with the mean of nodes under each condition; best first under the first one."""
     columns = (
         Column("method"), Column("graph"),
         *(Column(one.name, numeric=True) for one in tier.conditions), Column("MB a node", numeric=True),
@@ -70,7 +78,7 @@ def _tier_sections(tier: Tier, standings: Sequence[Standing]) -> list[Section]:
         for one in ranked(standings, tier.conditions[0].name)
     )
     says = "Mean of nodes under all conditions. On the page, a click on a heading sorts."
-    return [Section(tier.name, tier.title, says, columns, rows), *details]
+    return Section(tier.name, tier.title, says, columns, rows)
 
 
 def _condition_section(tier: Tier, condition: Condition, standings: Sequence[Standing]) -> Section:
@@ -110,7 +118,7 @@ def ranked(standings: Sequence[Standing], condition: str) -> list[Standing]:
 def score_cell(placing: Placing | None, measure: str = "mean") -> Cell:
     """A score as mean ± std; refused, or a star if a seed diverged."""
     if placing is None:
-        return Cell("", None, "none")
+        return Cell("not run", None, "none")
     if placing.refused:
         return Cell("refused" if measure == "mean" else "", None, "none")
     score = placing.score(measure)
@@ -124,7 +132,11 @@ def _merging(placing: Placing | None) -> Cell:
     nodes, averaged = (placing.score(measure) if placing else None for measure in ("mean", "averaged"))
     if nodes is None or averaged is None:
         return Cell("")
-    return Cell(f"{averaged.mean - nodes.mean:+.2f}".replace("-", "−"), averaged.mean - nodes.mean)
+    return _signed(averaged.mean - nodes.mean)
+
+
+def _signed(difference: float) -> Cell:
+    return Cell(f"{round(difference, 2) + 0.0:+.2f}".replace("-", "−"), difference)         # + 0.0: −0 is 0
 
 
 def _any_placing(one: Standing) -> Placing | None:
@@ -144,7 +156,11 @@ def _number(placing: Placing | None, measure: str, factor: float) -> Cell:
 
 
 def _note(placing: Placing | None) -> str:
-    return (placing.refused or "; ".join(placing.notes)) if placing else ""
+    if placing is None or placing.refused:
+        return placing.refused if placing else ""
+    own = [f"{len(placing.seeds)} of {len(SEEDS)} seeds"] if len(placing.seeds) < len(SEEDS) else []
+    own += [] if placing.learns else ["no rate learnt anything in its trials"]
+    return "; ".join((*own, *placing.notes))
 
 
 def _rate(placing: Placing | None) -> Cell:
@@ -176,7 +192,7 @@ def _answer_cells(one: Answer) -> list[Cell]:
     ours, apart = Cell("⋆", None, "bad"), Cell("")
     if one.ours is not None:
         ours = Cell(f"{one.ours:.2f}", one.ours)
-        apart = Cell(f"{one.difference:+.2f}".replace("-", "−"), one.difference)
+        apart = _signed(one.difference)
     return [Cell(one.says), ours, Cell(f"{one.other:.2f}", one.other), apart, noise, Cell(one.verdict)]
 
 
@@ -184,13 +200,22 @@ def _answer_cells(one: Answer) -> list[Cell]:
 
 
 def blocks(standings: Standings) -> dict[str, str]:
-    """Markdown for other documents by name: `top TIER` for each tier, and `answers`."""
-    found = {f"top {name}": _top(TIERS[name], of_tier) for name, of_tier in standings.items() if of_tier}
+    """Markdown for other documents by name: `top TIER` and `all TIER` for each tier, and `answers`."""
+    found = {}
+    for name, of_tier in standings.items():
+        if of_tier:
+            found[f"top {name}"] = _top(TIERS[name], of_tier)
+            found[f"all {name}"] = _whole(_overview(TIERS[name], of_tier))
     paragraphs = []
     for section in _question_sections(standings):
-        rows = [[escaped(cell.text) for cell in row.cells] for row in section.rows]
-        paragraphs += [f"**{section.title}**", table([column.title for column in section.columns], rows)]
+        paragraphs += [f"**{section.title}**", _whole(section)]
     return found | ({"answers": "\n\n".join(paragraphs)} if paragraphs else {})
+
+
+def _whole(section: Section) -> str:
+    """The table of a section."""
+    rows = [[escaped(cell.text) for cell in row.cells] for row in section.rows]
+    return table([column.title for column in section.columns], rows)
 
 
 def _top(tier: Tier, standings: Sequence[Standing]) -> str:
