@@ -117,7 +117,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message=".*loses its exactness")
+    warnings.filterwarnings("ignore", message=".*(loses its exactness|is cut off)")
     everything = {name: algorithm(name) for name in (*ALGORITHMS, *VARIANTS)}
     bearing = [name for name, one in everything.items() if one.needs.loss != "refused" and not traffic(one).means]
     columns = ["algorithm", "lr", *(f"drift, drop {drop:g}" for drop in DROPS), "error, no faults"]

@@ -5,8 +5,8 @@ LATER = (
     "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "dfedsam", "diloco", "noloco",
 )
 
-CHANNELS = ("relaysgd", "lt-admm", "sgp", "push-diging", "ab", "choco", "beer", "motef")
+CHANNELS = ("relaysgd", "lt-admm", "sgp", "qg-sgp", "push-diging", "ab", "choco", "adagossip", "beer", "motef")
 """Those of them that use channels of their own: messages per edge, pushes, compressed messages."""
 
-TWINS = ("ed", "gut", "led", "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "motef", "noloco")
+TWINS = ("ed", "gut", "led", "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "motef", "noloco", "qg-sgp", "adagossip")
 """Algorithms that share large parts of their code with one that runs all fast tests."""

@@ -19,6 +19,7 @@ from quasiglobal import algorithms, topology
 from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.algorithms.base import NodeView
 from quasiglobal.engines.costs import traffic
+from quasiglobal.engines.links import misfit
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.errors import InputError
 from quasiglobal.minimize import Diverged, Result, minimize
@@ -100,7 +101,7 @@ TREES = (topology.from_graph(nx.path_graph(N)), topology.from_graph(nx.full_rary
 
 
 def graphs(algorithm: Algorithm) -> tuple[Topology, ...]:
-    """The graphs to check an algorithm on."""
+    """The graphs to check an algorithm on, all of which it accepts."""
     needs = algorithm.needs
     if needs.tree or needs.undirected:
         return TREES if needs.tree else UNDIRECTED
@@ -108,7 +109,7 @@ def graphs(algorithm: Algorithm) -> tuple[Topology, ...]:
         per_edge = traffic(algorithm).per_edge
     except Exception:                                       # the checks say what is broken
         per_edge = False
-    return DIRECTED if per_edge else GRAPHS
+    return tuple(graph for graph in (DIRECTED if per_edge else GRAPHS) if misfit(needs, graph) is None)
 
 
 STEPS = 30

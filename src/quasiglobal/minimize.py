@@ -86,8 +86,8 @@ def minimize(
         full_gradient: full_gradient(x) → [n, d], each node's gradient over all of its data, used by `mimelite`.
             By default the gradient at the same step.
         seed: random seed from which `mimelite` samples its clients, and `proxskip` draws its steps with gossip.
-        wire: format of the messages: full, bf16, or for `choco`, `beer` and `motef` topk:0.01, randk:0.01, sign or
-            qsgd:4.
+        wire: format of the messages: full, bf16, or for `choco`, `adagossip`, `beer` and `motef` topk:0.01, randk:0.01,
+            sign or qsgd:4.
         weights: how much each node counts, n numbers > 0, such as its number of examples: minimise the weighted mean
             Σ p_i f_i, where p_i is the node's share (`Topology.weighted`). By default all nodes count alike.
         resume: an earlier result of the same run to resume from, instead of x0.

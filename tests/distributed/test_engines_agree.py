@@ -66,7 +66,8 @@ def test_sites_over_tls_are_too(processes, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:W of .*epidemic")
 def test_graphs_that_are_drawn_at_each_step_are_too():
-    compare(4, [("qg-dsgdm-n", "epidemic:8:2"), ("slowmo", "matching:7"), ("sgp", "equidyn:8")])
+    pushed = [("sgp", "equidyn:8"), ("qg-sgp", "equidyn:8")]
+    compare(4, [("qg-dsgdm-n", "epidemic:8:2"), ("slowmo", "matching:7"), *pushed])
 
 
 @pytest.mark.filterwarnings("ignore:.*loses its exactness")
@@ -99,7 +100,7 @@ def test_models_that_travel_in_16_bits_are_too():
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", ["qsgd:4", "topk:0.4", "randk:0.4", "sign"])
 def test_compressed_messages_are_too(wire):
-    compare(2, [(name, "ring:4") for name in ("choco", "beer", "motef")], wire=wire_of(wire))
+    compare(2, [(name, "ring:4") for name in ("choco", "adagossip", "beer", "motef")], wire=wire_of(wire))
 
 
 @pytest.mark.slow

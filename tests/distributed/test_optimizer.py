@@ -272,7 +272,7 @@ def test_an_algorithm_accepts_a_base_only_if_x_minus_lr_g_is_all_it_uses(name):
     with pytest.raises(qg.InputError, match="torchrun" if accepts else "does not accept a base: it "):
         qg.optim.GossipOptimizer(params, name, graph, base=loops.sgdm(params))
     others = ("slowmo:tau=3,base=dsgd", "slowmo:tau=3,base=d2+", "noloco:tau=3,base=dsgd")
-    assert accepts == (name in ("dsgd", "d2+", "relaysgd", "lt-admm", "choco", *others, *LOCAL))
+    assert accepts == (name in ("dsgd", "d2+", "relaysgd", "lt-admm", "choco", "adagossip", *others, *LOCAL))
 
 
 class Own(qg.Algorithm):

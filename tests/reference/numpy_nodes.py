@@ -532,6 +532,26 @@ class SGP(WithLocalStep):
 
 
 @dataclass(kw_only=True)
+class QGSGP(Worker):
+    """Quasi-global momentum (Lin et al. 2021, Algorithm 1) with a push in line 7, and the models x̃/w in line 8."""
+
+    beta: float = 0.9
+    mu: float | None = None
+    nesterov: bool = False
+
+    def step(self, x, g, t, lr):
+        memory, mu = self.memory, self.beta if self.mu is None else self.mu
+        if t == 1:
+            memory.update(x=x, w=1.0)
+        m = self.beta * memory["m_hat"] + g
+        memory["x"] = yield Push(memory["x"] - lr * (g + self.beta * m if self.nesterov else m))
+        memory["w"] = yield Push(memory["w"])
+        new = memory["x"] / memory["w"]
+        memory["m_hat"] = mu * memory["m_hat"] + (1 - mu) * (x - new) / lr
+        return new
+
+
+@dataclass(kw_only=True)
 class PushDIGing(Worker):
     """Push-DIGing (Nedić et al. 2017); `sums` sends running sums (Hadjicostis et al. 2016)."""
 
@@ -596,7 +616,22 @@ class Choco(WithLocalStep):
         q = compressed(self.place.wire, x - memory["x_hat"], self.place, t)
         memory["x_hat"] = memory["x_hat"] + q
         memory["mixed"] = memory["mixed"] + (yield Mix(q))
-        return x + self.gamma * (memory["mixed"] - memory["x_hat"])
+        return x + self.strength(memory["mixed"] - memory["x_hat"], t) * (memory["mixed"] - memory["x_hat"])
+
+    def strength(self, r, t):
+        return self.gamma
+
+
+@dataclass(kw_only=True)
+class AdaGossip(Choco):
+    """AdaGossip (Aketi et al. 2024): γ over the root of the mean square of r, with Adam's correction, at most 1."""
+
+    gamma: float = 0.01
+    rho: float = 0.999
+
+    def strength(self, r, t):
+        self.memory["v"] = self.rho * self.memory["v"] + (1 - self.rho) * r**2
+        return np.minimum(1, self.gamma / (np.sqrt(self.memory["v"] / (1 - self.rho**t)) + EPS))
 
 
 @dataclass(kw_only=True)
@@ -716,14 +751,16 @@ NAMES = {
     "relaysgd": (RelaySGD, {}),
     "lt-admm": (LTADMM, {}),
     "sgp": (SGP, {}),
+    "qg-sgp": (QGSGP, {"nesterov": True}),
     "push-diging": (PushDIGing, {}),
     "ab": (AB, {}),
     "choco": (Choco, {}),
+    "adagossip": (AdaGossip, {}),
     "beer": (BEER, {}),
     "motef": (BEER, {"lam": 0.1}),
 }
 
-CHANNELS = ("relaysgd", "lt-admm", "sgp", "push-diging", "ab", "choco", "beer", "motef")
+CHANNELS = ("relaysgd", "lt-admm", "sgp", "qg-sgp", "push-diging", "ab", "choco", "adagossip", "beer", "motef")
 """Methods with messages per edge, pushes or compressed messages; see `test_channel_references.py`."""
 
 

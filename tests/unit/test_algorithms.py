@@ -16,9 +16,10 @@ from quasiglobal.engines.simulator import Simulator
 NAMES = [
     "sgd", "sgdm", "sgdm-n", "adam", "dsgd", "dsgdm", "dsgdm-n", "dadam", "qg-dsgdm", "qg-dsgdm-n",
     "qg-dadam", "d2", "d2+", "dsgd-gt", "dsgdm-gt", "dsgdm-n-gt", "slowmo", "dmsgd", "dmsgd-2", "mimelite",
-    "gossip", "qg-gossip", "qg-sgdm", "qg-sgdm-n", "qhm", "relaysgd", "lt-admm", "sgp", "push-diging", "ab",
-    "choco", "beer", "motef", "momentum-tracking", "ed", "edm", "decentlam", "gossip-pga", "gut", "qg-gut", "k-gt",
-    "led", "proxskip", "gt-nsgdm", "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "dfedsam", "diloco", "noloco",
+    "gossip", "qg-gossip", "qg-sgdm", "qg-sgdm-n", "qhm", "relaysgd", "lt-admm", "sgp", "qg-sgp",
+    "push-diging", "ab", "choco", "adagossip", "beer", "motef", "momentum-tracking", "ed", "edm", "decentlam",
+    "gossip-pga", "gut", "qg-gut", "k-gt", "led", "proxskip", "gt-nsgdm",
+    "dsgd-clip", "dadamw", "dsgd-ac", "dfedavgm", "dfedsam", "diloco", "noloco",
 ]
 
 

@@ -243,8 +243,8 @@ def test_a_run_with_lost_messages_resumes_bit_for_bit(name, graph, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "models", "numbers"),
-    [("relaysgd", 1, 1), ("lt-admm:tau=4", 0.25, 0), ("sgp", 1, 1), ("push-diging", 2, 1), ("ab", 2, 0),
-     ("push-diging:sums=true", 4, 2)],
+    [("relaysgd", 1, 1), ("lt-admm:tau=4", 0.25, 0), ("sgp", 1, 1), ("qg-sgp", 1, 1), ("push-diging", 2, 1),
+     ("ab", 2, 0), ("push-diging:sums=true", 4, 2)],
 )
 def test_traffic_is_counted_to_the_number(name, models, numbers):
     """Sums travel in float64: twice the bytes."""
@@ -410,7 +410,7 @@ def test_an_unknown_wire_is_refused(wire):
 
 
 def test_only_algorithms_that_hold_the_error_compress():
-    sentence = "DSGD does not hold the error of compressed messages itself; use choco, beer or motef with sign"
+    sentence = "does not hold the error of compressed messages itself; use choco, adagossip, beer or motef with sign"
     with pytest.raises(qg.InputError, match=sentence):
         qg.minimize(None, torch.zeros(2), "dsgd", "ring:4", 0.1, 1, wire="sign")
     with pytest.raises(qg.InputError, match=sentence):

@@ -22,8 +22,8 @@ COLUMNS, SHARED, BLOCK = 70, 67, 64
 WITHOUT = {
     **dict.fromkeys(("mimelite", "dfedsam"), "needs further gradients"),
     "relaysgd": "exchanges messages per edge",
-    **dict.fromkeys(("choco", "beer", "motef"), "sends compressed messages"),
-    **dict.fromkeys(("sgp", "push-diging", "ab"), "pushes"),
+    **dict.fromkeys(("choco", "adagossip", "beer", "motef"), "sends compressed messages"),
+    **dict.fromkeys(("sgp", "qg-sgp", "push-diging", "ab"), "pushes"),
     "proxskip": "draws random numbers",
 }
 """The algorithms that have no kernel."""

@@ -13,7 +13,7 @@ from quasiglobal.algorithms.adaptive_consensus import DSGDAC
 from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, Wrapper, checked, option_types
 from quasiglobal.algorithms.beer import BEER
 from quasiglobal.algorithms.centralized import Centralized
-from quasiglobal.algorithms.choco import Choco
+from quasiglobal.algorithms.choco import AdaGossip, Choco
 from quasiglobal.algorithms.d2 import D2
 from quasiglobal.algorithms.decentlam import DecentLaM
 from quasiglobal.algorithms.dfedavgm import DFedAvgM, DFedSAM
@@ -32,7 +32,7 @@ from quasiglobal.algorithms.mimelite import MimeLite
 from quasiglobal.algorithms.momentum_tracking import MomentumTracking
 from quasiglobal.algorithms.noloco import NoLoCo
 from quasiglobal.algorithms.overlap import Overlap
-from quasiglobal.algorithms.push_sum import AB, SGP, PushDIGing
+from quasiglobal.algorithms.push_sum import AB, QGSGP, SGP, PushDIGing
 from quasiglobal.algorithms.quasi_global import QHM, QGDSGDm
 from quasiglobal.algorithms.relay import RelaySGD
 from quasiglobal.algorithms.sgd import DSGD, DSGDm
@@ -76,9 +76,11 @@ ALGORITHMS: dict[str, Algorithm] = {
     "relaysgd": RelaySGD(base=DSGDm(beta=0.0)),
     "lt-admm": LTADMM(),
     "sgp": SGP(base=DSGDm(beta=0.0)),
+    "qg-sgp": QGSGP(nesterov=True),
     "push-diging": PushDIGing(),
     "ab": AB(),
     "choco": Choco(base=DSGDm(beta=0.0)),
+    "adagossip": AdaGossip(base=DSGDm(beta=0.0)),
     "beer": BEER(),
     "motef": BEER(lam=0.1),
     "momentum-tracking": MomentumTracking(),

@@ -2,6 +2,8 @@
 
 A. Koloskova, S. U. Stich, M. Jaggi: Decentralized stochastic optimization and gossip algorithms with compressed
 communication. ICML 2019.
+AdaGossip: S. A. Aketi, A. Hashemi, K. Roy: AdaGossip: adaptive consensus step-size for decentralized deep learning with
+communication compression. 2024.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from quasiglobal.algorithms.base import Needs, Node, State, Wrapper, named, unnamed, zeros
@@ -44,7 +47,12 @@ class Choco(Wrapper):
         x, inner = self.base.step(x, g, unnamed(state), Local(node))
         q, mixed_q = node.tell(x - state["x_hat"])
         x_hat, mixed = state["x_hat"] + q, state["mixed"] + mixed_q             # mixed = W x_hat
-        return x + self.gamma * (mixed - x_hat), named(inner) | {"x_hat": x_hat, "mixed": mixed}
+        pull, memory = self._pull(mixed - x_hat, state, node)
+        return x + pull, named(inner) | {"x_hat": x_hat, "mixed": mixed} | memory
+
+    def _pull(self, r: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
+        """The movement towards the neighbours, whose x̂ differ by r on average, and what it keeps in the state."""
+        return self.gamma * r, {}
 
     @property
     def compresses(self) -> bool:
@@ -61,3 +69,35 @@ class Choco(Wrapper):
     @property
     def needs(self) -> Needs:
         return Needs(fixed=True, symmetric=True, loss="harmed")      # W x̂ is a sum over the steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaGossip(Choco):
+    """CHOCO-SGD whose strength of gossip adapts to each parameter, smaller where neighbours differ more.
+
+        x_i ← the base's local step;   x̂_i ← x̂_i + Q(x_i − x̂_i)           as in `choco`
+        r_i = Σ_j w_ij x̂_j − x̂_i
+        v_i ← ρ v_i + (1 − ρ) r_i²                                           v = 0 at the start
+        x_i ← x_i + min(1, γ / (√(v_i / (1 − ρᵗ)) + 10⁻⁸)) r_i               all per parameter
+
+    Differs from `choco` in γ, which is a length here: a parameter moves towards its neighbours' by about γ at a step,
+    or all the way if it is closer. The nodes' mean moves, since each node has its own strengths.
+    """
+
+    citation: ClassVar[str] = "Aketi et al. 2024"
+    limits: ClassVar[dict[str, str]] = Choco.limits | {"gamma": "(0, inf)", "rho": "[0, 1)"}
+
+    gamma: float = 0.01
+    rho: float = 0.999
+
+    def init(self, x: Tensor) -> State:
+        return super().init(x) | zeros(x, "v")
+
+    def _pull(self, r: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
+        v = torch.lerp(r * r, state["v"], self.rho)
+        strength = self.gamma / ((v / (1 - self.rho**node.time)).sqrt() + 1e-8)
+        return strength.clamp_max(1) * r, {"v": v}
+
+    @property
+    def keeps_mean(self) -> bool:
+        return False

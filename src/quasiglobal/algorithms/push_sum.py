@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, Wrapper, descend, named, unnamed, zeros
+from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, Wrapper, descend, momentum, named, unnamed, zeros
 from quasiglobal.algorithms.edges import Edges
 from quasiglobal.algorithms.local_base import Local, check_local
 
@@ -58,6 +58,56 @@ class SGP(Wrapper):
     @property
     def follows_messages(self) -> bool:
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class QGSGP(Algorithm):
+    """Quasi-global momentum on directed graphs: momentum from two consecutive models of `sgp`.
+
+        m_i ← β m̂_i + g_i
+        x̃_i ← Σ_j p_ij (x̃_j − η m_j),   w_i ← Σ_j p_ij w_j,   x_i⁺ ← x̃_i / w_i          (Nesterov: g_j + β m_j)
+        m̂_i ← μ m̂_i + (1 − μ) (x_i − x_i⁺)/η                                            w = 1, m̂ = 0 at the start
+
+    Differs from `qg-dsgdm` in its weights, which any node of a directed graph can arrange (see `sgp`); if P is doubly
+    stochastic, both are the same. Differs from S. A. Aketi's code for quasi-global momentum with SGP in m̂ if w ≠ 1:
+    there the gossip's share of the movement is divided by w, the gradient's share is not, so that they do not cancel.
+    """
+
+    citation: ClassVar[str] = "Lin et al. 2021; Assran et al. 2019"
+
+    beta: float = 0.9
+    mu: float | None = None             # None: μ = β
+    nesterov: bool = False
+
+    def init(self, x: Tensor) -> State:
+        return zeros(x, "m_hat") | {"w": torch.ones_like(x[:, :1])}
+
+    def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
+        m_hat, mu = state["m_hat"], self.beta if self.mu is None else self.mu
+        _, direction = momentum(m_hat, g, self.beta, self.nesterov)
+        pushed, w = node.push(descend(x * _weight(state["w"], node), node.lr, direction), state["w"])
+        x_new = pushed / _weight(w, node)
+        return x_new, {"m_hat": torch.lerp((x - x_new) / node.lr, m_hat, mu), "w": w}
+
+    @property
+    def divides_by_lr(self) -> bool:
+        return True
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(doubly_stochastic=False, loss="refused")                # w shrinks, and m̂ grows by 1/w
+
+    @property
+    def needs_full_precision(self) -> bool:
+        return True
+
+    @property
+    def follows_messages(self) -> bool:
+        return True
+
+    @property
+    def refuses_base(self) -> str:
+        return "adds quasi-global momentum to the local step, which would be combined with the base's"
 
 
 @dataclass(frozen=True, kw_only=True)

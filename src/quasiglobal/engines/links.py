@@ -74,6 +74,8 @@ def check_push(topology: Topology) -> None:
 
 def misfit(needs: Needs, topology: Topology) -> str | None:
     """Which graph an algorithm needs, and a remedy, if the topology's graph is not of that kind."""
+    if needs.lazy and topology.period != 1:
+        return f"needs a fixed symmetric W, which {topology} is not: it diverges there; use a fixed undirected graph"
     steps = [_between(W) for W in {id(W): W for W in topology.matrices}.values()]
     if needs.tree and not all(_is_tree(links) for links in steps):
         return f"needs a spanning tree, which {topology} is not; use one, such as tree:{topology.n}"

@@ -70,10 +70,7 @@ def _check_w(algorithm: Algorithm, topology: Topology) -> None:
     fixed, symmetric = (asked or bound is not None for asked in (needs.fixed, needs.symmetric))
     if (fixed and topology.period != 1) or (symmetric and not topology.is_symmetric):
         what = " ".join(word for word, asked in (("fixed", fixed), ("symmetric", symmetric)) if asked)
-        remedy = "use a fixed undirected graph"
-        if needs.lazy and topology.period != 1:
-            raise InputError(f"{name} needs a {what} W, which {topology} is not: it diverges there; {remedy}")
-        _warn(f"{name} needs a {what} W, which {topology} is not: it may diverge; {remedy}")
+        _warn(f"{name} needs a {what} W, which {topology} is not: it may diverge; use a fixed undirected graph")
     elif bound is None or needs.allow(topology.lambda_min):
         return
     elif needs.lazy:

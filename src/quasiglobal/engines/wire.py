@@ -182,7 +182,7 @@ def checked_wire(text: str, algorithm: Algorithm) -> Wire | None:
     if wire is not None and not algorithm.compresses:
         raise InputError(
             f"{type(algorithm).__name__} does not hold the error of compressed messages itself; "
-            f"use choco, beer or motef with {text}"
+            f"use choco, adagossip, beer or motef with {text}"
         )
     return wire
 

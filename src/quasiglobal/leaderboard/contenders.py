@@ -93,7 +93,7 @@ class Contender:
 
 PLAIN = (
     "sgd", "dsgd", "dsgd-ac", "dsgd-clip", "d2", "d2+", "ed", "edm", "sgp", "push-diging", "ab", "choco",
-    "beer", "motef", "gossip-pga", "gut", "k-gt", "led", "proxskip",
+    "adagossip", "beer", "motef", "gossip-pga", "gut", "k-gt", "led", "proxskip",
 )
 """Algorithms without momentum, or whose momentum is a mean of gradients."""
 
@@ -120,6 +120,7 @@ VARIANTS = (
     Contender(name="dsgdm-n, base graph", algorithm="dsgdm-n", topology=BASE),
     Contender(name="qg-dsgdm-n, base graph", algorithm="qg-dsgdm-n", topology=BASE),
     Contender(name="choco, top 10 %", algorithm="choco", wire="topk:0.1"),
+    Contender(name="adagossip, top 10 %", algorithm="adagossip", wire="topk:0.1"),
     *(
         Contender(name=f"{name} + merge", algorithm=name, communication=MERGE)
         for name in ("dsgd", "dsgdm-n", "qg-dsgdm-n", "edm")

@@ -91,7 +91,7 @@ class Experiment:
     churn: float = 0.0
     """Probability that a node is offline for 20 steps and trains alone. Simulator only."""
     wire: str = "full"
-    """Messages: full, bf16 (not for qg methods); for choco, beer, motef topk:0.01, randk:0.01, sign, qsgd:4."""
+    """full; bf16 (not for qg methods); topk:0.01, randk:0.01, sign, qsgd:4 (choco, adagossip, beer, motef)."""
     communication: str = ""
     """merge@end (replace the models by their mean at the end), complete@0.9-1.0 (average over all nodes meanwhile)."""
     classes: tuple[str, ...] = ()
