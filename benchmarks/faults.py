@@ -100,7 +100,7 @@ def row(name: str, steps: int, runs: int) -> list[str]:
     lr = learning_rate(name)
     drifts = [f"{drift(name, topology, lr, runs, drop):.2g}" for drop in DROPS]
     label = f"`{name}`" + ("" if topology == f"ring:{N}" else f" on `{topology}`")
-    if "gossip" in name:
+    if name in ("gossip", "qg-gossip"):
         return [label, "", *drifts, *[""] * 7]
     settings = [{"drop": drop} for drop in DROPS] + [{"churn": CHURN}]
     found = [error(name, topology, lr, steps, runs, **faults) for faults in settings]

@@ -10,7 +10,7 @@ from quasiglobal.engines.faults import Faults
 from quasiglobal.federation.site import SiteFolder
 from quasiglobal.topology.parsing import given_weights
 
-D, SEEDS, DROP = 7, (3, 5), 0.3
+D, SEEDS, DROP = 11, (3, 5), 0.3
 
 
 def graph_of(topology):
@@ -88,3 +88,22 @@ def in_a_process(
 def hosted_rows_of(rank, processes, topology, runs):
     n = graph_of(topology).n
     return [r * n + i for r in range(runs) for i in spread(n, processes)[rank]]
+
+
+class SmallFirst(qg.Algorithm):
+    """Mixes a number of each node before its model."""
+
+    def init(self, x):
+        return {"w": 1 + x[:, :1].abs()}
+
+    def step(self, x, g, state, node):
+        w = node.mix(state["w"])
+        return node.mix(x - node.lr * g / w), {"w": w}
+
+
+class Widths(SmallFirst):
+    """Mixes a number and a model in one message."""
+
+    def step(self, x, g, state, node):
+        w, x = node.mix(state["w"], x - node.lr * g / state["w"])
+        return x, {"w": w}

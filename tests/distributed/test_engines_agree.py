@@ -93,6 +93,11 @@ def test_two_trees_at_once_are_too(drop):
     compare(5, [(name, "double-trees:5") for name in names], drop=drop, shared=None)
 
 
+@pytest.mark.parametrize("rounded", [False, True])
+def test_messages_of_several_sizes_are_too(rounded):
+    compare(2, [(f"agreement:{name}", "ring:4") for name in ("SmallFirst", "Widths")], rounded=rounded, shared=None)
+
+
 def test_models_that_travel_in_16_bits_are_too():
     compare(2, [(name, "ring:8") for name in ("gossip", "dsgdm-n", "dsgdm-n-gt")], rounded=True)
 

@@ -158,5 +158,5 @@ def test_the_mean_stays_without_gradients(name, graph, seed, rates):
     _, x0 = problem(graph.n, 3, seed)
     history = run(None, x0, name, graph, rates).history
     means = history.mean(dim=1)
-    largest = float(history.abs().max())                # a diverging run, as of D² on any W, rounds in proportion
-    torch.testing.assert_close(means, means[:1].expand_as(means), rtol=0, atol=1e-12 * largest)
+    largest = max(1.0, float(history.abs().max()))      # a diverging run, as of D² on any W, rounds in proportion
+    torch.testing.assert_close(means, means[:1].expand_as(means), rtol=0, atol=1e-9 * largest)

@@ -145,7 +145,7 @@ def test_normalized_tracking_approaches_the_minimiser_as_the_rate_decays():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "lr"), [("decentlam", 0.01), ("gut", 0.05), ("qg-gut", 0.01), ("ed", 0.05)])
+@pytest.mark.parametrize(("name", "lr"), [("decentlam", 0.01), ("gut", 0.05), ("qg-gut", 0.01), ("d2+", 0.05)])
 @pytest.mark.filterwarnings("ignore:.* needs a fixed")
 def test_methods_that_need_a_fixed_w_move_away_where_it_changes(name, lr):
     """As their `needs` say. On this one-peer graph quasi-global momentum stays near the minimiser."""

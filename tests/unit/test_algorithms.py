@@ -191,7 +191,7 @@ def test_d2_says_what_it_needs_of_w():
     assert describe("d2").needs == "doubly stochastic, fixed, symmetric, λ_min > -0.333"
     assert describe("edm").needs == "doubly stochastic, fixed, symmetric, λ_min > -0.333, else (I + W)/2"
     assert describe("proxskip").needs == describe("decentlam").needs == "doubly stochastic, fixed, symmetric"
-    assert describe("gut").needs == "doubly stochastic, fixed"
+    assert describe("gut").needs == describe("dmsgd").needs == "doubly stochastic, fixed, symmetric"
     assert describe("sgd").needs == "nothing"
 
 

@@ -140,9 +140,9 @@ def test_columns_that_stay_at_their_node_have_no_neighbours():
 @pytest.mark.parametrize(
     ("message", "sentence"),
     [
-        (lambda x: {0: x}, "a message for each slot 0 to 1, got \\[0\\]"),
-        (lambda x: x, "has shape \\[4, 2, c\\], got \\[4, 2\\]"),
-        (lambda x: x[:, None].expand(4, 3, 2), "got \\[4, 3, 2\\]"),
+        (lambda x: {0: x}, "a message for each slot 0 to 1, got 0"),
+        (lambda x: x, "of shape \\[4, 2, c\\], or a dict of them, got shape \\[4, 2\\]"),
+        (lambda x: x[:, None].expand(4, 3, 2), "got shape \\[4, 3, 2\\]"),
     ],
 )
 def test_messages_of_another_shape_are_refused(message, sentence):
@@ -382,6 +382,28 @@ def test_bytes_of_proxskip_follow_its_coins():
     assert sent == 2 * 4 * d * sum(coins)
 
 
+def test_bytes_of_random_graphs_are_those_of_the_graphs_that_were_drawn():
+    graph = qg.topology.parse("equidyn:6:undirected=true")
+    links = [int((graph.weights(t) != 0).sum()) - 6 for t in range(1, 11)]
+    assert len(set(links)) > 1
+    sent, d = sent_by("dsgd", 10, "equidyn:6:undirected=true")
+    assert sent == pytest.approx(4 * d * sum(links) / 6, rel=1e-15)
+
+
+def test_a_merge_sends_the_statistics_of_batch_norm_too():
+    settings = {"model": "cnn", "norm": "bn", "width": 0.25}
+    (plain, d), (merged, _) = (sent_by("dsgd", 2, communication=one, **settings) for one in ("", "merge@end"))
+    experiment = replace(SHORT, **settings)
+    buffers = Program(task_of(experiment), [experiment], CPU).state.buffers
+    statistics = sum(value[0].numel() for value in buffers.values() if value.is_floating_point())
+    assert statistics > 0
+    assert merged - plain == 2 * 3 / 4 * 4 * (d + statistics)
+    (plain, _), (merged, _) = (
+        sent_by("dsgd", 2, communication=one, bn="local", **settings) for one in ("", "merge@end")
+    )
+    assert merged - plain == 2 * 3 / 4 * plain / (2 * 2)    # two steps, two neighbours; the statistics stay at their node
+
+
 def test_bytes_of_windows_trees_and_local_steps():
     sent, d = sent_by("dsgd", 10, communication="complete@0.5-0.7,complete@0.6-0.8")        # three steps in the union
     assert sent == 4 * d * (7 * 2 + 3 * 2 * 3 / 4)
@@ -391,6 +413,49 @@ def test_bytes_of_windows_trees_and_local_steps():
     assert sent == 4 * d * 2 * 2
     sent, d = sent_by("dsgd", 10, precision="fp64")
     assert sent == 8 * d * 10 * 2
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda node, x: node.mix(), r"node.mix takes tensors of one floating-point type, got nothing"),
+        (lambda node, x: node.mix(x.long()), r"node.mix takes tensors of one floating-point type, got int64"),
+        (lambda node, x: node.mix(x, x.double()), r"node.mix .* got float32 and float64; convert them"),
+        (lambda node, x: node.mix(x[:, 0]), r"node.mix takes tensors of shape \[4, c\], a row for each node"),
+        (lambda node, x: node.mix(x[:2]), r"a row for each node, got shape \[2, 3\]"),
+        (lambda node, x: node.push(x.long()), r"node.push .* got int64"),
+        (lambda node, x: node.mean(x.long()), r"node.mean .* got int64"),
+        (lambda node, x: node.mean(1.0), r"node.mean takes tensors of shape \[4, c\], .* got a float"),
+        (lambda node, x: node.tell(x.long()), r"node.tell .* got int64"),
+        (lambda node, x: node.mix_sometimes(2.0, x), r"node.mix_sometimes needs a probability in \[0, 1\], got 2.0"),
+        (lambda node, x: node.sample(2.0, node.time), r"node.sample needs a fraction in \(0, 1\], got 2.0"),
+        (lambda node, x: node.exchange(), r"node.exchange .* got nothing"),
+        (lambda node, x: node.exchange(None), r"node.exchange takes messages of shape \[4, 2, c\], .* got a NoneType"),
+        (lambda node, x: node.exchange([x, x]), r"or a dict of them, got a list"),
+        (lambda node, x: node.exchange({"a": x, 1: x}), r"a message for each slot 0 to 1, got a, 1"),
+        (lambda node, x: node.exchange({0: x, 1: x[:, :1]}), r"messages of one shape \[4, c\], got shape \[4, 1\]"),
+        (lambda node, x: node.exchange({0: 1.0, 1: 2.0}), r"messages of one shape \[4, c\], got a float"),
+        (lambda node, x: node.exchange(x[:, None], x[:, None].double()), r"node.exchange .* float32 and float64"),
+    ],
+)
+def test_a_wrong_call_of_a_channel_is_one_sentence(call, sentence):
+    class Wrong(qg.Algorithm):
+        def step(self, x, g, state, node):
+            call(node, x)
+            return x, state
+
+    with pytest.raises(qg.InputError, match=sentence):
+        qg.minimize(None, torch.zeros(4, 3), Wrong(), "ring:4", 0.1, 1)
+
+
+@pytest.mark.parametrize("result", [lambda x: (x[:1], {}), lambda x: (x, None), lambda x: (None, {})])
+def test_a_step_returns_models_like_those_before_and_a_state(result):
+    class Wrong(qg.Algorithm):
+        def step(self, x, g, state, node):
+            return result(x)
+
+    with pytest.raises(qg.InputError, match=r"step of Wrong has to return x, a tensor of shape \[4, 3\] as before"):
+        qg.minimize(None, torch.zeros(4, 3), Wrong(), "ring:4", 0.1, 1)
 
 
 def test_a_window_without_a_step_warns():

@@ -104,19 +104,60 @@ def test_a_tier_without_tuning_has_a_rate_for_every_condition():
     assert contender("dsgd", RELAY, lr=0.2).rates == {"α = 0.1": 0.2, "α = 0.01": 0.2}
 
 
-def test_a_name_of_another_method_is_not_taken():
-    assert newcomer("dsgd", DIGITS, "", "", 0.0).name == "dsgd"
+def test_a_name_of_another_method_is_not_taken(tmp_path):
+    assert newcomer("dsgd", DIGITS, "", "", 0.0, tmp_path).name == "dsgd"
     with pytest.raises(InputError, match="edm is the name of another method of tier digits; give yours another --name"):
-        newcomer("dsgd", DIGITS, "edm", "", 0.0)
+        newcomer("dsgd", DIGITS, "edm", "", 0.0, tmp_path)
     with pytest.raises(InputError, match="is the name of another method of tier digits, dsgd, base graph, as a file"):
-        newcomer("qhm", DIGITS, "dsgd base graph", "", 0.0)
+        newcomer("qhm", DIGITS, "dsgd base graph", "", 0.0, tmp_path)
     with pytest.raises(InputError, match="a name needs a letter or a digit"):
-        newcomer("qhm", DIGITS, "***", "", 0.0)
+        newcomer("qhm", DIGITS, "***", "", 0.0, tmp_path)
+    assert newcomer("qhm", DIGITS, "mine, too", "", 0.0, tmp_path).name == "mine, too"
+    write_standing(standing("mine too"), tmp_path)
+    with pytest.raises(InputError, match=r"mine-too.json is the record of mine too \(mine too, ring:16\); give yours"):
+        newcomer("qhm", DIGITS, "mine, too", "", 0.0, tmp_path)
+    with pytest.raises(InputError, match="lr must be a number > 0, got inf"):
+        newcomer("qhm", DIGITS, "mine", "", float("inf"), tmp_path)
 
 
-def test_all_methods_run_on_16_nodes():
+def test_a_change_of_any_file_of_ones_own_method_is_seen(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "package_of_tests"
+    package.mkdir()
+    (package / "__init__.py").write_text("from package_of_tests.rules import Mine\n\nmine = Mine()\n")
+    (package / "rules.py").write_text(MINE)
+    (tmp_path / "alias_of_tests.py").write_text("import quasiglobal as qg\n\nmine = qg.algorithm('dsgd')\n")
+    seen = [contender(text, DIGITS).source for text in ("package_of_tests:mine", "alias_of_tests:mine", "dsgd")]
+    (package / "rules.py").write_text(MINE + "\n")
+    (tmp_path / "alias_of_tests.py").write_text("import quasiglobal as qg\n\nmine = qg.algorithm('dsgdm')\n")
+    after = [contender(text, DIGITS).source for text in ("package_of_tests:mine", "alias_of_tests:mine", "dsgd")]
+    assert seen[0] != after[0]
+    assert seen[1] != after[1]
+    assert seen[2] == after[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("step", "sentence"),
+    [
+        ("return node.mix(y), state", "NameError: name 'y' is not defined"),
+        ("return x[:1], state", "has to return x, a tensor of shape"),
+        ("return node.mix(x.long()), state", "one floating-point type, got int64"),
+    ],
+)
+def test_a_fault_of_ones_own_method_is_one_sentence(step, sentence, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "faulty_of_tests", raising=False)
+    importlib.invalidate_caches()
+    Path("faulty_of_tests.py").write_text(MINE.replace("return node.mix(x - node.lr * g), state", step))
+    status, out, err = inside(monkeypatch, capsys, "leaderboard", "add", "faulty_of_tests:Mine", "--records", "records")
+    assert (status, out) == (2, "")
+    assert len(err.splitlines()) < 4
+    assert sentence in " ".join(err.split())
+
+
+def test_all_methods_run_on_16_nodes(tmp_path):
     with pytest.raises(InputError, match="run on 16 nodes, but ring:8 has 8"):
-        newcomer("dsgd", DIGITS, "mine", "ring:8", 0.0)
+        newcomer("dsgd", DIGITS, "mine", "ring:8", 0.0, tmp_path)
 
 
 def test_conditions_are_chosen_by_patterns():
@@ -321,7 +362,12 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert read_standing(write_standing(one, tmp_path)) == one
     assert read_standing(write_standing(replace(one, version=0), tmp_path)) is None
     text = write_standing(one, tmp_path).read_text()
-    for damaged in ("{", '{"conditions": []}', text.replace('"mean": 0.9', '"mean": "0.9"')):
+    changes = {
+        '"mean": 0.9': '"mean": "0.9"', '"lr": 0.1': '"lr": "x"', '"wire": "full"': '"wire": null',
+        '"name": "dsgd"': '"name": 5', '"published": {}': '"published": null', '"diverged": false': '"diverged": 1',
+    }
+    assert all(old in text for old in changes)
+    for damaged in ("{", '{"conditions": []}', *(text.replace(*change) for change in changes.items())):
         (tmp_path / "digits/dsgd.json").write_text(damaged)
         with pytest.warns(UserWarning, match="is damaged and ignored"):
             assert read_standing(tmp_path / "digits/dsgd.json") is None
@@ -371,21 +417,24 @@ def test_the_tables_rank_methods_and_tell_refusals_and_divergence():
 
 def test_a_documents_blocks_are_made_from_the_records(tmp_path):
     page = tmp_path / "page.md"
-    other = "<!-- leaderboard: none -->kept<!-- end -->"
+    other = "<!-- leaderboard: top cifar -->kept<!-- end -->"
     page.write_text(f"before\n<!-- leaderboard: top digits -->\nold\n<!-- end -->\n{other}")
     made = blocks({"digits": [standing()]})
-    refresh(page, made)
+    assert refresh(page, made) == {"top cifar"}
     assert page.read_text() == f"before\n<!-- leaderboard: top digits -->\n{made['top digits']}\n<!-- end -->\n{other}"
 
 
 def test_bad_words_are_one_sentence(tmp_path, monkeypatch, capsys):
     plain = tmp_path / "plain.md"
     plain.write_text("no blocks")
+    wrong = tmp_path / "wrong.md"
+    wrong.write_text("<!-- leaderboard: top digit --><!-- end -->")
     for words, sentence in (
         (("digit",), "unknown tier 'digit'; did you mean 'digits'?"),
         (("--show", "--records", str(tmp_path)), f"no records of tier digits in {tmp_path}; run"),
         (("--methods", "dsgd", "--workers", "-3", "--records", str(tmp_path)), "workers must be >= 0, got -3"),
         (("--show", "--update", str(plain)), f"{plain} has no block to update"),
+        (("--show", "--update", str(wrong)), f"unknown block of {wrong} 'top digit'; did you mean 'top digits'?"),
     ):
         status, _, err = inside(monkeypatch, capsys, "leaderboard", *words, "--out", str(tmp_path / "out"))
         assert status == 2

@@ -64,7 +64,9 @@ class BEER(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(refuses_drift=True, fixed=True, symmetric=True, loss="harmed")     # W v̂ is a sum over the steps
+        return Needs(                                       # W v̂ is a sum over the steps
+            refuses_drift=True, fixed=True, symmetric=True, loss="harmed", absence="harmed",
+        )
 
     @property
     def refuses_base(self) -> str:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Algorithm, Node, State, zeros
+from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, zeros
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class DMSGD(Algorithm):
         x_i ← x_i − η g_i + β m̂_i                       option 2
 
     Differs from `qg-dsgdm` in its momentum: it holds only the last movement, not a running average, and
-    a fraction μ of it is the node's own.
+    a fraction μ of it is the node's own. On quadratics it diverges if W is directed, or changes over several steps.
     """
 
     citation: ClassVar[str] = "Balu et al. 2020"
@@ -45,6 +45,10 @@ class DMSGD(Algorithm):
             m_hat = self.mu * (x - state["x_old"]) + (1 - self.mu) * (v - state["v_old"])
         start = v if self.option == 1 else x
         return start - node.lr * g + self.beta * m_hat, {"x_old": x, "v_old": v}
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(fixed=True, symmetric=True)            # v − v₋ is the movement of an average by the same W
 
     @property
     def refuses_base(self) -> str:

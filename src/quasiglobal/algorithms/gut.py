@@ -29,7 +29,7 @@ class GUT(Algorithm):
 
     Differs from `dsgd-gt` in tracking updates, which the models themselves show, so that it sends one model; it is not
     exact: with exact gradients its fixed point is that of DSGD with η (1 − μ)/(1 − μ + μb). The authors tune μ for each
-    data set. If W changes over time it diverges; with momentum (`qg-gut`) also on directed graphs.
+    data set. If W changes over time or is directed it diverges.
     """
 
     citation: ClassVar[str] = "Aketi et al. 2023"
@@ -60,9 +60,8 @@ class GUT(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """On quadratics it diverges if W changes; with momentum also if W is directed or messages are lost."""
-        heavy = self.beta > 0
-        return Needs(fixed=True, symmetric=heavy, loss="refused" if heavy else "tolerated")
+        """On quadratics it diverges if W changes or is directed; with momentum also if messages are lost."""
+        return Needs(fixed=True, symmetric=True, loss="refused" if self.beta > 0 else "tolerated")
 
     @property
     def refuses_base(self) -> str:

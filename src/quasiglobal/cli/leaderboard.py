@@ -126,7 +126,7 @@ def add(
         lr: Middle of the first grid of learning rates; by default 0.1. The grid grows until the best rate is inside.
     """
     chosen = tier_named(tier)
-    _run_and_show([newcomer(algorithm, chosen, name, topology, lr)], chosen, at, json)
+    _run_and_show([newcomer(algorithm, chosen, name, topology, lr, at.records)], chosen, at, json)
 
 
 def _has_record(one: Contender, tier: Tier, at: Places) -> bool:
@@ -203,8 +203,10 @@ def _show(tier: Tier, at: Places, json: bool, methods: Sequence[str]) -> None:
             title=tier.title, caption="Mean of nodes, %; the page has all numbers.",
         ).show()
     say_written(write_report(leaderboard_document(standings), at.out, ["html", "markdown"]))
+    made = blocks(standings)
     for path in at.update:
-        refresh(path, blocks(standings))
+        for name in sorted(refresh(path, made)):
+            console.print(f"{path} keeps its block {name!r}: {at.records} has no records for it", soft_wrap=True)
     if at.update:
         say_written(at.update)
 

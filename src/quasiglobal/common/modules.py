@@ -19,7 +19,8 @@ def copied(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> nn.
     `copy.deepcopy` fails on tensors that are computed from others, such as the weights of a pruned layer, drops the
     gradient hooks of parameters, and leaves those of a scripted part connected to the original's.
 
-    >>> layer = torch.nn.utils.prune.identity(nn.Linear(2, 1), "weight")
+    >>> from torch.nn.utils import prune
+    >>> layer = prune.identity(nn.Linear(2, 1), "weight")
     >>> layer.weight_orig.register_hook(lambda gradient: 0 * gradient) and None
     >>> copy = copied(layer)
     >>> copy.weight.equal(layer.weight), copy.weight is layer.weight, len(copy.weight_orig._backward_hooks)

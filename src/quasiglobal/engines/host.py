@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -138,6 +138,11 @@ class Host(ABC):
         if not isinstance(stepped, tuple) or len(stepped) != 2:
             raise InputError(
                 f"step of {type(algorithm).__name__} returns a {type(stepped).__name__}; it has to return (x, state)"
+            )
+        if not isinstance(stepped[0], Tensor) or stepped[0].shape != x.shape or not isinstance(stepped[1], Mapping):
+            raise InputError(
+                f"step of {type(algorithm).__name__} has to return x, a tensor of shape {list(x.shape)} as before, and "
+                "the state, a dict"
             )
         return stepped
 

@@ -16,6 +16,8 @@ from quasiglobal.engines.host import Host
 class Ledger:
     """Bytes that a node of each run has sent, on average over the nodes; an exact mean counts as a ring all-reduce.
 
+    A message that does not arrive counts too, also if its sender or receiver is absent (`churn`).
+
     >>> import quasiglobal as qg
     >>> from quasiglobal.engines.simulator import Simulator
     >>> ledger = Ledger(qg.algorithm("led:tau=7"), Simulator(qg.topology.ring(4)), d=650)
@@ -47,9 +49,9 @@ class Ledger:
         sent = traffic(self.algorithm)
         return sent.bytes(engine.topology, self.d, engine.rounded, engine.wire, self.dtype.itemsize)
 
-    def all_reduce(self) -> float:
-        """Bytes that a node sends for the exact mean of all models."""
-        return self._into_means(self.d * self.dtype.itemsize)
+    def all_reduce(self, further: int = 0) -> float:
+        """Bytes that a node sends for the exact mean of all models, and of `further` bytes of each node."""
+        return self._into_means(self.d * self.dtype.itemsize + further)
 
     def _bytes(self, kind: Hashable, steps: list[int]) -> Tensor:
         """The bytes of each run in steps of one kind."""
@@ -57,16 +59,22 @@ class Ledger:
         if kind not in self._kinds:
             period = engine.topology.period or 1
             self._kinds[kind] = sent_in(self.algorithm, steps[0], self.dtype, engine.rounded, period)
-        sent, receivers = self._kinds[kind], engine.topology.receivers(steps[0])
+        sent, receivers = self._kinds[kind], self._receivers(steps)
         size = 2 if engine.rounded else self.dtype.itemsize
         model = d * size if engine.wire is None else engine.wire.bytes(d, size)
         to_each = float(sent.neighbours.of(d)) + sent.told * model
-        each = torch.full_like(self._total, receivers * to_each + self._into_means(float(sent.everybody.of(d))))
-        total = len(steps) * each
+        into_means = len(steps) * self._into_means(float(sent.everybody.of(d)))
+        total = torch.full_like(self._total, float(receivers.sum()) * to_each + into_means)
         for p, amount in sent.sometimes:
-            times = engine.coin(p, torch.tensor(steps)[:, None]).sum(dim=0)
-            total += times * receivers * float(amount.of(d))
+            tossed = engine.coin(p, torch.tensor(steps)[:, None]).double()
+            total += (receivers[:, None] * tossed).sum(dim=0) * float(amount.of(d))
         return total
+
+    def _receivers(self, steps: list[int]) -> Tensor:
+        """The number of nodes that a node sends to in each of the steps, which have one position."""
+        topology = self.engine.topology
+        each = steps if topology.is_drawn(steps[0]) else steps[:1]
+        return torch.tensor([topology.receivers(t) for t in each], dtype=torch.float64).expand(len(steps))
 
     def _into_means(self, of: float) -> float:
         n = self.engine.topology.n

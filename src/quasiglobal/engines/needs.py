@@ -63,6 +63,8 @@ def _check_w(algorithm: Algorithm, topology: Topology) -> None:
             other = "use an algorithm for directed graphs: sgp, push-diging or ab"
         if topology.period is None:
             other = f"use matching:{topology.n} or equidyn:{topology.n}"
+        if needs.fixed or needs.lambda_min_above is not None:
+            other = f"use a fixed undirected graph with Metropolis weights, such as ring:{topology.n}"
         if needs.refuses_drift and not topology.keeps_mean:
             raise InputError(f"{name} needs a doubly stochastic W, but that of {topology} {effect}; {other}")
         _warn(f"W of {topology} is not doubly stochastic: it {effect}; {other}")

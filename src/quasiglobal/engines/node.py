@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,15 +60,21 @@ class StepNode:
     lazy: bool = False
 
     def mix(self, *tensors: Tensor) -> Any:
+        self._check("mix", tensors)
         return self._mixed(tensors, self.engine.mix(self.t, tensors, self.time))
 
     def mix_sometimes(self, p: float, *tensors: Tensor) -> Any:
+        self._check("mix_sometimes", tensors)
+        if not 0 <= p <= 1:
+            raise InputError(f"node.mix_sometimes needs a probability in [0, 1], got {p}")
         return self._mixed(tensors, self.engine.mix_sometimes(p, self.t, tensors, self.time))
 
     def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:
+        self._check("mean", (tensor,))
         return self.engine.mean(tensor, among)
 
     def push(self, *tensors: Tensor) -> Any:
+        self._check("push", tensors)
         pushed = self.engine.push(self.t, tensors, self.time)
         return pushed[0] if len(tensors) == 1 else pushed
 
@@ -78,10 +84,12 @@ class StepNode:
 
     def exchange(self, *messages: Messages, at: int | None = None) -> tuple[Any, Tensor]:
         stacked = tuple(self._stacked(one) for one in messages)
+        _check_types("exchange", stacked)
         received, arrived = self.engine.exchange(self.t, stacked, self.time, at)
         return received[0] if len(messages) == 1 else received, arrived
 
     def tell(self, v: Tensor, draw: int = 0) -> tuple[Tensor, Tensor]:
+        self._check("tell", (v,))
         return self.engine.tell(self.t, v, self.time, draw)
 
     def gradient(self, y: Tensor) -> Tensor:
@@ -91,23 +99,53 @@ class StepNode:
         return self.full(x)
 
     def sample(self, fraction: float, draw: Tensor) -> Tensor:
+        if not 0 < fraction <= 1:
+            raise InputError(f"node.sample needs a fraction in (0, 1], got {fraction}")
         return self.engine.sample(fraction, draw)
+
+    def _check(self, what: str, tensors: tuple[Tensor, ...]) -> None:
+        """Raise InputError unless all are [k, c], of one type of floating-point numbers."""
+        k = len(self.x)
+        for v in tensors:
+            if not isinstance(v, Tensor) or v.ndim != 2 or len(v) != k:
+                raise InputError(f"node.{what} takes tensors of shape [{k}, c], a row for each node, got {_said(v)}")
+        _check_types(what, tensors)
 
     def _stacked(self, messages: Messages) -> Tensor:
         """Messages as [k, degree, c]."""
         k, degree = len(self.x), self.edges.degree
-        if not isinstance(messages, Tensor):
+        if isinstance(messages, Mapping):
             if set(messages) != set(range(degree)):
-                raise InputError(f"exchange needs a message for each slot 0 to {degree - 1}, got {sorted(messages)}")
+                got = ", ".join(map(str, messages))
+                raise InputError(f"node.exchange needs a message for each slot 0 to {degree - 1}, got {got}")
+            for v in messages.values():
+                if not isinstance(v, Tensor) or v.ndim != 2 or v.shape != messages[0].shape:
+                    raise InputError(f"node.exchange needs messages of one shape [{k}, c], got {_said(v)}")
             messages = torch.stack([messages[j] for j in range(degree)], dim=1) if degree else self.x[:, None]
-        if messages.ndim != 3 or len(messages) != k or messages.shape[1] not in (1, degree):
-            raise InputError(f"a message to exchange has shape [{k}, {degree}, c], got {list(messages.shape)}")
+        if not isinstance(messages, Tensor) or messages.ndim != 3 or len(messages) != k or (
+            messages.shape[1] not in (1, degree)
+        ):
+            raise InputError(
+                f"node.exchange takes messages of shape [{k}, {degree}, c], or a dict of them, got {_said(messages)}"
+            )
         return messages.expand(k, degree, messages.shape[2])
 
     def _mixed(self, tensors: tuple[Tensor, ...], mixed: tuple[Tensor, ...]) -> Any:
         if self.lazy:
             mixed = tuple(torch.lerp(v, Wv, 0.5) for v, Wv in zip(tensors, mixed, strict=True))
         return mixed[0] if len(tensors) == 1 else mixed
+
+
+def _check_types(what: str, tensors: tuple[Tensor, ...]) -> None:
+    """Raise InputError unless the tensors of a message have one type of floating-point numbers."""
+    types = {v.dtype for v in tensors}
+    if len(types) != 1 or not tensors[0].is_floating_point():
+        got = " and ".join(sorted(str(one).removeprefix("torch.") for one in types)) or "nothing"
+        raise InputError(f"node.{what} takes tensors of one floating-point type, got {got}; convert them")
+
+
+def _said(value: object) -> str:
+    return f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def happens(probability: float, key: Tensor) -> Tensor:

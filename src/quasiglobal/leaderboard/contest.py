@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import torch
 
+from quasiglobal.common.imports import fault
 from quasiglobal.errors import InputError
 from quasiglobal.leaderboard.competing import compete
 from quasiglobal.leaderboard.contenders import Contender
@@ -48,10 +49,10 @@ def contest(
             except Exception as error:
                 failed[one.name] = error
     for name, why in failed.items():
-        if not isinstance(why, InputError):
-            log.error(f"{name} failed", exc_info=why)
+        log.debug(f"{name} failed", exc_info=why)
     if failed:
-        raise InputError("; ".join(f"{name} failed: {why}" for name, why in failed.items()))
+        said = {name: why if isinstance(why, InputError) else fault(why) for name, why in failed.items()}
+        raise InputError("; ".join(f"{name} failed: {why}" for name, why in said.items()))
 
 
 def _in_processes(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from quasiglobal.common.files import finite, read_json, write_json
 from quasiglobal.errors import InputError
@@ -132,10 +132,29 @@ class Standing:
             })
             for name, one in values["conditions"].items()
         }
-        results = (asdict(result) for one in conditions.values() for result in one.seeds)
-        if any(isinstance(value, str) for result in results for key, value in result.items() if key != "partition"):
-            raise ValueError("a text in place of a number")
-        return cls(**values | {"conditions": conditions})
+        found = cls(**values | {"conditions": conditions})
+        if not _is_of(cls, found):
+            raise ValueError("a value of another type")
+        return found
+
+
+def _is_of(hint: Any, value: Any) -> bool:
+    """Whether a value has the type of an annotation, with all its fields and entries."""
+    if is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return isinstance(value, cast(type, hint)) and all(
+            _is_of(hints[field.name], getattr(value, field.name)) for field in fields(hint)
+        )
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is_of(str, key) and _is_of(inner[1], one) for key, one in value.items())
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is_of(inner[0], one) for one in value)
+    if inner:
+        return any(_is_of(one, value) for one in inner)     # a number or None
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is hint
 
 
 def file_name(name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from quasiglobal.algorithms import name_of
 from quasiglobal.common.files import replacing
 from quasiglobal.common.objects import readable
-from quasiglobal.errors import InputError
+from quasiglobal.errors import InputError, unknown
 from quasiglobal.leaderboard.protocol import SEEDS, TIERS, VERSION, Condition, Tier
 from quasiglobal.leaderboard.questions import Answer, answers
 from quasiglobal.leaderboard.standings import MEASURES, Placing, Standing
@@ -227,8 +227,11 @@ def _top(tier: Tier, standings: Sequence[Standing]) -> str:
     return table([section.columns[k].title for k in shown], rows)
 
 
-def refresh(path: Path, made: Mapping[str, str]) -> None:
-    """Replace the blocks of a document, which stand between `<!-- leaderboard: NAME -->` and `<!-- end -->`."""
+def refresh(path: Path, made: Mapping[str, str]) -> set[str]:
+    """Replace the blocks of a document, which stand between `<!-- leaderboard: NAME -->` and `<!-- end -->`.
+
+    Return the names of those that stay as they are, since there are no records for them.
+    """
     text = document_with_blocks(path)
 
     def replaced(found: re.Match[str]) -> str:
@@ -236,16 +239,21 @@ def refresh(path: Path, made: Mapping[str, str]) -> None:
 
     with replacing(path) as temporary:
         temporary.write_text(BLOCK.sub(replaced, text), encoding="utf-8")
+    return {name for _, name, _ in BLOCK.findall(text)} - set(made)
 
 
 def document_with_blocks(path: Path) -> str:
-    """The text of a document; raise InputError if it has no block to replace."""
+    """The text of a document; raise InputError if it has no block to replace, or an unknown one."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {getattr(error, 'strerror', 'not a text')}") from None
     if not BLOCK.search(text):
         raise InputError(f"{path} has no block to update; write <!-- leaderboard: top digits --> and <!-- end -->")
+    known = ["answers", *(f"{what} {tier}" for what in ("top", "all") for tier in TIERS)]
+    for _, name, _ in BLOCK.findall(text):
+        if name not in known:
+            raise unknown(f"block of {path}", name, known)
     return text
 
 

@@ -189,16 +189,15 @@ class Topology:
         return total / (self.n * self.sampled_steps), most
 
     def receivers(self, t: int) -> float:
-        """Number of nodes that a node sends its model to at step t, averaged over the nodes; of a draw, over the draws.
+        """Number of nodes that a node sends its model to at step t, averaged over the nodes.
 
         >>> from quasiglobal.topology import parse
         >>> [parse("every:2/ring:4").receivers(t) for t in (1, 2)]
         [0.0, 2.0]
         """
-        if self.is_drawn(t):
+        if self.is_drawn(t) and self._same_traffic:
             return self._sent[0] / (self.n * len(self.matrices))
-        W = self.weights(t)
-        return float((W != 0).sum() - (W.diagonal() != 0).sum()) / self.n
+        return _messages(self.weights(t)) / self.n
 
     def bytes_per_step(self, d: int, bytes_per_number: int = 4) -> float:
         """Bytes that a node sends to mix a d-parameter model once, averaged over nodes and a period."""
@@ -276,6 +275,11 @@ class Topology:
         return sum(int(sent[id(W)].sum()) for W in self.matrices), max(int(one.max()) for one in sent.values())
 
     @cached_property
+    def _same_traffic(self) -> bool:
+        """Whether the same number of models is sent in all steps."""
+        return len({_messages(W) for W in self.matrices}) == 1
+
+    @cached_property
     def _eigenvalues(self) -> Matrix | None:
         if self.period != 1 or not self.is_symmetric:
             return None
@@ -298,3 +302,8 @@ def check_range(name: str, what: str, value: float, least: float, most: float) -
     if number is None or isinstance(number, bool) or not least <= number <= most:
         kind = "a whole number" if isinstance(least, int) else "a number"
         raise InputError(f"{name} needs {what}, {kind} from {least:g} to {most:g}, got {value!r}")
+
+
+def _messages(W: Matrix) -> int:
+    """Number of models that are sent to mix by W."""
+    return int((W != 0).sum() - (W.diagonal() != 0).sum())

@@ -69,12 +69,17 @@ class Bands:
         """Bytes that a node of the first experiment sends per step, on average over the nodes and the steps."""
         return self._ledgers[0].per_step()
 
-    def bytes_sent(self, run: int, steps: int) -> float:
-        """Bytes that a node of an experiment has sent after some steps, on average over the nodes."""
+    def bytes_sent(self, run: int, steps: int, buffers: Collection[Tensor] = ()) -> float:
+        """Bytes that a node of an experiment has sent after some steps, on average over the nodes.
+
+        `buffers` are those that `merge` averages as well.
+        """
         band = next(k for k, first in reversed(list(enumerate(self.firsts))) if first <= run)
         ledger = self._ledgers[band]
-        merged = ledger.all_reduce() if self.communication.merges and steps >= self.total else 0.0
-        return float(ledger.after(steps)[run - self.firsts[band]]) + merged
+        sent = float(ledger.after(steps)[run - self.firsts[band]])
+        if self.communication.merges and steps >= self.total:
+            sent += ledger.all_reduce(sum(value[0].nbytes for value in buffers if value.is_floating_point()))
+        return sent
 
     def merge(self, x: Tensor, buffers: Collection[Tensor], done: Sequence[int]) -> Tensor:
         """Replace models and buffers by their means over all nodes, in place, where merge@end says so; return x.

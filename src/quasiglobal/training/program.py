@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -128,6 +128,11 @@ class Program:
         self._runner = self._capture() if self._capture else None
 
     @property
+    def _merged_buffers(self) -> Collection[Tensor]:
+        """The buffers that merge@end averages with the models."""
+        return self.state.buffers.values() if self.experiment.bn == "shared" else ()
+
+    @property
     def experiment(self) -> Experiment:
         """The first experiment; use it only for fields that all experiments share."""
         return self.experiments[0]
@@ -161,8 +166,7 @@ class Program:
         passed, examples = self._train_steps(lambda step: after_step and after_step(first + step))
         self.state.epochs = [epochs + passed for epochs in self.state.epochs]
         done = [epochs * self.feed.steps_per_epoch for epochs in self.state.epochs]
-        buffers = self.state.buffers.values() if self.experiment.bn == "shared" else ()
-        self.state.x = self.bands.merge(self.state.x, buffers, done)
+        self.state.x = self.bands.merge(self.state.x, self._merged_buffers, done)
         if not self.finished:
             self.feed.draw(self.state.epochs)               # while a GPU still trains
         loss, right = self.sums()
@@ -313,7 +317,7 @@ class Program:
         for place, run in enumerate(chosen):
             rows = slice(place * nodes, (place + 1) * nodes)
             measures = tested.measures(rows)
-            measures |= measures_of_models(x[rows], self.bands.bytes_sent(run, steps[place]))
+            measures |= measures_of_models(x[rows], self.bands.bytes_sent(run, steps[place], self._merged_buffers))
             if everybody:
                 averaged = tested.of_model(len(chosen) * nodes + place)
                 measures |= measures_of_all(x[rows], averaged, self.weights[run])

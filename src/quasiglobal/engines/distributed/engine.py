@@ -50,6 +50,7 @@ class Distributed(Exchange):
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
     ) -> tuple[Tensor, State]:
         """Call the algorithm, and keep its models for processes that join later; catch up if the others are ahead."""
+        self._note_size(x.shape[1], x)
         newest = [edge.newest for edge in self.members.edges.values()]
         self.skipped = self.pace.behind(node.t, newest, self.topology.rounds, self.members.last_step)
         if self.skipped and isinstance(node, StepNode):
@@ -66,6 +67,7 @@ class Distributed(Exchange):
         With `ahead`, send the new x at once, for the next step, whose first mix must be that of x.
         """
         like = x.pieces[0]
+        self._note_size(x.shape[1], like)
         message = self._empty_message(1, self.columns(x.shape[1]), like.dtype) if ahead else None
         catches_up = self.pace.seconds is not None          # only `advance` does
         if catches_up or not self._in_blocks.step(algorithm, x, g, state, copy=message, **how):
@@ -79,6 +81,15 @@ class Distributed(Exchange):
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Send, receive, and move towards the received rows, always in full precision."""
         own = [self.by_run(v) for v in tensors]
+        widths = [rows.shape[2] for rows in own]
+        if len(set(widths)) > 1:                            # as columns of one tensor
+            joined = torch.cat(own, dim=2)
+            received = self._rows_to_mix(t, self._message([joined]), joined)
+            with full_precision(joined.device.type):
+                weights = self._delta(t, tuple(received), joined)
+                (moved,) = self._moved(weights, [joined], [self.told(joined)], received)
+            parts = torch.split(moved, widths, dim=2)
+            return tuple(self.with_own(part, v) for part, v in zip(parts, tensors, strict=True))
         received = self._rows_to_mix(t, self._message(own), tensors[0])
         with full_precision(tensors[0].device.type):
             return self._mixed_with(received, self._delta(t, tuple(received), tensors[0]), tensors)
@@ -89,7 +100,8 @@ class Distributed(Exchange):
         """Move these columns of the models towards the received rows."""
         own = [self.by_run(v) for v in tensors]
         told = [self.told(rows) for rows in own]
-        return self._moved(weights, tensors, own, told, {node: rows[..., columns] for node, rows in received.items()})
+        moved = self._moved(weights, own, told, {node: rows[..., columns] for node, rows in received.items()})
+        return tuple(self.with_own(rows, v) for rows, v in zip(moved, tensors, strict=True))
 
     def _exchange_blocks(self, t: int, message: Tensor, like: Tensor) -> Mixed:
         received = self._rows_to_mix(t, message, like)
@@ -126,18 +138,18 @@ class Distributed(Exchange):
             received[node] = restored.transpose(0, 1)
         q = self.with_own(own, nothing)
         with full_precision(v.device.type):
-            return q, self._moved(self._delta(t, tuple(received), own), (q,), [own], [own], received)[0]
+            (moved,) = self._moved(self._delta(t, tuple(received), own), [own], [own], received)
+        return q, self.with_own(moved, q)
 
     def _moved(
-        self, weights: Movement, tensors: tuple[Tensor, ...], own: Sequence[Tensor], told: Sequence[Tensor],
-        received: dict[int, Tensor],
-    ) -> tuple[Tensor, ...]:
+        self, weights: Movement, own: Sequence[Tensor], told: Sequence[Tensor], received: dict[int, Tensor]
+    ) -> Sequence[Tensor]:
         """Move towards the received rows, [tensors, runs, columns] of each remote node; called in full precision."""
         here, remote = weights
         if not received and here is None:
-            return tensors
+            return own
         mixed = []
-        for k, (rows, v) in enumerate(zip(own, tensors, strict=True)):
+        for k, rows in enumerate(own):
             first = told[k][:, :1]
             if len(self.nodes) == len(received) == 1 and told[k] is rows:
                 moved = torch.lerp(rows, next(iter(received.values()))[k][:, None], remote[0])  # in one pass
@@ -145,8 +157,12 @@ class Distributed(Exchange):
                 moved = rows if here is None else rows + here @ (told[k] - first)
                 for weight, row in zip(remote, received.values(), strict=True):
                     moved = torch.addcmul(moved, weight, row[k][:, None] - first)
-            mixed.append(self.with_own(moved, v))
-        return tuple(mixed)
+            mixed.append(moved)
+        return mixed
+
+    def _note_size(self, d: int, like: Tensor) -> None:
+        """Note the size of the models of d columns, which limits that of messages."""
+        self._model_bytes = d * like.element_size() * len(self.seeds) * max(map(len, self.hosted))
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Send, receive, and add what came, weighted by P(t)."""

@@ -26,7 +26,7 @@ from quasiglobal.engines.wire import Wire
 from quasiglobal.topology import Topology
 
 MARGIN = 8
-"""Message size limit, as a multiple of the first message's size."""
+"""Message size limit, as a multiple of the size of the first message, or of a model if that is larger."""
 
 
 class Exchange(Host):
@@ -61,6 +61,8 @@ class Exchange(Host):
         self.pace = Pace(round_deadline)
         self._at_exit: Finalize | None = None
         self._latest: ModelRows | None = None
+        self._model_bytes = 0
+        """Size of the models of a process in all runs; set by the first step."""
         self._ahead: tuple[Moment, dict[int, Edge], Tensor] | None = None
         """A message sent ahead: its moment, on which edges, and its memory."""
         self.writing = threading.Lock()
@@ -132,7 +134,7 @@ class Exchange(Host):
         members = self.members
         members.step = t
         if not members.begun:
-            members.begin(largest=MARGIN * largest)
+            members.begin(largest=MARGIN * max(largest, self._model_bytes))
         members.take_back()
         early = self._ahead[1] if self._ahead and self._ahead[0] == moment else {}
         self._ahead = None
