@@ -401,7 +401,7 @@ def test_a_merge_sends_the_statistics_of_batch_norm_too():
     (plain, _), (merged, _) = (
         sent_by("dsgd", 2, communication=one, bn="local", **settings) for one in ("", "merge@end")
     )
-    assert merged - plain == 2 * 3 / 4 * plain / (2 * 2)    # two steps, two neighbours; the statistics stay at their node
+    assert merged - plain == 2 * 3 / 4 * plain / (2 * 2)       # two steps, two neighbours
 
 
 def test_bytes_of_windows_trees_and_local_steps():
