@@ -18,8 +18,9 @@ from quasiglobal.data.dataset import validating
 from quasiglobal.data.sources import load
 from quasiglobal.errors import InputError
 from quasiglobal.leaderboard.competing import compete
-from quasiglobal.leaderboard.contenders import contender, contenders, newcomer, select
+from quasiglobal.leaderboard.contenders import contender, contenders, select
 from quasiglobal.leaderboard.contest import contest
+from quasiglobal.leaderboard.newcomers import newcomer, source
 from quasiglobal.leaderboard.protocol import DIGITS, RELAY, SEEDS, TIERS, Condition, Tier, tier_named
 from quasiglobal.leaderboard.questions import QUESTIONS, Contrast, Number
 from quasiglobal.leaderboard.standings import Placing, SeedResult, Standing, read_standing, write_standing
@@ -127,10 +128,10 @@ def test_a_change_of_any_file_of_ones_own_method_is_seen(tmp_path, monkeypatch):
     (package / "__init__.py").write_text("from package_of_tests.rules import Mine\n\nmine = Mine()\n")
     (package / "rules.py").write_text(MINE)
     (tmp_path / "alias_of_tests.py").write_text("import quasiglobal as qg\n\nmine = qg.algorithm('dsgd')\n")
-    seen = [contender(text, DIGITS).source for text in ("package_of_tests:mine", "alias_of_tests:mine", "dsgd")]
+    seen = [source(text) for text in ("package_of_tests:mine", "alias_of_tests:mine", "dsgd")]
     (package / "rules.py").write_text(MINE + "\n")
     (tmp_path / "alias_of_tests.py").write_text("import quasiglobal as qg\n\nmine = qg.algorithm('dsgdm')\n")
-    after = [contender(text, DIGITS).source for text in ("package_of_tests:mine", "alias_of_tests:mine", "dsgd")]
+    after = [source(text) for text in ("package_of_tests:mine", "alias_of_tests:mine", "dsgd")]
     assert seen[0] != after[0]
     assert seen[1] != after[1]
     assert seen[2] == after[2] == ""

@@ -20,7 +20,7 @@ from quasiglobal.training.metrics import average, consensus_distance
 WEIGHTS = np.array([3, 1, 2, 1])
 COPIES = np.repeat(np.arange(4), WEIGHTS)
 
-ADD_UP = {"relaysgd", "lt-admm", "sgp", "push-diging", "ab"}
+ADD_UP = {"relaysgd", "lt-admm", "sgp", "qg-sgp", "push-diging", "ab"}
 """Algorithms that are refused."""
 
 

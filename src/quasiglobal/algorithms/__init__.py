@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quasiglobal.algorithms.adam import DAdam, DAdamW, QGDAdam
 from quasiglobal.algorithms.adaptive_consensus import DSGDAC
-from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, Wrapper, checked, option_types
+from quasiglobal.algorithms.base import Algorithm, Node, State, Wrapper, checked, option_types
 from quasiglobal.algorithms.beer import BEER
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.algorithms.choco import AdaGossip, Choco
@@ -30,6 +30,7 @@ from quasiglobal.algorithms.local_correction import KGT, LED, ProxSkip
 from quasiglobal.algorithms.lt_admm import LTADMM
 from quasiglobal.algorithms.mimelite import MimeLite
 from quasiglobal.algorithms.momentum_tracking import MomentumTracking
+from quasiglobal.algorithms.needs import Needs
 from quasiglobal.algorithms.noloco import NoLoCo
 from quasiglobal.algorithms.overlap import Overlap
 from quasiglobal.algorithms.push_sum import AB, QGSGP, SGP, PushDIGing

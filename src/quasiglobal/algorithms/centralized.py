@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Messages, Needs, Node, NodeView, State, Wrapper
+from quasiglobal.algorithms.base import Messages, Node, NodeView, State, Wrapper
+from quasiglobal.algorithms.needs import Needs
 from quasiglobal.errors import InputError
 
 

@@ -14,8 +14,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Needs, Node, State, Wrapper, named, unnamed, zeros
+from quasiglobal.algorithms.base import Node, State, Wrapper, named, unnamed, zeros
 from quasiglobal.algorithms.local_base import Local, check_local, refuses_optimizer
+from quasiglobal.algorithms.needs import Needs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Needs, Node, State, Wrapper, momentum, named, unnamed, zeros
+from quasiglobal.algorithms.base import Node, State, Wrapper, momentum, named, unnamed, zeros
 from quasiglobal.algorithms.local_base import Local, check_local
+from quasiglobal.algorithms.needs import Needs
 
 
 @dataclass(frozen=True, kw_only=True)

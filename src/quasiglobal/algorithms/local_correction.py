@@ -16,7 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, descend, zeros
+from quasiglobal.algorithms.base import Algorithm, Node, State, descend, zeros
+from quasiglobal.algorithms.needs import Needs
 
 
 @dataclass(frozen=True, kw_only=True)

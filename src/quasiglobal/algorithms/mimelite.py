@@ -13,7 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, zeros
+from quasiglobal.algorithms.base import Algorithm, Node, State, zeros
+from quasiglobal.algorithms.needs import Needs
 
 
 @dataclass(frozen=True, kw_only=True)

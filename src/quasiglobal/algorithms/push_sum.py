@@ -16,9 +16,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Algorithm, Needs, Node, State, Wrapper, descend, momentum, named, unnamed, zeros
+from quasiglobal.algorithms.base import Algorithm, Node, State, Wrapper, descend, momentum, named, unnamed, zeros
 from quasiglobal.algorithms.edges import Edges
 from quasiglobal.algorithms.local_base import Local, check_local
+from quasiglobal.algorithms.needs import Needs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Needs, Node, State, Wrapper, named, unnamed
+from quasiglobal.algorithms.base import Node, State, Wrapper, named, unnamed
 from quasiglobal.algorithms.edges import Edges
 from quasiglobal.algorithms.local_base import Local, check_local, refuses_optimizer
+from quasiglobal.algorithms.needs import Needs
 from quasiglobal.errors import InputError
 
 

@@ -16,8 +16,9 @@ from tyro.conf import Positional, arg
 from quasiglobal.cli.arguments import Folder, Json, call
 from quasiglobal.cli.listing import Listing, Values
 from quasiglobal.cli.terminal import console, print_json, progress_bar, say_written, time_in_words
-from quasiglobal.leaderboard.contenders import Contender, newcomer, select
+from quasiglobal.leaderboard.contenders import Contender, select
 from quasiglobal.leaderboard.contest import contest
+from quasiglobal.leaderboard.newcomers import newcomer, source
 from quasiglobal.leaderboard.protocol import Tier, tier_named
 from quasiglobal.leaderboard.standings import (
     Standing,
@@ -30,12 +31,11 @@ from quasiglobal.leaderboard.standings import (
 from quasiglobal.leaderboard.summary import (
     blocks,
     document_with_blocks,
-    leaderboard_document,
     ranked,
     refresh,
     score_cell,
+    write_leaderboard,
 )
-from quasiglobal.report.formats import write_report
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunFolder, RunStore
 from quasiglobal.training.metrics import Record
@@ -164,8 +164,8 @@ def _run_and_show(
 
 def _run(wanted: Sequence[Contender], tier: Tier, at: Places) -> None:
     """Run methods, and write the record of each."""
-    source = "-".join(filter(None, dict.fromkeys(one.source for one in wanted)))
-    options = Options(runs=at.runs / tier.name / source, data_dir=at.data_dir, device=at.device)
+    changes = "-".join(filter(None, dict.fromkeys(source(one.algorithm) for one in wanted)))
+    options = Options(runs=at.runs / tier.name / changes, data_dir=at.data_dir, device=at.device)
     began = time.monotonic()
     with progress_bar() as progress:
         bar = progress.add_task(tier.name, total=len(wanted))
@@ -202,7 +202,7 @@ def _show(tier: Tier, at: Places, json: bool, methods: Sequence[str]) -> None:
             {"method": "method", "graph": "graph", **columns},
             title=tier.title, caption="Mean of nodes, %; the page has all numbers.",
         ).show()
-    say_written(write_report(leaderboard_document(standings), at.out, ["html", "markdown"]))
+    say_written(write_leaderboard(standings, at.out))
     made = blocks(standings)
     for path in at.update:
         for name in sorted(refresh(path, made)):

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
-from pathlib import Path
 
 from quasiglobal.algorithms import ALGORITHMS, algorithm, name_of
 from quasiglobal.algorithms.gossip import Gossip
-from quasiglobal.common.imports import fault, sources
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.faults import Faults
 from quasiglobal.engines.links import misfit
 from quasiglobal.engines.needs import check_needs
 from quasiglobal.errors import InputError
 from quasiglobal.leaderboard.protocol import NODES, Tier
-from quasiglobal.leaderboard.standings import file_name, read_standing
 from quasiglobal.topology.parsing import count_nodes, parse
 from quasiglobal.training.communication import MERGE
 from quasiglobal.training.experiment import Experiment
@@ -63,15 +58,6 @@ class Contender:
     def settings(self) -> tuple[str, ...]:
         """The algorithm, topology, schedule of communication and wire, as of a `Standing`."""
         return self.algorithm, self.topology, self.communication, self.wire
-
-    @property
-    def source(self) -> str:
-        """Hash of somebody's own method, whose runs are repeated after a change of its files; empty if built in."""
-        name, chosen = name_of(self.algorithm), algorithm(self.algorithm)
-        if name in ALGORITHMS:
-            return ""
-        files = b"".join(path.read_bytes() for path in sources(name.partition(":")[0]))
-        return hashlib.sha256(files + repr(chosen).encode()).hexdigest()[:8]
 
     def set_on(self, experiment: Experiment) -> Experiment:
         """An experiment of the tier with this method."""
@@ -174,35 +160,6 @@ def contender(text: str, tier: Tier, name: str = "", topology: str = "", lr: flo
     fitting = [graph for graph in graphs if misfit(needs, parse(graph)) is None]
     rates = {} if tier.validation else dict.fromkeys((one.name for one in tier.conditions), lr)
     return Contender(name=name or text, algorithm=text, topology=(fitting or graphs)[0], lr=lr, rates=rates)
-
-
-def newcomer(text: str, tier: Tier, name: str, topology: str, lr: float, records: Path) -> Contender:
-    """Somebody's own method, under a name that is not taken by another one, also not in the records."""
-    if not 0 <= lr < math.inf:
-        raise InputError(f"lr must be a number > 0, got {lr}")
-    chosen = algorithm(text)
-    try:
-        traffic(chosen)                                     # runs a step
-        one = contender(text, tier, name, topology, lr)
-    except InputError:
-        raise
-    except Exception as error:
-        raise InputError(f"{text} fails, {fault(error)}; check it with `qg algorithms {text} --check`") from error
-    if file_name(one.name) == file_name(""):
-        raise InputError(f"a name needs a letter or a digit, got {one.name!r}")
-    taken = next((other for other in contenders(tier) if file_name(other.name) == file_name(one.name)), one)
-    if taken.settings != one.settings:
-        whose = "" if taken.name == one.name else f", {taken.name}, as a file"
-        raise InputError(
-            f"{one.name} is the name of another method of tier {tier.name}{whose}; give yours another --name"
-        )
-    found = read_standing(path := records / tier.name / file_name(one.name))
-    if found is not None and (found.name, found.settings) != (one.name, one.settings):
-        raise InputError(
-            f"{path} is the record of {found.name} ({found.algorithm}, {found.topology}); give yours another --name, "
-            "or delete it"
-        )
-    return one
 
 
 def select(tier: Tier, patterns: Sequence[str]) -> list[Contender]:

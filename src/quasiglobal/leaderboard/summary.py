@@ -14,6 +14,7 @@ from quasiglobal.leaderboard.protocol import SEEDS, TIERS, VERSION, Condition, T
 from quasiglobal.leaderboard.questions import Answer, answers
 from quasiglobal.leaderboard.standings import MEASURES, Placing, Standing
 from quasiglobal.report.document import Cell, Column, Document, Row, Section
+from quasiglobal.report.formats import write_report
 from quasiglobal.report.markdown import escaped, table
 
 TOP = 5
@@ -37,6 +38,11 @@ def leaderboard_document(standings: Standings) -> Document:
         sections=(*tables, *_question_sections(standings)),
         legend=LEGEND,
     )
+
+
+def write_leaderboard(standings: Standings, out: Path) -> list[Path]:
+    """Write the page and the tables in Markdown to a folder; return their paths."""
+    return write_report(leaderboard_document(standings), out, ["html", "markdown"])
 
 
 LEGEND = (

@@ -314,12 +314,11 @@ class Program:
         with self.seeded(*(TESTS + done for done in steps)):        # for models that draw random numbers in tests too
             tested = self.evaluation(x, buffers, owners)
         found: list[Measures] = []
-        for place, run in enumerate(chosen):
-            rows = slice(place * nodes, (place + 1) * nodes)
-            measures = tested.measures(rows)
-            measures |= measures_of_models(x[rows], self.bands.bytes_sent(run, steps[place], self._merged_buffers))
+        for k, run in enumerate(chosen):
+            rows, sent = slice(k * nodes, (k + 1) * nodes), self.bands.bytes_sent(run, steps[k], self._merged_buffers)
+            measures = tested.measures(rows) | measures_of_models(x[rows], sent)
             if everybody:
-                averaged = tested.of_model(len(chosen) * nodes + place)
+                averaged = tested.of_model(len(chosen) * nodes + k)
                 measures |= measures_of_all(x[rows], averaged, self.weights[run])
             found.append(measures)
         return found
