@@ -117,6 +117,38 @@ def test_a_captured_step_loses_the_messages_that_the_cpu_loses(faults):
     torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:.*loses its exactness", "ignore:.*meant for data that are alike")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": "relaysgd:beta=0.9,nesterov=true", "topology": "chain:5", "drop": 0.3},
+        {"algorithm": "relaysgd:fill=start,base=dadam", "topology": "double-trees:5"},
+        {"algorithm": "lt-admm:tau=2,beta=0.9", "drop": 0.3},
+        {"algorithm": "sgp:beta=0.9", "topology": "exponential:5"},
+        {"algorithm": "qg-sgp", "topology": "one-peer-exponential:5"},
+        {"algorithm": "push-diging:sums=true,beta=0.9", "topology": "exponential:5", "drop": 0.3},
+        {"algorithm": "ab", "topology": "equidyn:5"},
+        {"algorithm": "choco:gamma=0.3", "wire": "topk:0.1"},
+        {"algorithm": "adagossip", "wire": "sign"},
+        {"algorithm": "beer", "wire": "qsgd:4", "drop": 0.3},
+        {"algorithm": "motef", "wire": "randk:0.1"},
+        {"algorithm": "momentum-tracking:init=mean"},
+        {"algorithm": "edm"},
+        {"algorithm": "proxskip:p=0.4"},
+        {"algorithm": "dfedsam:tau=2"},
+        {"algorithm": "noloco:tau=3", "topology": "matching:5"},
+        {"algorithm": "dsgdm-n", "communication": "complete@0.5-0.8,merge@end"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_captured_channels_equal_the_cpu(settings):
+    experiment = replace(SHORT, **settings)
+    there, here = (trained(experiment, device, seeds=(0, 1)) for device in ("cuda", "cpu"))
+    torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
+    for name, value in here.bands.bands[0].state.items():
+        torch.testing.assert_close(there.bands.bands[0].state[name].cpu(), value, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("norm", ["bn", "evonorm"])
 def test_a_resumed_run_goes_on_with_the_same_numbers(norm):
     """Equal up to non-deterministic kernels, which in float64 change the 16th digit."""
