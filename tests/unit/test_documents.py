@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import quasiglobal as qg
 from quasiglobal.cli import explain, look
 from quasiglobal.leaderboard.standings import read_standings
 from quasiglobal.leaderboard.summary import BLOCK, blocks, leaderboard_document
@@ -164,6 +166,24 @@ def test_the_numbers_for_choosing_a_method_are_those_of_the_tables():
         row = r"^\| (?:ResNet-EvoNorm-20: )?{} \| ring 16, α = {} \| [^|]+ \| ([\d.]+ ± [\d.]+) \(3\)"
         ours = [re.search(row.format(re.escape(method), alpha), tables, re.MULTILINE)[1] for alpha in ("1", "0.1")]
         assert f"| `{name}` | {ours[0]} | {ours[1]} |" in page
+
+
+@pytest.mark.filterwarnings("ignore:W of matrices is not doubly stochastic")
+def test_the_errors_on_a_directed_graph_are_those_that_are_printed():
+    page, names = (ROOT / "docs" / "choosing.md").read_text(), {}
+    (block,) = python_blocks(page)
+    exec(block, names)
+
+    def error(name, lr):
+        x0 = torch.zeros(1, dtype=torch.float64)
+        x = qg.minimize(lambda x, t: x - names["target"], x0, name, names["graph"], lr, 2000, keep_history=False).x
+        return float((x - 2.5).abs().max())
+
+    momentum = [("qg-dsgdm-n", 0.002), ("sgp:beta=0.9,nesterov=true", 0.002), ("qg-sgp", 0.002)]
+    errors = [f"{error(*one):.2g}" for one in momentum]
+    said = "`qg-dsgdm-n` ends {} from the minimum, `sgp` with momentum {}, `qg-sgp` {}, `push-diging` and `ab` 1e-13"
+    assert said.format(*errors) in page
+    assert max(error("push-diging", 0.02), error("ab", 0.02)) < 1e-13
 
 
 @pytest.mark.slow

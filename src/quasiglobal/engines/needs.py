@@ -60,7 +60,7 @@ def _check_w(algorithm: Algorithm, topology: Topology) -> None:
         effect = "has negative weights" if topology.keeps_mean else "makes the nodes' mean drift to a weighted mean"
         other = "use Metropolis weights, as from_graph does"
         if not topology.is_symmetric:
-            other = "use an algorithm for directed graphs: sgp, push-diging or ab"
+            other = "use an algorithm for directed graphs: qg-sgp, push-diging or ab"
         if topology.period is None:
             other = f"use matching:{topology.n} or equidyn:{topology.n}"
         if needs.fixed or needs.lambda_min_above is not None:
