@@ -31,6 +31,8 @@ from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import find_runs
 from quasiglobal.runs.tuning import FACTOR
 
+RECORDS = Path(__file__).parents[2] / "docs" / "results" / "leaderboard"
+
 TOY = Tier(
     name="toy", title="Toy",
     experiment=replace(DIGITS.experiment, width=0.25, epochs=2, steps=10, eval_every=2),
@@ -433,6 +435,7 @@ def test_bad_words_are_one_sentence(tmp_path, monkeypatch, capsys):
     for words, sentence in (
         (("digit",), "unknown tier 'digit'; did you mean 'digits'?"),
         (("--show", "--records", str(tmp_path)), f"no records of tier digits in {tmp_path}; run"),
+        (("--show", "--methods", "dsgdd", "--records", str(RECORDS)), "unknown method in the records of tier digits"),
         (("--methods", "dsgd", "--workers", "-3", "--records", str(tmp_path)), "workers must be >= 0, got -3"),
         (("--show", "--update", str(plain)), f"{plain} has no block to update"),
         (("--show", "--update", str(wrong)), f"unknown block of {wrong} 'top digit'; did you mean 'top digits'?"),

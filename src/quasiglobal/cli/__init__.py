@@ -14,6 +14,7 @@ from textwrap import dedent, fill
 from typing import NoReturn
 
 import quasiglobal
+from quasiglobal.cli.wrapping import wrapped
 from quasiglobal.errors import InputError, unknown
 
 GROUPS = {
@@ -121,7 +122,7 @@ def _help() -> str:
 
 def _refuse(why: object) -> NoReturn:
     """Print the error and exit with status 2."""
-    print(f"qg: {why}", file=sys.stderr)
+    print(wrapped(f"qg: {why}", sys.stderr), file=sys.stderr)
     sys.exit(2)
 
 

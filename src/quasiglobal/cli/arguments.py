@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 import tyro
 from tyro.conf import Positional, arg
 
+from quasiglobal.cli.wrapping import about
 from quasiglobal.errors import InputError
 from quasiglobal.runs.options import Options, split_options
 from quasiglobal.runs.store import RunStore
@@ -34,7 +35,7 @@ Around = Annotated[Options, arg(name="")]
 
 def call(commands: Mapping[str, Callable[..., None]], name: str, words: Sequence[str]) -> None:
     """Parse the words and call the command, a function with typed arguments."""
-    tyro.cli(commands[name], prog=f"qg {name}", args=list(words))
+    tyro.cli(commands[name], prog=f"qg {name}", description=about(commands[name]), args=list(words))
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def parsed(kind: type[Parsed], name: str, words: Sequence[str]) -> Parsed:
 
     def parse(experiment: Experiment, options: Options) -> Parsed:
         result: Parsed = tyro.cli(
-            kind, prog=f"qg {name}", args=list(words), default=replace(kind(), experiment=experiment, options=options)
+            kind, prog=f"qg {name}", description=about(kind), args=list(words),
+            default=replace(kind(), experiment=experiment, options=options),
         )
         return result
 

@@ -14,7 +14,7 @@ from quasiglobal.checks import check_algorithm
 from quasiglobal.cli.arguments import File, Json, Name, call
 from quasiglobal.cli.listing import Listing, Values, facts_table
 from quasiglobal.cli.tables import topology_facts, topology_listing, topology_values
-from quasiglobal.cli.terminal import console, print_json, say_written
+from quasiglobal.cli.terminal import console, print_json, say, say_written
 from quasiglobal.engines.costs import COLUMNS, Entry, describe
 from quasiglobal.errors import InputError
 from quasiglobal.report import plots
@@ -90,12 +90,11 @@ def _explain(name: str, json: bool) -> None:
         options = {one.name: getattr(chosen, one.name) for one in fields(chosen)}
         print_json(_entry_values(entry) | {"options": options, "text": "\n\n".join(texts)})
         return
-    print(f"{name}  {entry.citation}\n{chosen!r}\n")
-    print(*texts, sep="\n\n")
-    print()
+    for text in (f"{name}  {entry.citation}", repr(chosen), "", "\n\n".join(texts), ""):
+        say(text)
     for what, cell in zip(COLUMNS, entry.cells, strict=True):
         if what not in ("algorithm", "from"):
-            print(f"{what}: {cell}")
+            say(f"{what}: {cell}")
 
 
 def topology(

@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import Folder, Json, call
 from quasiglobal.cli.listing import Listing, Values
-from quasiglobal.cli.terminal import console, print_json, progress_bar, say_written, time_in_words
+from quasiglobal.cli.terminal import print_json, progress_bar, say, say_written, time_in_words
 from quasiglobal.leaderboard.contenders import Contender, select
 from quasiglobal.leaderboard.contest import contest
 from quasiglobal.leaderboard.newcomers import newcomer, source
@@ -91,19 +91,19 @@ def leaderboard(
         tier: digits (minutes on a CPU), cifar (ResNet-20, for a GPU), or relay (VGG-11 at published rates, for a GPU).
         methods: Run and print only the methods whose name matches one of these patterns, as in 'qg-*' 'edm'.
         conditions: Only the conditions of the tier whose name matches one of these patterns, as in 'sorted' '*0.01'.
-        seeds: Only these seeds, as in 1 2; a record keeps those that it has at the same rate. By default 1 2 3.
+        seeds: Only these seeds, as in 1 2. Other seeds in the record stay if the rate is unchanged. By default 1 2 3.
         show: Run nothing; print and write the tables of the records that exist.
         again: Also train methods anew that have a record.
     """
     chosen = tier_named(tier, conditions, seeds)
+    if show:
+        check_records(chosen, at.records, methods)
     wanted = [] if show else select(chosen, methods)
     if again:
         for one in wanted:
             _forget(one, chosen, at)
     else:
         wanted = [one for one in wanted if not _has_record(one, chosen, at)]
-    if show:
-        check_records(chosen, at.records)
     _run_and_show(wanted, chosen, at, json, methods)
 
 
@@ -180,7 +180,7 @@ def _run(wanted: Sequence[Contender], tier: Tier, at: Places) -> None:
             write_standing(standing, at.records)
             progress.update(bar, completed=k, description=standing.name)
             since = time_in_words(time.monotonic() - began)
-            console.print(f"{k} of {len(wanted)} after {since}: {_in_words(standing, tier)}", soft_wrap=True)
+            say(f"{k} of {len(wanted)} after {since}: {_in_words(standing, tier)}")
 
 
 def _in_words(standing: Standing, tier: Tier) -> str:
@@ -206,7 +206,7 @@ def _show(tier: Tier, at: Places, json: bool, methods: Sequence[str]) -> None:
     made = blocks(standings)
     for path in at.update:
         for name in sorted(refresh(path, made)):
-            console.print(f"{path} keeps its block {name!r}: {at.records} has no records for it", soft_wrap=True)
+            say(f"{path} keeps its block {name!r}: {at.records} has no records for it")
     if at.update:
         say_written(at.update)
 

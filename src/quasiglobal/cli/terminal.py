@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from quasiglobal.cli import discard_output
+from quasiglobal.cli.wrapping import wrapped
 from quasiglobal.common.files import as_line, finite
 from quasiglobal.common.progress import showing
 from quasiglobal.runs.store import RunFolder, Watcher
@@ -53,6 +54,11 @@ def print_json(value: object) -> None:
 def show_warning(message: Warning | str, *rest: Any) -> None:
     """Print a warning as one line."""
     console.print(f"warning: {message}")
+
+
+def say(text: str = "") -> None:
+    """Print a text, wrapped if it is for a terminal."""
+    console.print(wrapped(text), soft_wrap=True)
 
 
 def say_written(paths: Sequence[Path]) -> None:

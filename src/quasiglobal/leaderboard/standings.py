@@ -6,11 +6,12 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from quasiglobal.common.files import finite, read_json, write_json
-from quasiglobal.errors import InputError
+from quasiglobal.errors import InputError, unknown
 from quasiglobal.leaderboard.protocol import LEARNS, SMALLER_STEPS, STEPS_OF_TWO, TIERS, VERSION, Tier
 from quasiglobal.paper.published import Score
 from quasiglobal.report.noise import Sample
@@ -189,11 +190,17 @@ def read_standing(path: Path) -> Standing | None:
     return found if found.version == VERSION else None
 
 
-def check_records(tier: Tier, records: Path) -> None:
-    """Raise InputError if there are no records of a tier."""
-    if not any((records / tier.name).glob("*.json")):
+def check_records(tier: Tier, records: Path, patterns: Sequence[str] = ()) -> None:
+    """Raise InputError if there are no records of a tier, or if a pattern matches none of their names."""
+    found = [one for path in sorted((records / tier.name).glob("*.json")) if (one := read_standing(path))]
+    for pattern in patterns if found else ():
+        if not any(fnmatch(one.name, pattern) for one in found):
+            raise unknown(f"method in the records of tier {tier.name}", pattern, [one.name for one in found])
+    if not found:
         name = tier.name
-        raise InputError(f"no records of tier {name} in {records}; run `qg leaderboard {name}`, or name its folder")
+        raise InputError(
+            f"no records of tier {name} in {records}; run `qg leaderboard {name}`, or give their folder with --records"
+        )
 
 
 def read_standings(records: Path) -> dict[str, list[Standing]]:

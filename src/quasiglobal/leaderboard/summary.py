@@ -50,9 +50,9 @@ LEGEND = (
     "nodes: over the 16 models. Worst node: the lowest of them. Averaged model: the accuracy of the average of all "
     "models. Merge gives: the averaged model less the mean of nodes, in points, which is what merge@end changes.",
     "MB a node: what a node sends in a run, on average. Seconds a run: the time of 16 nodes on the device of the "
-    "record, with the runs of the same method that train beside it.",
-    "Refused: the library does not run the method under this condition. ⋆: a seed diverged. A rate with an asterisk "
-    "lies at an end of the largest grid.",
+    "record, with the runs of the same method that train beside it. Those of digits are rough: other programs ran too.",
+    "Refused: the library does not run the method under this condition. ⋆: a seed diverged. Not tuned: no rate learnt "
+    "anything in its trials. A rate with an asterisk lies at an end of the largest grid.",
     "30 % loss: a message is lost with probability 0.3, each direction of a link on its own; its weight returns to the "
     "receiver. Sorted: examples are sorted by label and cut into 16 parts.",
 )
@@ -130,6 +130,8 @@ def score_cell(placing: Placing | None, measure: str = "mean") -> Cell:
     score = placing.score(measure)
     if score is None:
         return Cell(f"⋆ ({placing.diverged} of {len(placing.seeds)})", None, "bad")
+    if not placing.learns:
+        return Cell(f"{score} (not tuned)", score.mean, "bad")
     return Cell(str(score), score.mean)
 
 
