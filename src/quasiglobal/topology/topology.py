@@ -164,7 +164,7 @@ class Topology:
             return None
         if self._eigenvalues is None:
             return lasting_noise(self.matrices)
-        squares = np.where(np.abs(self._eigenvalues) < TOLERANCE, 0, self._eigenvalues)[:-1] ** 2
+        squares = self._eigenvalues[:-1] ** 2
         return float((squares / (1 - squares)).sum() / self.n) if (squares < 1 - TOLERANCE).all() else float("inf")
 
     @cached_property
@@ -283,7 +283,8 @@ class Topology:
     def _eigenvalues(self) -> Matrix | None:
         if self.period != 1 or not self.is_symmetric:
             return None
-        return np.asarray(np.linalg.eigvalsh(self._similar(self.matrices[0])), dtype=np.float64)
+        found = np.linalg.eigvalsh(self._similar(self.matrices[0]))
+        return np.where(np.abs(found) < TOLERANCE, 0.0, found)
 
 
 def check_nodes(name: str, n: int, least: int, instead: str) -> None:
