@@ -201,6 +201,7 @@ def _show(tier: Tier, at: Places, json: bool, methods: Sequence[str]) -> None:
             [{"method": one.name, "graph": one.graph, "conditions": one.conditions} for one in rows],
             {"method": "method", "graph": "graph", **columns},
             title=tier.title, caption="Mean of nodes, %; the page has all numbers.",
+            folds={"graph": 10} | dict.fromkeys(columns, 7),
         ).show()
     say_written(write_leaderboard(standings, at.out))
     made = blocks(standings)
