@@ -107,3 +107,29 @@ class Widths(SmallFirst):
     def step(self, x, g, state, node):
         w, x = node.mix(state["w"], x - node.lr * g / state["w"])
         return x, {"w": w}
+
+
+class Growing(qg.Algorithm):
+    """Sends a model, then nine."""
+
+    def step(self, x, g, state, node):
+        x = node.mix(x - node.lr * g)
+        return sum(node.mix(*(x * k for k in range(1, 10)))) / 45, state
+
+
+class EdgesLater(qg.Algorithm):
+    """Mixes models, then exchanges them along each edge."""
+
+    keeps_mean = False
+
+    def step(self, x, g, state, node):
+        x = node.mix(x - node.lr * g)
+        came, there = node.exchange(x[:, None])
+        return x + 0.1 * (came - x[:, None] * there).sum(dim=1) / node.edges.degree, state
+
+
+class Pushing(qg.Algorithm):
+    """Pushes models, which on a doubly stochastic graph is an average."""
+
+    def step(self, x, g, state, node):
+        return node.push(x - node.lr * g), state

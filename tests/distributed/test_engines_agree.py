@@ -95,7 +95,9 @@ def test_two_trees_at_once_are_too(drop):
 
 @pytest.mark.parametrize("rounded", [False, True])
 def test_messages_of_several_sizes_are_too(rounded):
-    compare(2, [(f"agreement:{name}", "ring:4") for name in ("SmallFirst", "Widths")], rounded=rounded, shared=None)
+    names = ("SmallFirst", "Widths", "Growing", "Pushing")
+    cases = [*((f"agreement:{name}", "ring:4") for name in names), ("agreement:EdgesLater", "complete:20")]
+    compare(2, cases, rounded=rounded, shared=None)
 
 
 def test_models_that_travel_in_16_bits_are_too():

@@ -559,6 +559,13 @@ def test_exact_means_are_refused_with_the_reason(terms):
         refuse_between_sites(Experiment(algorithm="decentlam"))
 
 
+def test_methods_that_a_failing_network_harms_say_so():
+    with pytest.warns(UserWarning, match="momentum-tracking loses its exactness when messages are lost"):
+        refuse_between_sites(Experiment(algorithm="momentum-tracking"))
+    with pytest.warns(UserWarning, match="push-diging:sums=true misses the minimum, or diverges"):
+        refuse_between_sites(Experiment(algorithm="push-diging:sums=true"))
+
+
 def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_path, monkeypatch, caplog):
     log = Audit(tmp_path / "audit.jsonl")
     for _ in range(100):

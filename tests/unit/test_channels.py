@@ -9,8 +9,9 @@ from small_runs import CPU, SHORT, assert_same_run, final, settled, stop_at
 from small_runs import Stop as Stopped
 
 import quasiglobal as qg
-from quasiglobal.engines.costs import Traffic, traffic
+from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.faults import Faults
+from quasiglobal.engines.ledger import Ledger
 from quasiglobal.engines.node import hashed
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.wire import wire_of
@@ -250,8 +251,8 @@ def test_traffic_is_counted_to_the_number(name, models, numbers):
     """Sums travel in float64: twice the bytes."""
     found = traffic(qg.algorithm(name))
     assert (float(found.neighbours), float(found.numbers), found.everybody) == (models, numbers, 0)
-    assert found.bytes(qg.topology.ring(4), 100) == 2 * 4 * (100 * models + numbers)
-    assert Traffic(found.neighbours, found.everybody).numbers == 0
+    ledger = Ledger(qg.algorithm(name), Simulator(qg.topology.ring(4)), 100)
+    assert ledger.per_step() == 2 * 4 * (100 * models + numbers)
 
 
 # ------------------------------------------------------------------------------------------ schedules of communication
@@ -402,6 +403,51 @@ def test_a_merge_sends_the_statistics_of_batch_norm_too():
         sent_by("dsgd", 2, communication=one, bn="local", **settings) for one in ("", "merge@end")
     )
     assert merged - plain == 2 * 3 / 4 * plain / (2 * 2)       # two steps, two neighbours
+
+
+def test_a_message_to_compress_counts_by_its_width():
+    class Narrow(qg.Algorithm):
+        compresses = True
+
+        def step(self, x, g, state, node):
+            node.tell(x[:, :3])
+            return x + 0.0 * node.tell(x)[0], state
+
+    for wire, each in (("full", 4 * 13), ("topk:0.5", 8 * (2 + 5)), ("sign", (4 + 1) + (4 + 2))):
+        engine = Simulator(qg.topology.ring(6), wire=wire_of(wire))
+        assert float(Ledger(Narrow(), engine, 10).after(5)) == 5 * 2 * each, wire
+
+
+def test_an_exact_mean_of_a_number_is_an_exact_mean():
+    class Normed(qg.Algorithm):
+        def step(self, x, g, state, node):
+            return node.mix(x - node.lr * g / (1 + node.mean(g.norm(dim=-1, keepdim=True)))), state
+
+    assert traffic(Normed()).means
+    assert "consensus" in qg.check_algorithm(Normed())
+
+
+@pytest.mark.parametrize(
+    ("name", "graph", "precision"),
+    [("lt-admm:tau=2", "every:2/ring:4", "fp32"), ("noloco:tau=3", "every:2/ring:4", "fp32"),
+     ("gossip-pga:tau=3", "every:2/ring:4", "fp32"), ("push-diging:sums=true", "ring:4", "fp64"),
+     ("relaysgd", "double-trees:4", "fp32"), ("dsgd", "every:3/matching:4", "fp32")],
+)
+def test_the_estimated_bytes_are_those_that_are_sent(name, graph, precision):
+    experiment = replace(SHORT, algorithm=name, topology=graph, steps=25, epochs=1, precision=precision)
+    program = Program(task_of(experiment), [experiment], CPU)
+    first, last = (program.bands.bytes_sent(0, steps) for steps in (1, 25))
+    assert program.bands.bytes_per_step() == pytest.approx((last - first) / 24, rel=1e-12)
+
+
+def test_estimated_bytes_of_coins_are_their_expectation():
+    ledger = Ledger(qg.algorithm("proxskip:p=0.3"), Simulator(qg.topology.ring(4)), 100)
+    assert ledger.per_step() == pytest.approx(0.3 * 2 * 4 * 100, rel=1e-7)
+
+
+def test_rounded_messages_are_refused_where_they_do_harm():
+    with pytest.raises(qg.InputError, match="SGP uses small differences of mixed models"):
+        qg.minimize(None, torch.zeros(4, 3), "sgp", "ring:4", 0.1, 1, wire="bf16")
 
 
 def test_bytes_of_windows_trees_and_local_steps():

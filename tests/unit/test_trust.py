@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from quasiglobal.algorithms import ALGORITHMS
+from quasiglobal.algorithms import ALGORITHMS, algorithm
+from quasiglobal.engines.costs import sends_model_first
 from quasiglobal.engines.distributed.trust import FAR, REPEATED, Guard, Trust, guard_of
 from quasiglobal.errors import InputError
 from quasiglobal.runs.agreement import trust_of
@@ -135,6 +136,21 @@ def test_several_nodes_in_a_process_are_refused_with_the_remedy():
     assert guard_of(math.inf, [(0, 1), (2,)], lambda there, why: None) is None
     with pytest.raises(InputError, match="trust needs one node per process; start 3 processes, or leave it out"):
         guard_of(8.0, [(0, 1), (2,)], lambda there, why: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [("dsgd", True), ("qg-dsgdm-n", True), ("dadam", True), ("dmsgd", True), ("dsgdm:sync=gradient", False)],
+)
+def test_only_models_are_measured_from_the_model_at_the_start(name, first):
+    assert sends_model_first(algorithm(name)) == first
+
+
+def test_a_start_of_another_width_is_not_that_of_a_message():
+    guard = Guard(8.0, lambda there, why: None)
+    guard.begin(torch.zeros(1, 4))
+    own = torch.ones(1, 1, 5)
+    assert guard.clipped(0, own, {1: 1.1 * own}, [0.5])[1].equal(1.1 * own)
 
 
 def test_algorithms_that_bear_clipping():

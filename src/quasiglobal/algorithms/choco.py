@@ -8,6 +8,7 @@ communication compression. 2024.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -86,7 +87,7 @@ class AdaGossip(Choco):
     """
 
     citation: ClassVar[str] = "Aketi et al. 2024"
-    limits: ClassVar[dict[str, str]] = Choco.limits | {"gamma": "(0, inf)", "rho": "[0, 1)"}
+    limits: ClassVar[dict[str, str]] = Choco.limits | {"gamma": "(0, inf)", "rho": "(0, 1)"}
 
     gamma: float = 0.01
     rho: float = 0.999
@@ -96,7 +97,8 @@ class AdaGossip(Choco):
 
     def _pull(self, r: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
         v = torch.lerp(r * r, state["v"], self.rho)
-        strength = self.gamma / ((v / (1 - self.rho**node.time)).sqrt() + 1e-8)
+        weight = -torch.expm1(node.time * math.log(self.rho))                   # 1 − ρᵗ, also where ρᵗ rounds to 1
+        strength = self.gamma / ((v / weight).sqrt() + 1e-8)
         return strength.clamp_max(1) * r, {"v": v}
 
     @property

@@ -26,7 +26,7 @@ from quasiglobal.cli.terminal import (
 )
 from quasiglobal.report import plots
 from quasiglobal.runs import tuning
-from quasiglobal.runs.agreement import has_own_data
+from quasiglobal.runs.agreement import has_own_data, refuse_faults, trust_of
 from quasiglobal.runs.estimate import estimate, prepare
 from quasiglobal.training.metrics import number
 from quasiglobal.training.partitions import topology_of
@@ -42,6 +42,9 @@ class Check(ExperimentCommand):
 def check(command: Check) -> None:
     """`qg check`."""
     experiment, options = command.experiment, command.options
+    if options.engine == "distributed":
+        refuse_faults(experiment)
+        trust_of(experiment, options.trust)
     with preparing():
         task, experiments = prepare(experiment, options)
     graph = topology_values(topology_of(task.data, experiment))

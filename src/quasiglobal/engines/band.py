@@ -8,6 +8,7 @@ from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.capture import overwrite
+from quasiglobal.engines.costs import sends_model_first
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.step_kernel import StepKernel, step_kernel, step_of_tensors
 from quasiglobal.gradients.compiling import compiled_in_place
@@ -26,6 +27,11 @@ class Band:
         self.rows = slice(first, first + engine.rows)
         self.state: State = {}
         self.programs: dict[Hashable, Callable[..., None] | None] = {}
+
+    @property
+    def sends_model_first(self) -> bool:
+        """Whether the first message of a step is of models."""
+        return sends_model_first(self.algorithm)
 
     def begin_at(self, x: Tensor) -> None:
         """Initialise the algorithm's state from these models."""

@@ -14,7 +14,6 @@ from torch import Tensor
 from quasiglobal import algorithms, topology
 from quasiglobal.algorithms import ALGORITHMS, Algorithm, Wrapper
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.engines.wire import Wire
 from quasiglobal.topology import Topology
 
 COLUMNS = ("algorithm", "traffic a step", "extra memory", "needs of W", "from", "lost messages")
@@ -56,6 +55,8 @@ class Traffic:
     """Whether any step takes an exact mean over all nodes; the first may be the only one."""
     sometimes: bool = False
     """Whether a coin decides about some of the messages."""
+    most: Fraction = Fraction(0)
+    """Models to each neighbour in the step that sends most."""
 
     @property
     def adds_up(self) -> bool:
@@ -67,19 +68,6 @@ class Traffic:
         parts = [f"{neighbours}"] if neighbours or not self.everybody else []
         parts += [f"{self.everybody} to all"] if self.everybody else []
         return " + ".join(parts)
-
-    def bytes(
-        self, graph: Topology, d: int, rounded: bool = False, wire: Wire | None = None, size: int = 4
-    ) -> float:
-        """Return the mean bytes sent per node and step for d parameters of `size` bytes each.
-
-        An exact mean counts as a ring all-reduce; `rounded` numbers travel in 2 bytes.
-        """
-        travelling = 2 if rounded else size
-        all_reduce = 2 * (graph.n - 1) / graph.n * size * d
-        numbers = float(self.neighbours) * d + float(self.numbers)
-        told = float(self.told) * (travelling * d if wire is None else wire.bytes(d, size))
-        return graph.bytes_per_step(1, 1) * (travelling * numbers + told) + float(self.everybody) * all_reduce
 
 
 def catalogue() -> list[Entry]:
@@ -117,8 +105,7 @@ def tensors_of_edges(algorithm: Algorithm, graph: Topology) -> int:
 
 def traffic(algorithm: Algorithm) -> Traffic:
     """Return a node's traffic per step, averaged over one cycle of the algorithm's phases."""
-    phases = [algorithm.phase(t) for t in range(2, 2 + 2 * LONGEST)]
-    cycle = next((p for p in range(1, LONGEST) if phases[p:] == phases[:-p]), LONGEST)
+    phases, cycle = _cycle(algorithm)
     times = Counter(phases[:cycle])
     steps = {phase: sent_in(algorithm, 2 + phases.index(phase)) for phase in times}
     first = sent_in(algorithm, 1)
@@ -131,11 +118,30 @@ def traffic(algorithm: Algorithm) -> Traffic:
         neighbours=average({phase: one.per_parameter / 4 for phase, one in to_neighbours.items()}),
         everybody=average({phase: one.everybody.per_parameter / 4 for phase, one in steps.items()}),
         numbers=average({phase: one.further / 4 for phase, one in to_neighbours.items()}),
-        told=average({phase: Fraction(one.told) for phase, one in steps.items()}),
+        told=average({phase: one.told_models for phase, one in steps.items()}),
         per_edge=any(one.per_edge for one in steps.values()), pushes=any(one.pushes for one in steps.values()),
-        means=any(one.everybody.per_parameter > 0 for one in (first, *steps.values())),
+        means=any(one.everybody != Amount() for one in (first, *steps.values())),
         sometimes=any(one.sometimes for one in steps.values()),
+        most=max(one.expected.per_parameter / 4 + one.told_models for one in (first, *steps.values())),
     )
+
+
+def cycle_of(algorithm: Algorithm) -> int:
+    """Return the number of steps after which the algorithm's phases repeat; `LONGEST` at most."""
+    return _cycle(algorithm)[1]
+
+
+def _cycle(algorithm: Algorithm) -> tuple[list[Hashable], int]:
+    """The phases from step 2 on, and the length of their cycle."""
+    phases = [algorithm.phase(t) for t in range(2, 2 + 2 * LONGEST)]
+    return phases, next((p for p in range(1, LONGEST) if phases[p:] == phases[:-p]), LONGEST)
+
+
+def sends_model_first(algorithm: Algorithm) -> bool:
+    """Whether the first message of a step begins with the model, as it is after a local step."""
+    x = torch.arange(1.0, 9.0).view(2, 4)
+    counts = _counted(algorithm, 1, x, rounded=False, period=1)
+    return counts.first is not None and counts.first.equal(x)           # gradients and momentum are 0
 
 
 def gossip_steps(algorithm: Algorithm, last: int) -> list[int]:
@@ -181,10 +187,15 @@ class StepTraffic(NamedTuple):
     """Into exact means over all nodes."""
     sometimes: tuple[tuple[float, Amount], ...]
     """To each neighbour, with the given probability."""
-    told: int
-    """Models to each neighbour that the wire may compress."""
+    told: tuple[Amount, ...]
+    """Messages to each neighbour that the wire may compress, in numbers, not bytes."""
     per_edge: bool
     pushes: bool
+
+    @property
+    def told_models(self) -> Fraction:
+        """Models to each neighbour that the wire may compress."""
+        return sum((one.per_parameter for one in self.told), Fraction(0))
 
     @property
     def expected(self) -> Amount:
@@ -211,7 +222,8 @@ def sent_in(
     drawn = zip(small.sometimes.items(), large.sometimes.values(), strict=True)
     return StepTraffic(
         amount(small.bytes, large.bytes), amount(small.averaged_bytes, large.averaged_bytes),
-        tuple((p, amount(few, more)) for (p, few), more in drawn), small.told_models, small.exchanged, small.pushed,
+        tuple((p, amount(few, more)) for (p, few), more in drawn),
+        tuple(map(amount, small.told, large.told)), small.exchanged, small.pushed,
     )
 
 
@@ -222,9 +234,11 @@ class _Counts:
     bytes: int = 0
     averaged_bytes: int = 0
     sometimes: Counter[float] = field(default_factory=Counter)
-    told_models: int = 0
+    told: list[int] = field(default_factory=list)
     exchanged: bool = False
     pushed: bool = False
+    first: Tensor | None = None
+    """What the first average is of."""
 
 
 class _Counting(Simulator):
@@ -236,6 +250,7 @@ class _Counting(Simulator):
 
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         self.counts.bytes += self._bytes(tensors)
+        self.counts.first = tensors[0] if self.counts.first is None else self.counts.first
         return super().mix(t, tensors, time)
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -244,7 +259,7 @@ class _Counting(Simulator):
         return super().push(t, tensors, time)
 
     def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
-        self.counts.told_models += 1
+        self.counts.told.append(v.shape[-1])
         return v, Simulator.mix(self, t, (v,), time)[0]
 
     def exchange(
@@ -269,7 +284,7 @@ class _Counting(Simulator):
 def _counted(algorithm: Algorithm, t: int, x: Tensor, rounded: bool, period: int) -> _Counts:
     engine = _Counting(Topology("pair", topology.complete(2).matrices * period), rounded)
     engine.step(
-        algorithm, x, x, engine.begin(algorithm, x), t=t, lr=torch.ones(()), full_gradient=torch.zeros_like,
-        gradient=torch.zeros_like,
+        algorithm, x, torch.zeros_like(x), engine.begin(algorithm, x), t=t, lr=torch.ones(()),
+        full_gradient=torch.zeros_like, gradient=torch.zeros_like,
     )
     return engine.counts

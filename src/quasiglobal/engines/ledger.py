@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm
-from quasiglobal.engines.costs import StepTraffic, sent_in, traffic
+from quasiglobal.engines.costs import LONGEST, StepTraffic, cycle_of, sent_in
 from quasiglobal.engines.host import Host
 
 
@@ -35,45 +36,54 @@ class Ledger:
         """The bytes of each run after this many steps."""
         if steps < self._steps:
             self._steps, self._total = 0, torch.zeros_like(self._total)
-        alike: dict[Hashable, list[int]] = defaultdict(list)
-        for t in range(self._steps + 1, steps + 1):
-            alike[self.algorithm.phase(t), self.engine.topology.position(t)].append(t)
-        for kind, of in alike.items():
+        for kind, of in self._by_kind(range(self._steps + 1, steps + 1)).items():
             self._total += self._bytes(kind, of)
         self._steps = steps
         return self._total
 
     def per_step(self) -> float:
         """Bytes that a node sends per step, on average over a cycle of the algorithm and of the topology."""
-        engine = self.engine
-        sent = traffic(self.algorithm)
-        return sent.bytes(engine.topology, self.d, engine.rounded, engine.wire, self.dtype.itemsize)
+        cycle = min(math.lcm(cycle_of(self.algorithm), self.engine.topology.positions), LONGEST)
+        kinds = self._by_kind(range(2, 2 + cycle))
+        return sum(float(self._bytes(kind, of, expected=True)[0]) for kind, of in kinds.items()) / cycle
 
     def all_reduce(self, further: int = 0) -> float:
         """Bytes that a node sends for the exact mean of all models, and of `further` bytes of each node."""
         return self._into_means(self.d * self.dtype.itemsize + further)
 
-    def _bytes(self, kind: Hashable, steps: list[int]) -> Tensor:
-        """The bytes of each run in steps of one kind."""
+    def _by_kind(self, steps: range) -> dict[Hashable, list[int]]:
+        """Steps by their phase and their position in the topology."""
+        alike: dict[Hashable, list[int]] = defaultdict(list)
+        for t in steps:
+            alike[self.algorithm.phase(t), self.engine.topology.position(t)].append(t)
+        return alike
+
+    def _bytes(self, kind: Hashable, steps: list[int], expected: bool = False) -> Tensor:
+        """The bytes of each run in steps of one kind; the expected ones if graphs or coins are drawn."""
         engine, d = self.engine, self.d
         if kind not in self._kinds:
             period = engine.topology.period or 1
             self._kinds[kind] = sent_in(self.algorithm, steps[0], self.dtype, engine.rounded, period)
-        sent, receivers = self._kinds[kind], self._receivers(steps)
+        sent, receivers = self._kinds[kind], self._receivers(steps, expected)
         size = 2 if engine.rounded else self.dtype.itemsize
-        model = d * size if engine.wire is None else engine.wire.bytes(d, size)
-        to_each = float(sent.neighbours.of(d)) + sent.told * model
+        widths = [int(one.of(d)) for one in sent.told]
+        told = [width * size if engine.wire is None else engine.wire.bytes(width, size) for width in widths]
+        to_each = float(sent.neighbours.of(d)) + sum(told)
         into_means = len(steps) * self._into_means(float(sent.everybody.of(d)))
         total = torch.full_like(self._total, float(receivers.sum()) * to_each + into_means)
         for p, amount in sent.sometimes:
-            tossed = engine.coin(p, torch.tensor(steps)[:, None]).double()
+            coins = torch.full((len(steps), 1), p) if expected else engine.coin(p, torch.tensor(steps)[:, None])
+            tossed = coins.double()
             total += (receivers[:, None] * tossed).sum(dim=0) * float(amount.of(d))
         return total
 
-    def _receivers(self, steps: list[int]) -> Tensor:
+    def _receivers(self, steps: list[int], expected: bool) -> Tensor:
         """The number of nodes that a node sends to in each of the steps, which have one position."""
         topology = self.engine.topology
-        each = steps if topology.is_drawn(steps[0]) else steps[:1]
+        drawn = topology.is_drawn(steps[0])
+        if drawn and expected:
+            return torch.full((len(steps),), topology.peers[0] * topology.positions, dtype=torch.float64)
+        each = steps if drawn else steps[:1]
         return torch.tensor([topology.receivers(t) for t in each], dtype=torch.float64).expand(len(steps))
 
     def _into_means(self, of: float) -> float:

@@ -176,9 +176,14 @@ def wire_of(text: str) -> Wire | None:
     )
 
 
-def checked_wire(text: str, algorithm: Algorithm) -> Wire | None:
-    """The compression of a message format; raise InputError if the algorithm does not hold its error itself."""
+def checked_wire(text: str, algorithm: Algorithm, name: str = "") -> Wire | None:
+    """The compression of a message format; raise InputError if it does not fit the algorithm, called `name`."""
     wire = wire_of(text)
+    if text == "bf16" and algorithm.needs_full_precision:
+        raise InputError(
+            f"{name or type(algorithm).__name__} uses small differences of mixed models, which the rounding of "
+            "messages to 16 bits would hide; use --wire full"
+        )
     if wire is not None and not algorithm.compresses:
         raise InputError(
             f"{type(algorithm).__name__} does not hold the error of compressed messages itself; "

@@ -16,7 +16,7 @@ from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.sources import named
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.distributed.opening import NO_MEAN_OVER_SITES
-from quasiglobal.engines.needs import HARMED
+from quasiglobal.engines.needs import CUT_OFF, HARMED
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.loading import data_of
@@ -83,11 +83,14 @@ def check_node(experiment: Experiment, node: int) -> int:
 
 
 def refuse_between_sites(experiment: Experiment) -> None:
-    """Reject algorithms that average over all nodes at once, and those that no message may be lost of.
+    """Reject algorithms that average over all nodes at once, and those that no message may be lost of; warn of harm.
 
     A site is connected to its neighbours alone, and its network may fail.
     """
     chosen = algorithm(experiment.algorithm)
+    for effect, sentence in ((chosen.needs.loss, HARMED), (chosen.needs.absence, CUT_OFF)):
+        if effect == "harmed":
+            warnings.warn(sentence.format(experiment.algorithm), stacklevel=2)
     if chosen.needs.loss == "refused":
         raise InputError(f"{experiment.algorithm} collapses when a message is lost, as between sites; use qg-dsgdm-n")
     if experiment.communication or traffic(chosen).means:

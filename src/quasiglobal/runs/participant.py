@@ -73,7 +73,8 @@ class Participant:
     def connect(self, patience: float, epoch: int = 0) -> None:
         """Connect to the neighbours within `patience` seconds, after this many epochs here."""
         steps, program = self.program.feed.steps_per_epoch, self.program
-        self.engine.connect(epoch * steps, patience, last_step=program.steps, models=program.state.x)
+        first = program.bands.bands[0].sends_model_first
+        self.engine.connect(epoch * steps, patience, program.steps, program.state.x, sent_first=first)
 
     def resume(self, epoch: int) -> None:
         """Resume from the checkpoint of an epoch; 0: start from the initial models."""

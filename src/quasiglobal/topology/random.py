@@ -77,6 +77,11 @@ class RandomTopology(Topology):
         """Number of steps in which, but for a negligible probability, every node waits for all others."""
         return self.n * self.gap
 
+    @property
+    def positions(self) -> int:
+        """Number of positions between two gossips."""
+        return self.gap
+
     def position(self, t: int) -> int:
         """Position of step t between two gossips."""
         return t % self.gap

@@ -92,6 +92,11 @@ class Topology:
         """Number of steps in which every node waits for all its neighbours."""
         return len(self.matrices)
 
+    @property
+    def positions(self) -> int:
+        """Number of positions of a step."""
+        return len(self.matrices)
+
     def position(self, t: int) -> int:
         """Position of step t in the period. Steps at one position have the same W, unless it `is_drawn`."""
         return (t - 1) % len(self.matrices)

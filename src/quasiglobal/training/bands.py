@@ -17,7 +17,6 @@ from quasiglobal.engines.ledger import Ledger
 from quasiglobal.engines.needs import check_needs
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.wire import checked_wire
-from quasiglobal.errors import InputError
 from quasiglobal.topology import Topology
 from quasiglobal.training.communication import communication_of
 from quasiglobal.training.experiment import Experiment
@@ -169,12 +168,7 @@ def _band(group: Sequence[Experiment], graph: Topology, shared: int, engine: Eng
     faults = {what: p for what in ("drop", "churn") if (p := getattr(experiment, what))}
     communication_of(experiment.communication).check(chosen, experiment.algorithm, bool(faults))
     rounded = experiment.wire == "bf16"
-    if rounded and chosen.needs_full_precision:
-        raise InputError(
-            f"{experiment.algorithm} uses small differences of mixed models, which the rounding of messages to 16 bits "
-            "would hide; use --wire full"
-        )
-    wire = checked_wire(experiment.wire, chosen)
+    wire = checked_wire(experiment.wire, chosen, experiment.algorithm)
     further = faults | ({} if wire is None else {"wire": wire})
     host = engine(graph, seeds=tuple(one.seed for one in group), shared=shared, rounded=rounded, **further)
     return Band(chosen, host, first, experiment.weight_decay)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.engines.blocks import BlockSteps, Mixed
+from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.distributed.checks import Rejected, check_numbers
 from quasiglobal.engines.distributed.exchange import Exchange
 from quasiglobal.engines.distributed.opening import Way
-from quasiglobal.engines.distributed.routes import Slots
 from quasiglobal.engines.links import check_push
 from quasiglobal.engines.node import StepNode
 from quasiglobal.engines.rows import ModelRows
@@ -50,7 +51,7 @@ class Distributed(Exchange):
         self, algorithm: Algorithm, x: Tensor, g: Tensor, state: State, node: Node
     ) -> tuple[Tensor, State]:
         """Call the algorithm, and keep its models for processes that join later; catch up if the others are ahead."""
-        self._note_size(x.shape[1], x)
+        self._expect(algorithm, x.shape[1], x)
         newest = [edge.newest for edge in self.members.edges.values()]
         self.skipped = self.pace.behind(node.t, newest, self.topology.rounds, self.members.last_step)
         if self.skipped and isinstance(node, StepNode):
@@ -67,7 +68,7 @@ class Distributed(Exchange):
         With `ahead`, send the new x at once, for the next step, whose first mix must be that of x.
         """
         like = x.pieces[0]
-        self._note_size(x.shape[1], like)
+        self._expect(algorithm, x.shape[1], like)
         message = self._empty_message(1, self.columns(x.shape[1]), like.dtype) if ahead else None
         catches_up = self.pace.seconds is not None          # only `advance` does
         if catches_up or not self._in_blocks.step(algorithm, x, g, state, copy=message, **how):
@@ -160,9 +161,17 @@ class Distributed(Exchange):
             mixed.append(moved)
         return mixed
 
-    def _note_size(self, d: int, like: Tensor) -> None:
-        """Note the size of the models of d columns, which limits that of messages."""
-        self._model_bytes = d * like.element_size() * len(self.seeds) * max(map(len, self.hosted))
+    def _expect(self, algorithm: Algorithm, d: int, like: Tensor) -> None:
+        """Note, before the first exchange, how large messages of models with d columns may be."""
+        if self._largest:
+            return
+        most = max(map(len, self.hosted))
+        self._largest = d * like.element_size() * len(self.seeds) * most
+        try:
+            sent = traffic(algorithm)
+        except Exception:                                   # the step itself says what is wrong
+            return
+        self._largest *= max(1, math.ceil(sent.most)) * (most if sent.per_edge else 1)
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Send, receive, and add what came, weighted by P(t)."""
@@ -172,10 +181,14 @@ class Distributed(Exchange):
         told = self.told(own)
         received = self._rows_from_others(t, self._message([told]), own)
         kept, sent = self.push_weights(t, own)
+        all_came = len(received) == sum(len(of) for _, of in self.routes.rows(t).values())
         with full_precision(own.device.type):
-            pushed = kept * own + sent[:, list(self.nodes)] @ told
-            for node, row in received.items():
-                pushed = torch.addcmul(pushed, sent[:, node, None], row[0][:, None])
+            if self.topology.keeps_mean and all_came:       # then P is W, and this is `mix`
+                (pushed,) = self._moved(self._delta(t, tuple(received), own), [own], [told], received)
+            else:
+                pushed = kept * own + sent[:, list(self.nodes)] @ told
+                for node, row in received.items():
+                    pushed = torch.addcmul(pushed, sent[:, node, None], row[0][:, None])
         parts = torch.split(pushed, [part.shape[2] for part in cut], dim=2)
         return tuple(self.with_own(part, v) for part, v in zip(parts, tensors, strict=True))
 
@@ -264,7 +277,3 @@ class Distributed(Exchange):
             W = W.to(like)
             self._deltas[key] = W[:, :k] if k > 1 and W[:, :k].any() else None, W[:, k:, None].unbind(dim=1)
         return self._deltas[key]
-
-    @cached_property
-    def _slots(self) -> list[dict[int, tuple[Slots, Slots]]]:
-        return self.routes.slots(self.links)

@@ -18,7 +18,7 @@ from quasiglobal.engines.distributed.gloo import Group
 from quasiglobal.engines.distributed.membership import Membership
 from quasiglobal.engines.distributed.opening import Way, opener_of
 from quasiglobal.engines.distributed.pace import Moment, Pace
-from quasiglobal.engines.distributed.routes import Routes
+from quasiglobal.engines.distributed.routes import Routes, Slots
 from quasiglobal.engines.distributed.trust import guard_of
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.rows import ModelRows
@@ -26,7 +26,7 @@ from quasiglobal.engines.wire import Wire
 from quasiglobal.topology import Topology
 
 MARGIN = 8
-"""Message size limit, as a multiple of the size of the first message, or of a model if that is larger."""
+"""Message size limit, as a multiple of the first message's size, or of what the algorithm sends if that is larger."""
 
 
 class Exchange(Host):
@@ -61,8 +61,8 @@ class Exchange(Host):
         self.pace = Pace(round_deadline)
         self._at_exit: Finalize | None = None
         self._latest: ModelRows | None = None
-        self._model_bytes = 0
-        """Size of the models of a process in all runs; set by the first step."""
+        self._largest = 0
+        """Size in bytes that a message may have, before the margin; set by the first step."""
         self._ahead: tuple[Moment, dict[int, Edge], Tensor] | None = None
         """A message sent ahead: its moment, on which edges, and its memory."""
         self.writing = threading.Lock()
@@ -74,17 +74,18 @@ class Exchange(Host):
         self.guard = guard_of(trust, hosted, self.members.note_clipped)
 
     def connect(
-        self, step: int = 0, patience: float | None = None, last_step: float = math.inf, models: Tensor | None = None
+        self, step: int = 0, patience: float | None = None, last_step: float = math.inf, models: Tensor | None = None,
+        sent_first: bool = True,
     ) -> Self:
         """Connect to all neighbours within `patience` seconds (default: the timeout of a step).
 
         `step` is the last step completed here, `last_step` that of the run. `models` are the rows at the start, if
-        neighbours that already train shall send theirs.
+        neighbours that already train shall send theirs; `sent_first`: whether a step's first message is of models.
         """
         self.members.last_step = last_step
         if models is not None:
             self.members.model = Expected(models.numel() // len(self.nodes), models.dtype)
-            if self.guard is not None:
+            if self.guard is not None and sent_first:
                 self.guard.begin(self.by_run(models)[:, 0])
         self._at_exit = Finalize(None, self.close, exitpriority=0)      # `atexit` is skipped in forked processes
         self._moment, self.members.step = (step, 0), step
@@ -134,7 +135,7 @@ class Exchange(Host):
         members = self.members
         members.step = t
         if not members.begun:
-            members.begin(largest=MARGIN * max(largest, self._model_bytes))
+            members.begin(largest=MARGIN * max(largest, self._largest))
         members.take_back()
         early = self._ahead[1] if self._ahead and self._ahead[0] == moment else {}
         self._ahead = None
@@ -205,6 +206,11 @@ class Exchange(Host):
     def _sent_ahead(self, t: int) -> Tensor | None:
         """The message of the first mix of step t, if it was sent ahead."""
         return self._ahead[2] if self._ahead and self._ahead[0] == (t, 0) else None
+
+    @cached_property
+    def _slots(self) -> list[dict[int, tuple[Slots, Slots]]]:
+        """The slots that messages to and from each process have, at each position of the topology."""
+        return self.routes.slots(self.links)
 
     @cached_property
     def _world(self) -> Group:

@@ -137,7 +137,9 @@ class Guard:
             distances = {j: float((v - x).norm()) for j, v in sent.items()}
             average = self._averages.get(at, x)
             trust = self._trust.setdefault(at, Trust(self.ratio))
-            travelled = float((x - self._starts.setdefault(at, x)).norm())
+            if at not in self._starts or self._starts[at].shape != x.shape:
+                self._starts[at] = x
+            travelled = float((x - self._starts[at]).norm())
             shares = trust.shares(distances, float((x - average).norm()), float(x.norm()), travelled)
             average = x.clone()
             for (j, v), weight in zip(sent.items(), weights, strict=True):
