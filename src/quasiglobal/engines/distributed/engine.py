@@ -163,7 +163,7 @@ class Distributed(Exchange):
 
     def _expect(self, algorithm: Algorithm, d: int, like: Tensor) -> None:
         """Note, before the first exchange, how large messages of models with d columns may be."""
-        if self._largest:
+        if self._largest or not self.routes.neighbours:
             return
         most = max(map(len, self.hosted))
         self._largest = d * like.element_size() * len(self.seeds) * most
