@@ -22,8 +22,20 @@ from quasiglobal.algorithms.local_base import Local, check_local
 from quasiglobal.algorithms.needs import Needs
 
 
+class _Pushes(Algorithm):
+    """What the methods here have in common: the weights and sums follow from all that was sent, to the last digit."""
+
+    @property
+    def needs_full_precision(self) -> bool:
+        return True
+
+    @property
+    def follows_messages(self) -> bool:
+        return True
+
+
 @dataclass(frozen=True, kw_only=True)
-class SGP(Wrapper):
+class SGP(_Pushes, Wrapper):
     """A local step of `base`, then a push; the weight w corrects for what each node received more or less than others.
 
         x̃_i ← the base's local step from x̃_i, with the gradient at x_i
@@ -52,17 +64,9 @@ class SGP(Wrapper):
     def needs(self) -> Needs:
         return Needs(doubly_stochastic=False, loss="harmed", absence="harmed")
 
-    @property
-    def needs_full_precision(self) -> bool:
-        return True
-
-    @property
-    def follows_messages(self) -> bool:
-        return True
-
 
 @dataclass(frozen=True, kw_only=True)
-class QGSGP(Algorithm):
+class QGSGP(_Pushes):
     """Quasi-global momentum on directed graphs: momentum from two consecutive models of `sgp`.
 
         m_i ← β m̂_i + g_i
@@ -99,20 +103,12 @@ class QGSGP(Algorithm):
         return Needs(doubly_stochastic=False, loss="refused")                # w shrinks, and m̂ grows by 1/w
 
     @property
-    def needs_full_precision(self) -> bool:
-        return True
-
-    @property
-    def follows_messages(self) -> bool:
-        return True
-
-    @property
     def refuses_base(self) -> str:
         return "adds quasi-global momentum to the local step, which would be combined with the base's"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushDIGing(Algorithm):
+class PushDIGing(_Pushes):
     """Gradient tracking by pushes.
 
         v_i ← β v_i + (1 − β) g_i,   y_i ← y_i + v_i − v_i of the last step          both 0 at the start
@@ -170,20 +166,12 @@ class PushDIGing(Algorithm):
         return Needs(doubly_stochastic=False, loss="proof" if self.sums else "harmed", absence="harmed")
 
     @property
-    def needs_full_precision(self) -> bool:
-        return True
-
-    @property
-    def follows_messages(self) -> bool:
-        return True
-
-    @property
     def keeps_mean(self) -> bool:
         return not self.sums
 
 
 @dataclass(frozen=True, kw_only=True)
-class AB(Algorithm):
+class AB(_Pushes):
     """Gradient tracking with two matrices: models are averaged by the rows, gradients pushed by the columns.
 
         v_i ← β v_i + (1 − β) g_i,   y_i ← y_i + v_i − v_i of the last step          both 0 at the start
@@ -207,14 +195,6 @@ class AB(Algorithm):
     @property
     def needs(self) -> Needs:
         return Needs(doubly_stochastic=False, loss="harmed", absence="harmed")
-
-    @property
-    def needs_full_precision(self) -> bool:
-        return True
-
-    @property
-    def follows_messages(self) -> bool:
-        return True
 
 
 PARTS = ("x", "y", "w")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from quasiglobal.algorithms import name_of
@@ -220,19 +221,18 @@ def blocks(standings: Standings) -> dict[str, str]:
     return found | ({"answers": "\n\n".join(paragraphs)} if paragraphs else {})
 
 
-def _whole(section: Section) -> str:
-    """The table of a section."""
-    rows = [[escaped(cell.text) for cell in row.cells] for row in section.rows]
-    return table([column.title for column in section.columns], rows)
+def _whole(section: Section, left_out: Sequence[str] = ()) -> str:
+    """The table of a section, without some columns."""
+    shown = [k for k, column in enumerate(section.columns) if column.title not in left_out]
+    rows = [[escaped(row.cells[k].text) for k in shown] for row in section.rows]
+    return table([section.columns[k].title for k in shown], rows)
 
 
 def _top(tier: Tier, standings: Sequence[Standing]) -> str:
     """The best methods under the first condition of a tier, without those that average exactly over all nodes."""
     first, taking_part = tier.conditions[0], [one for one in standings if not one.central]
     section = _condition_section(tier, first, ranked(taking_part, first.name))
-    shown = [k for k, column in enumerate(section.columns) if column.title not in ("merge gives", "rate", "note")]
-    rows = [[escaped(row.cells[k].text) for k in shown] for row in section.rows[:TOP]]
-    return table([section.columns[k].title for k in shown], rows)
+    return _whole(replace(section, rows=section.rows[:TOP]), left_out=("merge gives", "rate", "note"))
 
 
 def refresh(path: Path, made: Mapping[str, str]) -> set[str]:

@@ -82,15 +82,13 @@ class Distributed(Exchange):
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
         """Send, receive, and move towards the received rows, always in full precision."""
         own = [self.by_run(v) for v in tensors]
-        widths = [rows.shape[2] for rows in own]
-        if len(set(widths)) > 1:                            # as columns of one tensor
+        if len({rows.shape[2] for rows in own}) > 1:        # as columns of one tensor
             joined = torch.cat(own, dim=2)
             received = self._rows_to_mix(t, self._message([joined]), joined)
             with full_precision(joined.device.type):
                 weights = self._delta(t, tuple(received), joined)
                 (moved,) = self._moved(weights, [joined], [self.told(joined)], received)
-            parts = torch.split(moved, widths, dim=2)
-            return tuple(self.with_own(part, v) for part, v in zip(parts, tensors, strict=True))
+            return self._apart(moved, own, tensors)
         received = self._rows_to_mix(t, self._message(own), tensors[0])
         with full_precision(tensors[0].device.type):
             return self._mixed_with(received, self._delta(t, tuple(received), tensors[0]), tensors)
@@ -189,7 +187,11 @@ class Distributed(Exchange):
                 pushed = kept * own + sent[:, list(self.nodes)] @ told
                 for node, row in received.items():
                     pushed = torch.addcmul(pushed, sent[:, node, None], row[0][:, None])
-        parts = torch.split(pushed, [part.shape[2] for part in cut], dim=2)
+        return self._apart(pushed, cut, tensors)
+
+    def _apart(self, joined: Tensor, like: Sequence[Tensor], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Split columns that travelled as one tensor, and put each part into its tensor."""
+        parts = torch.split(joined, [rows.shape[2] for rows in like], dim=2)
         return tuple(self.with_own(part, v) for part, v in zip(parts, tensors, strict=True))
 
     def exchange(
