@@ -11,7 +11,7 @@ from quasiglobal.engines import step_kernel as kernels
 from quasiglobal.engines.band import Band
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.step_kernel import StepKernel, step_kernel
-from quasiglobal.engines.step_source import OPERATIONS, SUMS
+from quasiglobal.engines.step_operations import OPERATIONS, SUMS
 
 pytest.importorskip("triton")
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from quasiglobal.algorithms import Algorithm
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.step_kernel import TracedEngine, step_of_tensors
-from quasiglobal.engines.step_source import OPERATIONS, SAME
+from quasiglobal.engines.step_operations import OPERATIONS, SAME
 from quasiglobal.gradients.recording import Untraceable
 
 log = logging.getLogger("quasiglobal")

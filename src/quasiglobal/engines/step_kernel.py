@@ -22,7 +22,8 @@ from torch import Tensor
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.engines.step_source import MEAN, MIX, StepSource, write
+from quasiglobal.engines.step_operations import MEAN, MIX
+from quasiglobal.engines.step_source import StepSource, write
 from quasiglobal.gradients.recording import Untraceable, recorded
 
 log = logging.getLogger("quasiglobal")
