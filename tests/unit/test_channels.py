@@ -526,3 +526,11 @@ def test_only_algorithms_that_hold_the_error_compress():
         qg.minimize(None, torch.zeros(2), "dsgd", "ring:4", 0.1, 1, wire="sign")
     with pytest.raises(qg.InputError, match=sentence):
         trained("", algorithm="dsgd", wire="sign")
+
+
+def test_counting_bytes_elsewhere_leaves_the_seeds_of_a_captured_step_in_place():
+    """A CUDA graph reads the tensor that it was recorded with."""
+    engine = Simulator(qg.topology.ring(4), seeds=(0, 1))
+    recorded = engine.seeds_on(torch.device("cpu"))
+    engine.seeds_on(torch.device("meta"))
+    assert engine.seeds_on(torch.device("cpu")) is recorded

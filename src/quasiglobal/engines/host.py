@@ -56,7 +56,7 @@ class Host(ABC):
         self.shared, self.rounded, self.wire = shared, rounded, wire
         self.writing: AbstractContextManager[Any] = nullcontext()
         """Held while `step_in_place` writes."""
-        self._seeds = torch.tensor(self.seeds)
+        self._seeds: dict[torch.device, Tensor] = {}
         self._shares: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._pushes: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
         self._places: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
@@ -267,10 +267,10 @@ class Host(ABC):
         return happens(p, hashed(self.seeds_on(time.device), COIN, time.to(torch.int64)))
 
     def seeds_on(self, device: torch.device) -> Tensor:
-        """Return the seeds of the runs as a tensor on the device."""
-        if self._seeds.device != device:
-            self._seeds = self._seeds.to(device)
-        return self._seeds
+        """Return the seeds of the runs as a tensor on the device, which stays there: captured steps read it."""
+        if device not in self._seeds:
+            self._seeds[device] = torch.tensor(self.seeds, device=device)
+        return self._seeds[device]
 
     def by_run(self, v: Tensor) -> Tensor:
         """Return v's shared columns as [runs, nodes here, columns]; v may be narrower than a model."""

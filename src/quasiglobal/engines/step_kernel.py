@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms import Algorithm, State
+from quasiglobal.algorithms import Algorithm, Edges, State
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.engines.step_operations import MEAN, MIX
+from quasiglobal.engines.step_operations import EXCHANGE, LINKED, MEAN, MIX
 from quasiglobal.engines.step_source import StepSource, write
 from quasiglobal.gradients.recording import Untraceable, recorded
 
@@ -36,6 +36,9 @@ PER_THREAD = 128
 
 MOST_BYTES = 128
 """Bytes of a column of all nodes above which a thread's registers do not suffice: 32 nodes in float32."""
+
+MOST_NUMBERS = 192
+"""Numbers of a column in all arguments above which a step with messages per edge does not fit a thread's registers."""
 
 MOST_MESSAGES = 512
 """Messages of a gossip above which the kernel, with a line for each, takes long to compile."""
@@ -58,7 +61,9 @@ def step_kernel(
     names = ["x", "g", "time", "lr", *state]
     try:
         program = _traced(algorithm, engine, weight_decay, t, list(state), arguments)
-        sources = write(program, names, outputs, x, _shared(engine, x), _senders(engine))
+        sources = write(program, names, outputs, x, _shared(engine, x), _senders(engine), lambda: engine.links)
+        if any(one.tiles > max(len(one.arguments), MOST_NUMBERS // engine.topology.n) for one in sources):
+            raise Untraceable("the messages of all edges are too many for a thread")
     except Exception as error:                              # an algorithm may do anything; its plain step still works
         log.debug(f"no kernel for a step of {algorithm}: {error!r}")
         return None
@@ -77,7 +82,7 @@ def available(x: Tensor) -> bool:
 
 
 class StepKernel:
-    """A translated step: the kernels of its sums over columns, and the kernel that steps."""
+    """A translated step: the kernels of its sums over columns and of values without columns, and the step's."""
 
     def __init__(self, sources: Sequence[StepSource], engine: Simulator, t: int, x: Tensor) -> None:
         self.passes = [Pass(source, engine, t, x) for source in sources]
@@ -85,15 +90,24 @@ class StepKernel:
         """Whether the kernels can also run with another number of runs."""
 
     def __call__(self, *arguments: Tensor) -> None:
-        sums: list[Tensor] = []
-        for one in self.passes:
-            sums += one.run(arguments, sums)
+        for old, new in self._run(arguments):
+            old.copy_(new)
 
     def compile(self, *arguments: Tensor) -> None:
         """Compile without a launch."""
+        self._run(arguments, compiles=True)
+
+    def _run(self, arguments: Sequence[Tensor], compiles: bool = False) -> list[tuple[Tensor, Tensor]]:
+        """Run all kernels; return the arguments without columns, and their new values."""
         sums: list[Tensor] = []
+        changes: list[tuple[Tensor, Tensor]] = []
         for one in self.passes:
-            sums += one.run(arguments, sums, compiles=True)
+            made = one.run(arguments, sums, compiles)
+            if one.source.narrow:
+                changes += zip((arguments[at] for at in one.source.narrow), made, strict=True)
+            else:
+                sums += made
+        return changes
 
 
 class Pass:
@@ -102,13 +116,13 @@ class Pass:
     def __init__(self, source: StepSource, engine: Simulator, t: int, x: Tensor) -> None:
         self.source, n, d = source, engine.topology.n, x.shape[1]
         padded, size = 1 << (n - 1).bit_length(), x.element_size()
-        columns = PER_THREAD // (padded * len(source.arguments))
+        columns = PER_THREAD // (padded * source.tiles)
         columns = max(1, min(1 << max(0, columns.bit_length() - 1), 16 // size))    # at most 16 bytes in one load
-        block = 32 * WARPS * columns
+        block = 1 if source.narrow else 32 * WARPS * columns
         self.constants = [value.to(x.device) for value in source.constants]
         self.weights = source.mixes * [_weights(engine, t, x)]
-        self.sizes = (n, padded, d, _shared(engine, x), block, columns)
-        self.blocks = -(-d // block)
+        self.sizes = (n, padded, d, _shared(engine, x), block, min(block, columns))
+        self.blocks = 1 if source.narrow else -(-d // block)
         here = bool(source.constants) or engine.topology.is_drawn(t)
         self.any_rows = len(x) > 1 and not here and source.finish is None
         """Whether the kernel can also run with another number of runs, and another engine.
@@ -118,19 +132,20 @@ class Pass:
         self.function = _jitted(source.text)
 
     def run(self, arguments: Sequence[Tensor], sums: Sequence[Tensor], compiles: bool = False) -> list[Tensor]:
-        """Launch, or only compile; return the sums over the columns [rows, 1], if this is their kernel.
+        """Launch, or only compile; return the sums over the columns [rows, 1], or the values without columns.
 
         Products and sums are rounded one by one: nodes that agree stay equal, bit for bit.
         """
         values = [arguments[at].contiguous() for at in self.source.arguments]
         finish, rows = self.source.finish, len(arguments[0])
         grid = self.blocks, rows // self.sizes[0]
-        partial = [values[0].new_empty(self.blocks, rows)] if finish else []
-        values += [*self.constants, *(sums[k] for k in self.source.sums), *partial, *self.weights]
+        made = [arguments[0].new_empty(self.blocks, rows)] if finish else []
+        made += [torch.empty_like(arguments[at]) for at in self.source.narrow]
+        values += [*self.constants, *(sums[k] for k in self.source.sums), *made, *self.weights]
         launch = functools.partial(self.function.warmup, grid=grid) if compiles else self.function[grid]
         with torch.cuda.device_of(values[0]):  # type: ignore[no-untyped-call]
             launch(*values, *self.sizes, num_warps=WARPS, enable_fp_fusion=False)
-        return [finish(partial[0].sum(dim=0))[:, None]] if finish else []
+        return [finish(made[0].sum(dim=0))[:, None]] if finish else made
 
 
 class TracedEngine(Host):
@@ -161,7 +176,18 @@ class TracedEngine(Host):
     def exchange(
         self, t: int, messages: tuple[Tensor, ...], time: Tensor | None = None, at: int | None = None
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        raise Untraceable("messages per edge have no translation")
+        step = self.topology.position(t if at is None else at) + 1
+        return tuple(EXCHANGE(v, step) for v in messages), self._linked(max(messages, key=lambda v: v.shape[2]), step)
+
+    def edges(self, x: Tensor) -> Edges:
+        if self.topology.period is None:
+            return super().edges(x)
+        return Edges(self.topology.n, self.links.degree, self.topology.period, self._linked(x, 0), self._linked(x, -1))
+
+    def _linked(self, like: Tensor, t: int) -> Tensor:
+        width = like.shape[-1]
+        mask: Tensor = LINKED(like, self.links.degree, 1 if self.columns(width) == width else width, t)
+        return mask
 
     def sample(self, fraction: float, draw: Tensor) -> Tensor:
         raise Untraceable("random nodes have no translation")

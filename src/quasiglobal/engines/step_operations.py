@@ -16,6 +16,15 @@ aten = torch.ops.aten
 MIX, MEAN = (operation(f"{name}(Tensor v) -> Tensor", torch.empty_like) for name in ("mix", "mean"))
 """Gossip, and the exact mean over a run's nodes, as one operation each of a trace."""
 
+EXCHANGE = operation("exchange(Tensor v, int t) -> Tensor", lambda v, t: torch.empty_like(v))
+"""Messages per edge, [rows, slots, columns], along the links of step t; 0 at slots to which nothing comes."""
+
+LINKED = operation(
+    "linked(Tensor like, int slots, int columns, int t) -> Tensor",
+    lambda like, slots, columns, t: like.new_zeros(len(like), slots, columns, dtype=torch.bool),
+)
+"""Mask of the slots with a sender at step t; at any step, if t is 0. If t is -1: with a receiver."""
+
 
 def _add(a: Any, b: Any, alpha: float = 1.0) -> str:
     return f"{a} + {b}" if alpha == 1 else f"{a} + {alpha} * {b}"
@@ -132,6 +141,7 @@ OPERATIONS: dict[Any, Callable[..., str]] = {
     aten.ones_like.default: lambda a: _filled(1.0),
     aten.full_like.default: lambda a, value: _filled(value),
     aten.expand.default: lambda a, size: f"tl.broadcast_to({a}, [BLOCK, N])",
+    aten.scalar_tensor.default: lambda value: f"tl.full([1, 1], {value}, dtype)",
     aten.where.self: _call("tl.where"),
     aten.logical_and.default: _infix("&"),
     aten.logical_or.default: _infix("|"),

@@ -17,6 +17,12 @@ def of_node(v, node, i):
 
 
 @triton.jit
+def among(nodes: tl.constexpr, node):
+    """Whether each node is one of those whose bits are set in `nodes`."""
+    return ((tl.full([1, 1], nodes, tl.int64) >> node.to(tl.int64)) & 1) != 0
+
+
+@triton.jit
 def mean(v, node, NODES: tl.constexpr):
     """The mean over the nodes, in every node's place."""
     total = tl.sum(tl.where(node < NODES, v, 0.0), axis=1, keep_dims=True)
