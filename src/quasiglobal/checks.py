@@ -44,14 +44,17 @@ def check_algorithm(algorithm: str | Algorithm) -> list[str]:
     ...         return node.mix(x.sub_(node.lr * g)), state
     >>> qg.check_algorithm(Careless())
     Traceback (most recent call last):
-    quasiglobal.checks.CheckFailed: Careless failed 1 of 12 checks
+    quasiglobal.checks.CheckFailed: Careless failed 1 of 13 checks
     - pure: step changed its input x in place; return new tensors
     """
     chosen = algorithms.algorithm(algorithm)
-    failures = []
+    failures: list[str] = []
     for name, check in CHECKS.items():
         try:
             check(chosen)
+        except Unrepeatable as reason:
+            failures.append(f"- {name}: {reason}; the checks after it compare runs, and were left out")
+            break
         except Broken as reason:
             failures.append(f"- {name}: {reason}")
         except (Diverged, InputError) as error:
@@ -66,6 +69,10 @@ def check_algorithm(algorithm: str | Algorithm) -> list[str]:
 
 class Broken(Exception):
     """Reason why a check failed."""
+
+
+class Unrepeatable(Exception):
+    """Reason why the checks that compare runs would say nothing."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +189,16 @@ def check_pure(algorithm: Algorithm) -> None:
     """`step` mutates nothing."""
     for graph in graphs(algorithm):
         run(algorithm, problem(), graph, engine=WatchingSimulator(graph))
+
+
+def check_repeats(algorithm: Algorithm) -> None:
+    """The same run gives the same result again: whatever is drawn is drawn from a key."""
+    for graph in graphs(algorithm):
+        if not run(algorithm, problem(), graph).history.equal(run(algorithm, problem(), graph).history):
+            raise Unrepeatable(
+                "the same run gives another result: step draws random numbers, or keeps memory outside of the state; "
+                "draw nodes by node.sample and coins by node.mix_sometimes, and keep all memory in state"
+            )
 
 
 class OverwritingSimulator(Simulator):
@@ -362,6 +379,7 @@ def _scaled(factor: float, t: int) -> float:
 CHECKS: dict[str, Callable[[Algorithm], None]] = {
     "shapes": check_shapes,
     "pure": check_pure,
+    "repeats": check_repeats,
     "storage": check_storage,
     "resume": check_resume,
     "phase": check_phase,

@@ -67,6 +67,8 @@ def minimize(
     full_gradient: Callable[[Tensor], Any] | None = None,
     seed: int = 0,
     wire: str = "full",
+    drop: float = 0.0,
+    churn: float = 0.0,
     weights: ArrayLike | None = None,
     resume: Result | None = None,
     keep_history: bool = True,
@@ -88,6 +90,8 @@ def minimize(
         seed: random seed from which `mimelite` samples its clients, and `proxskip` draws its steps with gossip.
         wire: format of the messages: full, bf16, or for `choco`, `adagossip`, `beer` and `motef` topk:0.01, randk:0.01,
             sign or qsgd:4.
+        drop: probability that a message is lost, for each direction of a link, drawn from the seed.
+        churn: probability that a node is absent for 20 steps.
         weights: how much each node counts, n numbers > 0, such as its number of examples: minimise the weighted mean
             Σ p_i f_i, where p_i is the node's share (`Topology.weighted`). By default all nodes count alike.
         resume: an earlier result of the same run to resume from, instead of x0.
@@ -108,9 +112,12 @@ def minimize(
     if weights is not None:
         topology = topology.weighted(weights)
     if engine is None:
-        engine = Simulator(topology, seeds=(seed,), rounded=wire == "bf16", wire=checked_wire(wire, algorithm))
-    elif wire != "full":
-        raise InputError("with an engine of your own, the wire is the engine's; leave out wire")
+        compressed = checked_wire(wire, algorithm)
+        engine = Simulator(
+            topology, seeds=(seed,), rounded=wire == "bf16", wire=compressed, drop=drop, churn=churn
+        )
+    elif wire != "full" or drop or churn:
+        raise InputError("with an engine of your own, wire, drop and churn are the engine's; leave them out")
     if engine.topology != topology:
         other = "another topology of the same name" if str(engine.topology) == str(topology) else str(topology)
         raise InputError(f"the engine is for {engine.topology}, but the topology is {other}; use one topology for both")

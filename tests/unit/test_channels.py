@@ -534,3 +534,21 @@ def test_counting_bytes_elsewhere_leaves_the_seeds_of_a_captured_step_in_place()
     recorded = engine.seeds_on(torch.device("cpu"))
     engine.seeds_on(torch.device("meta"))
     assert engine.seeds_on(torch.device("cpu")) is recorded
+
+
+def test_a_gradient_elsewhere_is_asked_for_all_models():
+    with pytest.raises(qg.InputError, match=r"takes models like x, of shape \[4, 2\], got shape \[1, 2\]"):
+        asked(lambda x, node: node.gradient(x[:1]), "star:4", numbered(4))
+
+
+def test_minimize_loses_the_messages_that_a_simulator_loses():
+    graph, x0 = qg.topology.ring(5), numbered(5).double()
+    chosen = {"algorithm": "lt-admm:tau=1", "topology": graph, "lr": 0.1, "steps": 20}
+    ours = qg.minimize(lambda x, t: x, x0, **chosen, seed=3, drop=0.3, churn=0.2)
+    other = qg.minimize(lambda x, t: x, x0, **chosen, engine=Simulator(graph, seeds=(3,), drop=0.3, churn=0.2))
+    assert ours.history.equal(other.history)
+    assert not ours.history.equal(qg.minimize(lambda x, t: x, x0, **chosen).history)
+    with pytest.raises(qg.InputError, match="drop must be a probability"):
+        qg.minimize(lambda x, t: x, x0, **chosen, drop=1.5)
+    with pytest.raises(qg.InputError, match="are the engine's; leave them out"):
+        qg.minimize(lambda x, t: x, x0, **chosen, drop=0.1, engine=Simulator(graph))

@@ -95,6 +95,11 @@ class HidesMemory(Honest):
         return super().step(x, self.kept[-2] if len(self.kept) > 1 else g, state, node)
 
 
+class DrawsItsOwn(Honest):
+    def step(self, x, g, state, node):
+        return super().step(x, g + 0.01 * torch.randn_like(g), state, node)
+
+
 class BranchesOnTime(Honest):
     def step(self, x, g, state, node):
         return super().step(x, g if node.t % 3 else 2 * g, state, node)
@@ -164,6 +169,7 @@ BROKEN = {
     ReplacesState: "pure: step changed the dict `state`",
     AveragesRates: "rates: parameters with different learning rates move alike",
     HidesMemory: "storage: step keeps a tensor outside of x and state",
+    DrawsItsOwn: "repeats: the same run gives another result: step draws random numbers",
     BranchesOnTime: "phase: step branches on node.t",
     PlaysFavourites: "permutation: the result depends on the order of the nodes",
     MovesTheMean: "mean: the nodes' mean moves though g = 0",
@@ -193,6 +199,11 @@ def test_each_check_says_what_is_broken(broken):
 def test_a_lost_memory_shows_on_resume():
     with pytest.raises(qg.CheckFailed, match="resume: resuming after step 1 gives another result"):
         qg.check_algorithm(HidesMemory())
+
+
+def test_runs_that_do_not_repeat_are_not_compared():
+    with pytest.raises(qg.CheckFailed, match=f"failed 1 of {len(CHECKS)} checks"):
+        qg.check_algorithm(DrawsItsOwn())
 
 
 def test_a_class_will_do_for_an_instance():

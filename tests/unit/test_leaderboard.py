@@ -109,6 +109,9 @@ def test_a_tier_without_tuning_has_a_rate_for_every_condition():
 
 def test_a_name_of_another_method_is_not_taken(tmp_path):
     assert newcomer("dsgd", DIGITS, "", "", 0.0, tmp_path).name == "dsgd"
+    write_standing(standing("dsgd"), tmp_path / "known")
+    with pytest.raises(InputError, match="is the record of this method already; to train it anew: qg leaderboard"):
+        newcomer("dsgd", DIGITS, "", "", 0.0, tmp_path / "known")
     with pytest.raises(InputError, match="edm is the name of another method of tier digits; give yours another --name"):
         newcomer("dsgd", DIGITS, "edm", "", 0.0, tmp_path)
     with pytest.raises(InputError, match="is the name of another method of tier digits, dsgd, base graph, as a file"):
@@ -145,6 +148,7 @@ def test_a_change_of_any_file_of_ones_own_method_is_seen(tmp_path, monkeypatch):
         ("return node.mix(y), state", "NameError: name 'y' is not defined"),
         ("return x[:1], state", "has to return x, a tensor of shape"),
         ("return node.mix(x.long()), state", "one floating-point type, got int64"),
+        ("return node.mix(x.sub_(node.lr * g)), state", "pure: step changed its input x in place"),
     ],
 )
 def test_a_fault_of_ones_own_method_is_one_sentence(step, sentence, tmp_path, monkeypatch, capsys):

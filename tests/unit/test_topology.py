@@ -1,6 +1,7 @@
 import networkx as nx
 import numpy as np
 import pytest
+import torch
 
 import quasiglobal as qg
 from quasiglobal import topology
@@ -178,7 +179,7 @@ BAD = {
     "every:x/ring:4": "needs a whole number",
     "hypercube:12": "hypercube needs n = 2^p, got 12; use hypercube(16)",
     "base:16": "topology 'base:16' needs a whole number of nodes and its other numbers; write base:16:1",
-    "base:4:4": "base needs a number of peers, a whole number from 1 to 3, got 4",
+    "base:4:0": "base needs a number of peers, a whole number from 1 to 3000, got 0",
     "ring:16:2": "ring takes 1 number, got 'ring:16:2'; write ring:16",
     "k-regular:15:3": "k-regular needs an even number n * peers, got 15 * 3; use one peer or node more",
     "small-world:16:3:0.1": "small-world needs an even number of peers, got 3; use 2",
@@ -221,14 +222,24 @@ def test_a_bad_matrix_is_one_sentence(words):
         from_matrices(bad_matrix_cases()[words])
 
 
+def test_senders_of_a_directed_graph_without_weights_count_alike():
+    """Node 0 receives from 2, node 1 from 0, node 2 from 1 and 0; a push shares a node's value among its receivers."""
+    graph = from_graph(nx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2), (0, 0)]))
+    expected = [[1 / 2, 0, 1 / 2], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]]
+    np.testing.assert_allclose(graph.weights(), expected)
+    target = torch.tensor([[0.0], [3.0], [9.0]], dtype=torch.float64)
+    result = qg.minimize(lambda x, t: x - target, target[0], "push-diging", graph, lr=0.05, steps=2000)
+    torch.testing.assert_close(result.x, torch.full_like(target, 4.0))
+
+
 def test_one_way_streets_are_not_connected():
     with pytest.raises(qg.InputError, match="not connected"):
         from_matrices([[[1, 0], [0.5, 0.5]]])
 
 
 def test_bad_graphs():
-    with pytest.raises(qg.InputError, match="a directed graph needs given weights: edge 0 -> 1"):
-        from_graph(nx.DiGraph([(0, 1), (1, 0)]))
+    with pytest.raises(qg.InputError, match="all edges need a weight: edge 0 -> 1 of graph has no 'weight'"):
+        from_graph(nx.DiGraph([(0, 1), (1, 0, {"weight": 0.5})]))
     with pytest.raises(qg.InputError, match="falls into 2 parts"):
         from_graph(nx.Graph([(0, 1), (2, 3)]))
     with pytest.raises(qg.InputError, match="no nodes"):

@@ -31,6 +31,12 @@ def metropolis(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
     return np.asarray(W + np.diag(1 - W.sum(axis=1)))
 
 
+def equal_shares(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
+    """Each node gives itself and all its senders the same weight; rows sum to 1."""
+    A = nx.to_numpy_array(graph, nodelist=nodes, weight=None).T + np.eye(len(nodes)) > 0
+    return np.asarray(A / A.sum(axis=1, keepdims=True))
+
+
 def column_stochastic(W: Matrix) -> Matrix:
     """P for a push along W's links: W if its columns sum to 1; otherwise 1/(1 + j's receivers) in column j.
 
@@ -96,12 +102,14 @@ def graph_weights(graph: nx.Graph[Any], weight: str | None, name: str) -> Matrix
         raise InputError(f"{name} has no nodes; add an edge")
     if weight is None and not graph.is_directed():
         return metropolis(graph, nodes)
+    if weight is None and all(w is None for *_, w in graph.edges(data="weight")):
+        return equal_shares(graph, nodes)
     weight = weight or "weight"
     bare = next(((u, v) for u, v, w in graph.edges(data=weight) if w is None), None)
     if bare is not None:
-        kind = "a directed graph needs given weights" if graph.is_directed() else "all edges need a weight"
         raise InputError(
-            f"{kind}: edge {bare[0]} -> {bare[1]} of {name} has no {weight!r}; set it, or use from_matrices"
+            f"all edges need a weight: edge {bare[0]} -> {bare[1]} of {name} has no {weight!r}; set it, or use "
+            "from_matrices"
         )
     W = np.zeros((len(nodes), len(nodes)))
     place = {node: i for i, node in enumerate(nodes)}

@@ -93,6 +93,8 @@ class StepNode:
         return self.engine.tell(self.t, v, self.time, draw)
 
     def gradient(self, y: Tensor) -> Tensor:
+        if not isinstance(y, Tensor) or y.shape != self.x.shape:
+            raise InputError(f"node.gradient takes models like x, of shape {list(self.x.shape)}, got {_said(y)}")
         return self.further(y)
 
     def full_gradient(self, x: Tensor) -> Tensor:

@@ -186,8 +186,8 @@ def checked_wire(text: str, algorithm: Algorithm, name: str = "") -> Wire | None
         )
     if wire is not None and not algorithm.compresses:
         raise InputError(
-            f"{type(algorithm).__name__} does not hold the error of compressed messages itself; "
-            f"use choco, adagossip, beer or motef with {text}"
+            f"{type(algorithm).__name__} does not hold the error of compressed messages itself; use choco, adagossip, "
+            f"beer or motef with {text}; an algorithm of your own that does has the property compresses"
         )
     return wire
 

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from quasiglobal.algorithms import ALGORITHMS, algorithm, name_of
+from quasiglobal.checks import CheckFailed, check_algorithm
 from quasiglobal.common.imports import fault, sources
 from quasiglobal.engines.costs import traffic
 from quasiglobal.errors import InputError
@@ -27,10 +28,16 @@ def newcomer(text: str, tier: Tier, name: str, topology: str, lr: float, records
         raise
     except Exception as error:
         raise InputError(f"{text} fails, {fault(error)}; check it with `qg algorithms {text} --check`") from error
+    if name_of(text) not in ALGORITHMS:
+        try:
+            check_algorithm(chosen)                         # a class that breaks the rules would get a wrong row
+        except CheckFailed as failed:
+            raise InputError(str(failed)) from None
     if file_name(one.name) == file_name(""):
         raise InputError(f"a name needs a letter or a digit, got {one.name!r}")
-    taken = next((other for other in contenders(tier) if file_name(other.name) == file_name(one.name)), one)
-    if taken.settings != one.settings:
+    taken = next((other for other in contenders(tier) if file_name(other.name) == file_name(one.name)), None)
+    built_in = taken is not None and taken.settings == one.settings
+    if taken is not None and not built_in:
         whose = "" if taken.name == one.name else f", {taken.name}, as a file"
         raise InputError(
             f"{one.name} is the name of another method of tier {tier.name}{whose}; give yours another --name"
@@ -40,6 +47,11 @@ def newcomer(text: str, tier: Tier, name: str, topology: str, lr: float, records
         raise InputError(
             f"{path} is the record of {found.name} ({found.algorithm}, {found.topology}); give yours another --name, "
             "or delete it"
+        )
+    if found is not None and built_in:
+        raise InputError(
+            f"{path} is the record of this method already; to train it anew: "
+            f"qg leaderboard {tier.name} --methods {one.name!r} --again"
         )
     return one
 

@@ -39,19 +39,20 @@ def base(n: int, peers: int) -> Topology:
 
     Nodes whose number is a product of factors ≤ k + 1 average in groups, one factor a step. Other numbers are a sum
     of such blocks, written in base k + 1 (`_simple_base`). A product of both is averaged in the groups of its smooth
-    part first, if that is shorter.
+    part first, if that is shorter. More peers than n − 1 are as many as n − 1.
 
     >>> [base(n, 1).exact_after for n in (5, 6, 7, 8)]
     [5, 4, 5, 3]
     """
     check_nodes("base", n, 2, "complete(1)")
-    check_range("base", "a number of peers", peers, 1, n - 1)
+    check_range("base", "a number of peers", peers, 1, MOST_NODES)
     if n > MOST_NODES:
         raise InputError(f"base has at most {MOST_NODES:,} nodes here, got {n:,}: its period is many dense matrices")
-    smooth = _smooth_part(n, peers + 1)
-    parted = [np.asarray(np.kron(np.eye(n // smooth), W)) for W in _simple_base(smooth, peers + 1)]
-    parted += [np.asarray(np.kron(W, np.eye(smooth))) for W in _simple_base(n // smooth, peers + 1)]
-    direct = _simple_base(n, peers + 1)
+    radix = min(peers, n - 1) + 1
+    smooth = _smooth_part(n, radix)
+    parted = [np.asarray(np.kron(np.eye(n // smooth), W)) for W in _simple_base(smooth, radix)]
+    parted += [np.asarray(np.kron(W, np.eye(smooth))) for W in _simple_base(n // smooth, radix)]
+    direct = _simple_base(n, radix)
     return Topology(f"base:{n}:{peers}", tuple(direct if len(direct) < len(parted) else parted))
 
 

@@ -16,14 +16,19 @@ from quasiglobal.topology.topology import Topology
 def from_graph(graph: nx.Graph[Any], weight: str | None = None, name: str = "graph") -> Topology:
     """Build a topology from a connected networkx graph; node i is `list(graph)[i]`.
 
-    An undirected graph gets Metropolis weights 1/(1 + max degree). If `weight` is given, and always for a
-    directed graph (default "weight"), the edge attribute of that name sets w: an edge u → v of weight w means
-    that v receives u's model with weight w. Weights of parallel edges add up. A node's own weight is 1 minus
-    the sum of the others, unless a self-loop sets it.
+    An undirected graph gets Metropolis weights 1/(1 + max degree). In a directed graph an edge u → v means that v
+    receives u's model: a node with k senders gives itself and each of them the weight 1/(1 + k). W is then not doubly
+    stochastic in general; `sgp`, `qg-sgp`, `push-diging` and `ab` are for such graphs.
+
+    If `weight` is given, or edges of a directed graph have the attribute "weight", the edge attribute of that name sets
+    the weights. Weights of parallel edges add up. A node's own weight is 1 minus the sum of the others, unless a
+    self-loop sets it.
 
     >>> import networkx as nx
     >>> from_graph(nx.path_graph(3)).weights()[0].round(3).tolist()
     [0.667, 0.333, 0.0]
+    >>> from_graph(nx.DiGraph([("a", "b"), ("b", "c"), ("c", "a"), ("a", "c")])).weights()[2].round(3).tolist()
+    [0.333, 0.333, 0.333]
     """
     return Topology(name, (graph_weights(graph, weight, name),))
 
@@ -41,6 +46,9 @@ def from_file(path: str) -> Topology:
 
 def from_neighbours(neighbours: Mapping[Any, Any]) -> Topology:
     """Build a topology from a dict that maps each node to its neighbours, with Metropolis weights.
+
+    A link goes both ways, also if only one of its nodes lists it; for links in one direction use `from_graph` with a
+    networkx DiGraph.
 
     >>> from_neighbours({"a": ["b"], "b": ["a", "c"], "c": ["b"]}).weights()[0].round(3).tolist()
     [0.667, 0.333, 0.0]
