@@ -169,7 +169,7 @@ BROKEN = {
     ReplacesState: "pure: step changed the dict `state`",
     AveragesRates: "rates: parameters with different learning rates move alike",
     HidesMemory: "storage: step keeps a tensor outside of x and state",
-    DrawsItsOwn: "repeats: the same run gives another result: step draws random numbers",
+    DrawsItsOwn: "pure: the same run gives another result: step draws random numbers",
     BranchesOnTime: "phase: step branches on node.t",
     PlaysFavourites: "permutation: the result depends on the order of the nodes",
     MovesTheMean: "mean: the nodes' mean moves though g = 0",

@@ -135,3 +135,22 @@ def test_a_node_on_its_own_goes_by_its_own_clock(monkeypatch):
             saved.append(epoch)
     assert saved == [3, 6, 8], "before a checkpoint is 10 s old, and at the end"
     assert loop.stopping
+
+
+def test_checkpoints_that_take_long_are_rare(monkeypatch):
+    """Epochs of 3 s; a checkpoint takes 1 s, so that 20 s pass before the next, and then 0.1 s."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    loop, saving, saved = FakeLoop(), Saving(10.0, []), []
+    for epoch in range(1, 25):
+        loop.epoch = epoch
+        now[0] += 3.0
+        if saving.now(loop):
+            saved.append(epoch)
+            with saving.timed():
+                now[0] += 1.0 if epoch < 10 else 0.1
+    assert saved == [3, 9, 15, 18, 21, 24]
+    every = Saving(0.0, [])
+    with every.timed():
+        now[0] += 100.0
+    assert every.now(loop)

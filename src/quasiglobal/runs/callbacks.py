@@ -66,8 +66,10 @@ class SaveCheckpoints(Callback):
         saved = [k for k in loop.latest if loop.ends.get(k) == "finished"]
         if self.saving.now(loop):
             saved += loop.going
-        for k in saved:
-            self.runs[k].checkpoint(loop.rows_of(k), loop.epochs_of(k))
+        if saved:
+            with self.saving.timed():
+                for k in saved:
+                    self.runs[k].checkpoint(loop.rows_of(k), loop.epochs_of(k))
 
 
 class Watch(Callback):

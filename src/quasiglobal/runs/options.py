@@ -36,7 +36,7 @@ class Options:
     device: str = "auto"
     """Device: auto, cpu or cuda."""
     checkpoint_seconds: float = 60.0
-    """Maximum age of a checkpoint in seconds, unless an epoch takes longer; 0: save every epoch."""
+    """Maximum age of a checkpoint in seconds, unless an epoch or 20 times its saving takes longer; 0: every epoch."""
     keep_best: bool = False
     """Also keep each node's best model by its score, in best/ of the run folder."""
     tensorboard: bool = False

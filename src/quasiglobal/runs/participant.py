@@ -194,5 +194,6 @@ class SaveParts(Callback):
             self._save(loop)
 
     def _save(self, loop: Loop) -> None:
-        for k, part in enumerate(self.parts):
-            part.save(loop.program.rows_of(k), self.saving.at or loop.epoch)
+        with self.saving.timed():
+            for k, part in enumerate(self.parts):
+                part.save(loop.program.rows_of(k), self.saving.at or loop.epoch)
