@@ -140,6 +140,29 @@ def test_a_kernel_exchanges_messages_per_edge(name, graph):
     assert all(type(program) is StepKernel for program in check(name, graph, steps=6))
 
 
+class Neighbourly(qg.Algorithm):
+    """Sends other numbers on each edge, keeps what came last, and counts senders and receivers."""
+
+    def init(self, x):
+        return zeros(x, "m")
+
+    def init_edges(self, x, edges):
+        return {"inbox": x.new_zeros(len(x), edges.degree, x.shape[1]), "seen": x.new_zeros(len(x), edges.degree, 1)}
+
+    def step(self, x, g, state, node):
+        edges, x = node.edges, x - node.lr * g
+        (inbox, seen), came = node.exchange(x[:, None] - 0.3 * state["inbox"], state["seen"] + 1)
+        inbox, seen = torch.where(came, inbox, state["inbox"]), torch.maximum(seen, state["seen"])
+        x = edges.senders.sum(dim=1) * x + (inbox / (1 + seen)).sum(dim=1)
+        x = torch.where(edges.receivers.any(dim=1), x, 0.5 * x)
+        return torch.where(came.any(dim=1), x, 0.3 * x), {"m": g, "inbox": inbox, "seen": seen}
+
+
+@pytest.mark.parametrize("graph", ["ring:5", "one-peer-exponential:4", "exponential:5", "star:4", "every:2/chain:4"])
+def test_a_kernel_exchanges_messages_of_ones_own(graph):
+    assert all(type(program) is StepKernel for program in check(Neighbourly(), graph, steps=5))
+
+
 def test_messages_of_too_many_edges_have_no_kernel():
     assert kernel_of(*band_of("lt-admm:tau=1", "complete:16", runs=1)) is None
 
