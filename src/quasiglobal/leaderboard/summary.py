@@ -34,7 +34,8 @@ def leaderboard_document(standings: Standings) -> Document:
         title="Leaderboard of decentralized methods",
         says=(
             f"Methods: {counts}. Every method has the same budget (protocol version {VERSION}): its learning rate is "
-            "tuned on a validation split with seed 0, then seeds 1 to 3 train on the same partitions and are tested.",
+            "tuned on a validation split with seed 0, then seeds 1 to 3 train on the same partitions and are tested. "
+            "The rates of tier relay are published ones.",
         ),
         sections=(*tables, *_question_sections(standings)),
         legend=LEGEND,
