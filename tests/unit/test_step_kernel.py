@@ -266,6 +266,13 @@ class WithNorm(WithFactor):
         return node.mix(x - state["factor"] * g), {"factor": 1 / (1 + g.norm(dim=1, keepdim=True))}
 
 
+class Counting(WithFactor):
+    """Changes nothing but a number of each node."""
+
+    def step(self, x, g, state, node):
+        return x, {"factor": 1 + state["factor"]}
+
+
 class WithFixedFactor(WithFactor):
     def step(self, x, g, state, node):
         return node.mix(x - state["factor"] * node.lr * g), state
@@ -302,7 +309,7 @@ class Doing(qg.Algorithm):
         return x, state
 
 
-@pytest.mark.parametrize("own", [WithFixedFactor, WithNorm])
+@pytest.mark.parametrize("own", [WithFixedFactor, WithNorm, Counting])
 def test_a_state_by_node_changes_after_all_programs_have_read_it(own):
     assert all(type(program) is StepKernel for program in check(own(), steps=3))
 

@@ -70,10 +70,10 @@ def write(
     wide = {at: result for at, result in changed.items() if at not in narrow}
     sums = [node for node in nodes if node.target in SUMS and node.all_input_nodes[0].meta["val"].ndim == 2]
 
-    def source(targets: Sequence[fx.Node], total: fx.Node | None = None, stored: Outputs = NOTHING) -> StepSource:
-        """The kernel of one sum, of some new values, or of the step."""
+    def source(total: fx.Node | None = None, stored: Outputs = NOTHING, made: Outputs = NOTHING) -> StepSource:
+        """The kernel of one sum, of the step, or of new values that are not stored over the old ones."""
         kernel = _Kernel((len(x), x.shape[1]), x.dtype, shared, links)
-        needed = set(targets)
+        needed = {*(total.all_input_nodes if total else ()), *stored.values(), *made.values()}
         for node in reversed(nodes):
             reads = () if node in sums or node.target is LINKED else node.all_input_nodes
             needed.update(reads if node in needed else ())
@@ -95,15 +95,14 @@ def write(
             kernel.sum(total)
         for at, result in stored.items():
             kernel.store(result, pointers[at], inputs[at].meta["val"])
-        for at in () if stored or total else narrow:
-            kernel.store(narrow[at], kernel.parameter(f"new_{names[at]}"), inputs[at].meta["val"])
+        for at, result in made.items():
+            kernel.store(result, kernel.parameter(f"new_{names[at]}"), inputs[at].meta["val"])
         tiles = sum(slots_of(inputs[at].meta["val"]) for at in pointers) or 1
         return StepSource(kernel.text(senders), [*pointers], kernel.constants, read, kernel.mixes, tiles)
 
-    found = [replace(source(one.all_input_nodes, one), finish=SUMS[one.target][1]) for one in sums]
-    if narrow:
-        found.append(replace(source(list(narrow.values())), narrow=list(narrow)))
-    return [*found, source(list(wide.values()), stored=wide)]
+    found = [replace(source(total=one), finish=SUMS[one.target][1]) for one in sums]
+    found += [replace(source(made=narrow), narrow=[*narrow])] if narrow else []
+    return [*found, source(stored=wide)] if wide else found
 
 
 Outputs = Mapping[int, fx.Node]
