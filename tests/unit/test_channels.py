@@ -552,3 +552,13 @@ def test_minimize_loses_the_messages_that_a_simulator_loses():
         qg.minimize(lambda x, t: x, x0, **chosen, drop=1.5)
     with pytest.raises(qg.InputError, match="are the engine's; leave them out"):
         qg.minimize(lambda x, t: x, x0, **chosen, drop=0.1, engine=Simulator(graph))
+
+
+@pytest.mark.parametrize("name", ["sgdm-n", "slowmo:tau=5", "gossip-pga:tau=3", "proxskip", "dsgd"])
+@pytest.mark.parametrize("graph", ["ring:5", "star:7", "epidemic:7:2"])
+def test_a_resumed_run_counts_the_same_bytes(name, graph):
+    """Bit for bit: it adds up the steps before the resume at once."""
+    whole, resumed = (Ledger(qg.algorithm(name), Simulator(qg.topology.parse(graph)), 4810) for _ in range(2))
+    counts = [float(whole.after(23 * epoch)) for epoch in range(1, 400)]
+    for epoch in (57, 250, 399):
+        assert float(resumed.after(23 * epoch)) == counts[epoch - 1]

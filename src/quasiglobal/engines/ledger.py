@@ -31,6 +31,7 @@ class Ledger:
         self.algorithm, self.engine, self.d, self.dtype = algorithm, engine, d, dtype
         self._kinds: dict[Hashable, StepTraffic] = {}
         self._steps, self._total = 0, torch.zeros(len(engine.seeds), dtype=torch.float64)
+        """Steps so far, and the bytes of all nodes in them: whole numbers, which a resumed run adds up to the same."""
 
     def after(self, steps: int) -> Tensor:
         """The bytes of each run after this many steps."""
@@ -39,17 +40,18 @@ class Ledger:
         for kind, of in self._by_kind(range(self._steps + 1, steps + 1)).items():
             self._total += self._bytes(kind, of)
         self._steps = steps
-        return self._total
+        return self._total / self.engine.topology.n
 
     def per_step(self) -> float:
         """Bytes that a node sends per step, on average over a cycle of the algorithm and of the topology."""
         cycle = min(math.lcm(cycle_of(self.algorithm), self.engine.topology.positions), LONGEST)
         kinds = self._by_kind(range(2, 2 + cycle))
-        return sum(float(self._bytes(kind, of, expected=True)[0]) for kind, of in kinds.items()) / cycle
+        total = sum(float(self._bytes(kind, of, expected=True)[0]) for kind, of in kinds.items())
+        return total / cycle / self.engine.topology.n
 
     def all_reduce(self, further: int = 0) -> float:
         """Bytes that a node sends for the exact mean of all models, and of `further` bytes of each node."""
-        return self._into_means(self.d * self.dtype.itemsize + further)
+        return self._into_means(self.d * self.dtype.itemsize + further) / self.engine.topology.n
 
     def _by_kind(self, steps: range) -> dict[Hashable, list[int]]:
         """Steps by their phase and their position in the topology."""
@@ -59,33 +61,34 @@ class Ledger:
         return alike
 
     def _bytes(self, kind: Hashable, steps: list[int], expected: bool = False) -> Tensor:
-        """The bytes of each run in steps of one kind; the expected ones if graphs or coins are drawn."""
+        """The bytes of all nodes of each run in steps of one kind; the expected ones if graphs or coins are drawn."""
         engine, d = self.engine, self.d
         if kind not in self._kinds:
             period = engine.topology.period or 1
             self._kinds[kind] = sent_in(self.algorithm, steps[0], self.dtype, engine.rounded, period)
-        sent, receivers = self._kinds[kind], self._receivers(steps, expected)
+        sent, messages = self._kinds[kind], self._messages(steps, expected)
         size = 2 if engine.rounded else self.dtype.itemsize
         widths = [int(one.of(d)) for one in sent.told]
         told = [width * size if engine.wire is None else engine.wire.bytes(width, size) for width in widths]
         to_each = float(sent.neighbours.of(d)) + sum(told)
         into_means = len(steps) * self._into_means(float(sent.everybody.of(d)))
-        total = torch.full_like(self._total, float(receivers.sum()) * to_each + into_means)
+        total = torch.full_like(self._total, float(messages.sum()) * to_each + into_means)
         for p, amount in sent.sometimes:
             coins = torch.full((len(steps), 1), p) if expected else engine.coin(p, torch.tensor(steps)[:, None])
             tossed = coins.double()
-            total += (receivers[:, None] * tossed).sum(dim=0) * float(amount.of(d))
+            total += (messages[:, None] * tossed).sum(dim=0) * float(amount.of(d))
         return total
 
-    def _receivers(self, steps: list[int], expected: bool) -> Tensor:
-        """The number of nodes that a node sends to in each of the steps, which have one position."""
+    def _messages(self, steps: list[int], expected: bool) -> Tensor:
+        """The number of messages of all nodes in each of the steps, which have one position."""
         topology = self.engine.topology
         drawn = topology.is_drawn(steps[0])
         if drawn and expected:
-            return torch.full((len(steps),), topology.peers[0] * topology.positions, dtype=torch.float64)
+            return torch.full((len(steps),), topology.peers[0] * topology.positions * topology.n, dtype=torch.float64)
         each = steps if drawn else steps[:1]
-        return torch.tensor([topology.receivers(t) for t in each], dtype=torch.float64).expand(len(steps))
+        sent = [round(topology.receivers(t) * topology.n) for t in each]
+        return torch.tensor(sent, dtype=torch.float64).expand(len(steps))
 
     def _into_means(self, of: float) -> float:
-        n = self.engine.topology.n
-        return 2 * (n - 1) / n * of
+        """Bytes of all nodes for an exact mean of so many bytes of each."""
+        return 2 * (self.engine.topology.n - 1) * of
