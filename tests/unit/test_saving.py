@@ -154,3 +154,15 @@ def test_checkpoints_that_take_long_are_rare(monkeypatch):
     with every.timed():
         now[0] += 100.0
     assert every.now(loop)
+
+
+def test_a_run_that_ends_does_not_delay_the_checkpoints_of_the_others(monkeypatch):
+    """It is saved at once, between their checkpoints."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    loop, saving = FakeLoop(), Saving(10.0, [])
+    for epoch, due in ((1, False), (2, False), (3, True)):
+        loop.epoch, now[0] = epoch, 3.0 * epoch
+        assert saving.now(loop) == due
+        with saving.timed():
+            pass

@@ -86,8 +86,7 @@ class Ledger:
         if drawn and expected:
             return torch.full((len(steps),), topology.peers[0] * topology.positions * topology.n, dtype=torch.float64)
         each = steps if drawn else steps[:1]
-        sent = [round(topology.receivers(t) * topology.n) for t in each]
-        return torch.tensor(sent, dtype=torch.float64).expand(len(steps))
+        return torch.tensor([topology.messages(t) for t in each], dtype=torch.float64).expand(len(steps))
 
     def _into_means(self, of: float) -> float:
         """Bytes of all nodes for an exact mean of so many bytes of each."""

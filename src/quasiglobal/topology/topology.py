@@ -193,16 +193,15 @@ class Topology:
         total, most = self._sent
         return total / (self.n * self.sampled_steps), most
 
-    def receivers(self, t: int) -> float:
-        """Number of nodes that a node sends its model to at step t, averaged over the nodes.
+    def messages(self, t: int) -> int:
+        """Number of models that all nodes together send at step t.
 
         >>> from quasiglobal.topology import parse
-        >>> [parse("every:2/ring:4").receivers(t) for t in (1, 2)]
-        [0.0, 2.0]
+        >>> [parse("every:2/ring:4").messages(t) for t in (1, 2)]
+        [0, 8]
         """
-        if self.is_drawn(t) and self._same_traffic:
-            return self._sent[0] / (self.n * len(self.matrices))
-        return _messages(self.weights(t)) / self.n
+        known = self.is_drawn(t) and self._same_traffic
+        return _messages(self.matrices[0] if known else self.weights(t))
 
     def bytes_per_step(self, d: int, bytes_per_number: int = 4) -> float:
         """Bytes that a node sends to mix a d-parameter model once, averaged over nodes and a period."""
