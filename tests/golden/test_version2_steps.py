@@ -1,0 +1,142 @@
+"""Twenty steps of every algorithm, and what it refuses and warns of, as recorded: version2/README-steps.md.
+
+The tests of iterates use only `qg.minimize`.
+"""
+
+import json
+import lzma
+import sys
+import warnings
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+import quasiglobal as qg
+
+HERE = Path(__file__).parent / "version2" / "steps"
+
+STEPS, MIDDLE = 20, 10
+GRAPHS = ("ring:8", "star:8", "one-peer-exponential:8")
+
+OPTIONS = (
+    "dsgdm:sync=momentum,over=all", "dsgdm-n:sync=momentum", "dsgdm-n:sync=gradient", "dadam:beta2=0.999",
+    "dadamw:lam=0.1", "qg-dsgdm:tau=2", "qg-dsgdm-n:tau=2", "qg-dsgdm-n:tau=2,released=true", "qg-dsgdm-n:mu=0.5",
+    "qg-dadam:released=true", "slowmo:base=qg-dsgdm-n", "slowmo:tau=3,buffers=average", "slowmo:tau=3,released=true",
+    "slowmo:base=d2,average=false,tau=4", "gossip:base=dmsgd", "mimelite:tau=3,participation=0.5",
+    "gossip-pga:tau=3,beta=0.9,nesterov=true", "gut:beta=0.9", "qg-gut:nesterov=true", "k-gt:tau=3,server_lr=0.7",
+    "led:tau=3", "proxskip:p=0.4", "momentum-tracking:init=mean", "dsgd-ac:beta=0.9,nesterov=true",
+    "dfedavgm:beta=0.5,tau=3", "dfedsam:rho=0.3,beta=0.5,tau=3,gossips=2", "diloco:tau=4", "diloco:base=dsgdm,tau=3",
+    "noloco:tau=4", "noloco:base=dsgdm,tau=3", "lt-admm:tau=1,beta=0.9", "lt-admm:tau=2,couple=true",
+    "relaysgd:fill=start,beta=0.9,nesterov=true", "relaysgd:fill=start,base=dadam", "sgp:beta=0.9",
+    "qg-sgp:nesterov=false", "push-diging:sums=true,beta=0.9", "ab:beta=0.9", "choco:beta=0.9,gamma=0.3",
+    "overlap/dsgdm-n", "overlap/qg-dsgdm-n", "overlap/dadam",
+)
+SETTINGS = (
+    "choco wire=topk:0.25", "choco wire=randk:0.25", "adagossip wire=sign", "beer wire=qsgd:4", "motef wire=randk:0.5",
+    "dsgdm-n wire=bf16", "qg-dsgdm-n wire=bf16", "dsgd wire=sign", "dsgdm-n drop=0.3", "qg-dsgdm-n drop=0.2 churn=0.2",
+    "dsgd-gt drop=0.3", "lt-admm:tau=1 drop=0.3 churn=0.2", "push-diging:sums=true drop=0.3", "choco wire=randk:0.5 drop=0.2",
+    "sgdm-n drop=0.3", "decentlam drop=0.3", "qg-dsgdm-n weights=1,2,3,4,4,3,2,1", "dsgd-gt weights=1,2,3,4,4,3,2,1",
+    "slowmo:tau=3 weights=1,2,3,4,4,3,2,1", "sgdm-n weights=1,2,3,4,4,3,2,1", "lt-admm weights=1,2,3,4,4,3,2,1",
+)
+"""Algorithms with further arguments of `qg.minimize`."""
+
+# Another CPU adds in another order.
+TOLERANCE = 1e-13
+
+WORDS = 6
+"""The first words of a sentence, which are compared: an improved remedy is no other behaviour."""
+
+
+def chosen(text):
+    """An algorithm; `overlap/` stands for the wrapper that has no name of its own."""
+    name = text.removeprefix("overlap/")
+    return qg.algorithm(name) if name == text else qg.algorithms.Overlap(base=qg.algorithm(name))
+
+
+def settings_of(words):
+    read = {"wire": str, "drop": float, "churn": float, "weights": lambda text: [float(one) for one in text.split(",")]}
+    pairs = (word.split("=", 1) for word in words)
+    return {name: read[name](text) for name, text in pairs}
+
+
+def begun(error):
+    return " ".join(str(error).split()[:WORDS])
+
+
+def path(case, graph, inputs, device="cpu"):
+    """The iterates after the middle step and the last one, and what else there is to say of a run.
+
+    Node i minimises ½‖A_i x − b_i‖² over every other row of A_i at a step; the full gradient is over all rows.
+    """
+    A, b, x0 = (torch.from_numpy(inputs[name]).to(device) for name in ("A", "b", "x0"))
+
+    def gradient(x, t, every=2):
+        residual = torch.einsum("nij,nj->ni", A, x) - b
+        residual[:, (t + torch.arange(A.shape[1], device=device)) % every != 0] = 0
+        return torch.einsum("nij,ni->nj", A, residual)
+
+    text, *words = case.split()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            result = qg.minimize(
+                gradient, x0, chosen(text), graph, lr=lambda t: 0.05 if t <= 12 else 0.005, steps=STEPS,
+                weight_decay=0.01, full_gradient=lambda x: gradient(x, 0, every=1), seed=5, **settings_of(words),
+            )
+        except qg.InputError as error:
+            return None, {"refused": begun(error)}
+    said = {"state": {name: list(value.shape) for name, value in result.state.items()}}
+    if warned:
+        said["warned"] = sorted({begun(one.message) for one in warned})
+    return result.history[[MIDDLE, STEPS]].cpu().numpy(), said
+
+
+def recorded():
+    return dict(np.load(HERE / "iterates.npz")), json.loads((HERE / "cases.json").read_text())
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU"
+))])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_twenty_steps_of_every_algorithm_are_the_recorded_ones(graph, device):
+    arrays, cases = recorded()
+    expected, errors = iter(arrays[graph]), {}
+    for case, told in cases[graph].items():
+        iterates, said = path(case, graph, arrays, device)
+        assert said == told, case
+        if iterates is not None:
+            theirs = next(expected)
+            errors[case] = np.abs(iterates - theirs).max() / np.abs(theirs).max()
+    assert {case: error for case, error in errors.items() if not error <= TOLERANCE} == {}
+
+
+def test_every_algorithm_is_recorded_on_every_graph():
+    _, cases = recorded()
+    assert list(cases) == list(GRAPHS)
+    for of_graph in cases.values():
+        assert set(qg.ALGORITHMS) <= of_graph.keys()
+    run = [name for name in qg.ALGORITHMS if any("state" in of_graph[name] for of_graph in cases.values())]
+    assert run == list(qg.ALGORITHMS), "each runs on some graph"
+
+
+def record():
+    """Write the files that these tests read."""
+    HERE.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(2)
+    arrays = {"A": 0.4 * rng.normal(size=(8, 6, 10)), "b": rng.normal(size=(8, 6)), "x0": rng.normal(size=(8, 10))}
+    cases = {}
+    for graph in GRAPHS:
+        found = {case: path(case, graph, arrays) for case in (*qg.ALGORITHMS, *OPTIONS, *SETTINGS)}
+        cases[graph] = {case: said for case, (_, said) in found.items()}
+        arrays[graph] = np.stack([iterates for iterates, _ in found.values() if iterates is not None])
+    np.savez_compressed(HERE / "iterates.npz", **arrays)
+    (HERE / "cases.json").write_text(json.dumps(cases, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    record()
