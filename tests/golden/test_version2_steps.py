@@ -1,11 +1,10 @@
-"""Twenty steps of every algorithm, and what it refuses and warns of, as recorded: version2/README-steps.md.
+"""Twenty steps of every algorithm, what it refuses and warns of, and the kernels of its steps, as recorded.
 
-The tests of iterates use only `qg.minimize`.
+version2/README-steps.md says by what. The tests of iterates use only `qg.minimize`, those on a GPU only `qg.train`.
 """
 
 import json
 import lzma
-import sys
 import warnings
 from pathlib import Path
 from unittest.mock import patch
@@ -37,9 +36,10 @@ OPTIONS = (
 SETTINGS = (
     "choco wire=topk:0.25", "choco wire=randk:0.25", "adagossip wire=sign", "beer wire=qsgd:4", "motef wire=randk:0.5",
     "dsgdm-n wire=bf16", "qg-dsgdm-n wire=bf16", "dsgd wire=sign", "dsgdm-n drop=0.3", "qg-dsgdm-n drop=0.2 churn=0.2",
-    "dsgd-gt drop=0.3", "lt-admm:tau=1 drop=0.3 churn=0.2", "push-diging:sums=true drop=0.3", "choco wire=randk:0.5 drop=0.2",
-    "sgdm-n drop=0.3", "decentlam drop=0.3", "qg-dsgdm-n weights=1,2,3,4,4,3,2,1", "dsgd-gt weights=1,2,3,4,4,3,2,1",
-    "slowmo:tau=3 weights=1,2,3,4,4,3,2,1", "sgdm-n weights=1,2,3,4,4,3,2,1", "lt-admm weights=1,2,3,4,4,3,2,1",
+    "dsgd-gt drop=0.3", "lt-admm:tau=1 drop=0.3 churn=0.2", "push-diging:sums=true drop=0.3",
+    "choco wire=randk:0.5 drop=0.2", "sgdm-n drop=0.3", "decentlam drop=0.3", "qg-dsgdm-n weights=1,2,3,4,4,3,2,1",
+    "dsgd-gt weights=1,2,3,4,4,3,2,1", "slowmo:tau=3 weights=1,2,3,4,4,3,2,1", "sgdm-n weights=1,2,3,4,4,3,2,1",
+    "lt-admm weights=1,2,3,4,4,3,2,1",
 )
 """Algorithms with further arguments of `qg.minimize`."""
 
@@ -123,6 +123,103 @@ def test_every_algorithm_is_recorded_on_every_graph():
     assert run == list(qg.ALGORITHMS), "each runs on some graph"
 
 
+# ---------------------------------------------------------------------------------------------------- kernels of steps
+
+KERNELS = {
+    **{graph: {} for graph in ("ring:5", "one-peer-exponential:4", "exponential:5", "every:2/equidyn:5", "chain:5")},
+    "every:2/torus:9": {},
+    "ring:5, float32": {"dtype": torch.float32},
+    "ring:5, a rate for each row": {"rates": 10},
+    "ring:5, some columns": {"shared": 67},
+    "ring:5, one run": {"runs": 1},
+    "ring:5, no decay": {"decay": 0.0},
+    "ring:5, a decay for each row": {"decay": torch.full((10, 1), 0.01, dtype=torch.float64)},
+}
+"""A graph, and what differs from two runs in float64 that share all columns."""
+
+QUICK = ("ring:5", "one-peer-exponential:4")
+
+ROUNDS = (*range(1, 61), 500)
+"""Steps of all kinds: the longest round has 50 steps, but for that of diloco."""
+
+
+def sources(text, graph, dtype=torch.float64, rates=1, shared=None, runs=2, decay=0.01):
+    """The kernels of each kind of step of an algorithm, by the first step of the kind; None for a plain step.
+
+    Only this function reads the package's inside: what replaces the translation of steps replaces the record too.
+    Nothing is compiled, so that neither a GPU nor Triton is needed.
+    """
+    from quasiglobal.engines import step_kernel
+    from quasiglobal.engines.band import Band
+    from quasiglobal.engines.simulator import Simulator
+
+    class Written:
+        def __init__(self, passes, engine, t, x):
+            self.passes = passes
+
+        def compile(self, *arguments):
+            pass
+
+    engine = Simulator(qg.topology.parse(graph), seeds=tuple(range(runs)), shared=shared)
+    x = torch.ones(engine.rows, 70, dtype=dtype)
+    lr, time = x.new_full((rates, 1), 0.1) if rates > 1 else x.new_tensor(0.1), x.new_tensor(1.0)
+    band = Band(chosen(text), engine, 0, decay)
+    band.begin_at(x)
+    found = {}
+    with patch.multiple(step_kernel, available=lambda x: True, StepKernel=Written):
+        for t in {band.kind(t): t for t in reversed(ROUNDS)}.values():
+            kernel = step_kernel.step_kernel(band.algorithm, engine, decay, t, x, x.clone(), time, lr, band.state)
+            found[str(t)] = kernel and [
+                {"text": one.text, "arguments": one.arguments, "constants": len(one.constants), "sums": one.sums,
+                 "mixes": one.mixes, "tiles": one.tiles, "narrow": one.narrow}
+                for one in kernel.passes
+            ]
+    return found
+
+
+def all_sources(kind):
+    how = KERNELS[kind]
+    return {text: sources(text, kind.partition(",")[0], **how) for text in (*qg.ALGORITHMS, *OPTIONS)}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KERNELS]
+)
+def test_the_kernels_of_all_steps_are_the_recorded_ones_character_by_character(kind):
+    kernels = json.loads(lzma.decompress((HERE / "kernels.json.xz").read_bytes()))
+    if kernels["torch"] != torch.__version__.partition("+")[0]:
+        pytest.skip("another version of PyTorch may trace a step to other operations")
+    found = all_sources(kind)
+    assert found.keys() == kernels[kind].keys()
+    for text, of_text in found.items():
+        assert of_text == kernels[kind][text], text
+
+
+# -------------------------------------------------------------------------------------------- captured steps on a GPU
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore:.*meant for data")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")           # from torch.compile's own imports
+@pytest.mark.parametrize("algorithm", qg.ALGORITHMS)
+def test_captured_steps_of_every_algorithm_equal_those_of_the_cpu(algorithm):
+    """Steps on a CPU are not captured. Tolerance: sums in another order, over 30 steps."""
+    rng = np.random.default_rng(3)
+    x = torch.from_numpy(rng.normal(size=(48, 5))).float()
+    y = torch.from_numpy(rng.normal(size=(48, 3))).float()
+    ends = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        task = qg.Task(torch.nn.Linear(5, 3), torch.nn.functional.mse_loss, (x, y))
+        run = qg.train(
+            task, algorithm, "star:4" if algorithm == "relaysgd" else "ring:4", epochs=6, batch=2, lr=0.02,
+            precision="fp64", device=device,
+        )
+        ends.append([value.detach().cpu() for node in range(4) for value in run.model(node).parameters()])
+    for ours, theirs in zip(*ends, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+
+
 def record():
     """Write the files that these tests read."""
     HERE.mkdir(parents=True, exist_ok=True)
@@ -135,6 +232,8 @@ def record():
         arrays[graph] = np.stack([iterates for iterates, _ in found.values() if iterates is not None])
     np.savez_compressed(HERE / "iterates.npz", **arrays)
     (HERE / "cases.json").write_text(json.dumps(cases, indent=1, ensure_ascii=False) + "\n")
+    kernels = {"torch": torch.__version__.partition("+")[0]} | {kind: all_sources(kind) for kind in KERNELS}
+    (HERE / "kernels.json.xz").write_bytes(lzma.compress(json.dumps(kernels).encode()))
 
 
 if __name__ == "__main__":
