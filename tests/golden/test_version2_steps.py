@@ -6,6 +6,7 @@ version2/README-steps.md says by what. The tests of iterates use only `qg.minimi
 import json
 import lzma
 import warnings
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -17,7 +18,7 @@ import quasiglobal as qg
 
 HERE = Path(__file__).parent / "version2" / "steps"
 
-STEPS, MIDDLE = 20, 10
+STEPS, MIDDLE, DECAY, SEED = 20, 10, 0.01, 5
 GRAPHS = ("ring:8", "star:8", "one-peer-exponential:8")
 
 OPTIONS = (
@@ -66,10 +67,14 @@ def begun(error):
     return " ".join(str(error).split()[:WORDS])
 
 
-def path(case, graph, inputs, device="cpu"):
-    """The iterates after the middle step and the last one, and what else there is to say of a run.
+def rate(t):
+    return 0.05 if t <= 12 else 0.005
 
-    Node i minimises ½‖A_i x − b_i‖² over every other row of A_i at a step; the full gradient is over all rows.
+
+def problem(inputs, device="cpu"):
+    """Gradients, and where they begin: node i minimises ½‖A_i x − b_i‖² over every other row of A_i at a step.
+
+    The full gradient is over all rows.
     """
     A, b, x0 = (torch.from_numpy(inputs[name]).to(device) for name in ("A", "b", "x0"))
 
@@ -78,13 +83,19 @@ def path(case, graph, inputs, device="cpu"):
         residual[:, (t + torch.arange(A.shape[1], device=device)) % every != 0] = 0
         return torch.einsum("nij,ni->nj", A, residual)
 
+    return gradient, partial(gradient, t=0, every=1), x0
+
+
+def path(case, graph, inputs, device="cpu"):
+    """The iterates after the middle step and the last one, and what else there is to say of a run."""
+    gradient, full_gradient, x0 = problem(inputs, device)
     text, *words = case.split()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", UserWarning)
         try:
             result = qg.minimize(
-                gradient, x0, chosen(text), graph, lr=lambda t: 0.05 if t <= 12 else 0.005, steps=STEPS,
-                weight_decay=0.01, full_gradient=lambda x: gradient(x, 0, every=1), seed=5, **settings_of(words),
+                gradient, x0, chosen(text), graph, lr=rate, steps=STEPS,
+                weight_decay=DECAY, full_gradient=full_gradient, seed=SEED, **settings_of(words),
             )
         except qg.InputError as error:
             return None, {"refused": begun(error)}
@@ -121,6 +132,44 @@ def test_every_algorithm_is_recorded_on_every_graph():
         assert set(qg.ALGORITHMS) <= of_graph.keys()
     run = [name for name in qg.ALGORITHMS if any("state" in of_graph[name] for of_graph in cases.values())]
     assert run == list(qg.ALGORITHMS), "each runs on some graph"
+
+
+# ----------------------------------------------------------------------------------------------- steps in place
+
+def path_in_place(text, graph, inputs):
+    """The same iterates by the steps of processes, in place and in blocks of columns; one process has all nodes.
+
+    Only this function reads the package's inside: the public `GossipOptimizer` has one node a process.
+    """
+    from torch.distributed import HashStore
+
+    from quasiglobal.engines.distributed import Distributed
+    from quasiglobal.engines.rows import ModelRows
+
+    (gradient, full_gradient, x), algorithm = problem(inputs), chosen(text)
+    engine = Distributed(qg.topology.parse(graph), HashStore(), 0, [range(len(x))], seeds=(SEED,))
+    state = {name: value.clone() for name, value in engine.begin(algorithm, x).items()}
+    found, pieces = [], [x[:, :5].clone(), x[:, 5:].clone()]
+    for t in range(1, STEPS + 1):
+        engine.step_in_place(
+            algorithm, ModelRows(pieces), ModelRows([gradient(torch.cat(pieces, dim=1), t)]), state, t=t,
+            lr=torch.tensor(rate(t), dtype=x.dtype), weight_decay=DECAY, full_gradient=full_gradient,
+            gradient=partial(gradient, t=t),
+        )
+        found.append(torch.cat(pieces, dim=1))
+    return torch.stack([found[MIDDLE - 1], found[STEPS - 1]]).numpy()
+
+
+@pytest.mark.parametrize("graph", [pytest.param(one, marks=[pytest.mark.slow] * (one != "ring:8")) for one in GRAPHS])
+def test_steps_in_blocks_of_columns_are_the_recorded_ones(graph, monkeypatch):
+    monkeypatch.setattr("quasiglobal.engines.blocks.BLOCK", 3 * 8)      # three columns of all nodes
+    arrays, cases = recorded()
+    run, errors = [case for case, told in cases[graph].items() if "state" in told], {}
+    for case, theirs in zip(run, arrays[graph], strict=True):
+        if " " not in case:
+            errors[case] = np.abs(path_in_place(case, graph, arrays) - theirs).max() / np.abs(theirs).max()
+    assert len(errors) > len(qg.ALGORITHMS)
+    assert {case: error for case, error in errors.items() if not error <= TOLERANCE} == {}
 
 
 # ---------------------------------------------------------------------------------------------------- kernels of steps
