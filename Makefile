@@ -45,7 +45,7 @@ docs: .venv/docs  ## build the documentation site into out/site; any warning fai
 # The tests start many processes, which need not compile the modules again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
 
-test: lint  ## run ruff, mypy --strict and the tests, a few minutes on two cores
+test: lint  ## run ruff, mypy --strict, import-linter and the tests, a few minutes on two cores
 	$(PYTEST)
 
 test-slow: .venv/further  ## run the slow tests; installs the packages that only they need
@@ -54,6 +54,7 @@ test-slow: .venv/further  ## run the slow tests; installs the packages that only
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --quiet
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quasiglobal needs Python 3.11 or newer: make PYTHON=python3.11 …")'

@@ -20,7 +20,7 @@ import tempfile
 import time
 from typing import Any
 
-from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.peers.rendezvous import serve
 
 WORDS = ["train", "--model", "mlp", "--lr", "0.05", "--alpha", "1", "--device", "cpu", "--epochs", "1", "--steps", "3"]
 WORDS += ["--engine", "distributed"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quasiglobal.errors import InputError, unknown
 
@@ -23,8 +23,8 @@ __all__ = ["accuracy", "auc", "f1", "is_lower", "lower", "mae", "mse", "name_of"
 
 M = TypeVar("M")
 
-IGNORED = -100
-"""The target that torch's cross-entropy ignores, as in padded texts."""
+IGNORED = nn.CrossEntropyLoss().ignore_index
+"""-100, the target that torch's cross-entropy ignores, as in padded texts."""
 
 
 # ------------------------------------------------------------------------------- one number per example

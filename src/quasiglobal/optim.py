@@ -14,12 +14,12 @@ from torch import Tensor
 
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
-from quasiglobal.engines.distributed.engine import Distributed
-from quasiglobal.engines.distributed.gloo import Meeting, Store
-from quasiglobal.engines.distributed.rendezvous import all_gather, join
+from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.needs import check_needs
 from quasiglobal.engines.rows import ModelRows
 from quasiglobal.errors import InputError
+from quasiglobal.peers.gloo import Meeting, Store
+from quasiglobal.peers.rendezvous import all_gather, join
 from quasiglobal.topology import Topology, parse
 
 COUNT = itertools.count()

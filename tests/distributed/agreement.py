@@ -5,9 +5,11 @@ import torch
 from torch.distributed import PrefixStore
 
 import quasiglobal as qg
-from quasiglobal.engines.distributed import Distributed, SiteOpener, spread
+from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.faults import Faults
-from quasiglobal.federation.site import SiteFolder
+from quasiglobal.peers.rendezvous import spread
+from quasiglobal.peers.site import SiteFolder
+from quasiglobal.peers.sites import SiteOpener
 from quasiglobal.topology.parsing import given_weights
 
 D, SEEDS, DROP = 11, (3, 5), 0.3

@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 
-from quasiglobal.engines.distributed.tls import TLSChannel, prepare
+from quasiglobal.peers.tls import TLSChannel, prepare
 
 
 def soon(seconds=30.0):

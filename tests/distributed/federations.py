@@ -2,8 +2,9 @@
 
 import socket
 
-from quasiglobal.federation.organiser import OrganiserFolder
-from quasiglobal.federation.site import SiteFolder
+from quasiglobal.peers.organiser import OrganiserFolder
+from quasiglobal.peers.site import SiteFolder
+from quasiglobal.topology.parsing import pairs_of
 
 
 def free_ports(count):
@@ -24,7 +25,8 @@ class Sites:
         self.addresses = addresses or [f"127.0.0.1:{port}" for port in free_ports(n)]
         self.folders = [SiteFolder(folder / f"{name}-{k}") for k in range(n)]
         pairs = zip(self.folders, self.addresses, strict=True)
-        self.organiser.approve([site.request(name, f"site{k}", at)[1] for k, (site, at) in enumerate(pairs)])
+        asked = [site.request(name, f"site{k}", at)[1] for k, (site, at) in enumerate(pairs)]
+        self.organiser.approve(asked, n, pairs_of(topology))
         for site in self.folders:
             site.pin(self.text, "the file")
             site.accept(self.text)

@@ -7,7 +7,7 @@ import os
 import time
 
 from quasiglobal.cli import main, node
-from quasiglobal.engines.distributed import sites
+from quasiglobal.peers import sites
 
 sites.WATCH = 0.3
 if "OTHER_VERSION" in os.environ:

@@ -6,7 +6,7 @@ LIE is a step, which it claims to be at, or a kind of `lies.LIES`, which it send
 import sys
 
 from quasiglobal import cli
-from quasiglobal.engines.distributed.edge import Edge
+from quasiglobal.peers.edge import Edge
 from quasiglobal.runs import participant
 
 if __name__ == "__main__":

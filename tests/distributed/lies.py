@@ -16,9 +16,9 @@ from sklearn.datasets import load_digits
 from torch.distributed import HashStore
 
 import quasiglobal as qg
-from quasiglobal.engines.distributed import SUGGESTED, Distributed
-from quasiglobal.engines.distributed.trust import Guard, Trust
+from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.engines.trust import SUGGESTED, Guard, Trust
 
 N, LIAR, HIDDEN, BATCH, TESTED = 8, 3, 64, 32, 400
 

@@ -5,8 +5,9 @@ from functools import partial
 import torch
 from tiny_models import experiment, task
 
-from quasiglobal.engines.distributed import Distributed, spread
+from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.peers.rendezvous import spread
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program
 

@@ -8,7 +8,7 @@ import signal
 import time
 from dataclasses import dataclass
 
-from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunFolder
 from quasiglobal.training.experiment import Experiment

@@ -12,9 +12,9 @@ from commands import PATIENCE, ended, train_apart
 from processes import together
 
 import quasiglobal as qg
-from quasiglobal.engines.distributed.pace import Pace
-from quasiglobal.engines.distributed.rendezvous import serve
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.peers.pace import Pace
+from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs.agreement import refuse_faults
 from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import Experiment

@@ -15,7 +15,7 @@ import torch
 from commands import wait_for
 from federations import Sites
 
-from quasiglobal.engines.distributed.edge import HEADER
+from quasiglobal.peers.edge import HEADER
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.export import export
 from quasiglobal.runs.loading import data_of

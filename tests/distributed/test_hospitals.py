@@ -10,7 +10,7 @@ import pytest
 import torch
 from owners import Owners
 
-from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options

@@ -21,8 +21,9 @@ from torch.distributed import HashStore
 import quasiglobal as qg
 from quasiglobal.cli import look
 from quasiglobal.engines import blocks
-from quasiglobal.engines.distributed import SUGGESTED, Distributed
+from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.rows import ModelRows
+from quasiglobal.engines.trust import SUGGESTED
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
 

@@ -10,7 +10,7 @@ from commands import wait_for
 
 import quasiglobal as qg
 from quasiglobal.cli import share
-from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.agreement import agreement
 from quasiglobal.runs.export import export

@@ -9,8 +9,8 @@ import pytest
 
 import quasiglobal
 from quasiglobal import InputError
-from quasiglobal.paper.reproduce import run_missing
-from quasiglobal.paper.tables import TABLES
+from quasiglobal.reproduction.paper.reproduce import run_missing
+from quasiglobal.reproduction.paper.tables import TABLES
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.sweep import by_setting, sweep

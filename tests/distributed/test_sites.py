@@ -13,17 +13,17 @@ import torch
 from connections import at_once, shaken, soon
 from federations import Sites
 
-from quasiglobal.engines.distributed import audit, greeting, listener
-from quasiglobal.engines.distributed import sites as module
-from quasiglobal.engines.distributed.audit import Audit
-from quasiglobal.engines.distributed.channel import Lost, Refused
-from quasiglobal.engines.distributed.checks import Expected
-from quasiglobal.engines.distributed.membership import Membership
-from quasiglobal.engines.distributed.opening import Terms
-from quasiglobal.engines.distributed.sites import SiteOpener
 from quasiglobal.errors import InputError
-from quasiglobal.federation.certificates import issue, now
-from quasiglobal.federation.keys import read_key, write_private
+from quasiglobal.peers import audit, greeting, listener
+from quasiglobal.peers import sites as module
+from quasiglobal.peers.audit import Audit
+from quasiglobal.peers.certificates import issue, now
+from quasiglobal.peers.channel import Lost, Refused
+from quasiglobal.peers.checks import Expected
+from quasiglobal.peers.keys import read_key, write_private
+from quasiglobal.peers.membership import Membership
+from quasiglobal.peers.opening import Terms
+from quasiglobal.peers.sites import SiteOpener
 from quasiglobal.runs.agreement import refuse_between_sites
 from quasiglobal.training.experiment import Experiment
 

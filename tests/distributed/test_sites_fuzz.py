@@ -12,14 +12,14 @@ from federations import Sites
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quasiglobal.engines.distributed import greeting
-from quasiglobal.engines.distributed.buffers import MessageMemory
-from quasiglobal.engines.distributed.channel import Channel, Lost, Sending
-from quasiglobal.engines.distributed.checks import Expected
-from quasiglobal.engines.distributed.edge import HEARTBEAT, MAGIC, MOST_NOTE, MOVE, NOTE, Edge
-from quasiglobal.engines.distributed.greeting import Greeting
-from quasiglobal.engines.distributed.opening import Terms
-from quasiglobal.engines.distributed.sites import SiteOpener
+from quasiglobal.peers import greeting
+from quasiglobal.peers.buffers import MessageMemory
+from quasiglobal.peers.channel import Channel, Lost, Sending
+from quasiglobal.peers.checks import Expected
+from quasiglobal.peers.edge import HEARTBEAT, MAGIC, MOST_NOTE, MOVE, NOTE, Edge
+from quasiglobal.peers.greeting import Greeting
+from quasiglobal.peers.opening import Terms
+from quasiglobal.peers.sites import SiteOpener
 
 LARGEST = 800
 
@@ -133,7 +133,7 @@ def test_any_bytes_for_messages_end_the_edge_and_take_no_memory(data):
 
 
 def test_a_move_to_nowhere_ends_the_edge(monkeypatch):
-    monkeypatch.setattr("quasiglobal.engines.distributed.edge.ADOPTION", 0.1)
+    monkeypatch.setattr("quasiglobal.peers.edge.ADOPTION", 0.1)
     header = torch.tensor([MAGIC, 0, MOVE, 0, 1, 0]).numpy().tobytes()
     edge = Edge(0, 1, Fed(header * 2), 0)
     edge._read(LARGEST, MessageMemory())

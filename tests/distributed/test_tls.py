@@ -11,9 +11,9 @@ import torch
 from connections import at_once, channels, shaken, soon
 from federations import Sites
 
-from quasiglobal.engines.distributed.channel import Lost
-from quasiglobal.engines.distributed.checks import Expected
-from quasiglobal.engines.distributed.edge import Edge
+from quasiglobal.peers.channel import Lost
+from quasiglobal.peers.checks import Expected
+from quasiglobal.peers.edge import Edge
 
 MB = 2**18
 """Numbers of float32 in a mebibyte."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from commands import PATIENCE, ended, rank, scalars, train, train_apart, wait_for, wait_for_epoch
 
-from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.local import train as simulate
 from quasiglobal.runs.options import Options

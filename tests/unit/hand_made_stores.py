@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from quasiglobal.paper.cells import at_scale
-from quasiglobal.paper.published import ColumnLabel, RowLabel
-from quasiglobal.paper.tables import TABLES
+from quasiglobal.reproduction.paper.cells import at_scale
+from quasiglobal.reproduction.paper.published import ColumnLabel, RowLabel
+from quasiglobal.reproduction.paper.tables import TABLES
 from quasiglobal.runs.store import RunFolder
 
 

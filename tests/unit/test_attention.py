@@ -6,11 +6,11 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from quasiglobal.gradients.compiling import traced
-from quasiglobal.gradients.kernels import attention
-from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.one_model import OneModel
-from quasiglobal.gradients.routes import OneByOne, Vectorised
+from quasiglobal.stacked.compiling import traced
+from quasiglobal.stacked.kernels import attention
+from quasiglobal.stacked.layout import Layout
+from quasiglobal.stacked.one_model import OneModel
+from quasiglobal.stacked.routes import OneByOne, Vectorised
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE, TOLERANCE = (torch.float32, 1e-4) if DEVICE == "cuda" else (torch.float64, 1e-10)

@@ -10,7 +10,7 @@ from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.engines import band as bands
 from quasiglobal.engines.band import Band
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.gradients.compiling import compiled_in_place
+from quasiglobal.stacked.compiling import compiled_in_place
 
 ROWS, COLUMNS = 8, 5
 GRAPH = topology.parse("one-peer-exponential:4")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from quasiglobal.cli import COMMANDS, arguments
+from quasiglobal.cli import arguments, module_of
 from quasiglobal.training.experiment import from_toml
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ def understand(tmp_path, monkeypatch):
 
     def check(words):
         with pytest.raises(Understood):
-            import_module(f"quasiglobal.cli.{COMMANDS[words[0]]}").run(words[0], words[1:])
+            import_module(module_of(words[0])).run(words[0], words[1:])
 
     return check
 

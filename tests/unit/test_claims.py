@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from hand_made_stores import cell, leave
 
-from quasiglobal.paper.claim_list import CLAIMS, momentum_tuning
-from quasiglobal.paper.claims import Claim, above, gain_above, our_scores, paper_scores, verdict
-from quasiglobal.paper.outcomes import outcomes
-from quasiglobal.paper.published import ColumnLabel, RowLabel, published
-from quasiglobal.paper.summary import summary
-from quasiglobal.paper.tables import TABLES
-from quasiglobal.report.noise import Sample
+from quasiglobal.reproduction.paper.claim_list import CLAIMS, momentum_tuning
+from quasiglobal.reproduction.paper.claims import Claim, above, gain_above, our_scores, paper_scores, verdict
+from quasiglobal.reproduction.paper.outcomes import outcomes
+from quasiglobal.reproduction.paper.published import ColumnLabel, RowLabel, published
+from quasiglobal.reproduction.paper.summary import summary
+from quasiglobal.reproduction.paper.tables import TABLES
+from quasiglobal.reproduction.report.noise import Sample
 from quasiglobal.runs.store import RunStore
 
 GAINS, MORE, RANGE, EVONORM = CLAIMS[0].says, CLAIMS[1].says, CLAIMS[2].says, CLAIMS[4].says

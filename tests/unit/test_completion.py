@@ -7,8 +7,8 @@ import pytest
 from terminal import inside
 
 from quasiglobal.algorithms import ALGORITHMS
-from quasiglobal.cli import COMMANDS
-from quasiglobal.paper.targets import TARGETS
+from quasiglobal.cli import groups, modules
+from quasiglobal.reproduction.paper.targets import TARGETS
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def fish(home, *words):
     pytest.param(fish, marks=pytest.mark.skipif(not shutil.which("fish"), reason="there is no fish here")),
 ])  # fmt: skip
 def test_a_shell_completes_commands_options_values_and_files(home, ask):
-    assert set(COMMANDS) <= set(ask(home, "qg", ""))
+    assert set(modules(groups())) <= set(ask(home, "qg", ""))
     assert {"--epochs", "--no-tensorboard", "--data-dir"} <= set(ask(home, "qg", "train", "--"))
     assert "--epochs" not in ask(home, "qg", "plot", "--")
     assert set(ALGORITHMS) <= set(ask(home, "qg", "train", "--algorithm", ""))

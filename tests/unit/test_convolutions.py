@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from quasiglobal.gradients.kernels.functions import Convolution
-from quasiglobal.gradients.kernels.geometry import Geometry, geometry_of
-from quasiglobal.gradients.kernels.operations import convolve
+from quasiglobal.stacked.kernels.functions import Convolution
+from quasiglobal.stacked.kernels.geometry import Geometry, geometry_of
+from quasiglobal.stacked.kernels.operations import convolve
 
 pytest.importorskip("triton")
 if "TRITON_INTERPRET" not in os.environ:
@@ -112,7 +112,7 @@ def test_the_kernels_compute_pytorchs_convolution_and_its_gradients(name, after)
 
 def test_few_channels_are_swept():
     pytest.importorskip("triton")
-    from quasiglobal.gradients.kernels.sweep import suits
+    from quasiglobal.stacked.kernels.sweep import suits
 
     assert {name for name, (channels, _, geometry) in CASES.items() if suits(geometry, *channels)} == {
         *SWEPT, "transposed swept"

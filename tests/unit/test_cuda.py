@@ -13,8 +13,8 @@ import quasiglobal.training.program
 from quasiglobal.data.shards import Shards
 from quasiglobal.data.sources import Dataset, Examples, load
 from quasiglobal.engines.step_kernel import StepKernel
-from quasiglobal.gradients.routes import Compiled
 from quasiglobal.runs.building import make_task
+from quasiglobal.stacked.routes import Compiled
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program

@@ -13,7 +13,7 @@ from torch.nn import functional
 from zoo_habits import Layers
 
 import quasiglobal as qg
-from quasiglobal.gradients.routes import CALLS_BEFORE_TRACING
+from quasiglobal.stacked.routes import CALLS_BEFORE_TRACING
 
 LABELS = torch.arange(20) % 5
 

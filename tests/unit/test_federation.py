@@ -12,6 +12,7 @@ import stat
 import threading
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,12 +22,15 @@ from terminal import inside
 
 from quasiglobal.cli.federation import SUBCOMMANDS
 from quasiglobal.errors import InputError
-from quasiglobal.federation import certificates, file, keys, requests
-from quasiglobal.federation.certificates import LIFETIME, LONGEST_LIFETIME, SKEW, issue, now
-from quasiglobal.federation.organiser import OrganiserFolder
-from quasiglobal.federation.site import SiteFolder
+from quasiglobal.peers import certificates, federation_file, keys, requests
+from quasiglobal.peers.certificates import LIFETIME, LONGEST_LIFETIME, SKEW, issue, now
+from quasiglobal.peers.organiser import OrganiserFolder
+from quasiglobal.peers.site import SiteFolder
+from quasiglobal.topology.parsing import pairs_of
 
 NAMES = ("aachen", "basel", "cork", "delft")
+
+RING = pairs_of("ring:4")
 
 
 def enrolled(folder, name="tumours", only_dials=("delft",), topology="ring:4"):
@@ -38,7 +42,7 @@ def enrolled(folder, name="tumours", only_dials=("delft",), topology="ring:4"):
         site.request(name, called, None if called in only_dials else f"{called}.example:7443")[1]
         for site, called in zip(sites, NAMES, strict=True)
     ]
-    organiser.approve(asked)
+    organiser.approve(asked, 4, pairs_of(topology))
     for site in sites:
         site.pin(organiser.file.read_bytes(), "the file")
         site.accept(organiser.file.read_bytes())
@@ -139,13 +143,13 @@ def test_a_full_disk_does_not_end_connections_before_the_certificate(federation,
 
     monkeypatch.setattr(keys, "write_private", full)
     for clock in ("certificates", "site"):
-        monkeypatch.setattr(f"quasiglobal.federation.{clock}.now", lambda: start.begins + timedelta(days=2.5))
+        monkeypatch.setattr(f"quasiglobal.peers.{clock}.now", lambda: start.begins + timedelta(days=2.5))
     for _ in range(3):
         first.client_context()
     (said,) = caplog.messages
     assert re.search(r"ends .* UTC and cannot be renewed: cannot write .*tls.pem: No space left", said)
     for clock in ("certificates", "site"):
-        monkeypatch.setattr(f"quasiglobal.federation.{clock}.now", lambda: start.begins + timedelta(days=3.5))
+        monkeypatch.setattr(f"quasiglobal.peers.{clock}.now", lambda: start.begins + timedelta(days=3.5))
     with pytest.raises(InputError, match="No space left"):
         first.client_context()
 
@@ -181,7 +185,7 @@ def test_a_site_without_its_key_works_until_its_certificate_ends(federation, mon
     with pytest.raises(InputError, match=r"cannot read .*site.key"):
         first.renew()
     assert first.renew(key=away).node == 0
-    monkeypatch.setattr("quasiglobal.federation.site.now", lambda: now() + timedelta(days=8))
+    monkeypatch.setattr("quasiglobal.peers.site.now", lambda: now() + timedelta(days=8))
     with pytest.raises(InputError, match=r"ended on .*; run `qg site renew --key FILE`"):
         first.client_context()
     with pytest.raises(InputError, match="is not the key that"):
@@ -261,7 +265,7 @@ def test_a_site_with_another_number_shows_another_certificate(federation):
     assert second.peer(shake(first, second)["server"]).node == 0
     asked = requests.read((first.path / "request-aachen.json").read_bytes(), "it")
     organiser.revoke("cork")
-    organiser.approve([asked], 2)
+    organiser.approve([asked], 4, RING, 2)
     for site in (first, second):
         site.accept(organiser.file.read_bytes())
     assert second.peer(shake(first, second)["server"]).node == 2
@@ -301,15 +305,15 @@ def test_an_older_an_ended_and_a_second_file_are_refused(federation, monkeypatch
     first.newest.unlink()                                               # stopped between the two writes
     assert first.federation().serial == 3
     key = keys.read_key(organiser.key)
-    fork = file.written(replace(first.federation(), ends=first.federation().ends + timedelta(1)), key)
+    fork = federation_file.written(replace(first.federation(), ends=first.federation().ends + timedelta(1)), key)
     with pytest.raises(InputError, match="differs from another file with serial 3"):
         first.accept(fork)
-    endless = file.written(replace(first.federation(), serial=4, ends=certificates.FOREVER), key)
-    file.read(endless, key.public_key(), "it").check_dates("it")
+    endless = federation_file.written(replace(first.federation(), serial=4, ends=certificates.FOREVER), key)
+    federation_file.read(endless, key.public_key(), "it").check_dates("it")
     for minutes, ended in ((5, False), (15, True)):
         late = first.federation().ends + timedelta(minutes=minutes)
         with monkeypatch.context() as patch:
-            patch.setattr(file, "now", lambda late=late: late)
+            patch.setattr(federation_file, "now", lambda late=late: late)
             if ended:
                 with pytest.raises(InputError, match="ask the organiser for a newer one"):
                     first.federation()
@@ -321,20 +325,20 @@ def test_every_changed_byte_of_a_signed_file_is_noticed(whole):
     organiser, _ = whole
     text = organiser.file.read_bytes()
     key = keys.read_key(organiser.key).public_key()
-    assert file.read(text, key, "it").name == "tumours"
+    assert federation_file.read(text, key, "it").name == "tumours"
     for at in range(len(text)):
         with pytest.raises(InputError, match=r"was changed|is not a signed"):
-            file.read(text[:at] + bytes([text[at] ^ 1 + at % 255]) + text[at + 1 :], key, "it")
+            federation_file.read(text[:at] + bytes([text[at] ^ 1 + at % 255]) + text[at + 1 :], key, "it")
     for wrong in (text[:-1], text + b" ", text[1:], b"", text.replace(b"\n", b"\r\n")):
         with pytest.raises(InputError, match=r"was changed|is not a signed"):
-            file.read(wrong, key, "it")
+            federation_file.read(wrong, key, "it")
 
 
 def test_a_request_is_no_federation_file(whole, tmp_path):
     _, (first, *_) = whole
     text = (first.path / "request-aachen.json").read_bytes()
     with pytest.raises(InputError, match="was changed, or signed by another key"):
-        file.read(text, keys.read_key(first.key).public_key(), "it")
+        federation_file.read(text, keys.read_key(first.key).public_key(), "it")
     with pytest.raises(InputError, match="was changed, or signed by another key"):
         requests.read(text.replace(b"aachen.example", b"mallory.exampl"), "it")
 
@@ -348,8 +352,9 @@ def test_a_request_is_no_federation_file(whole, tmp_path):
 def test_even_the_organiser_cannot_sign_nonsense(whole, wrong, why):
     organiser, _ = whole
     first, *others = organiser.read().sites
+    changed, key = partial(replace, organiser.read(), sites=(replace(first, **wrong), *others)), organiser.key
     with pytest.raises(InputError, match=why):
-        file.written(replace(organiser.read(), sites=(replace(first, **wrong), *others)), keys.read_key(organiser.key))
+        federation_file.written(changed(), keys.read_key(key))
 
 
 def test_a_root_is_signed_by_its_own_key(federation):
@@ -383,7 +388,7 @@ def test_no_signed_content_whatsoever_gets_a_stack_trace(whole, data):
     document = {name: real[name] for name in real if name != "signature"} | {"sites": [entry]}
     changed = entry if data.draw(st.booleans()) else document
     changed[data.draw(st.sampled_from([*sorted(changed), "more"]))] = data.draw(JSON)
-    for kind, read in (("federation", lambda text: file.read(text, key.public_key(), "it")),
+    for kind, read in (("federation", lambda text: federation_file.read(text, key.public_key(), "it")),
                        ("request", lambda text: requests.read(text, "it"))):
         for wrong in (document, entry):
             text = keys.sign(kind, json.loads(json.dumps(wrong)), key)
@@ -397,7 +402,8 @@ def test_no_bytes_whatsoever_get_a_stack_trace(whole, raw, inside):
     _, (first, *_) = whole
     framed = b"{\n" + inside + b',\n "signature": "' + b"0" * 128 + b'"\n}\n'
     for text in (raw, framed):
-        for read in (first.accept, first.peer, lambda t: requests.read(t, "it"), lambda t: file.organiser_of(t, "it")):
+        readers = (first.accept, first.peer, partial(requests.read, where="it"))
+        for read in (*readers, partial(federation_file.organiser_of, where="it")):
             with pytest.raises(InputError):
                 read(text)
 
@@ -454,17 +460,17 @@ def test_the_organiser_gives_out_numbers(federation, tmp_path):
     newcomer = SiteFolder(tmp_path / "newcomer")
     _, asked = newcomer.request("tumours", "essen", "essen.example:7443")
     with pytest.raises(InputError, match="ring:4 has 4 nodes, and all are taken"):
-        organiser.approve([asked])
+        organiser.approve([asked], 4, RING)
     organiser.revoke("2")
     with pytest.raises(InputError, match="node 1 is taken by basel; free: 2"):
-        organiser.approve([asked], 1)
+        organiser.approve([asked], 4, RING, 1)
     with pytest.raises(InputError, match="another site has the name basel"):
-        organiser.approve([replace(asked, name="basel")])
+        organiser.approve([replace(asked, name="basel")], 4, RING)
     with pytest.raises(InputError, match="asks for federation lungs, this is tumours"):
-        organiser.approve([replace(asked, federation="lungs")])
-    assert organiser.approve([asked]).site("essen").node == 2
+        organiser.approve([replace(asked, federation="lungs")], 4, RING)
+    assert organiser.approve([asked], 4, RING).site("essen").node == 2
     _, moved = first.request("tumours", "aachen", "[2001:db8::7]:7443")
-    assert organiser.approve([moved]).site(0).address == "[2001:db8::7]:7443"
+    assert organiser.approve([moved], 4, RING).site(0).address == "[2001:db8::7]:7443"
     assert organiser.read().serial == 5
     with pytest.raises(InputError, match="unknown site 'esen'; did you mean 'essen'"):
         organiser.revoke("esen")

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from quasiglobal.gradients.compiling import traced
-from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.losses import cross_entropy
-from quasiglobal.gradients.precision import PRECISIONS
-from quasiglobal.gradients.routes import OneByOne, Traced
-from quasiglobal.gradients.stack import StackedModel
 from quasiglobal.metrics import accuracy
 from quasiglobal.models import build
+from quasiglobal.stacked.compiling import traced
+from quasiglobal.stacked.layout import Layout
+from quasiglobal.stacked.losses import cross_entropy
+from quasiglobal.stacked.precision import PRECISIONS
+from quasiglobal.stacked.routes import OneByOne, Traced
+from quasiglobal.stacked.stack import StackedModel
 
 NORMS = ("bn", "gn", "evonorm", "evonorm-released")
 SMALL = [("mlp", None, "cpu"), ("cnn", "none", "cpu"), *(("cnn", norm, "cpu") for norm in NORMS)]

@@ -138,7 +138,7 @@ class Distribution(Layers):
 
 
 def test_a_network_that_cannot_be_traced_stays_vectorised(monkeypatch, caplog):
-    monkeypatch.setattr("quasiglobal.gradients.routes.CALLS_BEFORE_TRACING", 2)
+    monkeypatch.setattr("quasiglobal.stacked.routes.CALLS_BEFORE_TRACING", 2)
     run = trained(Distribution(), functional.cross_entropy, numbers(20, 6), torch.arange(20) % 5, epochs=5)
     assert run.status == "finished"
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

@@ -11,16 +11,16 @@ from torch import nn
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.data.randomness import seeded
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.routes import OneByOne, Vectorised
-from quasiglobal.gradients.stack import StackedModel
-from quasiglobal.gradients.stackable import stackable
 from quasiglobal.models.language.checkpointing import recompute
 from quasiglobal.models.language.loading import language_model
 from quasiglobal.runs import local as runs
 from quasiglobal.runs.export import export
 from quasiglobal.runs.exported import read, save
 from quasiglobal.runs.options import Options
+from quasiglobal.stacked.layout import Layout
+from quasiglobal.stacked.routes import OneByOne, Vectorised
+from quasiglobal.stacked.stack import StackedModel
+from quasiglobal.stacked.stackable import stackable
 from quasiglobal.training.callbacks import Call
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program

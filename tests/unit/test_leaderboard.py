@@ -17,15 +17,15 @@ from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.data.dataset import validating
 from quasiglobal.data.sources import load
 from quasiglobal.errors import InputError
-from quasiglobal.leaderboard.competing import compete
-from quasiglobal.leaderboard.contenders import contender, contenders, select
-from quasiglobal.leaderboard.contest import contest
-from quasiglobal.leaderboard.newcomers import newcomer, source
-from quasiglobal.leaderboard.protocol import DIGITS, RELAY, SEEDS, TIERS, Condition, Tier, tier_named
-from quasiglobal.leaderboard.questions import QUESTIONS, Contrast, Number
-from quasiglobal.leaderboard.standings import Placing, SeedResult, Standing, read_standing, write_standing
-from quasiglobal.leaderboard.summary import blocks, leaderboard_document, refresh
-from quasiglobal.report.markdown import markdown
+from quasiglobal.reproduction.leaderboard.competing import compete
+from quasiglobal.reproduction.leaderboard.contenders import contender, contenders, select
+from quasiglobal.reproduction.leaderboard.contest import contest
+from quasiglobal.reproduction.leaderboard.newcomers import newcomer, source
+from quasiglobal.reproduction.leaderboard.protocol import DIGITS, RELAY, SEEDS, TIERS, Condition, Tier, tier_named
+from quasiglobal.reproduction.leaderboard.questions import QUESTIONS, Contrast, Number
+from quasiglobal.reproduction.leaderboard.standings import Placing, SeedResult, Standing, read_standing, write_standing
+from quasiglobal.reproduction.leaderboard.summary import blocks, leaderboard_document, refresh
+from quasiglobal.reproduction.report.markdown import markdown
 from quasiglobal.runs.loading import data_for
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import find_runs
@@ -321,7 +321,7 @@ def test_again_trains_anew_what_has_a_record(toy, tmp_path, monkeypatch, capsys)
 PARENT = '''
 import multiprocessing, os, time
 from concurrent.futures import ProcessPoolExecutor
-from quasiglobal.leaderboard.contest import _prepare_process
+from quasiglobal.reproduction.leaderboard.contest import _prepare_process
 
 if __name__ == "__main__":
     pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_prepare_process)

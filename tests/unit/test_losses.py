@@ -8,11 +8,11 @@ from torch import nn
 from torch.func import vmap
 from torch.nn import functional
 
-from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.losses import LOSSES
-from quasiglobal.gradients.routes import Traced
-from quasiglobal.gradients.stack import StackedModel
-from quasiglobal.gradients.stackable import stackable
+from quasiglobal.stacked.layout import Layout
+from quasiglobal.stacked.losses import LOSSES
+from quasiglobal.stacked.routes import Traced
+from quasiglobal.stacked.stack import StackedModel
+from quasiglobal.stacked.stackable import stackable
 
 K, BATCH, CLASSES = 3, 8, 5
 WEIGHT = torch.arange(1.0, CLASSES + 1, dtype=torch.float64)

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from quasiglobal.gradients.kernels.functions import Normalised
-from quasiglobal.gradients.kernels.operations import normalise
+from quasiglobal.stacked.kernels.functions import Normalised
+from quasiglobal.stacked.kernels.operations import normalise
 
 pytest.importorskip("triton")
 if "TRITON_INTERPRET" not in os.environ:
@@ -65,7 +65,7 @@ def test_the_kernels_compute_the_normalisation_and_its_gradients(kind, size, aft
 
 def _shares(made, batch, kind, gradients):
     """Space for the partial sums of the parameters' gradients, which the test reads later."""
-    from quasiglobal.gradients.kernels.normalisation import shares
+    from quasiglobal.stacked.kernels.normalisation import shares
 
     made.append(torch.full((shares(batch, kind), *gradients.shape), torch.nan, dtype=gradients.dtype))
     return made[0]

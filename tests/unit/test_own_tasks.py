@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import quasiglobal as qg
 from quasiglobal.cli import look, main
-from quasiglobal.gradients.routes import OneByOne, Traced
+from quasiglobal.stacked.routes import OneByOne, Traced
 from quasiglobal.training import program
 
 SHORT = {"algorithm": "qg-dsgdm-n", "topology": "ring:4", "epochs": 3, "lr": 0.1, "device": "cpu", "batch": 8}
@@ -53,7 +53,7 @@ def test_every_kind_of_task_trains_and_is_recorded(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_stacked_and_one_by_one_agree(kind, monkeypatch):
     def trained(route):
-        monkeypatch.setattr("quasiglobal.gradients.stack.choose_route", lambda *how: route)
+        monkeypatch.setattr("quasiglobal.stacked.stack.choose_route", lambda *how: route)
         return qg.train(KINDS[kind](), **SHORT | {"epochs": 2, "precision": "fp64"})
 
     torch.manual_seed(0)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hand_made_stores import cell, leave
 
-from quasiglobal.leaderboard.standings import read_standings
-from quasiglobal.leaderboard.summary import leaderboard_document
-from quasiglobal.paper.summary import summary
-from quasiglobal.report.formats import write_report
+from quasiglobal.reproduction.leaderboard.standings import read_standings
+from quasiglobal.reproduction.leaderboard.summary import leaderboard_document
+from quasiglobal.reproduction.paper.summary import summary
+from quasiglobal.reproduction.report.formats import write_report
 from quasiglobal.runs.store import RunStore
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install -e '.[browser]'")

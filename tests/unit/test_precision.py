@@ -9,9 +9,9 @@ import torch
 
 import quasiglobal as qg
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.gradients.precision import _switches
 from quasiglobal.runs.estimate import prepare
 from quasiglobal.runs.options import Options
+from quasiglobal.stacked.precision import _switches
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.program import Program
 

@@ -10,9 +10,9 @@ from small_runs import CPU, SHORT, run_all, seeded
 from torch import nn
 
 from quasiglobal.data.sources import load
-from quasiglobal.gradients.compiling import Fused
-from quasiglobal.gradients.kernels.route import Kernels
 from quasiglobal.runs.building import make_task
+from quasiglobal.stacked.compiling import Fused
+from quasiglobal.stacked.kernels.route import Kernels
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import state_dict_of
@@ -143,8 +143,8 @@ def test_bytes_sent_count_neighbours_and_exact_means():
 
 def test_compiled_parts_of_a_step_compute_the_same(monkeypatch):
     """Augmentation and loss, which long trainings on a GPU compile; here they are traced."""
-    monkeypatch.setattr("quasiglobal.gradients.compiling.compiled", lambda program: program)
-    monkeypatch.setattr("quasiglobal.gradients.kernels.program.triton_runs", lambda x: False)
+    monkeypatch.setattr("quasiglobal.stacked.compiling.compiled", lambda program: program)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.program.triton_runs", lambda x: False)
     one = replace(SHORT, model="cnn", topology="ring:3", partition="iid", epochs=1, steps=3, precision="fp64")
     task, ends = make_task(one, load("digits")), []
     for fuses in (False, True):

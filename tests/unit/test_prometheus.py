@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from quasiglobal.errors import InputError
-from quasiglobal.federation.organiser import OrganiserFolder
-from quasiglobal.federation.site import SiteFolder
+from quasiglobal.peers.organiser import OrganiserFolder
+from quasiglobal.peers.site import SiteFolder
 from quasiglobal.runs.prometheus import Prometheus
 
 SAMPLE = re.compile(r'([a-z_]+)(?:\{neighbour="(\d+)"\})? (-?[0-9.e+]+|nan|inf)')
@@ -67,7 +67,7 @@ def test_epochs_and_edges_are_read_over_http():
 def test_the_ends_of_certificate_and_federation_are_metrics(tmp_path):
     organiser, site = OrganiserFolder(tmp_path / "organiser"), SiteFolder(tmp_path / "site")
     organiser.new("trial", "complete:2", 30)
-    organiser.approve([site.request("trial", "alone", None)[1]])
+    organiser.approve([site.request("trial", "alone", None)[1]], 2, [(1, 0)])
     assert ("qg_federation_serial", None) not in samples(node(site).text())         # not installed yet
     site.pin(organiser.file.read_bytes(), "it")
     site.accept(organiser.file.read_bytes())

@@ -4,8 +4,9 @@ from collections import defaultdict
 
 import pytest
 
-from quasiglobal.paper.published import ColumnLabel, RowLabel, Score, published
-from quasiglobal.paper.tables import TABLES
+from quasiglobal.reproduction.paper.published import ColumnLabel, RowLabel, published
+from quasiglobal.reproduction.paper.tables import TABLES
+from quasiglobal.runs.comparison import Score
 
 COUNTS = {
     "motivation": (18, 0, 0),

@@ -8,8 +8,15 @@ from small_runs import SHORT, assert_same_run, settled
 
 import quasiglobal as qg
 from quasiglobal.common.files import write_lines
-from quasiglobal.paper.readings import FILE, READINGS, ScoreReadings, ended_runs, last_and_best, read_readings
-from quasiglobal.paper.readings_table import experiments, table, table_of_more_tests
+from quasiglobal.reproduction.paper.readings import (
+    FILE,
+    READINGS,
+    ScoreReadings,
+    ended_runs,
+    last_and_best,
+    read_readings,
+)
+from quasiglobal.reproduction.paper.readings_table import experiments, table, table_of_more_tests
 from quasiglobal.runs.local import train
 from quasiglobal.runs.store import RunFolder, RunStore
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from test_stacked import NETWORKS, example
 
-from quasiglobal.gradients.kernels.program import stacked_program
-from quasiglobal.gradients.kernels.rehearsal import rehearse, sum_of
+from quasiglobal.stacked.kernels.program import stacked_program
+from quasiglobal.stacked.kernels.rehearsal import rehearse, sum_of
 
 pytest.importorskip("triton")
 
@@ -33,10 +33,10 @@ def forget(package: ModuleType) -> None:
 def test_after_a_rehearsal_a_step_compiles_no_kernel(name, monkeypatch):
     import triton
 
-    import quasiglobal.gradients.kernels
+    import quasiglobal.stacked.kernels
 
     module, layout, x, buffers, inputs, _ = example(name, torch.float32, "cuda")
-    forget(quasiglobal.gradients.kernels)
+    forget(quasiglobal.stacked.kernels)
     kernels: list[str] = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **found: kernels.append(found["src"].name))
     program, state = stacked_program(module, layout, x, buffers, inputs), torch.cuda.get_rng_state()
@@ -56,8 +56,8 @@ def test_after_a_rehearsal_a_step_compiles_no_segment(monkeypatch):
     if "TRITON_INTERPRET" not in os.environ:
         pytest.skip("the kernels are compiled here")
     compiled: list[object] = []
-    monkeypatch.setattr("quasiglobal.gradients.kernels.program._compiler_runs", lambda x: True)
-    monkeypatch.setattr("quasiglobal.gradients.kernels.segments.compiled", lambda part: compiled.append(part) or part)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.program._compiler_runs", lambda x: True)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.segments.compiled", lambda part: compiled.append(part) or part)
     module, layout, x, buffers, inputs, _ = example("signals")
     program = stacked_program(module, layout, x, buffers, inputs)
     rehearse(program, "signals", x, buffers, inputs, sum_of)
@@ -84,9 +84,9 @@ def test_a_rehearsal_compiles_each_kernel_once(tmp_path):
 
 WITHOUT_A_GPU = """
 import logging, torch, triton
-from quasiglobal.gradients.kernels import rehearsal
-from quasiglobal.gradients.kernels.cross_entropy import CrossEntropy
-from quasiglobal.gradients.kernels.program import stacked_program
+from quasiglobal.stacked.kernels import rehearsal
+from quasiglobal.stacked.kernels.cross_entropy import CrossEntropy
+from quasiglobal.stacked.kernels.program import stacked_program
 from test_stacked import example
 from triton.backends.compiler import GPUTarget
 

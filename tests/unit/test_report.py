@@ -13,19 +13,19 @@ import pytest
 from hand_made_stores import cell, leave
 
 from quasiglobal import cli
-from quasiglobal.paper.comparison import by_model_and_column, order, to_paper
-from quasiglobal.paper.outcomes import outcomes
-from quasiglobal.paper.published import ColumnLabel, RowLabel
-from quasiglobal.paper.summary import summary
-from quasiglobal.paper.tables import TABLES
-from quasiglobal.report.document import Cell, Column, Document, Line, Plot, Row, Section
-from quasiglobal.report.formats import write_report
-from quasiglobal.report.grid import grid
-from quasiglobal.report.latex import latex
-from quasiglobal.report.markdown import markdown
-from quasiglobal.report.noise import Sample, difference, tolerance
-from quasiglobal.report.page import page
-from quasiglobal.report.svg import figure
+from quasiglobal.reproduction.paper.comparison import by_model_and_column, order, to_paper
+from quasiglobal.reproduction.paper.outcomes import outcomes
+from quasiglobal.reproduction.paper.published import ColumnLabel, RowLabel
+from quasiglobal.reproduction.paper.summary import summary
+from quasiglobal.reproduction.paper.tables import TABLES
+from quasiglobal.reproduction.report.document import Cell, Column, Document, Line, Plot, Row, Section
+from quasiglobal.reproduction.report.formats import write_report
+from quasiglobal.reproduction.report.grid import grid
+from quasiglobal.reproduction.report.latex import latex
+from quasiglobal.reproduction.report.markdown import markdown
+from quasiglobal.reproduction.report.noise import Sample, difference, tolerance
+from quasiglobal.reproduction.report.page import page
+from quasiglobal.reproduction.report.svg import figure
 from quasiglobal.runs.store import RunFolder, RunStore
 
 HETEROGENEOUS = "ring 16, α = 0.1"

@@ -11,14 +11,15 @@ from rich.console import Console
 from terminal import inside
 
 from quasiglobal import InputError
-from quasiglobal.cli import listing, paper, paper_tables, terminal
-from quasiglobal.paper.cells import at_scale
-from quasiglobal.paper.figures.training import TRAINED, draw_from_store
-from quasiglobal.paper.outcomes import outcomes
-from quasiglobal.paper.published import Score
-from quasiglobal.paper.reproduce import run_missing, seeds_to_run
-from quasiglobal.paper.tables import TABLES
-from quasiglobal.paper.targets import TARGETS, cost, recorded, stand
+from quasiglobal.cli import listing, terminal
+from quasiglobal.reproduction.commands import paper, paper_tables
+from quasiglobal.reproduction.paper.cells import at_scale
+from quasiglobal.reproduction.paper.figures.training import TRAINED, draw_from_store
+from quasiglobal.reproduction.paper.outcomes import outcomes
+from quasiglobal.reproduction.paper.reproduce import run_missing, seeds_to_run
+from quasiglobal.reproduction.paper.tables import TABLES
+from quasiglobal.reproduction.paper.targets import TARGETS, cost, recorded, stand
+from quasiglobal.runs.comparison import Score
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunFolder, RunStore
 from quasiglobal.runs.tuning import tune
@@ -125,9 +126,9 @@ def test_tuning_on_short_runs_trains_at_the_papers_scale_at_their_best_alone(tmp
         for one in experiments:
             ended(tmp_path, one, 0.9 - abs(one.lr - 1.6))
 
-    monkeypatch.setattr("quasiglobal.paper.reproduce.sweep", train)
-    monkeypatch.setattr("quasiglobal.paper.reproduce.tune", partial(tune, train=train))
-    monkeypatch.setattr("quasiglobal.paper.reproduce.absent", lambda names, data_dir: [])
+    monkeypatch.setattr("quasiglobal.reproduction.paper.reproduce.sweep", train)
+    monkeypatch.setattr("quasiglobal.reproduction.paper.reproduce.tune", partial(tune, train=train))
+    monkeypatch.setattr("quasiglobal.reproduction.paper.reproduce.absent", lambda names, data_dir: [])
     (one,) = run_missing(
         TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path), tune_short=True
     )

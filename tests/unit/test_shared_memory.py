@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from quasiglobal.engines.distributed import shared
-from quasiglobal.engines.distributed.buffers import MessageMemory
-from quasiglobal.engines.distributed.channel import Lost
-from quasiglobal.engines.distributed.gloo import GlooChannel, Meeting
-from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.peers import shared
+from quasiglobal.peers.buffers import MessageMemory
+from quasiglobal.peers.channel import Lost
+from quasiglobal.peers.gloo import GlooChannel, Meeting
+from quasiglobal.peers.rendezvous import serve
 
 COUNT = shared.LARGE // 4 + 1
 
@@ -47,7 +47,7 @@ def message_in(memory):
 def test_a_message_in_shared_memory_is_read_there(ends, monkeypatch):
     reads = []
     read = shared.read_file
-    monkeypatch.setattr("quasiglobal.engines.distributed.gloo.read_file", lambda *of: (reads.append(of), read(*of)))
+    monkeypatch.setattr("quasiglobal.peers.gloo.read_file", lambda *of: (reads.append(of), read(*of)))
     message = message_in(MessageMemory(shared=True))
     for one in (message, message[1:].clone(), torch.ones(3)):               # shared, large but not shared, small
         assert sent(ends, one).equal(one)

@@ -12,9 +12,9 @@ from quasiglobal.metrics import accuracy
 pytest.importorskip("triton")
 
 from quasiglobal.data.image_kernel import show
-from quasiglobal.gradients.kernels import operations
-from quasiglobal.gradients.kernels.cross_entropy import CrossEntropy
-from quasiglobal.gradients.kernels.layer_norm import layer_norm, layer_norm_back, shares
+from quasiglobal.stacked.kernels import operations
+from quasiglobal.stacked.kernels.cross_entropy import CrossEntropy
+from quasiglobal.stacked.kernels.layer_norm import layer_norm, layer_norm_back, shares
 
 DEVICE = torch.device("cpu" if "TRITON_INTERPRET" in os.environ else "cuda")
 

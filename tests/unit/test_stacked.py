@@ -11,16 +11,16 @@ from torch import nn
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
-from quasiglobal.gradients.compiling import traced
-from quasiglobal.gradients.kernels.fusion import convolves, is_linear
-from quasiglobal.gradients.kernels.program import stacked_program
-from quasiglobal.gradients.kernels.route import Kernels
-from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.precision import PRECISIONS
-from quasiglobal.gradients.routes import Compiled, OneByOne, Vectorised
-from quasiglobal.gradients.stack import StackedModel
-from quasiglobal.gradients.stackable import stackable
 from quasiglobal.models import RESIDUAL, build
+from quasiglobal.stacked.compiling import traced
+from quasiglobal.stacked.kernels.fusion import convolves, is_linear
+from quasiglobal.stacked.kernels.program import stacked_program
+from quasiglobal.stacked.kernels.route import Kernels
+from quasiglobal.stacked.layout import Layout
+from quasiglobal.stacked.precision import PRECISIONS
+from quasiglobal.stacked.routes import Compiled, OneByOne, Vectorised
+from quasiglobal.stacked.stack import StackedModel
+from quasiglobal.stacked.stackable import stackable
 
 K, BATCH = 2, 3
 
@@ -233,8 +233,8 @@ def test_normalisations_take_over_what_follows_them():
 @pytest.mark.parametrize("by_kernels", ["kernels"], indirect=True)
 def test_segments_between_the_kernels_are_functions_of_what_they_read(name, by_kernels, monkeypatch):
     """Compiled on a GPU; here traced: a value missing from a segment's inputs would be wrong at the second x."""
-    monkeypatch.setattr("quasiglobal.gradients.kernels.program._compiler_runs", lambda x: True)
-    monkeypatch.setattr("quasiglobal.gradients.kernels.segments.compiled", lambda program: program)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.program._compiler_runs", lambda x: True)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.segments.compiled", lambda program: program)
     module, layout, x, buffers, inputs, targets = example(name)
     program = stacked_program(module, layout, x, buffers, inputs, by_kernels)
     assert program.segments
@@ -316,7 +316,7 @@ FAILING = {
 
 @pytest.mark.parametrize("name", FAILING)
 def test_a_route_that_fails_is_replaced_by_a_slower_one_with_one_line(name, caplog, monkeypatch):
-    monkeypatch.setattr("quasiglobal.gradients.routes.compiled", lambda program: program)    # needs no compiler
+    monkeypatch.setattr("quasiglobal.stacked.routes.compiled", lambda program: program)    # needs no compiler
     module, route, begins = FAILING[name]
     model, found = by_the_kernels(module)
     assert type(model.route) is route
@@ -335,7 +335,7 @@ def test_a_wrong_gradient_of_a_compiler_is_noticed_at_the_first_step(drop, preci
     def mistaken(program):
         return lambda *arguments: tree_map(lambda value: 1.01 * value, program(*arguments))
 
-    monkeypatch.setattr("quasiglobal.gradients.routes.compiled", mistaken)
+    monkeypatch.setattr("quasiglobal.stacked.routes.compiled", mistaken)
     module = nn.Sequential(nn.Flatten(), Dropping(drop), nn.Linear(3 * 16 * 16, 10))
     model, (found, arguments) = by_the_kernels(module, precision)
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
@@ -411,7 +411,7 @@ def outputs_one_by_one(module, layout, x, buffers, inputs, autocast=False):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_pooling_is_pytorchs(dtype):
     pytest.importorskip("triton")
-    from quasiglobal.gradients.kernels import pooling
+    from quasiglobal.stacked.kernels import pooling
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
@@ -436,7 +436,7 @@ def test_pooling_is_pytorchs(dtype):
 @pytest.mark.parametrize("n", [1, 11])
 def test_weights_are_packed_and_gradients_collected_in_the_kernels_order(n):
     pytest.importorskip("triton")
-    from quasiglobal.gradients.kernels import rows
+    from quasiglobal.stacked.kernels import rows
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from quasiglobal.gradients import compiling
+from quasiglobal.stacked import compiling
 
 pytest.importorskip("triton")
 
@@ -36,9 +36,9 @@ from quasiglobal.algorithms import algorithm
 from quasiglobal.engines import step_kernel
 from quasiglobal.engines.band import Band
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.gradients.kernels.route import Kernels
-from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.stack import StackedModel
+from quasiglobal.stacked.kernels.route import Kernels
+from quasiglobal.stacked.layout import Layout
+from quasiglobal.stacked.stack import StackedModel
 from quasiglobal.metrics import accuracy
 from quasiglobal.models.norms import EvoNormS0
 from quasiglobal.topology import parse

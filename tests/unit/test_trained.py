@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from quasiglobal import InputError
-from quasiglobal.paper.cells import at_scale
-from quasiglobal.paper.figures import partitions
-from quasiglobal.paper.figures.made import write_figure
-from quasiglobal.paper.figures.scores import BETAS, QUASI_GLOBAL, RATES, local_momentum
-from quasiglobal.paper.figures.training import TRAINED, draw_from_store
-from quasiglobal.paper.tables import TABLES
+from quasiglobal.reproduction.paper.cells import at_scale
+from quasiglobal.reproduction.paper.figures import partitions
+from quasiglobal.reproduction.paper.figures.made import write_figure
+from quasiglobal.reproduction.paper.figures.scores import BETAS, QUASI_GLOBAL, RATES, local_momentum
+from quasiglobal.reproduction.paper.figures.training import TRAINED, draw_from_store
+from quasiglobal.reproduction.paper.tables import TABLES
 from quasiglobal.runs.store import RunFolder, RunStore, find_runs
 
 DRAWN = [name for name, figure in TRAINED.items() if figure.table.cells]

@@ -7,7 +7,7 @@ import torch
 
 from quasiglobal.algorithms import ALGORITHMS, algorithm
 from quasiglobal.engines.costs import sends_model_first
-from quasiglobal.engines.distributed.trust import FAR, REPEATED, Guard, Trust, guard_of
+from quasiglobal.engines.trust import FAR, REPEATED, Guard, Trust, guard_of
 from quasiglobal.errors import InputError
 from quasiglobal.runs.agreement import trust_of
 from quasiglobal.runs.options import Options

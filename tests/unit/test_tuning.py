@@ -7,7 +7,7 @@ import pytest
 from terminal import inside
 
 from quasiglobal import InputError
-from quasiglobal.report import plots
+from quasiglobal.runs import plots
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunFolder, find_runs
 from quasiglobal.runs.tuning import NUMBERS, parse_over, tune

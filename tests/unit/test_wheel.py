@@ -38,7 +38,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
         path.relative_to(source).as_posix() for path in (source / "quasiglobal").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert {"quasiglobal/py.typed", "quasiglobal/paper/published.toml"} <= files
+    assert {"quasiglobal/py.typed", "quasiglobal/reproduction/paper/published.toml"} <= files
     packed = set(zipfile.ZipFile(wheel).namelist())
     assert {name for name in packed if ".dist-info/" not in name} == files
 

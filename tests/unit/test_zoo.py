@@ -20,15 +20,15 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 from zoo import ZOO, Entry
 
-import quasiglobal.gradients.routes
+import quasiglobal.stacked.routes
 from quasiglobal.common.modules import converted, copied
-from quasiglobal.gradients.kernels.program import stacked_program
-from quasiglobal.gradients.layout import Layout, own_state
-from quasiglobal.gradients.one_model import Gradients, arguments
-from quasiglobal.gradients.precision import PRECISIONS, full_precision
-from quasiglobal.gradients.routes import Compiled, OneByOne, Route, Traced, Vectorised
-from quasiglobal.gradients.stack import StackedModel
-from quasiglobal.gradients.stackable import no_fast_path
+from quasiglobal.stacked.kernels.program import stacked_program
+from quasiglobal.stacked.layout import Layout, own_state
+from quasiglobal.stacked.one_model import Gradients, arguments
+from quasiglobal.stacked.precision import PRECISIONS, full_precision
+from quasiglobal.stacked.routes import Compiled, OneByOne, Route, Traced, Vectorised
+from quasiglobal.stacked.stack import StackedModel
+from quasiglobal.stacked.stackable import no_fast_path
 
 K, BATCH = 2, 3
 
@@ -186,7 +186,7 @@ FAST = {
 def route(request, monkeypatch):
     """A route by name; `traced` is traced at its first call."""
     if request.param == "traced":
-        monkeypatch.setattr(quasiglobal.gradients.routes, "CALLS_BEFORE_TRACING", 0)
+        monkeypatch.setattr(quasiglobal.stacked.routes, "CALLS_BEFORE_TRACING", 0)
     if request.param == "kernels":
         pytest.importorskip("triton")
         if "TRITON_INTERPRET" not in os.environ:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from quasiglobal.data.sources import Dataset, Examples
-from quasiglobal.gradients.layout import Layout
 from quasiglobal.runs.building import make_task
+from quasiglobal.stacked.layout import Layout
 from quasiglobal.training.experiment import Experiment
 
 VOCABULARY, PAD = 64, 0

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.layout import Layout
-from quasiglobal.report import plots
+from quasiglobal.runs import plots
+from quasiglobal.stacked.layout import Layout
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.metrics import Ranking, Record, RecordList, number, ranking, tests
 from quasiglobal.training.partitions import weights_of

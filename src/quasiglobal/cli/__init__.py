@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from importlib import import_module
+from importlib.metadata import entry_points
 from textwrap import dedent, fill
 from typing import NoReturn
 
@@ -17,47 +18,69 @@ import quasiglobal
 from quasiglobal.cli.wrapping import wrapped
 from quasiglobal.errors import InputError, unknown
 
-GROUPS = {
+CommandGroups = dict[str, dict[str, tuple[str, str]]]
+"""Titles of groups, and in each group the commands: its module, and its line in `qg --help`."""
+
+OWN: CommandGroups = {
     "Train": {
-        "train": ("train", "Train one model per node, or resume a run."),
-        "tune": ("plan", "Tune the learning rate or other hyperparameters."),
-        "node": ("node", "Run one node of an experiment on your own data."),
-        "rendezvous": ("node", "Serve the store where processes find each other."),
+        "train": ("quasiglobal.cli.train", "Train one model per node, or resume a run."),
+        "tune": ("quasiglobal.cli.plan", "Tune the learning rate or other hyperparameters."),
+        "node": ("quasiglobal.cli.node", "Run one node of an experiment on your own data."),
+        "rendezvous": ("quasiglobal.cli.node", "Serve the store where processes find each other."),
     },
     "Between sites": {
-        "federation": ("federation", "Found a federation, and approve and revoke its sites."),
-        "site": ("federation", "Ask to take part in a federation, and install its file."),
+        "federation": ("quasiglobal.cli.federation", "Found a federation, and approve and revoke its sites."),
+        "site": ("quasiglobal.cli.federation", "Ask to take part in a federation, and install its file."),
     },
     "Look": {
-        "runs": ("look", "List the runs and their status."),
-        "compare": ("look", "Print a table of runs, mean ± std over seeds."),
-        "plot": ("look", "Draw the learning curves of runs."),
-        "status": ("look", "Show the progress of each process of a distributed run."),
+        "runs": ("quasiglobal.cli.look", "List the runs and their status."),
+        "compare": ("quasiglobal.cli.look", "Print a table of runs, mean ± std over seeds."),
+        "plot": ("quasiglobal.cli.look", "Draw the learning curves of runs."),
+        "status": ("quasiglobal.cli.look", "Show the progress of each process of a distributed run."),
     },
     "Share": {
-        "export": ("share", "Write a run's model into a folder that stands alone."),
-        "evaluate": ("share", "Test an exported model on labelled data."),
-        "predict": ("share", "Predict for images, tables or texts without labels."),
-    },
-    "Reproduce": {
-        "demo": ("demo", "Show the paper's main result on embedded data, in a few minutes."),
-        "reproduce": ("paper", "Make a table or figure of the paper."),
-        "leaderboard": ("leaderboard", "Compare all methods, and your own, under one protocol."),
-        "report": ("paper", "Compare the paper's tables and claims with your runs."),
+        "export": ("quasiglobal.cli.share", "Write a run's model into a folder that stands alone."),
+        "evaluate": ("quasiglobal.cli.share", "Test an exported model on labelled data."),
+        "predict": ("quasiglobal.cli.share", "Predict for images, tables or texts without labels."),
     },
     "Set up": {
-        "check": ("plan", "Estimate the cost of a training and report likely problems."),
-        "algorithms": ("explain", "List the algorithms, or explain one."),
-        "topology": ("explain", "List the topologies, or print one's spectral properties and traffic."),
-        "data": ("datasets", "List the data sets, or describe one."),
-        "partition": ("datasets", "Show how a partition splits the data among nodes."),
-        "completion": ("completion", "Install the completion of commands and options in a shell."),
+        "check": ("quasiglobal.cli.plan", "Estimate the cost of a training and report likely problems."),
+        "algorithms": ("quasiglobal.cli.explain", "List the algorithms, or explain one."),
+        "topology": ("quasiglobal.cli.explain", "List the topologies, or print one's spectral properties and traffic."),
+        "data": ("quasiglobal.cli.datasets", "List the data sets, or describe one."),
+        "partition": ("quasiglobal.cli.datasets", "Show how a partition splits the data among nodes."),
+        "completion": ("quasiglobal.cli.completion", "Install the completion of commands and options in a shell."),
     },
 }
-"""The commands by group: the module of each, and its line in `qg --help`."""
+"""The commands of the library: the module of each, and its line in `qg --help`."""
 
-COMMANDS = {name: module for commands in GROUPS.values() for name, (module, _) in commands.items()}
-"""The module of each command."""
+REGISTERED = "quasiglobal.commands"
+"""Entry points of packages that add commands: each is a `CommandGroups`, from a module that imports little."""
+
+def groups() -> CommandGroups:
+    """All commands by group; those of other packages come before the library's last group."""
+    found: CommandGroups = {}
+    for point in sorted(entry_points(group=REGISTERED)):
+        for title, commands in point.load().items():
+            found.setdefault(title, {}).update(commands)
+    *first, last = OWN
+    return {title: OWN[title] for title in first} | found | {last: OWN[last]}
+
+
+def module_of(command: str) -> str:
+    """The module of a command; other packages are looked at only for commands that are not the library's."""
+    own = modules(OWN)
+    if command in own:
+        return own[command]
+    everyone = modules(groups())
+    if command not in everyone:
+        raise unknown("command", command, everyone)
+    return everyone[command]
+
+
+def modules(found: CommandGroups) -> dict[str, str]:
+    """The module of each command."""
+    return {name: module for commands in found.values() for name, (module, _) in commands.items()}
 
 
 def main() -> None:
@@ -93,23 +116,22 @@ def _run(words: list[str]) -> None:
         print(_help())
     elif words[0] == "--version":
         print(f"qg {quasiglobal.__version__}")
-    elif words[0] not in COMMANDS:
-        raise unknown("command", words[0], COMMANDS)
     else:
+        module = module_of(words[0])
         sys.path.insert(0, os.getcwd())         # to import a user's package.module:Name
         if os.environ.get("NO_COLOR"):          # tyro reads this when it is imported
             os.environ["PYTHON_TYRO_ANSI_CODES"] = "False"
         terminal = import_module("quasiglobal.cli.terminal")
         warnings.showwarning = terminal.show_warning
         terminal.console.stderr = "--json" in words     # standard output holds the document alone
-        import_module(f"quasiglobal.cli.{COMMANDS[words[0]]}").run(words[0], words[1:])
+        import_module(module).run(words[0], words[1:])
 
 
 def _help() -> str:
     """List all commands by group."""
     about = (quasiglobal.__doc__ or "").splitlines()[0]
     lines = [f"usage: qg COMMAND [OPTIONS]\n\n{fill(about, 79)}"]
-    for title, commands in GROUPS.items():
+    for title, commands in groups().items():
         lines.append(f"\n{title}")
         lines += [f"  {name:<11} {summary}" for name, (_, summary) in commands.items()]
     lines.append(dedent("""

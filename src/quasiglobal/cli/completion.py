@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from tyro.conf import Positional, arg
 
 from quasiglobal.algorithms import ALGORITHMS
-from quasiglobal.cli import GROUPS
+from quasiglobal.cli import groups
 from quasiglobal.cli.arguments import call
 from quasiglobal.cli.shells import SCRIPTS, Accepted, Described
 from quasiglobal.cli.terminal import console, say_written
@@ -21,7 +21,6 @@ from quasiglobal.common.files import replacing
 from quasiglobal.data.sources import SOURCES, TEXT_SOURCES
 from quasiglobal.metrics import BUILT_IN
 from quasiglobal.models import MODELS, NORMS
-from quasiglobal.paper.targets import TARGETS
 from quasiglobal.runs.building import LOSSES
 from quasiglobal.topology.parsing import FROM_LABELS, KINDS
 
@@ -74,30 +73,31 @@ VALUES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"), "schedule": ("steps", "cosine", "linear", "constant"),
     "loss": tuple(LOSSES), "metric": tuple(BUILT_IN), "train": ("all", "head", "lora:"),
     "algorithms NAME": tuple(ALGORITHMS), "topology GRAPH": TOPOLOGIES, "data NAME": DATA, "partition DATA": DATA,
-    "predict DATA": DATA, "reproduce TARGET": tuple(TARGETS),
+    "predict DATA": DATA,
 }
-"""Values of options by name, and of positional arguments by command and name."""
+"""Values of options by name, and of positional arguments by command and name; a command's module may have more."""
 
 
 def _commands() -> Iterator[Described]:
     """Every command with its options and arguments, from the types of its function or dataclass."""
-    for commands in GROUPS.values():
+    for commands in groups().values():
         for name, (module, summary) in commands.items():
-            places = vars(import_module(f"quasiglobal.cli.{module}"))
+            places = vars(import_module(module))
             options: dict[str, Accepted] = {"--help": Accepted(takes=False)}
             words = Accepted()
+            values = VALUES | places.get("VALUES", {})
             below = places.get("SUBCOMMANDS", {}).get(name)
             kinds = below.values() if below else [places.get(name.capitalize()) or places[name]]
             for field, hint in (one for kind in kinds for one in _arguments(kind)):
                 plain, marks = _plain(hint)
                 config = next((mark for mark in marks if hasattr(mark, "metavar")), None)
                 if Positional in marks:
-                    words = _accepted(f"{name} {config.metavar if config else ''}", plain)
+                    words = _accepted(f"{name} {config.metavar if config else ''}", plain, values)
                 elif plain is bool:
                     flag = (config and config.name) or field.replace("_", "-")
                     options |= {f"--{flag}": Accepted(takes=False), f"--no-{flag}": Accepted(takes=False)}
                 else:
-                    options[f"--{field.replace('_', '-')}"] = _accepted(field, plain)
+                    options[f"--{field.replace('_', '-')}"] = _accepted(field, plain, values)
             if below:
                 words = Accepted(tuple(below), files=True)
             yield Described(name, summary, options, words)
@@ -126,11 +126,11 @@ def _plain(hint: Any) -> tuple[Any, tuple[Any, ...]]:
             return hint, marks
 
 
-def _accepted(name: str, plain: Any) -> Accepted:
+def _accepted(name: str, plain: Any, values: Mapping[str, tuple[str, ...]]) -> Accepted:
     """The values of an option or argument."""
     if get_origin(plain) is Literal:
         return Accepted(get_args(plain))
-    return Accepted(VALUES.get(name, ()), files=plain is Path or name in WITH_FILES)
+    return Accepted(values.get(name, ()), files=plain is Path or name in WITH_FILES)
 
 
 WITH_FILES = ("data", "predict DATA")

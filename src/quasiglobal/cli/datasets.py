@@ -16,7 +16,7 @@ from quasiglobal.cli.terminal import console, preparing, print_json, say_written
 from quasiglobal.data.partition import class_counts, fingerprint, heterogeneity, split
 from quasiglobal.data.sources import Corpus, available, published_examples, raw
 from quasiglobal.errors import InputError
-from quasiglobal.report import plots
+from quasiglobal.runs import plots
 
 
 def data(name: Name = None, data_dir: Folder | None = None, json: Json = False) -> None:

@@ -15,10 +15,10 @@ from quasiglobal.cli.arguments import File, Json, Name, call
 from quasiglobal.cli.listing import Listing, Values, facts_table
 from quasiglobal.cli.tables import topology_facts, topology_listing, topology_values
 from quasiglobal.cli.terminal import console, print_json, say, say_written
+from quasiglobal.common.markdown import table as markdown_table
 from quasiglobal.engines.costs import COLUMNS, Entry, describe
 from quasiglobal.errors import InputError
-from quasiglobal.report import plots
-from quasiglobal.report.markdown import table as markdown_table
+from quasiglobal.runs import plots
 from quasiglobal.topology import parse
 from quasiglobal.topology.parsing import given_weights
 

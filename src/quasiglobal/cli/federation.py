@@ -14,12 +14,12 @@ from quasiglobal.cli.arguments import File, Json, call
 from quasiglobal.cli.listing import Listing
 from quasiglobal.cli.terminal import console, print_json, say_written
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.federation import file, requests
-from quasiglobal.federation.file import Federation
-from quasiglobal.federation.keys import fingerprint, read_text, spoken
-from quasiglobal.federation.organiser import OrganiserFolder
-from quasiglobal.federation.site import SiteFolder
-from quasiglobal.topology.parsing import count_nodes
+from quasiglobal.peers import federation_file, requests
+from quasiglobal.peers.federation_file import Federation
+from quasiglobal.peers.keys import fingerprint, read_text, spoken
+from quasiglobal.peers.organiser import OrganiserFolder
+from quasiglobal.peers.site import SiteFolder
+from quasiglobal.topology.parsing import count_nodes, pairs_of
 
 FederationFolder = Annotated[Path, arg(metavar="FOLDER", help="The organiser's folder.")]
 OwnFolder = Annotated[Path, arg(metavar="FOLDER", help="The site's folder.")]
@@ -42,10 +42,10 @@ def new(
         topology: The graph of the experiment, such as ring:4. It sets the number of nodes and who meets whom.
         days: Days until the federation ends; `qg federation extend` prolongs it.
     """
-    place = OrganiserFolder(folder)
+    place, nodes = OrganiserFolder(folder), count_nodes(topology)
     made = place.new(name, topology, days)
     say_written([place.key, place.file])
-    console.print(f"Federation {name}: {count_nodes(topology)} nodes, until {made.ends:%Y-%m-%d}.")
+    console.print(f"Federation {name}: {nodes} nodes, until {made.ends:%Y-%m-%d}.")
     _say_fingerprint("Your fingerprint, for the sites to compare by telephone", place.fingerprint)
     console.print("Each site runs:")
     console.print(f"    qg site request --federation {name} --name SITE --address HOST:PORT", soft_wrap=True)
@@ -72,7 +72,8 @@ def approve(
         _say_fingerprint(f"{one.name}, {one.address or 'which only dials'}", one.fingerprint)
     _confirm("Did each site read this fingerprint to you, by telephone?", compared)
     place = OrganiserFolder(folder)
-    _say_next(place, place.approve(asked, node))
+    graph = place.read().topology
+    _say_next(place, place.approve(asked, count_nodes(graph), pairs_of(graph), node))
 
 
 def revoke(
@@ -144,7 +145,7 @@ def install(
     place = SiteFolder(folder)
     text = read_text(source)
     if not place.is_pinned:
-        _say_fingerprint("The organiser's fingerprint", fingerprint(file.organiser_of(text, str(source))))
+        _say_fingerprint("The organiser's fingerprint", fingerprint(federation_file.organiser_of(text, str(source))))
         _confirm("Did the organiser read this fingerprint to you, by telephone?", compared)
         place.pin(text, str(source))
     fresh = place.accept(text, str(source))
@@ -179,9 +180,9 @@ def status(folder: OwnFolder = Path("site"), json: Json = False) -> None:
     """Show the federation, and the site's number and certificate."""
     place = SiteFolder(folder)
     found = place.federation()
-    organiser = fingerprint(file.organiser_of(place.text(), str(place.file)))
+    organiser = fingerprint(federation_file.organiser_of(place.text(), str(place.file)))
     shown = place.shown()
-    more = {"node": place.own(found).node, "certificate_ends": shown and shown.ends.strftime(file.TIME)}
+    more = {"node": place.own(found).node, "certificate_ends": shown and shown.ends.strftime(federation_file.TIME)}
     _show(found, organiser, json, more)
 
 
@@ -242,7 +243,8 @@ def _show(federation: Federation, organiser: str, json: bool, more: dict[str, An
     more = more or {}
     if json:
         print_json({
-            "federation": federation.name, "serial": federation.serial, "ends": federation.ends.strftime(file.TIME),
+            "federation": federation.name, "serial": federation.serial,
+            "ends": federation.ends.strftime(federation_file.TIME),
             "topology": federation.topology, "organiser": organiser, "sites": sites, **more,
         })
         return

@@ -14,9 +14,9 @@ from quasiglobal.cli.arguments import File, Folders, Json, RunArgument, RunsFold
 from quasiglobal.cli.listing import Listing, Values
 from quasiglobal.cli.tables import comparison, models_in_words
 from quasiglobal.cli.terminal import say_written, size_in_words, time_in_words
+from quasiglobal.common.markdown import table as markdown_table
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.report import plots
-from quasiglobal.report.markdown import table as markdown_table
+from quasiglobal.runs import plots
 from quasiglobal.runs.best import kept_in
 from quasiglobal.runs.parts import Part, parts_of
 from quasiglobal.runs.store import Run, read_run

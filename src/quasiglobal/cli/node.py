@@ -14,8 +14,8 @@ from quasiglobal.cli.arguments import Folder, call
 from quasiglobal.cli.tables import comparison, models_in_words
 from quasiglobal.cli.terminal import console, log_as, watcher
 from quasiglobal.cli.train import exit_if_diverged, schedule_in_words
-from quasiglobal.engines.distributed import serve
 from quasiglobal.errors import InputError
+from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs.node import AtRendezvous, InFederation, MeetingPlace, train_node
 from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import from_toml

@@ -24,8 +24,7 @@ from quasiglobal.cli.terminal import (
     time_in_words,
     watcher,
 )
-from quasiglobal.report import plots
-from quasiglobal.runs import tuning
+from quasiglobal.runs import plots, tuning
 from quasiglobal.runs.agreement import has_own_data, refuse_faults, trust_of
 from quasiglobal.runs.estimate import estimate, prepare
 from quasiglobal.training.metrics import number

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quasiglobal.cli.listing import Listing, Text, Values
 from quasiglobal.runs.best import kept_in
+from quasiglobal.runs.comparison import Setting, compared
 from quasiglobal.runs.store import Run
 from quasiglobal.topology import Topology
 from quasiglobal.topology.parsing import FROM_LABELS, KINDS, parse
-
-if TYPE_CHECKING:
-    from quasiglobal.paper.own_runs import Setting
 
 SCORES = ("score", "best", "worst_node", "averaged_model")
 """Keys of a setting's scores."""
@@ -20,13 +18,11 @@ SCORES = ("score", "best", "worst_node", "averaged_model")
 
 def comparison(runs: Sequence[Run]) -> Listing:
     """One row per setting, mean ± std over its seeds."""
-    from quasiglobal.paper.own_runs import by_setting  # makes the paper's tables, which a start need not wait for
-
     titles = {run.score.title for run in runs}
     title = titles.pop() if len(titles) == 1 else "score"
     best = "best, %" if title.endswith("%") else "best"
     headings = (title, best, "worst node", "averaged model")
-    settings = by_setting(runs)
+    settings = compared(runs)
     rows = [_compared(one) for one in settings]
     texts = {one.label: dict(zip(SCORES, one.scores, strict=True)) for one in settings}
 

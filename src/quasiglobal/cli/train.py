@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from quasiglobal.cli.arguments import ExperimentCommand, parsed
 from quasiglobal.cli.tables import comparison
 from quasiglobal.cli.terminal import console, log_as, watcher
-from quasiglobal.engines.distributed import launched, spread
+from quasiglobal.peers.rendezvous import launched, spread
 from quasiglobal.runs import distributed
 from quasiglobal.runs.agreement import refuse_faults
 from quasiglobal.runs.launch import launch

@@ -11,9 +11,9 @@ from quasiglobal.engines.capture import overwrite
 from quasiglobal.engines.costs import sends_model_first
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.step_kernel import StepKernel, step_kernel, step_of_tensors
-from quasiglobal.gradients.compiling import compiled_in_place
-from quasiglobal.gradients.precision import full_precision
-from quasiglobal.gradients.recording import Untraceable
+from quasiglobal.stacked.compiling import compiled_in_place
+from quasiglobal.stacked.precision import full_precision
+from quasiglobal.stacked.recording import Untraceable
 
 GradientAt = Callable[[Tensor], Tensor]
 """The gradients of the band's rows at given models."""

@@ -18,7 +18,7 @@ from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.recording import COLUMNS, Instruction, Mixing, Recording, record
 from quasiglobal.engines.rows import ModelRows, Views, read, write
-from quasiglobal.gradients.precision import full_precision
+from quasiglobal.stacked.precision import full_precision
 
 BLOCK = 2**18
 """Numbers of a block for each thread: in fewer, the calls take longer than the operations; more leave the cache."""

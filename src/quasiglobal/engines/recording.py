@@ -18,7 +18,7 @@ from quasiglobal.algorithms import Algorithm
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.step_kernel import TracedEngine, step_of_tensors
 from quasiglobal.engines.step_operations import OPERATIONS, SAME
-from quasiglobal.gradients.recording import Untraceable
+from quasiglobal.stacked.recording import Untraceable
 
 log = logging.getLogger("quasiglobal")
 

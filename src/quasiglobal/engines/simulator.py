@@ -14,7 +14,7 @@ from quasiglobal.engines.host import Host
 from quasiglobal.engines.links import check_push
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.precision import full_precision
+from quasiglobal.stacked.precision import full_precision
 from quasiglobal.topology import Topology
 
 

@@ -24,7 +24,7 @@ from quasiglobal.engines.host import Host
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.step_operations import EXCHANGE, LINKED, MEAN, MIX
 from quasiglobal.engines.step_source import StepSource, write
-from quasiglobal.gradients.recording import Untraceable, recorded
+from quasiglobal.stacked.recording import Untraceable, recorded
 
 log = logging.getLogger("quasiglobal")
 
@@ -259,7 +259,7 @@ def _jitted(text: str) -> Any:
     import triton
     import triton.language as tl
 
-    from quasiglobal.gradients.kernels import tile
+    from quasiglobal.stacked.kernels import tile
 
     name = f"<step {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)

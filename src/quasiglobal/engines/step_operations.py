@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quasiglobal.gradients.recording import Untraceable, operation
+from quasiglobal.stacked.recording import Untraceable, operation
 
 aten = torch.ops.aten
 

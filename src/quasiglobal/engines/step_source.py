@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from quasiglobal.engines.links import Links
 from quasiglobal.engines.step_operations import EXCHANGE, LINKED, LOGICAL, MEAN, MIX, OPERATIONS, SAME, SUMS, aten
-from quasiglobal.gradients.recording import Untraceable
+from quasiglobal.stacked.recording import Untraceable
 
 
 @dataclass

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quasiglobal.errors import InputError
+from quasiglobal.stacked.stacking import Stacking
 
 
 class EvoNormS0(nn.Module):
@@ -24,6 +25,8 @@ class EvoNormS0(nn.Module):
     variance has Bessel's correction, σ has no learnable slope v, and there are min(32, C) groups. If C > 32
     is not divisible by 32, there are gcd(32, C) groups.
     """
+
+    stacking = Stacking(kernel="evonorm")
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__()

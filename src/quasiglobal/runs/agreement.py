@@ -15,9 +15,9 @@ from quasiglobal.algorithms import algorithm
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.sources import named
 from quasiglobal.engines.costs import traffic
-from quasiglobal.engines.distributed.opening import NO_MEAN_OVER_SITES
 from quasiglobal.engines.needs import CUT_OFF, HARMED
 from quasiglobal.errors import InputError
+from quasiglobal.peers.opening import NO_MEAN_OVER_SITES
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.loading import data_of
 from quasiglobal.topology.parsing import count_nodes

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from quasiglobal.common.files import alone
-from quasiglobal.engines.distributed.gloo import until
 from quasiglobal.errors import InputError
+from quasiglobal.peers.gloo import until
 from quasiglobal.runs.callbacks import facts
 from quasiglobal.runs.parts import Part, common_rows, parts_of, records_of, stacked
 from quasiglobal.runs.saving import plan_path

@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 
 from quasiglobal.algorithms import algorithm
 from quasiglobal.engines.costs import traffic
-from quasiglobal.engines.distributed import MeanLost, Meeting, spread
+from quasiglobal.engines.distributed import MeanLost
+from quasiglobal.peers.gloo import Meeting
+from quasiglobal.peers.rendezvous import spread
 from quasiglobal.runs.participant import Seat
 from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment

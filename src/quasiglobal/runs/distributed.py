@@ -13,8 +13,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from quasiglobal.engines.distributed import Meeting, all_gather, join
 from quasiglobal.errors import InputError
+from quasiglobal.peers.gloo import Meeting
+from quasiglobal.peers.rendezvous import all_gather, join
 from quasiglobal.runs.agreement import refuse_faults, trust_of
 from quasiglobal.runs.assembly import Assembly, tidied
 from quasiglobal.runs.attempts import end_attempt, ending, seat_in

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from quasiglobal.common.imports import is_path
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.layout import Layout
 from quasiglobal.runs.best import best_state
 from quasiglobal.runs.building import model_of
 from quasiglobal.runs.exported import Exported, fingerprint, frozen_of
 from quasiglobal.runs.loading import data_of
 from quasiglobal.runs.store import Run
+from quasiglobal.stacked.layout import Layout
 from quasiglobal.topology.parsing import given_weights
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.partitions import weights_of

@@ -15,10 +15,10 @@ from quasiglobal.common.files import write_tensors
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.sources import SOURCES, Dataset
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.layout import load_state
-from quasiglobal.gradients.one_model import arguments
 from quasiglobal.models.language.loading import PREFIX
 from quasiglobal.runs.building import model_of
+from quasiglobal.stacked.layout import load_state
+from quasiglobal.stacked.one_model import arguments
 from quasiglobal.training.evaluation import test_batch
 from quasiglobal.training.experiment import Experiment, from_mapping
 from quasiglobal.training.remedies import misfit

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from quasiglobal.engines.distributed.rendezvous import serve
+from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs.attempts import needs_all
 from quasiglobal.training.experiment import Experiment
 

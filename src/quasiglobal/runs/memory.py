@@ -16,8 +16,8 @@ from quasiglobal.common.memory import USABLE, free_bytes, is_out_of_memory
 from quasiglobal.engines.capture import release
 from quasiglobal.engines.costs import tensors_of_edges, traffic
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.one_model import arguments
-from quasiglobal.gradients.precision import PRECISIONS
+from quasiglobal.stacked.one_model import arguments
+from quasiglobal.stacked.precision import PRECISIONS
 from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.partitions import topology_of

@@ -8,9 +8,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quasiglobal.engines.distributed import SUGGESTED, Audit, Meeting, SiteOpener, meet, spread
+from quasiglobal.engines.trust import SUGGESTED
 from quasiglobal.errors import InputError
-from quasiglobal.federation.site import SiteFolder
+from quasiglobal.peers.audit import Audit
+from quasiglobal.peers.gloo import Meeting
+from quasiglobal.peers.rendezvous import meet, spread
+from quasiglobal.peers.site import SiteFolder
+from quasiglobal.peers.sites import SiteOpener
 from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_between_sites, trust_of
 from quasiglobal.runs.attempts import ending, seat_in
 from quasiglobal.runs.options import Options

@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from quasiglobal.common.files import alone
-from quasiglobal.engines.distributed import Distributed, Way
+from quasiglobal.engines.distributed import Distributed
+from quasiglobal.peers.opening import Way
 from quasiglobal.runs.callbacks import KeepBest, Watch, WriteTensorBoard, facts
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.parts import Part, records_of

@@ -13,8 +13,8 @@ from typing import Any
 
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.errors import InputError
-from quasiglobal.federation.file import split_address
-from quasiglobal.federation.site import SiteFolder
+from quasiglobal.peers.federation_file import split_address
+from quasiglobal.peers.site import SiteFolder
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.metrics import ranking
 

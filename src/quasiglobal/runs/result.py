@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quasiglobal.engines.distributed import Membership, SiteOpener
-from quasiglobal.engines.distributed.checks import Expected
 from quasiglobal.errors import InputError
+from quasiglobal.peers.checks import Expected
+from quasiglobal.peers.membership import Membership
+from quasiglobal.peers.sites import SiteOpener
 from quasiglobal.runs.best import Kept, kept_in, values_of, write_best
 from quasiglobal.runs.participant import Participant
 from quasiglobal.runs.store import Run, Watcher

@@ -138,6 +138,15 @@ def count_nodes(text: str) -> int:
     return parse(text).n if is_external(text) else _count_nodes(text)
 
 
+def pairs_of(text: str) -> list[tuple[int, int]]:
+    """All pairs of nodes that are neighbours at some step; every pair where only a training knows the graph."""
+    n = count_nodes(text)
+    if needs_counts(text):
+        return [(i, j) for i in range(n) for j in range(i)]
+    links = parse(text).links()
+    return [(i, j) for i in range(n) for j in range(i) if links[i, j] or links[j, i]]
+
+
 @lru_cache
 def _count_nodes(text: str) -> int:
     return parse(text).n

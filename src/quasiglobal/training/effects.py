@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from quasiglobal.common.modules import USUAL, leaves_of
 from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.layout import own_names
+from quasiglobal.stacked.layout import own_names
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 """Generators of random numbers that a model may have of its own."""

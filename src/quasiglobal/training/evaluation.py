@@ -14,8 +14,8 @@ from quasiglobal.data.arrays import on_device
 from quasiglobal.data.dataset import Indices
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.records import ExampleShards
-from quasiglobal.gradients.one_model import Buffers, in_dtype
-from quasiglobal.gradients.stack import StackedModel, rows_of
+from quasiglobal.stacked.one_model import Buffers, in_dtype
+from quasiglobal.stacked.stack import StackedModel, rows_of
 from quasiglobal.training.tallies import TestTally
 from quasiglobal.training.task import Task
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from quasiglobal.common.modules import converted, copied
 from quasiglobal.engines.allocator import keep_freed_memory
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.layout import Layout
-from quasiglobal.gradients.one_model import Buffers, arguments
-from quasiglobal.gradients.precision import PRECISIONS
-from quasiglobal.gradients.routes import OneByOne, Vectorised
-from quasiglobal.gradients.stack import StackedModel
+from quasiglobal.metrics import accuracy
 from quasiglobal.models.language.checkpointing import recompute
+from quasiglobal.stacked.layout import Layout
+from quasiglobal.stacked.one_model import Buffers, arguments
+from quasiglobal.stacked.precision import PRECISIONS
+from quasiglobal.stacked.routes import OneByOne, Vectorised
+from quasiglobal.stacked.stack import StackedModel
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
@@ -73,7 +74,8 @@ class Networks:
             log.warning(f"{name} draws random numbers of NumPy or Python; the models are trained {OneByOne.cost}")
         route = OneByOne if self.task.draws_elsewhere else Vectorised if self.task.changes_itself else None
         model = StackedModel(
-            module, loss, self.layout, self.precision, right=self.task.right, long=long, route=route
+            module, loss, self.layout, self.precision, right=self.task.right,
+            counts_hits=self.task.right is accuracy, long=long, route=route,
         )
         model.random = model.random or self.task.draws or self.task.draws_elsewhere
         return model

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from quasiglobal.data.randomness import seeded
 from quasiglobal.engines.capture import Captured, overwrite, release
-from quasiglobal.gradients.stack import Fused, Gradients, StackedModel
+from quasiglobal.stacked.stack import Fused, Gradients, StackedModel
 from quasiglobal.training.bands import Bands, EngineFactory
 from quasiglobal.training.evaluation import Evaluation
 from quasiglobal.training.experiment import Experiment, together

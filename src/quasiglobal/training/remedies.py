@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.memory import is_out_of_memory
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.one_model import Loss, arguments
+from quasiglobal.stacked.one_model import Loss, arguments
 
 CROSS_ENTROPIES = (nn.functional.cross_entropy, nn.functional.nll_loss)
 """Losses that need one output per class."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from quasiglobal.common.modules import converted
-from quasiglobal.gradients.layout import Layout, load_state
+from quasiglobal.stacked.layout import Layout, load_state
 from quasiglobal.training.metrics import average
 
 STATE, BUFFER, PAIRS = "state.", "buffer.", "pairs."

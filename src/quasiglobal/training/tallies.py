@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
-from quasiglobal.gradients.stack import rows_of
 from quasiglobal.metrics import accuracy, is_lower
+from quasiglobal.stacked.stack import rows_of
 from quasiglobal.training.metrics import LOSS, RECALL, SCORE, Measures
 from quasiglobal.training.remedies import misfit
 

@@ -18,9 +18,9 @@ from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.items import Columns
 from quasiglobal.data.own import dataset_of
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.layout import own_state
-from quasiglobal.gradients.one_model import Loss, Right, arguments
 from quasiglobal.metrics import accuracy, name_of
+from quasiglobal.stacked.layout import own_state
+from quasiglobal.stacked.one_model import Loss, Right, arguments
 from quasiglobal.training.metrics import SCORE, check_names
 from quasiglobal.training.trial import Trial, copy_of, initialised, made, tried
 

@@ -21,8 +21,8 @@ from quasiglobal.common.modules import converted, copied
 from quasiglobal.data.dataset import Dataset
 from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
-from quasiglobal.gradients.one_model import Loss, arguments
 from quasiglobal.metrics import ambiguous, name_of, percent
+from quasiglobal.stacked.one_model import Loss, arguments
 from quasiglobal.training.effects import Attributes, changed, constants, kept_tensor, overlapping, reads
 from quasiglobal.training.remedies import (
     is_cross_entropy,

@@ -17,7 +17,7 @@ from quasiglobal.data.dataset import reading
 from quasiglobal.errors import InputError
 from quasiglobal.models.language.adapters import freeze, head_of
 from quasiglobal.models.language.attention import registered
-from quasiglobal.models.stacking import Stacking
+from quasiglobal.stacked.stacking import Stacking
 
 PREFIX = "hf:"
 """Prefix of the names of transformers models, in `Experiment.model`."""

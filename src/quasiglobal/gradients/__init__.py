@@ -1,1 +1,0 @@
-"""Gradients of many copies of one model."""

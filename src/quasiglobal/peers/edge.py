@@ -1,0 +1,387 @@
+"""One link to a neighbouring process, over a channel that may be lost and reopened.
+
+Every message is a header and a payload. The header contains the step, so that two sides at different steps (one was
+absent) resynchronize: messages for an earlier step are discarded, messages for a later step wait in the inbox.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quasiglobal.peers.buffers import MessageMemory
+from quasiglobal.peers.channel import Channel, Lost, Refused, Sending
+from quasiglobal.peers.checks import Expected, Rejected, check_message
+from quasiglobal.peers.pace import Moment, Outbox
+
+MAGIC = 0x71676D31
+"""First number of every header: "qgm1" in ASCII."""
+
+HEADER = 6
+"""Numbers in a header: magic, step, exchange index in the step, element count, bytes per element, generation."""
+
+KINDS = {1: torch.uint8, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+"""Allowed payload dtypes, by bytes per element; single bytes are packed bits."""
+
+AHEAD = 3
+"""Messages that one side may be ahead of the other before it has to wait."""
+
+FOREVER = 1e7
+"""Timeout of the reader thread in seconds, in effect none; a caller with a shorter timeout closes the edge."""
+
+HEARTBEAT = -1
+"""Exchange index of a heartbeat: no payload follows; the sender is alive and itself waits for a neighbour."""
+
+NOTE = -2
+"""Exchange index of a note: bytes that are not for the algorithm, such as a newer federation file."""
+
+MOVE = -3
+"""Exchange index of the last message on a channel: the next comes on the channel that replaces it."""
+
+ADOPTION = 30.0
+"""Seconds that one side may adopt a new channel before the other."""
+
+OTHER_SIZES = (1, 4)
+"""Bytes per element of messages that are not for the algorithm."""
+
+MOST_NOTE = 2**21
+"""Maximum size of a note in bytes."""
+
+HEARTBEAT_FACTOR = 10
+"""Factor on the timeout for a process that sends only heartbeats."""
+
+
+@dataclass
+class Account:
+    """Traffic statistics of an edge."""
+
+    sent: int = 0
+    """Payload bytes sent; `received` counts the other direction."""
+    received: int = 0
+    waited: float = 0.0
+    """Seconds spent waiting for the other side."""
+    missed: int = 0
+    """Exchanges completed without the other side."""
+    clipped: int = 0
+    """Exchanges in which the model of the other side was clipped."""
+
+
+class Edge:
+    """The link between processes `here` and `there`, open as long as its channel is."""
+
+    def __init__(self, here: int, there: int, channel: Channel, generation: int) -> None:
+        self.here, self.there, self.channel, self.generation = here, there, channel, generation
+        self.account = Account()
+        self.step_there = 0
+        """Step of the other side as of its admission, or of its last heartbeat."""
+        self.gave = False
+        """Whether the other side took the model from here."""
+        self.on_note: Callable[[bytes], None] = lambda note: None
+        self._rank = 0 if here < there else 1
+        self._under_way: deque[tuple[Sending, bool]] = deque()
+        """Messages on their way, and whether they are payloads."""
+        self._threads: list[threading.Thread] = []
+        self._line = threading.Lock()
+        self._incoming = channel
+        self._successor: Channel | None = None
+        self._moved: Sending | None = None
+        self._news = threading.Condition()
+        self._inbox: deque[tuple[Moment, Tensor]] = deque()
+        self._now: Moment = (0, 0)
+        self._heard = self._heard_numbers = 0.0
+        self._gone: Lost | None = None
+        self._outbox: Outbox | None = None
+        self.newest: Moment = (0, 0)
+        """The moment of the newest message that came; `arrived` counts all."""
+        self.arrived = 0
+
+    def admit(self, experiment: bytes, secret: bytes, step: int, deadline: float) -> None:
+        """Authenticate both sides (same secret, same experiment), then exchange steps.
+
+        Each side signs a nonce that the other has just drawn, so that an answer cannot be replayed.
+        """
+        number = secrets.token_bytes(32)
+        theirs = self._swap(number, deadline)
+
+        def proof(of: int, for_number: bytes) -> bytes:
+            words = (bytes([of]), for_number, experiment, self.generation.to_bytes(8))
+            return hmac.digest(secret or b"-", b"|".join(words), hashlib.sha256)
+
+        if not hmac.compare_digest(self._swap(proof(self._rank, theirs), deadline), proof(1 - self._rank, number)):
+            raise Refused("it runs another experiment, or has another secret")
+        self.step_there = int.from_bytes(self._swap(step.to_bytes(32), deadline))
+
+    def greet(self, deadline: float) -> None:
+        """Wait until both sides are ready for the first step."""
+        self._swap(bytes(32), deadline)
+
+    def share_model(self, model: Tensor | None, wanted: Expected | None, deadline: float) -> Tensor | None:
+        """Send a model to the other side if it requests one; receive its model if one of exactly this size is `wanted`.
+        """
+        count, size = (0, 0) if model is None else (model.numel(), model.element_size())
+        theirs = self._swap((wanted is not None).to_bytes(8) + count.to_bytes(16) + size.to_bytes(8), deadline)
+        asked, coming, size = (int.from_bytes(theirs[at]) for at in (slice(8), slice(8, 24), slice(24, 32)))
+        sending = self.channel.send(model) if asked and model is not None else None
+        taken = None
+        if wanted is not None and coming:
+            if (coming, size) != (wanted.count, wanted.dtype.itemsize):
+                raise Rejected(f"it offers a model of another size than {wanted.count} numbers")
+            taken = torch.empty(coming, dtype=wanted.dtype)
+            self._incoming.recv_into(taken, deadline)
+            check_message(0, taken, wanted)
+        if sending is not None:
+            sending.wait(deadline)
+            self.gave = True
+        return taken
+
+    def listen(self, largest: int, buffers: MessageMemory | None = None, drops: bool = False) -> None:
+        """Start to read into buffers, so that the other side can send before this side calls `receive`.
+
+        `largest` is the maximum message size in bytes. `drops`: keep only the newest messages in either direction, so
+        that no side ever waits for the other to read.
+        """
+        self._outbox = Outbox(self._send_dropping, 2 * AHEAD) if drops else None
+        for work in (lambda: self._read(largest, buffers or MessageMemory()), self._drop_sent):
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def send(self, moment: Moment, payload: Tensor, seconds: float) -> None:
+        """Start sending the payload, which must not change afterwards; block only if the other side is far behind."""
+        if self._gone is not None:                          # it knows why better than its channel
+            raise self._gone
+        if self._outbox is not None:
+            self._outbox.put(moment, payload)
+            return
+        began = time.monotonic()
+        self._settle(AHEAD, seconds)
+        self.account.waited += time.monotonic() - began
+        self._post(moment, payload)
+
+    def _send_dropping(self, moment: Moment, payload: Tensor) -> None:
+        try:
+            self._post(moment, payload)
+            self._settle(0, FOREVER)
+        except Lost as error:
+            self._end(error)
+
+    def _post(self, moment: Moment, payload: Tensor) -> None:
+        with self._line:
+            self._start(self._head(moment, payload.numel(), payload.element_size()))
+            self._start(payload, counts=True)
+        self.account.sent += payload.nbytes
+
+    def send_note(self, note: bytes) -> None:
+        """Send bytes that are not for the algorithm; do not wait for completion."""
+        payload = torch.frombuffer(bytearray(note), dtype=torch.uint8)
+        with self._line:
+            for message in (self._head((0, NOTE), len(note), 1), payload):
+                self._start(message)
+
+    def adopt(self, channel: Channel) -> None:
+        """Continue on another channel to the same process, which adopts the other end of it; no message is lost."""
+        with self._line:
+            self._moved = self.channel.send(self._head((0, MOVE), 0, 1))
+            self.channel = channel
+        with self._news:
+            self._successor = channel
+            self._news.notify_all()
+
+    def cut(self, why: str) -> None:
+        """Close the connection from any thread, without waiting; calls that need it raise `Lost` with this reason."""
+        self._end(Lost(why))
+        for channel in (self.channel, self._incoming):
+            channel.close()
+
+    @property
+    def listening(self) -> bool:
+        """Whether messages are exchanged on this edge."""
+        return bool(self._threads) and self._gone is None
+
+    def send_heartbeat(self, step: int) -> None:
+        """Send a heartbeat; do not wait for completion."""
+        with self._line:
+            self._start(self._head((step, HEARTBEAT), 0, 4))
+
+    def receive(
+        self, moment: Moment, expected: Expected, seconds: float, until: float = math.inf
+    ) -> Tensor | None:
+        """Return the payload sent for this moment, or None if the other side is past it or the time is past `until`.
+
+        Raise `Rejected` if it is not what is expected.
+
+        The timeout `seconds` restarts with each message, so that a side that is catching up does not time out.
+        Heartbeats alone extend the wait to at most `HEARTBEAT_FACTOR` × `seconds`.
+        """
+        began = time.monotonic()
+        with self._news:
+            self._now = moment
+            try:
+                while True:
+                    while self._inbox and self._inbox[0][0] < moment:
+                        self._inbox.popleft()
+                    self._news.notify_all()
+                    if self._inbox:
+                        break
+                    if self._gone is not None:
+                        raise self._gone
+                    heard, numbers = max(self._heard, began), max(self._heard_numbers, began)
+                    left = min(heard + seconds, numbers + HEARTBEAT_FACTOR * seconds) - time.monotonic()
+                    if left <= 0:
+                        raise Lost("it did not answer in time")
+                    if time.monotonic() >= until:
+                        return None
+                    self._news.wait(min(left, until - time.monotonic()))
+            finally:
+                self.account.waited += time.monotonic() - began
+            if moment < self._inbox[0][0] <= (expected.last_step, math.inf):
+                return None
+            (step, _), payload = self._inbox.popleft()
+            self._news.notify_all()
+        check_message(step, payload, expected)
+        self.account.received += payload.nbytes
+        return payload
+
+    def finish(self, seconds: float) -> None:
+        """Wait until everything is sent, also what is no message for the algorithm."""
+        deadline = time.monotonic() + seconds
+        if self._outbox is not None:
+            self._outbox.finish(seconds)
+        with self._news:
+            left = max(deadline - time.monotonic(), 0.0)
+            self._news.wait_for(lambda: not self._under_way or self._gone is not None, left)
+            if self._under_way:
+                raise self._gone or Lost("it did not answer in time")
+
+    def close(self) -> None:
+        """Close the connection; the other side detects this."""
+        self.cut("this process closed the connection")
+        for thread in self._threads:
+            thread.join(timeout=5.0)
+
+    def _read(self, largest: int, buffers: MessageMemory) -> None:
+        """Put messages into the inbox; discard those for past moments; pause while `AHEAD` messages are queued."""
+        try:
+            while True:
+                moment, count, size = self._header()
+                if moment[1] == NOTE:
+                    self.on_note(self._note(count * size))
+                elif moment[1] == MOVE:
+                    self._follow()
+                elif moment[1] == HEARTBEAT:
+                    self.step_there = moment[0]
+                if moment[1] < 0:
+                    with self._news:
+                        self._heard = time.monotonic()
+                        self._news.notify_all()
+                    continue
+                if count * size > largest:
+                    raise Lost(f"it sent {count} numbers of {size} bytes, above the message size limit")
+                payload = buffers.empty(count, KINDS[size])
+                self._incoming.recv_into(payload, time.monotonic() + FOREVER)
+                with self._news:
+                    self._heard = self._heard_numbers = time.monotonic()
+                    self.newest, self.arrived = max(self.newest, moment), self.arrived + 1
+                    if moment >= self._now:
+                        self._inbox.append((moment, payload))
+                    del payload                             # its memory is free once the message is used
+                    self._news.notify_all()
+                    if self._outbox is None:
+                        self._news.wait_for(lambda: len(self._inbox) < AHEAD or self._gone is not None)
+                    elif len(self._inbox) > 2 * AHEAD:
+                        self._inbox.popleft()
+        except Exception as error:                          # whatever it is, the edge is of no use any more
+            self._end(error if isinstance(error, Lost) else Lost(f"{error}"))
+
+    def _start(self, message: Tensor, counts: bool = False) -> None:
+        sending = self.channel.send(message)
+        with self._news:
+            self._under_way.append((sending, counts))
+            self._news.notify_all()
+
+    def _drop_sent(self) -> None:
+        """Drop each message once it is sent, so that its memory is free."""
+        try:
+            while True:
+                with self._news:
+                    self._news.wait_for(lambda: self._under_way or self._gone is not None)
+                    if not self._under_way:
+                        return
+                    sending, _ = self._under_way[0]
+                sending.wait(time.monotonic() + FOREVER)
+                del sending
+                with self._news:
+                    self._under_way.popleft()
+                    self._news.notify_all()
+        except Lost as error:
+            self._end(error)
+
+    def _end(self, error: Lost) -> None:
+        with self._news:
+            self._gone = self._gone or error
+            self._news.notify_all()
+        if self._outbox is not None:
+            self._outbox.close()
+
+    def _note(self, size: int) -> bytes:
+        """Receive the bytes of a note."""
+        if size > MOST_NOTE:
+            raise Lost(f"it sent a note of {size} bytes, above the limit of {MOST_NOTE}")
+        note = torch.empty(size, dtype=torch.uint8)
+        self._incoming.recv_into(note, time.monotonic() + FOREVER)
+        return bytes(note.numpy())
+
+    def _follow(self) -> None:
+        """Read on from the channel that replaces this one, as soon as it is adopted here too."""
+        with self._news:
+            self._news.wait_for(lambda: self._successor is not None or self._gone is not None, ADOPTION)
+            old, new, moved = self._incoming, self._successor, self._moved
+            self._successor = None
+        if new is None or moved is None:
+            raise Lost("it moved to a connection that this process does not have")
+        self._incoming = new
+        moved.wait(time.monotonic() + ADOPTION)
+        old.close()
+
+    def _settle(self, most: int, seconds: float) -> None:
+        """Wait until at most `most` payloads are in flight."""
+        def settled() -> bool:
+            return sum(counts for _, counts in self._under_way) <= most
+
+        with self._news:
+            self._news.wait_for(lambda: settled() or self._gone is not None, seconds)
+            if not settled():
+                raise self._gone or Lost("it did not answer in time")
+
+    def _head(self, moment: Moment, count: int, size: int) -> Tensor:
+        return torch.tensor([MAGIC, *moment, count, size, self.generation], dtype=torch.int64)
+
+    def _header(self) -> tuple[Moment, int, int]:
+        """Receive a header; return the moment, the element count and the bytes per element."""
+        header = torch.empty(HEADER, dtype=torch.int64)
+        self._incoming.recv_into(header, time.monotonic() + FOREVER)
+        magic, step, exchange, count, size, generation = header.tolist()
+        if magic != MAGIC or size not in (KINDS if exchange >= 0 else OTHER_SIZES) or count < 0:
+            raise Lost("it does not speak this protocol")
+        if generation != self.generation:
+            raise Lost(f"its generation is {generation}, not {self.generation}")
+        return (step, exchange), count, size
+
+    def _swap(self, mine: bytes, deadline: float) -> bytes:
+        """Exchange 32 bytes with the other side."""
+        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        taken = torch.empty(32, dtype=torch.uint8)
+        sending = self.channel.send(sent)
+        self._incoming.recv_into(taken, deadline)
+        sending.wait(deadline)
+        return bytes(taken.tolist())

@@ -1,0 +1,216 @@
+"""The federation file: who takes part, under which number, address and key; signed by the organiser."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from quasiglobal.errors import InputError, unknown, whole
+from quasiglobal.peers import keys
+from quasiglobal.peers.certificates import SKEW, key_of_root, now
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+KIND = "federation"
+NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
+MOST_NODE = 99_999
+MOST_SERIAL = 2**53 - 1
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+
+
+@dataclass(frozen=True)
+class Site:
+    """One node of a federation."""
+
+    node: int
+    name: str
+    address: str | None
+    """HOST:PORT at which neighbours reach the site; None if it only dials."""
+    fingerprint: str
+    """SHA-256 of the site's public key (SubjectPublicKeyInfo, DER), in hexadecimal digits."""
+    root: bytes = b""
+    """The site's root certificate in DER; its key has this fingerprint."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The content of a federation file."""
+
+    name: str
+    serial: int
+    ends: datetime
+    sites: tuple[Site, ...]
+    topology: str = ""
+    """The topology as the organiser wrote it, for readers: neighbours compare theirs by content when they meet."""
+
+    def site(self, which: int | str) -> Site:
+        """The site with this node number or name."""
+        for site in self.sites:
+            if which in (site.node, site.name, str(site.node)):
+                return site
+        if isinstance(which, int):
+            raise InputError(f"federation {self.name} (serial {self.serial}) has no node {which}")
+        raise unknown("site", which, [site.name for site in self.sites])
+
+    def listener(self, i: int, j: int) -> int:
+        """The node that listens for the edge between nodes i and j: the lower one that has an address."""
+        for node in sorted((i, j)):
+            if self.site(node).address is not None:
+                return node
+        first, second = self.site(min(i, j)), self.site(max(i, j))
+        raise InputError(
+            f"{first.name} (node {first.node}) and {second.name} (node {second.node}) are neighbours and neither can "
+            "be reached; give one of them an address, or another node number"
+        )
+
+    def check_edges(self, neighbours: Iterable[tuple[int, int]]) -> None:
+        """Raise if neither of two neighbours can be reached by the other."""
+        present = {site.node for site in self.sites}
+        for i, j in neighbours:
+            if {i, j} <= present:
+                self.listener(i, j)
+
+    def with_site(self, site: Site) -> Federation:
+        """The next file, with one site more; a site with the same key is replaced, which changes its address."""
+        others = [one for one in self.sites if one.fingerprint != site.fingerprint]
+        sites = sorted((*others, site), key=lambda one: one.node)
+        return replace(self, serial=self.serial + 1, sites=tuple(sites))
+
+    def without(self, which: int | str) -> Federation:
+        """The next file, without this site; its number is free again."""
+        gone = self.site(which)
+        return replace(self, serial=self.serial + 1, sites=tuple(site for site in self.sites if site != gone))
+
+    def until(self, ends: datetime) -> Federation:
+        """The next file, with another end."""
+        return replace(self, serial=self.serial + 1, ends=ends)
+
+    def check_dates(self, where: str) -> None:
+        """Raise if the federation has ended."""
+        if now() - SKEW > self.ends:
+            raise InputError(
+                f"{where} ended on {self.ends:%Y-%m-%d %H:%M} UTC; ask the organiser for a newer one "
+                "(`qg federation extend`), and check this machine's clock"
+            )
+
+
+def written(federation: Federation, key: Ed25519PrivateKey) -> bytes:
+    """The federation file, signed with the organiser's key."""
+    document = {
+        "federation": federation.name,
+        "serial": federation.serial,
+        "ends": federation.ends.strftime(TIME),
+        "topology": federation.topology,
+        "organiser": keys.public_text(key.public_key()),
+        "sites": [
+            {
+                "node": site.node, "name": site.name, "address": site.address, "fingerprint": site.fingerprint,
+                "root": base64.b64encode(site.root).decode(),
+            }
+            for site in federation.sites
+        ],
+    }
+    text = keys.sign(KIND, document, key)
+    read(text, key.public_key(), f"federation {federation.name}")      # what is written can be read
+    return text
+
+
+def read(text: bytes, organiser: Ed25519PublicKey, where: str) -> Federation:
+    """The content of a federation file that this key signed; the signature is checked before anything is parsed."""
+    keys.check_signature(KIND, text, organiser, where)
+    document = keys.unchecked(text, where)
+    types = {"federation": str, "serial": int, "ends": str, "topology": str, "organiser": str, "sites": list}
+    read_fields(document, types, where)
+    sites = tuple(_site(one, f"site {at} in {where}") for at, one in enumerate(document["sites"]))
+    for what in ("node", "name", "fingerprint"):
+        if len({getattr(site, what) for site in sites}) < len(sites):
+            raise InputError(f"{where} has two sites with the same {what}; ask the organiser")
+    try:
+        ends = datetime.strptime(document["ends"], TIME).replace(tzinfo=UTC)
+    except ValueError:
+        raise InputError(f"{where} has no end date such as 2027-01-31T12:00:00Z, got {document['ends']!r}") from None
+    return Federation(
+        check_name(document["federation"], where), _between(document["serial"], 1, MOST_SERIAL, f"serial in {where}"),
+        ends, sites, document["topology"],
+    )
+
+
+def organiser_of(text: bytes, where: str) -> Ed25519PublicKey:
+    """The public key that a federation file names as its organiser's, to be compared by telephone."""
+    return keys.public_key(keys.unchecked(text, where).get("organiser"), where)
+
+
+def read_fields(document: Mapping[str, Any], types: Mapping[str, Any], where: str) -> None:
+    """Raise unless a document has these members, of these types, and no others."""
+    if document.keys() != types.keys() or not all(isinstance(document[name], types[name]) for name in types):
+        raise InputError(f"{where} needs exactly {', '.join(types)}; it was made by another version of quasiglobal")
+
+
+def check_name(text: str, where: str) -> str:
+    """A name of a federation or a site, which may be part of a file name and of a URI."""
+    if not NAME.fullmatch(text):
+        raise InputError(
+            f"{where} has the name {text[:50]!r}; use at most 40 lower-case letters, digits and hyphens, as in st-james"
+        )
+    return text
+
+
+def read_address(text: str | None, where: str) -> str | None:
+    """An address HOST:PORT, or None.
+
+    >>> read_address("[2001:db8::7]:7443", "")
+    '[2001:db8::7]:7443'
+    """
+    if text is None:
+        return None
+    host, port = split_address(text)
+    if not re.fullmatch(r"[A-Za-z0-9.:_-]{1,253}", host) or not 1 <= port <= 65535:
+        raise InputError(f"{where} has the address {text[:80]!r}; write HOST:PORT, as in qg.st-james.example:7443")
+    return text
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of an address; port 0 if it has none.
+
+    >>> split_address("[::1]:7443"), split_address("st-james.example:7443")
+    (('::1', 7443), ('st-james.example', 7443))
+    """
+    host, _, port = text.rpartition(":")
+    inside = re.fullmatch(r"\[([0-9A-Fa-f:.]+)\]", host)
+    if (":" in host and not inside) or not re.fullmatch("[0-9]{1,5}", port):
+        return host, 0
+    return inside[1] if inside else host, int(port)
+
+
+def _site(document: Any, where: str) -> Site:
+    types = {"node": int, "name": str, "address": str | None, "fingerprint": str, "root": str}
+    if not isinstance(document, Mapping):
+        raise InputError(f"{where} is not an object; ask the organiser for the file again")
+    read_fields(document, types, where)
+    root = decoded(document["root"], where)
+    if keys.fingerprint(key_of_root(root, where)) != document["fingerprint"]:
+        raise InputError(f"{where} has a fingerprint that is not its root certificate's; ask the organiser")
+    return Site(
+        _between(document["node"], 0, MOST_NODE, f"node of {where}"), check_name(document["name"], where),
+        read_address(document["address"], where), document["fingerprint"], root,
+    )
+
+
+def decoded(text: str, where: str) -> bytes:
+    """Bytes from base64."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise InputError(f"{where} has a damaged certificate; ask for the file again") from None
+
+
+def _between(value: Any, least: int, most: int, what: str) -> int:
+    number = whole(value)
+    if number is None or not least <= number <= most:
+        raise InputError(f"the {what} must be a whole number from {least} to {most}, got {str(value)[:50]}")
+    return number

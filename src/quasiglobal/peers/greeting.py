@@ -1,0 +1,164 @@
+"""The first words on a connection between two sites, after the TLS handshake and before any model.
+
+Each side sends its greeting, compares the other's with its own, and answers whether it accepts. Texts are JSON of at
+most `MOST` bytes. Nothing here is secret: TLS has proved who speaks, and nothing can be replayed inside it.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from quasiglobal.peers.channel import Lost, Refused
+from quasiglobal.peers.tls import trouble
+
+PROTOCOL = 1
+"""Version of the greeting and of the messages after it."""
+
+START = struct.Struct("!4sH")
+"""Start of a text: `MAGIC` and the number of bytes that follow."""
+
+MAGIC = b"qgg1"
+MOST = 2048
+
+FOREIGN = "it does not speak this protocol"
+
+MOST_WHOLE = 2**53
+"""Limit of whole numbers: the largest that every JSON reader keeps."""
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What two neighbours compare."""
+
+    protocol: int
+    library: str
+    """Version of this library; another one is logged, not refused."""
+    experiment: str
+    """Hash of the experiment."""
+    topology: str
+    """Fingerprint of the weights."""
+    node: int
+    step: int
+    """Last step completed."""
+    serial: int
+    """Serial number of the federation file."""
+    session: str
+    """Random text of the process, the same in all its connections."""
+    renews: int = 0
+    """1: this connection replaces an open one, before a certificate ends; 0: it opens an edge."""
+
+    def misfit(self, other: Greeting) -> str:
+        """How another greeting contradicts this one; empty if they fit."""
+        if other.protocol != self.protocol:
+            return f"it speaks protocol {other.protocol}, this node {self.protocol}; install the same quasiglobal"
+        wrong = [
+            f"its {name} is {theirs[:12]}, not {mine[:12]}"
+            for name in ("experiment", "topology")
+            if (theirs := getattr(other, name)) != (mine := getattr(self, name))
+        ]
+        return " and ".join(wrong) + ("; compare the experiment files" if wrong else "")
+
+
+def exchange(
+    connection: socket.socket, mine: Greeting, deadline: float, check: Callable[[Greeting], str] = lambda theirs: ""
+) -> Greeting:
+    """Greet and be greeted; return the other's greeting if both sides accept, else raise `Refused` with the reason.
+
+    `check` returns a further reason to refuse it, or nothing.
+    """
+    _send(connection, asdict(mine), deadline)
+    said = _receive(connection, deadline)
+    if "refused" in said:
+        raise Refused(f"it refused this node: {_text(said['refused'])}")
+    theirs = parsed(said)
+    if wrong := mine.misfit(theirs) or check(theirs):
+        refuse(connection, wrong, deadline)
+        raise Refused(wrong)
+    _send(connection, {"accepted": True}, deadline)
+    answer = _receive(connection, deadline)
+    if answer != {"accepted": True}:
+        raise Refused(f"it refused this node: {_text(answer.get('refused', FOREIGN))}")
+    return theirs
+
+
+def refuse(connection: socket.socket, why: str, deadline: float) -> None:
+    """Say why, in place of a greeting or of its acceptance; the other side may have gone."""
+    with suppress(Lost):
+        _send(connection, {"refused": why[:300].encode("ascii", "replace").decode()}, deadline)
+
+
+def parsed(said: dict[str, Any]) -> Greeting:
+    """A greeting from what was received; unknown members are ignored."""
+    values = {field.name: said.get(field.name) for field in fields(Greeting)}
+    if values["protocol"] != PROTOCOL and type(values["protocol"]) is int:
+        return Greeting(_whole(values["protocol"]), "", "", "", 0, 0, 0, "")
+    read: dict[str, Callable[[object], Any]] = {"int": _whole, "str": _text}
+    return Greeting(**{field.name: read[str(field.type)](values[field.name]) for field in fields(Greeting)})
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value <= MOST_WHOLE:
+        raise Refused(FOREIGN)
+    return value
+
+
+def _text(value: object) -> str:
+    """A text that is safe in a log."""
+    if type(value) is not str or len(value) > MOST:
+        raise Refused(FOREIGN)
+    return "".join(sign if sign.isprintable() else "?" for sign in value)[:300]
+
+
+def _send(connection: socket.socket, words: dict[str, Any], deadline: float) -> None:
+    text = json.dumps(words).encode()
+    try:
+        connection.settimeout(_left(deadline))
+        connection.sendall(START.pack(MAGIC, len(text)) + text)
+    except OSError as error:
+        raise trouble(error) from None
+
+
+def _receive(connection: socket.socket, deadline: float) -> dict[str, Any]:
+    magic, size = START.unpack(_exactly(connection, START.size, deadline))
+    if magic != MAGIC or size > MOST:
+        raise Refused(FOREIGN)
+    try:
+        said = json.loads(_exactly(connection, size, deadline), parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise Refused(FOREIGN) from None
+    if not isinstance(said, dict):
+        raise Refused(FOREIGN)
+    return said
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(name)                                  # NaN is no JSON
+
+
+def _exactly(connection: socket.socket, count: int, deadline: float) -> bytes:
+    """Receive this many bytes, by the deadline as a whole."""
+    found = bytearray()
+    while len(found) < count:
+        try:
+            connection.settimeout(_left(deadline))
+            part = connection.recv(count - len(found))
+        except OSError as error:
+            raise trouble(error) from None
+        if not part:
+            raise Lost("it closed the connection")
+        found += part
+    return bytes(found)
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left

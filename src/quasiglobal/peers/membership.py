@@ -1,0 +1,350 @@
+"""Membership: find, admit, lose and reconnect neighbouring processes."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+
+from torch import Tensor
+
+from quasiglobal.errors import InputError
+from quasiglobal.peers.buffers import MessageMemory
+from quasiglobal.peers.channel import Lost, Refused
+from quasiglobal.peers.checks import Expected, Rejected, check_step
+from quasiglobal.peers.edge import Account, Edge
+from quasiglobal.peers.opening import Opener, Terms
+
+log = logging.getLogger("quasiglobal")
+
+ATTEMPT = 10.0
+"""Timeout in seconds of one attempt to open an edge."""
+
+LONG = 3600.0
+"""Timeout in seconds for an admitted neighbour to load its data and begin."""
+
+SPELL = 8
+"""Messages in a row that count whole at the end of a spell of clipped ones."""
+
+
+class Membership:
+    """The edges from process `rank` to its neighbours, each opened by a thread that retries until it succeeds.
+
+    The opener admits neighbours with the same experiment and topology. `model_here` returns the model that a
+    late-joining neighbour may request; None before the first step. `drops`: edges keep only the newest messages.
+    """
+
+    def __init__(
+        self,
+        opener: Opener,
+        rank: int,
+        neighbours: Sequence[int],
+        *,
+        experiment: str,
+        topology: str,
+        timeout: float,
+        model_here: Callable[[], Tensor | None],
+        drops: bool = False,
+    ) -> None:
+        self.rank, self.neighbours, self.timeout = rank, neighbours, timeout
+        self.edges: dict[int, Edge] = {}
+        self.buffers = MessageMemory(shared=opener.shares_memory)
+        self.lost: dict[int, str] = {}
+        self.models: list[Tensor] = []
+        self.step = 0
+        """Current step of this process."""
+        self.last_step = math.inf
+        """Last step of the run. A process that has ended is at the step after it."""
+        self.model: Expected | None = None
+        """The model that this process takes from neighbours that already train, if it joins late."""
+        self.result: Expected | None = None
+        """The whole model that this process takes from neighbours that have ended, if it missed the end."""
+        self.results: dict[int, Tensor] = {}
+        self.given: set[int] = set()
+        """Neighbours that missed the end and took the model from here."""
+        self.result_here: Callable[[], Tensor] | None = None
+        """Returns the whole model of this process, for them."""
+        self._steps_of_others: dict[int, int] = {}
+        self._opener, self._model_here, self._drops = opener, model_here, drops
+        self._terms = Terms(rank, neighbours, experiment, topology, timeout, lambda: self.step)
+        self._accounts = {there: Account() for there in neighbours}
+        self._threads: list[threading.Thread] = []
+        self._opening: dict[int, Edge] = {}
+        self._admitted: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._opened: queue.SimpleQueue[Edge] = queue.SimpleQueue()
+        self._ready, self._closing = threading.Event(), threading.Event()
+        self._waiting_since, self._largest = math.inf, 0
+        self._ended: set[int] = set()
+        self._bad_models: set[int] = set()
+        self._refused: set[int] = set()
+        self._said: set[tuple[int, str]] = set()
+        self._spells: dict[int, int] = {}
+        """Neighbours that are clipped, and how many of their messages have counted whole since."""
+        self._why = dict.fromkeys(neighbours, "it did not connect in time")
+
+    # -------------------------------------------------------------------------------------------- find
+
+    def find(self, patience: float) -> None:
+        """Connect to all neighbours within `patience` seconds; if some already train, the others may be missing."""
+        self._opener.begin(self._terms)
+        for there in self.neighbours:
+            self._seek(there)
+        deadline = time.monotonic() + patience
+        missing = {there for there in self.neighbours if self._opener.expects(there)}
+        while missing:
+            try:
+                missing.discard(self._admitted.get(timeout=max(deadline - time.monotonic(), 0.001)))
+            except queue.Empty:
+                if any(self._steps_of_others.values()):
+                    break
+                why = ", ".join(f"{self._opener.called(there)}: {self._why[there]}" for there in sorted(missing))
+                remedy = "; start them, again if they have finished, or wait longer for them (`qg node --patience`)"
+                remedy = "" if missing <= self._refused else remedy
+                self.close()
+                raise InputError(
+                    f"processes {sorted(missing)} did not connect within {patience:g} s ({why}){remedy}"
+                ) from None
+            if any(self._steps_of_others.values()):
+                deadline = min(deadline, time.monotonic() + self.timeout)
+
+    @property
+    def step_of_others(self) -> int:
+        """Median step of the neighbours as of their admission, of two the lower: a single claim does not move it."""
+        return statistics.median_low(self._steps_of_others.values()) if self._steps_of_others else 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether the first step has begun here."""
+        return self._ready.is_set()
+
+    def begin(self, largest: int) -> None:
+        """Announce that the first step begins here, and wait until the neighbours are ready too.
+
+        `largest` is the maximum message size in bytes.
+        """
+        self._largest = largest
+        self._ready.set()
+        self._in_background(self._send_heartbeats)
+        deadline = time.monotonic() + self.timeout
+        while len(self.edges) + len(self._ended) < len(self.neighbours) and time.monotonic() < deadline:
+            try:
+                edge = self._opened.get(timeout=max(deadline - time.monotonic(), 0.001))
+            except queue.Empty:
+                break
+            self.edges[edge.there] = edge
+        for there in set(self.neighbours) - set(self.edges):
+            self.lost[there] = "it has ended" if there in self._ended else "it did not begin in time"
+
+    # -------------------------------------------------------------------------------------------- admit
+
+    def _seek(self, there: int) -> None:
+        """Open the edge in a background thread."""
+        self._in_background(self._open, there)
+
+    def _in_background(self, work: Callable[..., None], *arguments: int) -> None:
+        """Run the work in a thread, again after an error that nobody has foreseen."""
+        def run() -> None:
+            while not self._closing.is_set():
+                try:
+                    work(*arguments)
+                    return
+                except Exception as error:
+                    self.say_once(self.rank, f"{type(error).__name__}: {error}; trying again")
+                    self._closing.wait(1.0)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _open(self, there: int) -> None:
+        while not self._closing.is_set():
+            try:
+                edge = self._opener.open(there, min(self.timeout, ATTEMPT))
+                self._opening[there] = edge
+                self._welcome(edge)
+                if self._has_ended(edge):                   # nothing comes from it, it needs nothing
+                    self._ended.add(there)
+                    edge.close()
+                    return
+                if self.step > self.last_step:              # this process has ended: it has given what it has
+                    raise Lost("the run has ended here")
+                self._ready.wait()                          # neighbours never wait for a process that is loading
+                edge.greet(time.monotonic() + LONG)
+                edge.listen(self._largest, self.buffers, self._drops)
+            except (Refused, Rejected) as error:
+                self.say_once(there, f"is not connected: {error}")
+                self._why[there] = str(error)
+                self._refused.add(there)
+            except Lost as error:
+                self._why[there] = str(error)               # retry: it may connect later
+                self._refused.discard(there)
+            else:
+                del self._opening[there]
+                self._opened.put(edge)
+                return
+            if there in self._opening:
+                self._opening.pop(there).close()
+            self._closing.wait(0.2)
+
+    def _welcome(self, edge: Edge) -> None:
+        """Send a model to a side that joins late; receive one if this side does."""
+        edge.account = self._accounts[edge.there]
+        wanted = (self._has_ended(edge) and self.result) or self.model
+        ended = self.step > self.last_step
+        if self.begun or ended or edge.there in self._bad_models:
+            wanted = None
+        here = (ended and self.result_here) or self._model_here
+        try:
+            model = edge.share_model(here(), wanted, time.monotonic() + self.timeout)
+        except Rejected:
+            self._bad_models.add(edge.there)                # open the edge again, without asking for a model
+            raise
+        if model is not None and wanted is self.result:
+            self.results[edge.there] = model
+        elif model is not None:
+            self.models.append(model)
+        if edge.gave and ended:
+            self.given.add(edge.there)
+            log.warning("process %d gave its model to process %d, which missed the end", self.rank, edge.there)
+        try:
+            check_step(edge.step_there, self.last_step + 1)
+            self._steps_of_others[edge.there] = edge.step_there
+        except Rejected as error:
+            self.say_once(edge.there, f"is not believed: {error}")
+        self._admitted.put(edge.there)
+
+    def _has_ended(self, edge: Edge) -> bool:
+        return edge.step_there == self.last_step + 1
+
+    def say_once(self, there: int, what: str) -> None:
+        """Log a sentence about a process, once: a neighbour that lies does not fill the log."""
+        if (there, what) not in self._said:
+            self._said.add((there, what))
+            log.warning("process %d: process %d %s", self.rank, there, what)
+
+    def note_clipped(self, there: int, why: str) -> None:
+        """Count a message that was clipped, or that counts whole if there is no reason; log where a spell begins, ends.
+
+        A spell ends when `SPELL` messages in a row have counted whole.
+        """
+        account = self._accounts[there]
+        if why:
+            account.clipped += 1
+            if there not in self._spells:
+                log.warning("process %d clips process %d from step %d: %s", self.rank, there, self.step, why)
+            self._spells[there] = 0
+        elif there in self._spells:
+            self._spells[there] += 1
+            if self._spells[there] == SPELL:
+                del self._spells[there]
+                log.warning("process %d trusts process %d again at step %d", self.rank, there, self.step)
+
+    # -------------------------------------------------------------------------------------------- lose, take back
+
+    @contextmanager
+    def watched(self, there: int) -> Iterator[None]:
+        """Catch `Lost`, drop the edge and continue the step without it."""
+        try:
+            yield
+        except Lost as error:
+            self.lose(there, str(error))
+
+    def lose(self, there: int, why: str) -> None:
+        """Close an edge and reopen it in the background."""
+        edge = self.edges.pop(there, None)
+        if edge is not None:
+            edge.close()
+            if self._has_ended(edge):
+                self._ended.add(there)
+                why = "it has ended"
+            self.lost[there] = why
+            log.warning("process %d continues without process %d from step %d: %s", self.rank, there, self.step, why)
+            if there not in self._ended:
+                self._seek(there)
+
+    def take_back(self) -> None:
+        """Use the edges that were reopened."""
+        while not self._opened.empty():
+            edge = self._opened.get()
+            self.edges[edge.there] = edge
+            self.lost.pop(edge.there, None)
+            log.warning("process %d reconnected to process %d at step %d", self.rank, edge.there, self.step)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Mark this process as waiting for messages, so that it sends heartbeats to its neighbours."""
+        self._waiting_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waiting_since = math.inf
+
+    def _send_heartbeats(self) -> None:
+        """A waiting process sends heartbeats, so only dead peers time out."""
+        while not self._closing.wait(self.timeout / 4):
+            if time.monotonic() - self._waiting_since > self.timeout / 8:
+                for edge in list(self.edges.values()):
+                    with suppress(Lost):
+                        edge.send_heartbeat(self.step)
+
+    # -------------------------------------------------------------------------------------------- leave
+
+    @property
+    def over(self) -> bool:
+        """Whether all neighbours that were found have ended; a single one that still trains decides otherwise."""
+        return bool(self._steps_of_others) and min(self._steps_of_others.values()) > self.last_step
+
+    @property
+    def missing(self) -> list[int]:
+        """The neighbours that take part, and neither exchange messages with this process nor have ended."""
+        return [
+            there for there in self.neighbours
+            if there not in self.edges and there not in self._ended and self._opener.expects(there)
+        ]
+
+    def end(self) -> None:
+        """Note that no step follows here; who joins now does not wait for this process."""
+        if math.isfinite(self.last_step):
+            self.step = int(self.last_step) + 1
+
+    def hand_out(self, to: Sequence[int], seconds: float) -> None:
+        """Give the result of a run that has ended to neighbours that ask for it, until all in `to` have connected."""
+        self.end()
+        self._opener.begin(self._terms)
+        for there in self.neighbours:
+            self._seek(there)
+        waiting, deadline = set(to), time.monotonic() + seconds
+        try:
+            while any(map(self._opener.expects, waiting)) and (left := deadline - time.monotonic()) > 0:
+                with suppress(queue.Empty):                 # a newer file may say meanwhile who does not come
+                    waiting.discard(self._admitted.get(timeout=min(left, 1.0)))
+        finally:
+            self.close()
+
+    def accounts(self) -> dict[str, dict[str, float]]:
+        """Return the traffic statistics of each edge, by the process at its other end."""
+        return {str(there): asdict(account) for there, account in sorted(self._accounts.items())}
+
+    def close(self) -> None:
+        """Close all edges and end all threads."""
+        self._closing.set()
+        self._ready.set()
+        self._opener.stop()
+        for edge in list(self._opening.values()):
+            edge.close()
+        for thread in self._threads:
+            thread.join(timeout=2 * ATTEMPT)
+        for edge in self.edges.values():
+            with suppress(Lost):
+                if self.step > self.last_step:              # who is behind then knows that nobody is missing
+                    edge.send_heartbeat(self.step)
+                edge.finish(self.timeout)
+            edge.close()
+        self.edges.clear()
+        self._opener.close()

@@ -1,0 +1,290 @@
+"""A site's folder: its key, its certificates, the federation file, and the TLS contexts made from them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from quasiglobal.common.files import alone, read_json, replacing, write_json
+from quasiglobal.errors import InputError
+from quasiglobal.peers import federation_file, keys, requests
+from quasiglobal.peers.certificates import (
+    LIFETIME,
+    LONGEST_LIFETIME,
+    CertificateClaim,
+    check_issued,
+    issue,
+    key_of_root,
+    now,
+    read_claim,
+    root,
+)
+from quasiglobal.peers.federation_file import Federation, Site
+
+DAMAGED = "{} is damaged; run `qg site renew`"
+
+log = logging.getLogger("quasiglobal")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The other side of a TLS connection, checked against the federation file."""
+
+    federation: str
+    node: int
+    fingerprint: str
+    """Of the site's own key, which stays when certificates are renewed."""
+    ends: datetime
+    """End of the certificate that was shown."""
+
+
+class SiteFolder:
+    """What one site keeps, each in a file of this folder.
+
+    site.key: the site's key, whose fingerprint the organiser approved; it signs certificates and nothing else.
+    tls.pem: the key and the short-lived certificate of its TLS connections, renewed from site.key.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.key = path / "site.key"
+        self.certificate = path / "tls.pem"
+        self.root = path / "site.der"
+        self.authority = path / "organiser.pub"
+        self.file = path / "federation.json"
+        self.newest = path / "newest.json"
+        self._parsed: tuple[bytes, Federation] | None = None
+        self._trouble = ""
+
+    def request(self, federation: str, name: str, address: str | None) -> tuple[Path, requests.Request]:
+        """Write a request to take part, and make the site's key if there is none."""
+        federation_file.check_name(federation, "the federation")
+        federation_file.check_name(name, "the site")
+        federation_file.read_address(address, "the site")
+        if self.is_pinned and self.federation().name != federation:
+            raise InputError(f"{self.path} belongs to federation {self.federation().name}; name another --folder")
+        with self._alone():
+            key = keys.read_key(self.key) if self.key.exists() else keys.new_key(self.key)
+            if not self.root.exists():
+                _write(self.root, root(key))
+            own = requests.Request(
+                federation, name, address, keys.fingerprint(key.public_key()), self.root.read_bytes()
+            )
+            path = self.path / f"request-{name}.json"
+            _write(path, requests.written(own, key))
+        return path, own
+
+    def pin(self, text: bytes, where: str) -> None:
+        """Trust the organiser that this federation file names, after its fingerprint was compared."""
+        if self.authority.exists():
+            raise InputError(f"{self.path} already has an organiser; use another folder for another federation")
+        organiser = federation_file.organiser_of(text, where)
+        found = federation_file.read(text, organiser, where)
+        found.check_dates(where)
+        self.own(found)
+        _write(self.authority, keys.public_text(organiser).encode() + b"\n")
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether an organiser is trusted already."""
+        return self.authority.exists()
+
+    def accept(self, newer: bytes, where: str = "the new federation file") -> bool:
+        """Install a newer federation file and say True; False if it is the one installed.
+
+        InputError with the reason: a file that is older, has ended, is signed by another key or changed.
+        """
+        found = self._read(newer, where)
+        with self._alone():
+            _check_serial(found, newer, self._seen(), where)
+            if self.file.exists() and self.file.read_bytes() == newer:
+                return False
+            _write(self.file, newer)
+            self._remember(found, newer)
+        return True
+
+    def federation(self) -> Federation:
+        """The content of the federation file, checked: its signature, its end, and that no newer one was seen."""
+        if not self.file.exists():
+            raise InputError(f"{self.file} does not exist; run `qg site install` with the organiser's file")
+        seen = self._seen()                         # before the file, since `accept` writes it after the file
+        text = keys.read_text(self.file)
+        found = self._read(text, str(self.file))
+        _check_serial(found, text, seen, str(self.file))
+        if found.serial > seen[0]:
+            with self._alone():
+                self._remember(found, text)
+        return found
+
+    def text(self) -> bytes:
+        """The federation file as it is, to pass on; checked as by `federation`."""
+        self.federation()
+        return keys.read_text(self.file)
+
+    def own(self, federation: Federation | None = None) -> Site:
+        """This site's entry in the federation."""
+        federation = federation or self.federation()
+        mine = keys.fingerprint(key_of_root(self._own_root(), str(self.root)))
+        for site in federation.sites:
+            if site.fingerprint == mine:
+                return site
+        raise InputError(
+            f"federation {federation.name} (serial {federation.serial}) does not have the key of {self.path}: it is "
+            "not approved yet, or revoked; ask the organiser"
+        )
+
+    def renew(self, lifetime: timedelta = LIFETIME, key: Path | None = None) -> CertificateClaim:
+        """Make a fresh TLS certificate, without anybody else; `key` is site.key where it is kept elsewhere."""
+        if not timedelta(0) < lifetime <= LONGEST_LIFETIME:
+            raise InputError(f"a certificate is valid for at most {LONGEST_LIFETIME.days} days, got {lifetime}")
+        found = self.federation()
+        own = self.own(found)
+        signer = keys.read_key(key or self.key)
+        if keys.fingerprint(signer.public_key()) != own.fingerprint:
+            raise InputError(f"{key or self.key} is not the key that {self.root} belongs to; restore the right one")
+        made = issue(signer, found.name, own.node, lifetime)
+        with self._alone():
+            keys.write_private(self.certificate, made)
+        return read_claim(made)
+
+    def shown(self) -> CertificateClaim | None:
+        """The claim of this site's TLS certificate; None if there is no certificate yet."""
+        if not self.certificate.exists():
+            return None
+        keys.check_private(self.certificate)
+        try:
+            return read_claim(self.certificate.read_bytes())
+        except InputError:
+            raise InputError(DAMAGED.format(self.certificate)) from None
+
+    def server_context(self) -> ssl.SSLContext:
+        """A context for one accepted connection: mutual TLS 1.3, the sites of the newest federation file alone.
+
+        Made anew for each connection it follows renewals and newer files; it takes a few milliseconds.
+        """
+        return self._context(ssl.PROTOCOL_TLS_SERVER)
+
+    def client_context(self) -> ssl.SSLContext:
+        """A context for one dialled connection, as `server_context`."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def peer(self, certificate_der: bytes, federation: Federation | None = None) -> Identity:
+        """The node that a certificate proves, or InputError with the reason."""
+        federation = federation or self.federation()
+        claim = read_claim(certificate_der)
+        if claim.federation != federation.name:
+            raise InputError(f"the certificate is for federation {claim.federation}, this is {federation.name}")
+        site = federation.site(claim.node)
+        check_issued(certificate_der, site.root)
+        return Identity(federation.name, site.node, site.fingerprint, claim.ends)
+
+    def _context(self, side: int) -> ssl.SSLContext:
+        federation = self.federation()
+        self._renew_if_due(federation)
+        context = ssl.SSLContext(side)
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False              # `peer` checks who it is
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=b"".join(site.root for site in federation.sites))
+        if side == ssl.PROTOCOL_TLS_SERVER:
+            context.num_tickets = 0                 # no resumption: every connection is checked anew
+        try:
+            with alone(self.path, shared=True, wait=True):      # OpenSSL opens the file twice: no renewal in between
+                context.load_cert_chain(self.certificate)
+        except (OSError, ssl.SSLError) as error:
+            _check_files_left(error)
+            raise InputError(DAMAGED.format(self.certificate)) from None
+        return context
+
+    def _renew_if_due(self, federation: Federation) -> None:
+        """Renew in the last third of the certificate's life, or if this site has another number by now."""
+        if self.key.exists():
+            keys.check_private(self.key)
+        shown = self.shown()
+        if shown is None:
+            self.renew()
+        elif shown.node != self.own(federation).node:
+            self.renew(shown.ends - shown.begins)
+        elif shown.is_due and self.key.exists():
+            try:
+                self.renew(shown.ends - shown.begins)
+            except InputError as error:             # such as a full disk: the old one may still do
+                if now() > shown.ends:
+                    raise
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    log.warning("the certificate ends %s and cannot be renewed: %s", _time(shown.ends), error)
+        elif now() > shown.ends:
+            raise InputError(f"{self.certificate} ended on {_time(shown.ends)}; run `qg site renew --key FILE`")
+
+    def _read(self, text: bytes, where: str) -> Federation:
+        if not self.authority.exists():
+            raise InputError(f"{self.path} trusts no organiser yet; run `qg site install` with the organiser's file")
+        if self._parsed is None or self._parsed[0] != text:
+            organiser = keys.public_key(self.authority.read_text().strip(), str(self.authority))
+            self._parsed = text, federation_file.read(text, organiser, where)
+        found = self._parsed[1]
+        found.check_dates(where)
+        return found
+
+    def _seen(self) -> tuple[int, str]:
+        """Serial number and digest of the newest file so far."""
+        if not self.newest.exists():
+            return 0, ""
+        try:
+            seen = read_json(self.newest)
+            return int(seen["serial"]), str(seen["sha256"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _check_files_left(error)
+            raise InputError(f"{self.newest} is damaged; delete it if {self.file} is the newest you know") from None
+
+    def _remember(self, found: Federation, text: bytes) -> None:
+        if found.serial > self._seen()[0]:
+            write_json(self.newest, {"serial": found.serial, "sha256": _digest(text)})
+
+    def _own_root(self) -> bytes:
+        try:
+            return self.root.read_bytes()
+        except OSError:
+            raise InputError(f"{self.path} is not a site's folder; make one with `qg site request`") from None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with alone(self.path, wait=True):
+            yield
+
+
+def _check_serial(found: Federation, text: bytes, seen: tuple[int, str], where: str) -> None:
+    """Raise if a newer file was seen, or another one with this serial number."""
+    serial, digest = seen
+    if found.serial < serial:
+        raise InputError(f"{where} has serial {found.serial}, but {serial} was seen here; ask for the newest file")
+    if found.serial == serial and _digest(text) != digest:
+        raise InputError(f"{where} differs from another file with serial {serial}; ask the organiser for another")
+
+
+def _check_files_left(error: Exception) -> None:
+    """Raise with the true reason if a file cannot be read because too many are open."""
+    if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+        raise InputError("too many files are open; allow more with `ulimit -n`") from None
+
+
+def _time(when: datetime) -> str:
+    return f"{when:%Y-%m-%d %H:%M} UTC"
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)

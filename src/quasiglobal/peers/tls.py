@@ -1,0 +1,259 @@
+"""A channel over mutual TLS 1.3, for sites.
+
+An SSL object is not for two threads, so one thread of each channel owns it: it writes queued messages and reads into
+the buffer that the receiver gave it, from and to the memory of the tensors. It reads nothing before a buffer is there,
+so a peer that sends too much waits; nothing is stored for it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from quasiglobal.peers.channel import Channel, Lost, Refused, Sending
+
+LINGER = 5.0
+"""Seconds in which a closed connection still delivers what was sent."""
+
+KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+"""An idle connection is tested after 15 s, which firewalls and NAT need too, and given up 20 s later."""
+
+PIECE = 2**18
+"""Bytes given to OpenSSL at once, which sends at most one record of 16 KiB of them."""
+
+
+def prepare(connection: socket.socket, timeout: float) -> None:
+    """Set the options of a TCP connection; give up one that acknowledges nothing for `timeout` seconds."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = KEEPALIVE | {"TCP_USER_TIMEOUT": round(1000 * timeout)}
+    for name, value in options.items():
+        if hasattr(socket, name):                           # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+class TLSChannel(Channel):
+    """A connection after its handshake."""
+
+    def __init__(self, connection: ssl.SSLSocket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self.sent = self.received = 0
+        """Bytes in each direction."""
+        self._out: deque[_Message] = deque()
+        self._into: memoryview | None = None
+        self._state = threading.Condition()
+        self._no_sends: str | None = None
+        self._no_reads: str | None = None
+        self._hung_up = self._closing = False
+        self.ended = threading.Event()
+        """Set when no more bytes are counted."""
+        self._bell, self._wake = socket.socketpair()
+        for end in (self._bell, self._wake):
+            end.setblocking(False)
+        threading.Thread(target=self._run, name="tls", daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether both directions are open, as far as known here."""
+        return not (self._hung_up or self._closing or self._no_sends or self._no_reads)
+
+    def send(self, message: Tensor) -> Sending:
+        """Queue a message."""
+        queued = _Message(self, message)
+        with self._state:
+            self._check(self._no_sends)
+            if queued.left:
+                self._out.append(queued)
+        self._ring()
+        return queued
+
+    def recv_into(self, buffer: Tensor, deadline: float) -> None:
+        """Fill the buffer; a connection whose bytes do not come in time is closed."""
+        with self._state:
+            self._check(self._no_reads)
+            self._into = _bytes(buffer)
+            self._ring()
+            while self._into and not self._no_reads:
+                if not self._state.wait(max(deadline - time.monotonic(), 0.0)) and time.monotonic() >= deadline:
+                    break
+            late, self._into = bool(self._into), None
+            if late:
+                self._check(self._no_reads)
+        if late:
+            self.close()
+            raise Lost("it did not answer in time")
+
+    def close(self) -> None:
+        """Close the connection in the background; messages that have left arrive."""
+        with self._state:
+            self._closing = True
+            self._no_sends = self._no_sends or "this process closed the connection"
+            self._no_reads = self._no_reads or "this process closed the connection"
+            self._state.notify_all()
+        self._ring()
+
+    def sent_by(self, message: _Message, deadline: float) -> None:
+        """Wait until a message of this channel has left."""
+        with self._state:
+            while message.left:
+                self._check(self._no_sends)
+                if not self._state.wait(max(deadline - time.monotonic(), 0.0)) and time.monotonic() >= deadline:
+                    raise Lost("it did not answer in time")
+
+    @staticmethod
+    def _check(trouble: str | None) -> None:
+        if trouble is not None:
+            raise Lost(trouble)
+
+    def _ring(self) -> None:
+        with suppress(OSError):                             # full: it rings already; closed: nobody listens
+            self._wake.send(b"!")
+
+    def _run(self) -> None:
+        """Send and receive until closed; the only thread that touches the connection."""
+        watch = select.poll()
+        watch.register(self._bell, select.POLLIN)
+        while not self._closing:
+            wanted = self._write() | self._read()
+            if wanted & MOVED:
+                continue
+            if not self._hung_up:
+                wanted |= HANG_UP
+            if wanted:
+                watch.register(self._connection, wanted)
+            else:                                           # else a hang-up would be reported again and again
+                with suppress(KeyError):
+                    watch.unregister(self._connection)
+            for which, event in watch.poll():
+                if which == self._bell.fileno():
+                    with suppress(OSError):
+                        self._bell.recv(4096)
+                elif event & (HANG_UP | select.POLLHUP | select.POLLERR):
+                    self._hung_up = True
+        self.ended.set()
+        self._bell.close()
+        self._wake.close()
+        try:                                                # outlives the main thread, as this one does not
+            threading.Thread(target=close_gently, args=(self._connection, LINGER), name="tls-close").start()
+        except RuntimeError:                                # the interpreter ends
+            self._connection.close()
+
+    def _write(self) -> int:
+        """Write some bytes of the first message; return the events to wait for."""
+        with self._state:
+            message = self._out[0] if self._out and not self._no_sends else None
+        if message is None:
+            return 0
+        try:
+            count = self._connection.send(message.left[:PIECE])
+        except ssl.SSLWantWriteError:
+            return select.POLLOUT
+        except ssl.SSLWantReadError:
+            return select.POLLIN
+        except (OSError, ValueError) as error:
+            with self._state:
+                self._no_sends = self._no_sends or reason(error)
+                self._out.clear()
+                self._state.notify_all()
+            return 0
+        self.sent += count
+        message.left = message.left[count:]
+        if not message.left:
+            with self._state:
+                self._out.popleft()
+                self._state.notify_all()
+        return MOVED
+
+    def _read(self) -> int:
+        """Read some bytes into the buffer; return the events to wait for."""
+        with self._state:
+            into = self._into if not self._no_reads else None
+        if not into:
+            return 0
+        trouble = "it closed the connection"
+        try:
+            count = self._connection.recv_into(into)
+        except ssl.SSLWantReadError:
+            return select.POLLIN
+        except ssl.SSLWantWriteError:
+            return select.POLLOUT
+        except (OSError, ValueError) as error:
+            count, trouble = 0, reason(error)
+        self.received += count
+        with self._state:
+            if count == 0:
+                self._no_reads = self._no_reads or trouble
+            elif self._into is not None:
+                self._into = into[count:]
+            if count == 0 or not self._into:
+                self._state.notify_all()
+        return MOVED if count else 0
+
+
+MOVED = 1 << 16
+"""Answer of a step that moved bytes: try again before waiting."""
+
+HANG_UP = getattr(select, "POLLRDHUP", 0)
+
+
+class _Message(Sending):
+    """A message, and the part of it that is still to be sent."""
+
+    def __init__(self, channel: TLSChannel, message: Tensor) -> None:
+        self._channel, self.left = channel, _bytes(message)
+
+    def wait(self, deadline: float) -> None:
+        self._channel.sent_by(self, deadline)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())       # type: ignore[arg-type]
+
+
+def close_gently(connection: socket.socket, seconds: float) -> None:
+    """Close a connection: say so, and read what still comes until the other side closes too, at most this long.
+
+    Closing with unread bytes resets the connection, and the other side could lose what was sent to it.
+    """
+    deadline = time.monotonic() + seconds
+    if isinstance(connection, ssl.SSLSocket):
+        with suppress(OSError, ValueError):
+            connection.setblocking(False)
+            connection.unwrap()
+    with connection, suppress(OSError, ValueError):
+        connection.shutdown(socket.SHUT_WR)
+        while (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not connection.recv(65536):
+                return
+
+
+def trouble(error: Exception) -> Lost:
+    """`Refused` if one side does not accept the other's certificate, else `Lost`."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Refused(f"its certificate is not accepted: {error.verify_message}")
+    if isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or ""):
+        alert = (error.reason or "").partition("_ALERT_")[2].lower().replace("_", " ")
+        return Refused(f"it does not accept this site's certificate: {alert}")
+    return Lost(reason(error))
+
+
+def reason(error: Exception) -> str:
+    """An error of a connection in words."""
+    if isinstance(error, TimeoutError):
+        return "it did not answer in time"
+    if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError | ssl.SSLZeroReturnError):
+        return "it closed the connection"
+    if isinstance(error, ssl.SSLError):
+        return f"it does not speak TLS 1.3 as expected: {(error.reason or str(error)).lower().replace('_', ' ')[:80]}"
+    return (getattr(error, "strerror", None) or str(error))[:120]

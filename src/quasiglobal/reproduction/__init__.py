@@ -1,0 +1,23 @@
+"""The paper's numbers, tables, figures and claims, the leaderboard and the report: a client of the library.
+
+Nothing in the library imports this package; its commands are registered as an entry point, as those of any other
+package may be.
+"""
+
+COMMANDS = {
+    "Reproduce": {
+        "demo": (
+            "quasiglobal.reproduction.commands.demo",
+            "Show the paper's main result on embedded data, in a few minutes.",
+        ),
+        "reproduce": ("quasiglobal.reproduction.commands.paper", "Make a table or figure of the paper."),
+        "leaderboard": (
+            "quasiglobal.reproduction.commands.leaderboard",
+            "Compare all methods, and your own, under one protocol.",
+        ),
+        "report": (
+            "quasiglobal.reproduction.commands.paper", "Compare the paper's tables and claims with your runs."
+        ),
+    },
+}
+"""Title of the group in `qg --help`, and each command's module and line there."""

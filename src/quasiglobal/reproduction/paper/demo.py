@@ -1,0 +1,127 @@
+"""The paper's main result in a few minutes, on real data: `qg demo`.
+
+Each of four algorithms trains 16 small convolutional networks on a ring to classify handwritten digits. The data
+differ from node to node, except for the centralized reference. Learning rates are tuned with seed 0; results are of
+other seeds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quasiglobal.runs.local import train
+from quasiglobal.runs.options import Options
+from quasiglobal.runs.plots import COLOURS, draw_curve, panels, style
+from quasiglobal.runs.store import Run
+from quasiglobal.runs.tuning import best_point, score
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.metrics import AVERAGED, BEST, SCORE, WORST, number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CENTRALIZED = "sgdm-n"
+"""The reference: iid data and an exact mean at each step."""
+
+BASE = Experiment(data="digits", model="cnn", topology="ring:16", epochs=30, eval_every=3)
+
+
+@dataclass(frozen=True)
+class DemoSetting:
+    """Algorithms, degrees of heterogeneity, learning rates and seeds to compare."""
+
+    algorithms: tuple[str, ...] = ("dsgd", "dsgdm-n", "qg-dsgdm-n")
+    alphas: tuple[float, ...] = (0.1, 0.01)
+    rates: tuple[float, ...] = (0.025, 0.05, 0.1, 0.2, 0.4)
+    seeds: int = 3
+    base: Experiment = BASE
+
+    @property
+    def cells(self) -> list[Experiment]:
+        """Each algorithm on each α, the reference first."""
+        reference = replace(self.base, algorithm=CENTRALIZED, partition="iid", alpha=self.alphas[0])
+        return [reference] + [
+            replace(self.base, algorithm=name, alpha=alpha) for alpha in self.alphas for name in self.algorithms
+        ]
+
+    @property
+    def epochs(self) -> int:
+        """Number of calls of `advance` if no run exists yet."""
+        return len(self.cells) * (len(self.rates) + 1) * self.base.epochs
+
+
+@dataclass(frozen=True)
+class DemoOutcome:
+    """A cell with its tuned learning rate, and its runs."""
+
+    experiment: Experiment
+    runs: list[Run]
+
+    @property
+    def data(self) -> str:
+        """Label of the partition."""
+        return "iid" if self.experiment.partition == "iid" else f"α = {self.experiment.alpha:g}"
+
+
+def compare(setting: DemoSetting, root: Path, advance: Callable[[str], None] = lambda label: None) -> list[DemoOutcome]:
+    """Tune and run every cell, with run folders under `root`; finished runs are reused."""
+    return [_tuned(cell, setting, root, advance) for cell in setting.cells]
+
+
+def _tuned(cell: Experiment, setting: DemoSetting, root: Path, advance: Callable[[str], None]) -> DemoOutcome:
+    def run(rate: float, seed: int, seeds: int) -> list[Run]:
+        experiment = replace(cell, lr=rate, seed=seed)
+        return train(experiment, Options(seeds=seeds, runs=root), lambda runs, records: advance(cell.algorithm))
+
+    (best,) = best_point({(rate,): score(*run(rate, 0, 1)) for rate in setting.rates})
+    return DemoOutcome(replace(cell, lr=best), run(best, 1, setting.seeds))
+
+
+def _last(run: Run, metric: str) -> float:
+    return (number(run.summary.last, metric) if run.summary else None) or 0.0
+
+
+def _best(run: Run) -> float:
+    return (number(run.summary.best, SCORE) if run.summary else None) or 0.0
+
+
+def draw(setting: DemoSetting, outcomes: Sequence[DemoOutcome]) -> Figure:
+    """Plot accuracy over the epochs, one panel per α: mean of the nodes, band from the worst to the best node."""
+    with style():
+        figure, axes = panels(1, len(setting.alphas), 4.6, 3.2)
+        for panel, alpha in zip(axes, setting.alphas, strict=True):
+            for outcome in outcomes:
+                name = outcome.experiment.algorithm
+                if name == CENTRALIZED or outcome.experiment.alpha == alpha:
+                    draw_curve(
+                        panel, [run.records() for run in outcome.runs], SCORE, factor=100, colour=COLOURS[name],
+                        label=f"{name} (centralized)" if name == CENTRALIZED else name,
+                        band=(WORST, BEST),
+                    )
+            panel.set(xlabel="epoch", ylabel="test accuracy, %", ylim=(0, 100))
+            panel.set_title(f"α = {alpha:g}: mean of the nodes; band: worst to best node")
+        axes[0].legend(loc="lower right")
+    return figure
+
+
+def numbers(outcomes: Sequence[DemoOutcome]) -> list[dict[str, object]]:
+    """One row per cell; accuracies in per cent."""
+    return [
+        {
+            "algorithm": outcome.experiment.algorithm,
+            "data": outcome.data,
+            "lr": outcome.experiment.lr,
+            "accuracy": 100 * statistics.mean(accuracies),
+            "std": 100 * statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0,
+            "best": 100 * statistics.mean(map(_best, outcome.runs)),
+            "worst_node": 100 * min(_last(run, WORST) for run in outcome.runs),
+            "averaged_model": 100 * statistics.mean(_last(run, AVERAGED) for run in outcome.runs),
+            "consensus_distance": statistics.mean(_last(run, "consensus_distance") for run in outcome.runs),
+        }
+        for outcome in outcomes
+        for accuracies in [[_last(run, SCORE) for run in outcome.runs]]
+    ]

@@ -1,0 +1,232 @@
+"""The paper's tables as experiments. A table is data: to add one, add a spec.
+
+A cell combines the settings of its table, column and row. Where the paper's text differs from the released code that
+made its numbers, both forms are included: the paper's rows follow the released code, and extra rows, named "as in the
+text", follow the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quasiglobal.models.language.loading import PREFIX
+from quasiglobal.reproduction.paper.cells import PaperCell, PaperTable
+from quasiglobal.reproduction.paper.published import ColumnLabel, RowLabel, published
+from quasiglobal.runs.comparison import Score
+from quasiglobal.training.experiment import RECIPES, Experiment
+from quasiglobal.training.schedule import scaled_lr
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """Settings of a published table's cells: fields of `Experiment`; columns override the base, rows override columns.
+
+    `rates` and `algorithms` are fields of `PaperCell` instead. Rows and columns are named as in published.toml.
+    """
+
+    base: Settings
+    columns: Mapping[str, Settings]
+    rows: Mapping[str, Settings]
+    text: Mapping[str, tuple[str, Settings]] = field(default_factory=dict)
+    """Rows that follow the paper's text: the published row that each belongs to, and the settings that differ."""
+
+    def table(self, name: str) -> PaperTable:
+        """The table with the paper's numbers."""
+        paper = published()[name]
+        forms = {row: (row, settings) for row, settings in self.rows.items()}
+        forms |= {row: (of, {**self.rows[of], **settings}) for row, (of, settings) in self.text.items()}
+        cells = []
+        for row, (of, settings) in forms.items():
+            for text, place in self.columns.items():
+                column = ColumnLabel.parse(text)
+                if (RowLabel.parse(of), column) in paper.scores:
+                    score = paper.scores[RowLabel.parse(of), column]
+                    fields = {**self.base, **place, **settings}
+                    cells.append(_cell(RowLabel.parse(row), column, fields, score, text=row in self.text))
+        return PaperTable(name, paper.title, tuple(cells), paper.notes)
+
+
+def _cell(
+    row: RowLabel, column: ColumnLabel, settings: dict[str, Any], score: Score | None, text: bool
+) -> PaperCell:
+    tuning = {name: settings.pop(name) for name in ("rates", "algorithms") if name in settings}
+    return PaperCell(row, column, Experiment(**settings), score, text, **tuning)
+
+
+MEASURED: Settings = {"precision": "bf16", "eval_every": 10, "seed": 0}
+CIFAR10: Settings = {**RECIPES["cifar10"], **MEASURED, "norm": "evonorm-released"}
+IMAGENET: Settings = {**RECIPES["imagenet"], **MEASURED, "norm": "evonorm-released"}
+IMAGENET32: Settings = {"data": "imagenet32", "model": "resnet20", "width": 2.0}
+FIXED_LR: Settings = {"lr": scaled_lr(64, 16)}
+"""The paper does not tune on full ImageNet; its single learning rate is scaled with the global batch size."""
+AG_NEWS: Settings = {
+    "data": "agnews", "model": f"{PREFIX}distilbert-base-uncased", "norm": None,
+    "epochs": 10, "milestones": (), "warmup": 0.0, "eval_every": 1, "rates": (5e-6, 1e-5, 2e-5),
+}
+ALONE: Settings = {"topology": "complete:1", "partition": "iid"}
+
+
+def iid(n: int) -> Settings:
+    """Column of the centralized reference: iid data; the mean is exact, so of the topology only n matters."""
+    return {"topology": f"complete:{n}", "partition": "iid"}
+
+
+def by_alpha(topology: str, *alphas: float, prefix: str = "") -> dict[str, Settings]:
+    """Columns of a topology, one per α."""
+    return {f"{prefix}α = {alpha:g}": {"topology": topology, "alpha": float(alpha)} for alpha in alphas}
+
+
+SGDM_N: Settings = {"algorithm": "sgdm-n"}
+DSGD: Settings = {"algorithm": "dsgd"}
+DSGDM_N: Settings = {"algorithm": "dsgdm-n"}
+QG_DSGDM_N: Settings = {"algorithm": "qg-dsgdm-n"}
+METHODS: dict[str, Settings] = {
+    "SGDm-N (centralized)": SGDM_N, "DSGD": DSGD, "DSGDm-N": DSGDM_N, "QG-DSGDm-N": QG_DSGDM_N,
+}
+
+
+def with_methods(prefix: str, settings: Settings, *, without: tuple[str, ...] = ()) -> dict[str, Settings]:
+    """Rows of a model, one per method."""
+    chosen = {method: algorithm for method, algorithm in METHODS.items() if method not in without}
+    return {f"{prefix}: {method}": {**settings, **algorithm} for method, algorithm in chosen.items()}
+
+
+RING_16 = by_alpha("ring:16", 10, 1, 0.1, prefix="ring 16, ")
+SOCIAL_32 = by_alpha("social", 10, 1, 0.1, prefix="social 32, ")
+SMALL_ALPHAS: dict[str, Settings] = {"iid": iid(16), **by_alpha("ring:16", 1, 0.1)}
+EVONORM_TEXT: Settings = {"norm": "evonorm"}
+
+SPECS: dict[str, TableSpec] = {
+    "motivation": TableSpec(
+        base=CIFAR10,
+        columns={**RING_16, **SOCIAL_32},
+        rows={"DSGD": DSGD, "DSGDm-N": DSGDM_N, "QG-DSGDm-N": QG_DSGDM_N},
+    ),
+    "cifar10": TableSpec(
+        base=CIFAR10,
+        columns={"ring 16, iid": iid(16), **RING_16, "social 32, iid": iid(32), **SOCIAL_32},
+        rows={
+            **with_methods("ResNet-BN-20", {"norm": "bn"}),
+            **with_methods("ResNet-GN-20", {"norm": "gn"}),
+            **with_methods("ResNet-EvoNorm-20", {}),
+            **with_methods("VGG-11", {"model": "vgg11", "norm": None, "width": 0.5}, without=("DSGD",)),
+        },
+        text={
+            f"ResNet-EvoNorm-20 as in the text: {method}": (f"ResNet-EvoNorm-20: {method}", EVONORM_TEXT)
+            for method in METHODS
+        },
+    ),
+    "gradient-tracking": TableSpec(
+        base=CIFAR10,
+        columns={
+            **by_alpha("ring:16", 1, 0.1, prefix="ring 16, "), **by_alpha("ring:32", 1, 0.1, prefix="ring 32, "),
+        },
+        rows={
+            "DSGD (GT)": {"algorithm": "dsgd-gt"},
+            "DSGDm-N": DSGDM_N,
+            "DSGDm-N (GT)": {"algorithm": "dsgdm-n-gt"},
+            "D²": {"algorithm": "d2"},
+            "D²₊": {"algorithm": "d2+"},
+            "QG-DSGDm-N": QG_DSGDM_N,
+        },
+    ),
+    "imagenet": TableSpec(
+        base=IMAGENET,
+        columns=SMALL_ALPHAS,
+        rows={
+            **with_methods("ImageNet-32, ResNet-20-x2 EvoNorm", IMAGENET32, without=("DSGD",)),
+            **with_methods("ImageNet-32, ResNet-20-x2 GN", {**IMAGENET32, "norm": "gn"}, without=("DSGD",)),
+            **with_methods("ImageNet, ResNet-18 EvoNorm", FIXED_LR, without=("DSGD",)),
+            **with_methods("ImageNet, ResNet-18 GN", {**FIXED_LR, "norm": "gn"}, without=("DSGD",)),
+        },
+    ),
+    "imagenet-topologies": TableSpec(
+        base={**IMAGENET, **FIXED_LR},
+        columns={
+            **by_alpha("ring:16", 1, 0.1, prefix="ring 16, "),
+            **by_alpha("one-peer-exponential:16", 1, 0.1, prefix="one-peer exponential 16, "),
+        },
+        rows={"DSGDm-N": DSGDM_N, "QG-DSGDm-N": QG_DSGDM_N},
+    ),
+    "momentum-variants": TableSpec(
+        base=CIFAR10,
+        columns=SMALL_ALPHAS,
+        rows={
+            "SGDm-N (centralized)": SGDM_N,
+            "DSGDm-N, complete graph": {**DSGDM_N, "topology": "complete:16"},
+            "DSGDm-N, momentum over all": {"algorithm": "dsgdm-n:sync=momentum,over=all"},
+            "SlowMo, models over all": {"algorithm": "slowmo:released=true"},
+            "DSGD": DSGD,
+            "DSGDm": {"algorithm": "dsgdm"},
+            "DSGDm-N": DSGDM_N,
+            "DSGDm, momentum over the ring": {"algorithm": "dsgdm:sync=momentum"},
+            "DSGDm-N, momentum over the ring": {"algorithm": "dsgdm-n:sync=momentum"},
+            "DSGDm-N, gradients over the ring": {"algorithm": "dsgdm-n:sync=gradient"},
+            "DMSGD": {"algorithm": "dmsgd", "algorithms": ("dmsgd:mu=0.25", "dmsgd:mu=0.75")},
+            "QG-DSGDm": {"algorithm": "qg-dsgdm"},
+            "QG-DSGDm-N": QG_DSGDM_N,
+        },
+        text={"SlowMo as in the text, models over all": ("SlowMo, models over all", {"algorithm": "slowmo"})},
+    ),
+    "adam": TableSpec(
+        base={**CIFAR10, "topology": "ring:16", "alpha": 0.1, "rates": (5e-4, 1e-3, 2e-3)},
+        columns={"AG News, α = 0.1": AG_NEWS, "CIFAR-10, α = 0.1": {}},
+        rows={"DAdam": {"algorithm": "dadam"}, "QG-DAdam": {"algorithm": "qg-dadam:released=true"}},
+        text={"QG-DAdam as in the text": ("QG-DAdam", {"algorithm": "qg-dadam"})},
+    ),
+    "single-worker": TableSpec(
+        base={**CIFAR10, **ALONE},
+        columns={"BN": {"norm": "bn"}, "GN": {"norm": "gn"}},
+        rows={
+            "SGDm-N": SGDM_N,
+            "QG-SGDm-N": {"algorithm": "qg-sgdm-n"},
+            "SGDm": {"algorithm": "sgdm"},
+            "QG-SGDm": {"algorithm": "qg-sgdm"},
+        },
+    ),
+    "weight-decay": TableSpec(
+        base={**CIFAR10, **ALONE},
+        columns={
+            "BN, weight decay": {"norm": "bn"},
+            "GN, weight decay": {"norm": "gn"},
+            "BN, none": {"norm": "bn", "weight_decay": 0.0},
+            "GN, none": {"norm": "gn", "weight_decay": 0.0},
+        },
+        rows={"SGDm-N": SGDM_N, "QG-SGDm-N": {"algorithm": "qg-sgdm-n"}},
+    ),
+    "ring-scales": TableSpec(
+        base=CIFAR10,
+        columns={
+            column: settings
+            for n in (16, 32, 48)
+            for column, settings in {
+                f"ring {n}, iid": iid(n), **by_alpha(f"ring:{n}", 1, 0.1, prefix=f"ring {n}, "),
+            }.items()
+        },
+        rows={name: METHODS[name] for name in ("SGDm-N (centralized)", "DSGDm-N", "QG-DSGDm-N")},
+    ),
+    "multi-step": TableSpec(
+        base=CIFAR10,
+        columns=SMALL_ALPHAS,
+        rows={
+            "SGDm-N (centralized)": SGDM_N,
+            "DSGD": DSGD,
+            "DSGDm-N": DSGDM_N,
+            "QG-DSGDm-N, τ = 1": QG_DSGDM_N,
+            **{f"QG-DSGDm-N, τ = {tau}": {"algorithm": f"qg-dsgdm-n:tau={tau},released=true"} for tau in (2, 3, 4)},
+        },
+        text={
+            f"QG-DSGDm-N as in the text, τ = {tau}": (
+                f"QG-DSGDm-N, τ = {tau}", {"algorithm": f"qg-dsgdm-n:tau={tau}"},
+            )
+            for tau in (2, 3, 4)
+        },
+    ),
+}
+
+TABLES: dict[str, PaperTable] = {name: spec.table(name) for name, spec in SPECS.items()}
+"""The tables of the paper by name."""

@@ -1,0 +1,195 @@
+"""Wrappers of torch.compile for fixed shapes."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from quasiglobal.stacked.recording import recorded, written
+
+log = logging.getLogger("quasiglobal")
+
+
+SAFE: dict[str, Any] = {
+    "emulate_precision_casts": True, "comprehensive_padding": False, "loop_ordering_after_fusion": False
+}
+"""Options of Inductor against silent errors.
+
+Without casts a fused value in 16 bits is more precise than its stored copy, so that the gradient of a maximum does not
+find it. With padding, a reduction may read a padded tensor by its unpadded strides (pytorch/pytorch#179931).
+With loops ordered after fusion the gradient of an Inception's stem has an error of 22 % in float32, on a GPU.
+"""
+
+
+def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
+    """Compile the function at its first call.
+
+    Hide the compiler's warnings about its own use of deprecated parts of PyTorch and of `.grad`, about TF32, which is
+    off on purpose, and about its choice of softmax.
+    """
+    options = SAFE if backend == "inductor" else None
+    with _quiet():
+        program = torch.compile(function, dynamic=False, backend=backend, options=options)
+        if backend == "inductor":
+            _leave_workers_at_exit()
+
+    def call(*arguments: Any) -> Any:
+        with _quiet():
+            return program(*arguments)
+
+    return call
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
+        warnings.filterwarnings("ignore", message=r"TensorFloat32|\s*Online softmax|The \.grad attribute")
+        yield
+
+
+def compiled_in_place(
+    function: Callable[..., Sequence[Tensor]],
+    outputs: Sequence[int],
+    arguments: Sequence[Tensor],
+    backend: str = "inductor",
+) -> Callable[..., None]:
+    """Compile a pure function of tensors to a program that overwrites the arguments at `outputs` with its results.
+
+    The function is first traced to plain tensor operations, without computing them: the compiler handles these more
+    reliably than the Python code around them, such as precision switches. A result that is itself an argument is copied
+    outside of the program: Inductor removes its clone as redundant and would read the argument after it has changed.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
+
+    moved: dict[int, int] = {}
+
+    def in_place(*values: Tensor) -> None:
+        for at, result in zip(outputs, function(*values), strict=True):
+            source = next((k for k, value in enumerate(values) if value is result), None)
+            if source is None:
+                values[at].copy_(result)
+            else:
+                moved[at] = source
+
+    program = compiled(make_fx(in_place, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments), backend)
+
+    def call(*values: Tensor) -> None:
+        held = {at: values[source].clone() for at, source in moved.items() if at != source}
+        program(*values)
+        for at, value in held.items():
+            values[at].copy_(value)
+
+    return call
+
+
+def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.GraphModule:
+    """Trace the function to a list of tensor operations, which avoids vmap's overhead per operation.
+
+    Views become `reshape`, since a compiler may choose other strides than those traced. Nothing is written into their
+    memory: operations in place are replaced.
+    """
+    device = arguments[0].device
+    arguments = arguments[0], *tree_map(torch.clone, arguments[1:])             # a model may write into its inputs
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):       # tracing runs dropout too
+        program = recorded(function, arguments)
+        if any(map(_writes, program.graph.nodes)):
+            program = recorded(torch.func.functionalize(program, remove="mutations_and_views"), arguments)
+    aten = torch.ops.aten
+    names = {
+        node: str(getattr(node.target, "overloadpacket", "")).removeprefix("aten.") for node in program.graph.nodes
+    }
+    strided = any(name.startswith("as_strided") for name in names.values())
+    for node, name in names.items():                        # permute_copy and others: nothing writes any more
+        if name == "copy" and not strided:                  # otherwise its result has to have the strides of x
+            node.target = written
+        elif name.endswith("_copy") and hasattr(aten, name[:-5]):
+            node.target = getattr(getattr(aten, name[:-5]), node.target._overloadname)
+    reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+    for node in program.graph.nodes:
+        if node.target in reshaping and _shape(node) == _shape(node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+        elif node.target in reshaping[:2]:
+            node.target = aten.reshape.default
+    program.graph.eliminate_dead_code()
+    program.recompile()
+    return program
+
+
+class Programs:
+    """Traced or compiled programs, one for each function and the shapes and dtypes of its arguments."""
+
+    def __init__(self) -> None:
+        self._programs: dict[object, Callable[..., Any]] = {}
+        self._calls: Counter[object] = Counter()
+
+    def get(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        build: Callable[[], Callable[..., Any]],
+        calls: int = 0,
+    ) -> Callable[..., Any] | None:
+        """The program, built after this many calls; None before."""
+        key = function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments))
+        self._calls[key] += 1
+        if key not in self._programs and self._calls[key] > calls:
+            self._programs[key] = build()
+        return self._programs.get(key)
+
+
+class Fused:
+    """A function of tensors, traced and compiled for each shape of its arguments; called as it is if that fails."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self._programs = function, Programs()
+        self.compiles = True
+        """False after a failure."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.compiles:
+            try:
+                program = self._programs.get(self.function, arguments, lambda: self._built(arguments))
+                assert program is not None
+                return program(*arguments)
+            except Exception as error:                      # users' losses may do anything
+                log.info(f"{self.function} is not compiled: {str(error)[:160]}")
+                self.compiles = False
+        return self.function(*arguments)
+
+    def _built(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        with torch.no_grad():
+            return compiled(traced(self.function, tree_map(Tensor.detach, arguments)))
+
+
+@cache
+def _leave_workers_at_exit() -> None:
+    """End the process without a wait of about ten seconds for the compiler's workers, which then end by themselves."""
+    from torch._inductor import async_compile  # registers the wait, which has to be registered before `leave`
+
+    def leave() -> None:
+        for pool in async_compile._pool_set:
+            if process := getattr(pool, "process", None):
+                process.returncode = 0                      # nothing to wait for
+
+    atexit.register(leave)
+
+
+def _writes(node: Any) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _shape(node: Any) -> object:
+    """The shape of a traced node's result; the node itself if the result is not a tensor."""
+    return getattr(node.meta.get("val"), "shape", node)

@@ -1,0 +1,364 @@
+"""Normalisations of n models at once, with the sum and the activation that follow: EvoNorm, group, batch.
+
+Images are [n, batch, height, width, channels], contiguous. In the kernels an "image" is one of the `parts` of a batch:
+a single image, or for batch any number of pixels.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quasiglobal.stacked.kernels.accumulators import accumulator, wide
+
+USUAL = tl.constexpr("")
+"""The usual eviction policy of caches."""
+
+
+@triton.jit
+def _load(
+    x, base, p, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, ACC: tl.constexpr,
+    CACHE: tl.constexpr = USUAL,
+):
+    """Load pixels p, p + 1, … of an image, [BP, channels]; 0 beyond its end. CACHE is the eviction policy.
+
+    Two loads with the same policy of a block that is a whole image become one: the values stay in registers.
+    """
+    where = x + base + (p + tl.arange(0, BP))[:, None] * C + c[None, :]
+    return tl.load(where, mask=_inside(p, c, HW, C, BP), other=0.0, eviction_policy=CACHE).to(ACC)
+
+
+@triton.jit
+def _inside(p, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr):
+    return (p + tl.arange(0, BP) < HW)[:, None] & (c < C)[None, :]
+
+
+@triton.jit
+def _store(x, base, p, c, value, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr):
+    where = base + (p + tl.arange(0, BP))[:, None] * C + c[None, :]
+    tl.store(x + where, value.to(x.dtype.element_ty), mask=_inside(p, c, HW, C, BP))
+
+
+@triton.jit
+def _in_groups(v, BC: tl.constexpr, GROUP: tl.constexpr):
+    """Each channel's sum over its group of channels."""
+    if GROUP == 1:
+        return v
+    sums = tl.sum(tl.reshape(v, [BC // GROUP, GROUP]), axis=1)
+    return tl.reshape(tl.broadcast_to(sums[:, None], [BC // GROUP, GROUP]), [BC])
+
+
+@triton.jit
+def _own_moments(
+    x, base, c, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, GROUP: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Mean and sum of squared deviations of each channel's group in one image."""
+    total = tl.zeros([BC], dtype=ACC)
+    for p in range(0, HW, BP):
+        total += tl.sum(_load(x, base, p, c, HW, C, BP, ACC), axis=0)
+    mean = _in_groups(total, BC, GROUP) / (HW * GROUP)
+    square = tl.zeros([BC], dtype=ACC)
+    for p in range(0, HW, BP):
+        apart = _load(x, base, p, c, HW, C, BP, ACC) - mean[None, :]
+        square += tl.sum(tl.where(_inside(p, c, HW, C, BP), apart * apart, 0.0), axis=0)
+    return mean, _in_groups(square, BC, GROUP)
+
+
+@triton.jit
+def _rows(sums, stride, c, images, C: tl.constexpr, BB: tl.constexpr):
+    """Load one row per image of a model, [BB, channels]."""
+    image = tl.arange(0, BB)
+    at = image[:, None].to(tl.int64) * stride + c[None, :]
+    return tl.load(sums + at, mask=(image < images)[:, None] & (c < C)[None, :], other=0.0)
+
+
+@triton.jit
+def _coefficients(moments, c, C: tl.constexpr):
+    """The stored mean, 1 / standard deviation, factor and offset of each channel."""
+    mean = tl.load(moments + c, mask=c < C, other=0.0)
+    scale = tl.load(moments + C + c, mask=c < C, other=0.0)
+    factor = tl.load(moments + 2 * C + c, mask=c < C, other=0.0)
+    offset = tl.load(moments + 3 * C + c, mask=c < C, other=0.0)
+    return mean, scale, factor, offset
+
+
+@triton.jit
+def _store_sums(sums, at, C: tl.constexpr, along, total, mask):
+    """Store a contribution to the gradients: weights, then biases."""
+    tl.store(sums + at, along, mask=mask)
+    tl.store(sums + at + C, total, mask=mask)
+
+
+@triton.jit
+def _moments(
+    x, own, base, node, images, c, HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+):
+    """Mean and variance that normalise each channel; for batch, combined from the moments of each image in `own`."""
+    if KIND == "batch":
+        own += node * images * 2 * C
+        means = _rows(own, 2 * C, c, images, C, BB)
+        mean = tl.sum(means, axis=0) / images
+        apart = tl.where((tl.arange(0, BB) < images)[:, None], means - mean[None, :], 0.0)
+        square = tl.sum(_rows(own + C, 2 * C, c, images, C, BB), axis=0) + HW * tl.sum(apart * apart, axis=0)
+        return mean, square / (images * HW)
+    mean, square = _own_moments(x, base, c, HW, C, BP, BC, GROUP, ACC)
+    return mean, square / (HW * GROUP - (1 if KIND == "evonorm" else 0))
+
+
+@triton.jit
+def _image_moments(
+    x, own, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr
+):
+    image = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mean, square = _own_moments(x, image * HW * C, c, HW, C, BP, BC, 1, ACC)
+    tl.store(own + image * 2 * C + c, mean, mask=c < C)
+    tl.store(own + image * 2 * C + C + c, square, mask=c < C)
+
+
+@triton.jit
+def _follow(old, new, value, at, mask, momentum):
+    """Update running statistics by this batch's value."""
+    before = tl.load(old + at, mask=mask, other=0.0)
+    tl.store(new + at, before + momentum * (value - before), mask=mask)
+
+
+@triton.jit
+def _sigmoid(x):
+    """1 / (1 + exp(-x)): two special functions, and no code for special cases as division has."""
+    root = tl.rsqrt(1 + tl.exp2(x * -1.4426950408889634))
+    return root * root
+
+
+@triton.jit
+def _affine(weight, bias, mean, scale, row, c, C: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr):
+    """Factor and offset of each channel, such that `_scaled` is the normalised, scaled and shifted value."""
+    offset = tl.load(bias + row + c, mask=c < C, other=0.0).to(ACC)
+    factor = scale * tl.load(weight + row + c, mask=c < C, other=0.0).to(ACC)
+    return factor, offset if KIND == "evonorm" else offset - mean * factor
+
+
+@triton.jit
+def _scaled(value, factor, offset, KIND: tl.constexpr):
+    if KIND == "evonorm":
+        value = value * _sigmoid(value)
+    return value * factor[None, :] + offset[None, :]
+
+
+@triton.jit
+def _normalise(
+    x, weight, bias, rest, own, y, moments, running_mean, running_var, new_mean, new_var, images, stride, eps, momentum,
+    HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
+    TRACKED: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+):
+    """Normalise, scale and shift one image; then add `rest` if SUM and apply ReLU if RELU."""
+    image = tl.program_id(0).to(tl.int64)
+    node = image // images
+    base = image * HW * C
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mean, variance = _moments(x, own, base, node, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
+    scale = 1 / tl.sqrt(variance + eps)
+    factor, offset = _affine(weight, bias, mean, scale, node * stride, c, C, KIND, ACC)
+    for p in range(0, HW, BP):
+        value = _scaled(_load(x, base, p, c, HW, C, BP, ACC), factor, offset, KIND)
+        if SUM:
+            value += _load(rest, base, p, c, HW, C, BP, ACC)
+        if RELU:
+            value = tl.maximum(value, 0.0)
+        _store(y, base, p, c, value, HW, C, BP)
+    if KIND != "batch" or image == node * images:
+        moments += (node if KIND == "batch" else image) * 4 * C
+        tl.store(moments + c, mean, mask=c < C)
+        tl.store(moments + C + c, scale, mask=c < C)
+        tl.store(moments + 2 * C + c, factor, mask=c < C)
+        tl.store(moments + 3 * C + c, offset, mask=c < C)
+    if TRACKED and image == node * images:
+        spread = variance * (images * HW) / (images * HW - 1)
+        _follow(running_mean, new_mean, mean, node * C + c, c < C, momentum)
+        _follow(running_var, new_var, spread, node * C + c, c < C, momentum)
+
+
+@triton.jit
+def _arriving(
+    x, y, dy, base, p, c, factor, offset, HW: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
+    BP: tl.constexpr, ACC: tl.constexpr, CACHE: tl.constexpr,
+):
+    """Load x, and the gradient after the backward pass of the ReLU, whose result is y or is computed from x."""
+    g = _load(dy, base, p, c, HW, C, BP, ACC, CACHE)
+    value = _load(x, base, p, c, HW, C, BP, ACC, CACHE)
+    if MASK == "y":
+        g = tl.where(_load(y, base, p, c, HW, C, BP, ACC, CACHE) > 0, g, 0.0)
+    if MASK == "x":
+        g = tl.where(_scaled(value, factor, offset, KIND) > 0, g, 0.0)
+    return value, g
+
+
+@triton.jit
+def _own_sums(
+    x, y, dy, base, c, mean, scale, factor, offset,
+    HW: tl.constexpr, C: tl.constexpr, KIND: tl.constexpr, MASK: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+):
+    """One image's contribution to the gradients of weight and bias."""
+    along = tl.zeros([BC], dtype=ACC)
+    total = tl.zeros([BC], dtype=ACC)
+    for p in range(0, HW, BP):
+        value, g = _arriving(x, y, dy, base, p, c, factor, offset, HW, C, KIND, MASK, BP, ACC, "evict_last")
+        total += tl.sum(g, axis=0)
+        unit = value * _sigmoid(value) if KIND == "evonorm" else value - mean[None, :]
+        along += tl.sum(g * unit, axis=0)
+    return along * scale, total
+
+
+@triton.jit
+def _batch_sums(
+    x, y, dy, moments, sums, images,
+    HW: tl.constexpr, C: tl.constexpr, MASK: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+):
+    image = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mean, scale, factor, offset = _coefficients(moments + image // images * 4 * C, c, C)
+    along, total = _own_sums(
+        x, y, dy, image * HW * C, c, mean, scale, factor, offset, HW, C, "batch", MASK, BP, BC, ACC
+    )
+    _store_sums(sums, image * 2 * C + c, C, along, total, c < C)
+
+
+@triton.jit
+def _normalise_back(
+    x, y, dy, moments, sums, own, dx, drest, images, of_image, of_node,
+    HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, MASK: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
+):
+    """Gradients of one image of x and of `rest`, and its contribution to the gradients of weight and bias in `own`.
+
+    For batch, the first image contributes the sum over all images, which are in `sums`.
+    """
+    image = tl.program_id(0).to(tl.int64)
+    node = image // images
+    base = image * HW * C
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mean, scale, factor, offset = _coefficients(moments + (node if KIND == "batch" else image) * 4 * C, c, C)
+    if KIND == "batch":
+        sums += node * images * 2 * C
+        along = tl.sum(_rows(sums, 2 * C, c, images, C, BB), axis=0)
+        total = tl.sum(_rows(sums + C, 2 * C, c, images, C, BB), axis=0)
+        count = images * HW
+    else:
+        along, total = _own_sums(
+            x, y, dy, base, c, mean, scale, factor, offset, HW, C, KIND, MASK, BP, BC, ACC
+        )
+        count = HW * GROUP
+    # the gradient is linear in x, apart from the slope's term
+    slope = scale * _in_groups(along * factor, BC, GROUP) / (count - 1 if KIND == "evonorm" else count)
+    level = mean * slope
+    if KIND != "evonorm":
+        level -= _in_groups(total * factor, BC, GROUP) / count
+    for p in range(0, HW, BP):
+        value, g = _arriving(x, y, dy, base, p, c, factor, offset, HW, C, KIND, MASK, BP, ACC, "evict_first")
+        if SUM and MASK != "":                              # without ReLU the gradient of `rest` is dy
+            _store(drest, base, p, c, g, HW, C, BP)
+        g *= factor[None, :]
+        if KIND == "evonorm":
+            s = _sigmoid(value)
+            g *= s + value * s * (1 - s)
+        g += level[None, :] - value * slope[None, :]
+        _store(dx, base, p, c, g, HW, C, BP)
+    if KIND != "batch" or image == node * images:
+        _store_sums(own, image % images * of_image + node * of_node + c, C, along, total, c < C)
+
+
+def normalise(
+    x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
+    kind: str, groups: int, eps: float, momentum: float, relu: bool, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return y in `dtype`, the moments for the backward pass, and the new running statistics."""
+    n, count, places, channels = _parts(x, kind)
+    y = torch.empty_like(x, dtype=dtype)
+    moments = x.new_empty(n, 1 if kind == "batch" else count, 4, channels, dtype=wide(x))
+    before = [value.contiguous() for value in running] or [moments, moments]
+    after = [torch.empty_like(value) for value in running] or [moments.new_empty(0) for _ in before]
+    grid, (bp, bc, bb, acc), warps = _blocks(x, kind, groups, 16384)
+    own = moments
+    if kind == "batch":
+        own = x.new_empty(n, count, 2, channels, dtype=wide(x))
+        _image_moments[grid](x, own, places, channels, bp, bc, acc, num_warps=warps)
+    _normalise[grid](
+        x, weight, bias, x if rest is None else rest, own, y, moments, *before, *after, count, bias.stride(0), eps,
+        momentum, places, channels, _size(channels, groups, kind), kind, rest is not None, relu, bool(running),
+        bp, bc, bb, acc, num_warps=warps,
+    )
+    return y, moments, after
+
+
+def normalise_back(
+    x: Tensor, y: Tensor | None, moments: Tensor, dy: Tensor, own: Tensor,
+    kind: str, groups: int, relu: bool, summed: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and `rest`; fill `own` [shares, n, …] with the gradients of weight and bias.
+
+    The ReLU's mask is read from its result y if `summed`; otherwise it is computed from x.
+    """
+    n, count, places, channels = _parts(x, kind)
+    mask = ("y" if summed else "x") if relu else ""
+    y = x if y is None else y
+    dx = torch.empty_like(x)
+    drest = torch.empty_like(x) if summed and relu else dy
+    grid, (bp, bc, bb, acc), warps = _blocks(x, kind, groups, 8192)
+    sums = moments
+    if kind == "batch":
+        sums = moments.new_empty(n, count, 2, channels)
+        _batch_sums[grid](x, y, dy, moments, sums, count, places, channels, mask, bp, bc, acc, num_warps=warps)
+    _normalise_back[grid](
+        x, y, dy, moments, sums, own, dx, drest, count, own.stride(0), own.stride(1), places, channels,
+        _size(channels, groups, kind), kind, summed, mask, bp, bc, bb, acc, num_warps=warps,
+    )
+    return dx, drest
+
+
+def _size(channels: int, groups: int, kind: str) -> int:
+    """Channels per group; 1 for batch."""
+    return 1 if kind == "batch" else channels // groups
+
+
+def shares(batch: int, kind: str) -> int:
+    """Number of partial sums of the gradients of weight and bias: one per image; for batch, only their sum."""
+    return 1 if kind == "batch" else batch
+
+
+def _parts(x: Tensor, kind: str) -> tuple[int, int, int, int]:
+    """Number of models, equal parts per model, pixels per part, and channels.
+
+    A part is an image; for batch, whose statistics are not per image, about `PART` numbers.
+    """
+    n, batch, height, width, channels = x.shape
+    places = batch * height * width
+    if kind != "batch":
+        return n, batch, places // batch, channels
+    most = max(1, min(places * min(channels, 64) // PART, MOST_PARTS))
+    count = max(count for count in range(1, most + 1) if places % count == 0)
+    return n, count, places // count, channels
+
+
+PART, MOST_PARTS = 8192, 64
+"""Numbers of a part of batch normalisation, as many as a block has; parts of a model, at most, since every block of the
+second kernel reads the sums of all parts."""
+
+
+def _blocks(
+    x: Tensor, kind: str, groups: int, limit: int
+) -> tuple[tuple[int, int], tuple[int, int, int, tl.dtype], int]:
+    """The grid (parts × blocks of channels), the block sizes and accumulator dtype, and the warps per block."""
+    n, batch, places, channels = _parts(x, kind)
+    bc = min(triton.next_power_of_2(channels), max(64, triton.next_power_of_2(_size(channels, groups, kind))))
+    whole = triton.next_power_of_2(places)
+    if kind != "batch" and whole * bc > limit:              # small blocks: more of them run at a time
+        limit //= 2
+    bp = min(whole, max(1, limit // bc))
+    warps = 8 if bp * bc >= 16384 or whole * bc > 16384 else 4
+    blocks = bp, bc, triton.next_power_of_2(batch), accumulator(x)
+    return (n * batch, triton.cdiv(channels, bc)), blocks, warps

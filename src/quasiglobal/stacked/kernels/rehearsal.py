@@ -1,0 +1,141 @@
+"""Compile a program at once, before its first step.
+
+Triton compiles a kernel at its first launch: dozens of kernels of a network one after the other, half a second each. In
+a rehearsal the program runs on zeros, and a launch only submits its kernel to a pool of threads. Most of the compiler's
+time is outside of Python, so the threads use all cores. Meanwhile the rehearsal compiles the segments.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cache
+from threading import Thread, Timer, get_ident
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+if TYPE_CHECKING:
+    from quasiglobal.stacked.kernels.program import StackedProgram
+    from quasiglobal.stacked.kernels.segments import Segment
+
+log = logging.getLogger("quasiglobal")
+
+Total = Callable[[Any], Tensor]
+"""The sum of all models' losses, from their outputs."""
+
+QUICK = 1.0
+"""Seconds that a rehearsal takes at most if all is found in the caches on disk; after these, a line is logged."""
+
+
+@cache
+def prepare() -> None:
+    """Import Triton and hash its files, for its cache, in the background, as data are loaded: this takes a second."""
+    def run() -> None:
+        with suppress(ImportError):
+            from triton.runtime.cache import triton_key
+
+            triton_key()
+
+    Thread(target=run, daemon=True).start()
+
+
+def sum_of(outputs: Any) -> Tensor:
+    """The sum of all numbers: a loss without kernels."""
+    leaves = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
+    return torch.stack([one.float().sum() for one in leaves]).sum()
+
+
+def rehearse(
+    program: StackedProgram, name: str, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Total
+) -> None:
+    """Compile a program for arguments like these, and log it under the network's `name` if that takes a while.
+
+    The loss is compiled too, if a kernel computes it. Nothing is lost if the rehearsal fails: the rest is compiled when
+    it is first called.
+    """
+    import triton
+
+    if not hasattr(triton, "AsyncCompileMode"):             # Triton before 3.5
+        return
+    text = f"compiling {name} for {len(x)} models: {program.parts}; later starts find them in the cache"
+    line = Timer(QUICK, log.info, [text])
+    line.start()
+    try:
+        with (
+            _Loaded(x.device) as pool,
+            triton.AsyncCompileMode(pool, ignore_errors=True),
+            torch.random.fork_rng([x.device] if x.is_cuda else []),
+        ):
+            calls = _run_without_kernels(program, x, buffers, inputs, loss)
+            program.compile_segments(x, calls)              # while the threads compile the kernels
+    except Exception as error:
+        log.debug(f"the rehearsal of {name} failed: {error!r}")
+    finally:
+        line.cancel()
+
+
+class _Loaded(ThreadPoolExecutor):
+    """Threads that compile and load kernels: a kernel's launcher is a small C program, compiled as it is loaded."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def submit(self, compiling: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
+        return super().submit(self._compile_and_load, compiling)
+
+    def _compile_and_load(self, compiling: Callable[[], Any]) -> Any:
+        kernel = compiling()
+        if self.device.type == "cuda":                      # elsewhere, in tests, nothing can be loaded
+            with torch.cuda.device(self.device):            # the current device is that of a thread
+                _ = kernel.run
+        return kernel
+
+
+def _run_without_kernels(
+    program: StackedProgram, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Total
+) -> list[tuple[Segment, Sequence[Tensor]]]:
+    """Run the forward pass, and the backward pass if gradients are enabled; return the calls of segments."""
+    calls: list[tuple[Segment, Sequence[Tensor]]] = []
+    program.compiled.postponed = calls
+    # Triton's compilation is of one thread, so the backward pass may not have its own.
+    with torch.autograd.set_multithreading_enabled(False), _launches_only_compile(), _zeros():
+        try:
+            outputs, _, gradient = program(x, buffers, inputs)
+            total = loss(outputs)
+            if total.requires_grad:
+                gradient(total)
+        finally:
+            program.compiled.postponed = None
+    return calls
+
+
+@contextmanager
+def _launches_only_compile() -> Iterator[None]:
+    """Let launches by this thread compile their kernel, and do no more."""
+    from triton.runtime.jit import JITFunction
+
+    run, here = JITFunction.run, get_ident()
+
+    def compiling(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return run(kernel, *arguments, grid=grid, warmup=warmup or get_ident() == here, **options)
+
+    with patch.object(JITFunction, "run", compiling):
+        yield
+
+
+@contextmanager
+def _zeros() -> Iterator[None]:
+    """Fill new memory, which no kernel fills now, with zeros: other operations may use it, say as indices."""
+    with (
+        patch.object(torch, "empty", torch.zeros),
+        patch.object(torch, "empty_like", torch.zeros_like),
+        patch.object(Tensor, "new_empty", Tensor.new_zeros),
+    ):
+        yield

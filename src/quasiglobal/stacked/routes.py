@@ -1,0 +1,268 @@
+"""Strategies to compute the gradients of many copies of one model: one class per strategy.
+
+The model is any `nn.Module`, unmodified. `stack.py` chooses the route.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_leaves, tree_map
+
+from quasiglobal.common.modules import Numbers
+from quasiglobal.stacked.compiling import Programs, compiled, traced
+from quasiglobal.stacked.losses import cross_entropy
+from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, Tree, arguments, in_dtype
+from quasiglobal.stacked.recording import Untraceable
+from quasiglobal.stacked.stackable import stackable, unstacked
+
+log = logging.getLogger("quasiglobal")
+
+CALLS_BEFORE_TRACING = 50
+"""Calls of one shape before it is traced; tracing pays off after a few hundred calls."""
+
+CALLS_BEFORE_COMPILING = 20
+"""Outside of training, calls of one shape before it is compiled: a short evaluation finishes sooner uncompiled."""
+
+MOST_OPERATIONS = 2500
+"""Operations of a program above which it is not compiled: that would take minutes."""
+
+
+class Route(ABC):
+    """Strategy to compute the gradients and outputs of k models, whose parameters are the rows of x [k, d]."""
+
+    slower: ClassVar[type[Route] | None] = None
+    """The route to try if this one fails; None if there is none."""
+    cost: ClassVar[str] = ""
+    """How this route computes and what that costs, for the log line of a fallback to it."""
+
+    def __init__(self, one: OneModel) -> None:
+        self.one = one
+        self.fuses = False
+        """Whether the training is so long that compiling small parts of a step pays off."""
+        self.unchecked = not one.is_ours
+        """Whether the next gradient is to be compared with plain PyTorch's: it is the first one of a new program."""
+
+    @abstractmethod
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+        """Each row's loss and gradient on its own batch: inputs [k, batch, …], targets [k, batch]."""
+
+    @abstractmethod
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+        """Each row's outputs [k, batches, batch, …] on the same inputs [batches, batch, …]."""
+
+
+class OneByOne(Route):
+    """One model after the other, by ordinary autograd.
+
+    For deep networks on a CPU, where stacking gains nothing, and for modules that vmap does not support.
+    """
+
+    cost = "one by one, which on a GPU takes about as long as a loop over the models"
+
+    def __init__(self, one: OneModel) -> None:
+        super().__init__(replace(one, around=unstacked))
+        self.unchecked = False                              # it is plain PyTorch
+        self._backward = BackwardPass(self.one)
+        self._numbers = None if one.is_ours else Numbers(one.module)
+
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+        before = self._numbers.read() if self._numbers else []
+
+        def at(*row: Any) -> Gradients:
+            if self._numbers:                               # a step counts once, as for models computed together
+                self._numbers.write(before)
+            return self._backward.at(*row)
+
+        result: Gradients = for_each_row(at, (0, 0, 0, 0), x, buffers, inputs, targets)
+        return result
+
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+        return outputs_one_by_one(self.one, x, buffers, inputs)
+
+
+class BackwardPass(nn.Module):
+    """The gradient of one model by `loss.backward()`, as in a loop of a user's own.
+
+    The module's parameters get the values of a row until the backward pass ends. So hooks, activation checkpointing and
+    other references to the parameters work, and what the model writes into its own weights is found.
+    """
+
+    def __init__(self, one: OneModel) -> None:
+        super().__init__()
+        self.model, self.one = one.module, one
+        self.own = {name: one.own[name] for name in one.layout.shapes}
+        names = [sum(1 for _ in one.module.named_modules(remove_duplicate=alike)) for alike in (True, False)]
+        self.swapped = self.own if len(set(names)) > 1 else {}
+        """Parameters that have to be put back: `functional_call` leaves others in parts that are used twice."""
+
+    def at(self, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+        """Gradients at a row, which gets what the model writes into its own weights."""
+        layout, own = self.one.layout, self.own
+        values: dict[str, Tensor] = {f"model.{name}": value for name, value in self.swapped.items()}
+        values |= {f"model.{name}": value.clone() for name, value in buffers.items()}
+        for parameter, view in zip(own.values(), layout.views(row.detach()).values(), strict=True):
+            parameter.data, parameter.grad = view.clone(), None
+        loss, right = functional_call(self, values, (row, inputs, targets))
+        g, written = layout.row({name: _gradient(own[name]) for name in own}), layout.row(own)
+        if row.is_cuda or not written.equal(row):           # on a GPU, a comparison would wait
+            row.copy_(written)
+        after = {name: values[f"model.{name}"].detach() for name in buffers}    # some may be assigned anew
+        return Gradients(loss, right, g, after)
+
+    def forward(self, row: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+        """The loss and the accuracy; the parameters get their gradients."""
+        given, named = arguments(self.model, inputs)
+        with self.one.autocast(row.device), self.one.around((row, inputs)):
+            output = self.model(*given, **named)
+        loss, right = self.one.score(in_dtype(output, row.dtype), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), right.detach()
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    g = parameter.grad
+    return torch.zeros_like(parameter) if g is None else g.to_dense() if g.is_sparse else g
+
+
+class Vectorised(Route):
+    """All models at once: vmap over the rows, with autograd around it.
+
+    Inside vmap, some backward passes would run model by model, or fail. Frozen parameters are shared by all models, and
+    are applied to all batches at once.
+    """
+
+    slower: ClassVar[type[Route] | None] = OneByOne
+    cost = "by vmap, uncompiled, which often takes 2 to 5 times as long as compiled"
+
+    def __init__(self, one: OneModel) -> None:
+        super().__init__(one)
+        self._stacked_one = replace(one, around=stackable)
+        self._programs = Programs()
+
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+        result: Gradients = self._on_new_tensors(
+            lambda one: by_autograd(vmap(one.loss_at, randomness="different"), x, buffers, inputs, targets)
+        )
+        return result
+
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+        return self._on_new_tensors(
+            lambda one: vmap(one.outputs, in_dims=(0, 0, None), randomness="different")(x, buffers, inputs)
+        )
+
+    def _on_new_tensors(self, compute: Callable[[OneModel], Any]) -> Any:
+        """Compute with the stacked model; if it writes into constants that it made, such as ones, stack these too."""
+        try:
+            return compute(self._stacked_one)
+        except RuntimeError as error:
+            if "vmap: inplace arithmetic" not in str(error) or isinstance(self._stacked_one.around, partial):
+                raise
+            self._stacked_one = replace(self._stacked_one, around=partial(stackable, writable=True))
+            return compute(self._stacked_one)
+
+
+class Traced(Vectorised):
+    """On a CPU: vectorised, and traced to plain tensor operations once that pays off.
+
+    Evaluation uses large batches, where stacking gains nothing: it runs one model after the other.
+    """
+
+    def __init__(self, one: OneModel) -> None:
+        super().__init__(one)
+        if one.loss is nn.functional.cross_entropy:
+            self._stacked_one = replace(self._stacked_one, loss=cross_entropy)
+
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+        given, all_at_once = (x, buffers, inputs, targets), super().gradients
+        program = self._programs.get(all_at_once, given, lambda: self._traced(all_at_once, given), CALLS_BEFORE_TRACING)
+        return Gradients(*(program or all_at_once)(*given))
+
+    def _traced(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[..., Any]:
+        """The function traced; itself if that fails, as for the checks of `torch.distributions`."""
+        try:
+            program = traced(function, given)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:160]
+            log.warning(f"{type(self.one.module).__name__} is trained by vmap, untraced, which is slower: {reason}")
+            return function
+        self.unchecked = not self.one.is_ours
+        return program
+
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+        return outputs_one_by_one(self.one, x, buffers, inputs)
+
+
+class Compiled(Vectorised):
+    """On a GPU: vectorised, traced and compiled."""
+
+    slower = Vectorised
+    cost = "compiled, without the kernels, which often takes 2 to 4 times as long"
+
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+        return Gradients(*self._compiled(super().gradients, (x, buffers, inputs, targets), calls=0))
+
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+        return self._compiled(super().outputs, (x, buffers, inputs), CALLS_BEFORE_COMPILING)
+
+    def _compiled(self, function: Callable[..., Any], arguments: tuple[Any, ...], calls: int) -> Any:
+        """Call the function, compiled after some calls."""
+        program = self._programs.get(function, arguments, lambda: self._program(function, arguments), calls)
+        return (program or function)(*arguments)
+
+    def _program(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        """The function traced, and compiled unless that takes minutes."""
+        program, self.unchecked = traced(function, arguments), True
+        count, name = len(program.graph.nodes), type(self.one.module).__name__
+        if count > MOST_OPERATIONS:
+            log.warning(f"{name} has {count} operations, as of a long recurrence: they run uncompiled, which is slower")
+            return program
+        log.info(f"compiling {name} ({count} operations)")
+        return compiled(program)
+
+
+def by_autograd(
+    loss_at: Callable[..., Any], x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree
+) -> Gradients:
+    """Gradients at x of all rows, by a stacked `OneModel.loss_at`."""
+    after, version = {name: value.clone() for name, value in buffers.items()}, x._version
+    leaf = x.detach().requires_grad_()
+    losses, (right, after) = loss_at(leaf, after, inputs, targets)
+    (g,) = torch.autograd.grad(losses.sum(), leaf)
+    if x._version != version:
+        raise Untraceable("the model writes into its own weights")
+    return Gradients(losses.detach(), right, g, {name: value.detach() for name, value in after.items()})
+
+
+def outputs_one_by_one(one: OneModel, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+    """The outputs of one model after the other, each on one batch after the other."""
+    def of_batch(row: Tensor, own: Buffers, batch: Tree) -> Tree:
+        return one.output(row, dict(own), tree_map(torch.clone, batch))     # the model may write into its inputs
+
+    def of_one(row: Tensor, own: Buffers) -> Tree:
+        weights = row.clone().requires_grad_(torch.is_grad_enabled())       # for derivatives in the forward pass
+        return for_each_row(partial(of_batch, weights, own), (0,), inputs)
+
+    return for_each_row(of_one, (0, 0), x, buffers)
+
+
+def for_each_row(function: Callable[..., Any], in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+    """Same result as vmap, computed one row after the other."""
+    results = [
+        function(
+            *(
+                argument if dim is None else tree_map(lambda values, i=i: values[i], argument)
+                for argument, dim in zip(arguments, in_dims, strict=True)
+            )
+        )
+        for i in range(len(tree_leaves(arguments[0])[0]))
+    ]
+    return tree_map(lambda *rows: torch.stack(rows), *results)

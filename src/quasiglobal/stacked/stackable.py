@@ -1,0 +1,379 @@
+"""Functions that vmap does not support, or computes slowly, replaced by equal ones for the models of a stack.
+
+- `scaled_dot_product_attention`: the backward passes of its fused kernels have no batching rule. The batches of all
+  models become one batch. The fast path of `nn.MultiheadAttention` in evaluation is off.
+- `lstm`, `gru`, `rnn_tanh`, `rnn_relu` and their cells have no batching rule. They are written out (`recurrence.py`).
+- Convolutions, `linear`, `addmm` and `prelu` are decomposed before autocast applies: the bias, and with it the output,
+  would stay in float32. Their arguments are cast first.
+- `batch_norm` and `instance_norm` do not accept weights in float32 for inputs in 16 bits. They are written out.
+- Average pooling with padding, or of windows beyond the edge: the gradient is wrong for images with channels last on a
+  GPU (pytorch/pytorch#188344), and compiled (pytorch/pytorch#198119). Images are padded first.
+- `embedding`: vmap ignores `padding_idx` and `scale_grad_by_freq` in its gradient.
+- `data` would not stop a gradient in a trace. `requires_grad` and `grad_fn` of stacked tensors are those of all models.
+- Some losses are written out (`losses.py`).
+- `rrelu` has no batching rule in training.
+- Others read values (`one_hot`), write into an argument that is not stacked (`normalize` with `out`), have no rule, or
+  none for another memory format (`contiguous`, `to`).
+
+The replacements need autograd outside of vmap (`routes.by_autograd`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import reduce
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from quasiglobal.stacked.attention import attention
+from quasiglobal.stacked.fusing import innermost, is_stacked
+from quasiglobal.stacked.losses import LOSSES
+from quasiglobal.stacked.recording import Untraceable
+from quasiglobal.stacked.recurrence import RECURRENT
+
+
+@contextmanager
+def stackable(given: Any, everywhere: bool = False, writable: bool = False) -> Iterator[None]:
+    """Replace these functions for tensors that vmap has stacked; leave other tensors alone.
+
+    `given` are the model's parameters and inputs: if they are stacked, so are new tensors of zeros, into which a model
+    may write; with `writable`, other new tensors too, such as masks, which are larger then. With `everywhere`, replace
+    functions for all tensors, by plain operations to be traced; what the model computes without gradients is detached,
+    since a trace does not record `torch.no_grad`.
+    """
+    new = NEW + CONSTANTS if writable else NEW
+    with no_fast_path(given), sdpa_kernel(SDPBackend.MATH), Replacing(given, everywhere, new):
+        yield                                               # `Replacing` is off in nn.MultiheadAttention
+
+
+@contextmanager
+def no_fast_path(given: Any) -> Iterator[None]:
+    """Turn off the fast path of `nn.MultiheadAttention` and transformer layers in evaluation.
+
+    It has no batching rule, and on a GPU it needs weights at aligned addresses, which views of a row do not have.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def unstacked(given: Any) -> Iterator[None]:
+    """For a single model: turn off the fast path, and on a GPU average pooling whose gradient is wrong."""
+    on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(given))
+    with no_fast_path(given), _PaddedFirst() if on_gpu else nullcontext():
+        yield
+
+
+class _PaddedFirst(TorchFunctionMode):
+    """Mode in which images are padded before they are averaged."""
+
+    def __torch_function__(
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(function, "__name__", "")
+        return (PLAIN[name] if name in POOLS else function)(*args, **(kwargs or {}))
+
+
+class Replacing(TorchFunctionMode):
+    """Mode that calls the replacement of a function if an argument is stacked."""
+
+    def __init__(self, given: Any, everywhere: bool, new: Sequence[str]) -> None:
+        super().__init__()
+        self.stacked, self.everywhere = [leaf for leaf in tree_leaves(given) if is_stacked(leaf)], everywhere
+        self.new = new
+        self.checks: list[Tensor] = []
+        """Results of `any` and `all`, which models use to check values."""
+
+    def __torch_function__(
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = tuple(args), kwargs or {}
+        if self.everywhere and not torch.is_grad_enabled():
+            given = tree_map_only(Tensor, Tensor.detach, given)
+        name, stacked = getattr(function, "__name__", ""), any(map(is_stacked, tree_leaves(given)))
+        if name == "__get__":
+            name = getattr(getattr(function, "__self__", None), "__name__", name)
+        if self.everywhere and name in UNRECORDED:
+            raise Untraceable(f"a trace does not record {name}")
+        if name in ("__bool__", "item") and any(given[0][0] is one for one in self.checks):
+            return _agreed(given[0][0], name)
+        own = PLAIN | STACKED if stacked else PLAIN if self.everywhere else {}
+        if name in NORMS and function is not NORMS[name]:   # torch's functions of these names have other arguments
+            own = {}
+        result = own.get(name, function)(*given[0], **given[1])
+        if name in ("any", "all") and is_stacked(result):
+            self.checks.append(result)
+        if name in self.new and not stacked:
+            for leaf in self.stacked:
+                result = torch.where(leaf.new_ones((), dtype=torch.bool), result, result)
+        return result
+
+
+# ------------------------------------------------------------------------------------------ linear layers
+
+
+def _lowered(exact: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`exact` with its arguments cast first, if autocast is on: floating-point numbers, but not float64."""
+    def own(*args: Any, **named: Any) -> Tensor:
+        device = next(value for value in tree_leaves((args, named)) if isinstance(value, Tensor)).device.type
+        if not torch.is_autocast_enabled(device):
+            return exact(*args, **named)
+        lower = torch.get_autocast_dtype(device)
+
+        def cast(value: Tensor) -> Tensor:
+            return value.to(lower) if value.is_floating_point() and value.dtype != torch.float64 else value
+
+        with torch.autocast(device, enabled=False):
+            args, named = tree_map_only(Tensor, cast, (args, named))
+            return exact(*args, **named)
+
+    return own
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = input @ weight.mT
+    return product if bias is None else product + bias
+
+
+def _addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return alpha * (mat1 @ mat2) + beta * input if (alpha, beta) != (1, 1) else mat1 @ mat2 + input
+
+
+# --------------------------------------------------------------------------------------- normalisation
+
+
+def _batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:
+    """Normalise each channel over the batch and all positions."""
+    others = [0, *range(2, input.ndim)]
+    return _normalised(input, others, others, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None = None,
+    bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:
+    """Normalise each channel of each example over all positions."""
+    places = list(range(2, input.ndim))
+    return _normalised(
+        input, places, [0, *places], running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+    )
+
+
+def _normalised(
+    input: Tensor, dims: list[int], others: list[int], running_mean: Tensor | None, running_var: Tensor | None,
+    weight: Tensor | None, bias: Tensor | None, by_own: bool, momentum: float, eps: float,
+) -> Tensor:
+    """Normalise by the statistics over `dims`, or by the running ones; these are means over all dims but channels."""
+    wide = next((value for value in (weight, running_mean) if value is not None), input).dtype
+    x, shape = input.to(wide), (-1, *(1 for _ in range(2, input.ndim)))
+    if by_own or running_mean is None or running_var is None:
+        variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+        if by_own and running_mean is not None and running_var is not None:
+            count = x.numel() // mean.numel()
+            for running, value in ((running_mean, mean), (running_var, variance * (count / max(1, count - 1)))):
+                seen = value.detach().mean(others, keepdim=True).reshape(running.shape)
+                running.copy_(torch.lerp(running, seen.to(running.dtype), momentum))
+    else:
+        mean, variance = running_mean.view(shape), running_var.view(shape)
+    y = (x - mean) * (variance + eps).rsqrt()
+    y = y if weight is None else y * weight.view(shape)
+    return (y if bias is None else y + bias.view(shape)).to(input.dtype)
+
+
+def _if_mixed(usual: Callable[..., Tensor], written_out: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`written_out` if the floating-point arguments differ in dtype, otherwise the usual function."""
+    def own(*args: Any, **named: Any) -> Tensor:
+        tensors = (value for value in tree_leaves((args, named)) if isinstance(value, Tensor))
+        dtypes = {value.dtype for value in tensors if value.is_floating_point()}
+        return (written_out if len(dtypes) > 1 else usual)(*args, **named)
+
+    return own
+
+
+NORMS: dict[str, Callable[..., Any]] = {
+    "batch_norm": nn.functional.batch_norm, "instance_norm": nn.functional.instance_norm
+}
+
+
+# ---------------------------------------------------------------------------------------- other functions
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes < 0:
+        return nn.functional.one_hot(tensor)
+    return (tensor[..., None] == torch.arange(num_classes, device=tensor.device)).long()
+
+
+def _normalize(
+    input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None
+) -> Tensor:
+    value = input / input.norm(p, dim, keepdim=True).clamp(min=eps)
+    return value if out is None else out.copy_(value)
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    others = [at for at in range(v.ndim) if at != dim % v.ndim] if dim != -1 else None
+    norm: Tensor = torch.linalg.vector_norm(v, 2, others, keepdim=others is not None)
+    return v * (g / norm)
+
+
+def _avg_pool(pool: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
+    """Average pooling over the last `dims` dimensions without padding, of images that are padded first if necessary."""
+    def own(
+        input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Tensor:
+        kernel, step, pad = (
+            [value] * dims if isinstance(value, int) else [*value] * (dims // len(value))
+            for value in (kernel_size, stride or kernel_size, padding)
+        )
+        if not ceil_mode and not any(pad):
+            further = {} if divisor_override is None else {"divisor_override": divisor_override}
+            return pool(input, kernel, step, **further)
+        edges, factors = [], []
+        for size, k, s, p in zip(input.shape[-dims:], kernel, step, pad, strict=True):
+            count = (size + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
+            count -= ceil_mode and (count - 1) * s >= size + p
+            first = torch.arange(count, device=input.device) * s - p
+            low, high = (-p, size + p) if count_include_pad else (0, size)
+            factors.append(k / ((first + k).clamp(max=high) - first.clamp(min=low)))
+            edges.append((p, max(0, (count - 1) * s + k - size - p)))
+        mean = pool(nn.functional.pad(input, [edge for pair in reversed(edges) for edge in pair]), kernel, step)
+        if divisor_override is not None:
+            return mean * (math.prod(kernel) / divisor_override)
+        for at, factor in enumerate(reversed(factors)):
+            mean = mean * factor.to(mean.dtype).view(-1, *(1,) * at)
+        return mean
+
+    return own
+
+
+def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As autocast on a GPU does, in the widest dtype of the arguments."""
+    wide = reduce(torch.promote_types, (value.dtype for value in (input1, input2, weight)))
+    with torch.autocast(weight.device.type, enabled=False):
+        product = torch.einsum("...i,oij,...j->...o", input1.to(wide), weight.to(wide), input2.to(wide))
+        return product if bias is None else product + bias
+
+
+def _embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor:
+    """Rows of a table; padding has no gradient, and with `scale_grad_by_freq` each row's is a mean over its uses."""
+    if max_norm is not None:
+        raise NotImplementedError("vmap does not support embeddings that write into their weights")
+    vectors = nn.functional.embedding(input, weight)
+    if scale_grad_by_freq:
+        ones = torch.ones_like(input, dtype=vectors.dtype).flatten()
+        uses = torch.zeros_like(weight[:, 0], dtype=vectors.dtype).scatter_add(0, input.flatten(), ones)
+        share = vectors / uses[input][..., None]
+        vectors = vectors.detach() + share - share.detach()
+    if padding_idx is not None:
+        vectors = torch.where((input == padding_idx % len(weight))[..., None], vectors.detach(), vectors)
+    return vectors
+
+
+def _embedding_bag(*args: Any, **named: Any) -> Any:
+    given = signature(nn.functional.embedding_bag).bind(*args, **named).arguments
+    special = ("offsets", "max_norm", "per_sample_weights", "padding_idx")
+    if any(given.get(name) is not None for name in special) or given.get("scale_grad_by_freq"):
+        return nn.functional.embedding_bag(*args, **named)
+    vectors, mode = nn.functional.embedding(given["input"], given["weight"]), given.get("mode", "mean")
+    return vectors.amax(dim=1) if mode == "max" else vectors.sum(dim=1) if mode == "sum" else vectors.mean(dim=1)
+
+
+def _rrelu(
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Tensor:
+    """A leaky ReLU with random slopes."""
+    slopes = lower + (upper - lower) * torch.rand_like(input) if training else (lower + upper) / 2
+    result = torch.where(input > 0, input, slopes * input)
+    return input.copy_(result) if inplace else result
+
+
+def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The operation that writes the result of a function into its first argument."""
+    return lambda input, *args, **named: input.copy_(function(input.clone(), *args, **named))
+
+
+def _set_item(input: Tensor, index: Any, value: Any) -> None:
+    """`input[mask] = number` without a selection, which would have another size in each model."""
+    mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    single = not isinstance(value, Tensor) or value.ndim == 0
+    if isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.ndim <= input.ndim and single:
+        input.copy_(torch.where(mask.view(*mask.shape, *(1,) * (input.ndim - mask.ndim)), value, input))
+    else:
+        input[index] = value
+
+
+def _agreed(check: Tensor, read: str) -> Any:
+    """Read a truth value that is the same for all models; otherwise they cannot be computed together."""
+    every = innermost(check).flatten()
+    return getattr(every[0] if len(every) and (every == every[0]).all() else check, read)()
+
+
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+
+STACKED: dict[str, Callable[..., Any]] = {
+    "linear": _lowered(_linear),
+    "addmm": _lowered(_addmm),
+    "prelu": _lowered(torch.prelu),
+    **{name: _lowered(getattr(torch, name)) for name in CONVOLUTIONS},
+    "__setitem__": _set_item,
+    "requires_grad": lambda input: innermost(input).requires_grad,
+    "grad_fn": lambda input: innermost(input).grad_fn,
+    "batch_norm": _if_mixed(nn.functional.batch_norm, _batch_norm),
+    "instance_norm": _if_mixed(nn.functional.instance_norm, _instance_norm),
+}
+"""Names of functions, and their replacements for stacked tensors."""
+
+POOLS = ("avg_pool1d", "avg_pool2d")
+"""Pooling whose gradient PyTorch computes wrongly on a GPU."""
+
+UNRECORDED = ("requires_grad", "grad_fn", "numpy", "__array__", "tolist")
+"""Attributes and values that a trace would freeze."""
+
+NEW = ("zeros", "zeros_like", "empty", "empty_like")
+"""Functions that make a tensor, each model its own: vmap cannot write stacked values into a tensor that is not."""
+
+CONSTANTS = ("ones", "ones_like", "full", "full_like", "eye", "arange", "tensor")
+"""Further functions that make a tensor, into which few models write."""
+
+PLAIN: dict[str, Callable[..., Any]] = {
+    "scaled_dot_product_attention": attention,
+    "batch_norm": _batch_norm,
+    "instance_norm": _instance_norm,
+    "one_hot": _one_hot,
+    "normalize": _normalize,
+    "_weight_norm": _weight_norm,
+    "avg_pool1d": _avg_pool(nn.functional.avg_pool1d, 1),
+    "avg_pool2d": _avg_pool(nn.functional.avg_pool2d, 2),
+    "bilinear": _bilinear,
+    "embedding": _embedding,
+    "rrelu": _rrelu,
+    "embedding_bag": _embedding_bag,
+    "data": Tensor.detach,
+    "view_as_complex": lambda input: torch.complex(input[..., 0], input[..., 1]),
+    **{f"{name}_": _in_place(getattr(torch, name)) for name in ("addcmul", "clamp", "lerp", "scatter", "tril", "triu")},
+    "contiguous": lambda input, memory_format=None: input.contiguous(),
+    "to": lambda input, *args, memory_format=None, **named: input.to(*args, **named) if args or named else input,
+    **RECURRENT,
+    **LOSSES,
+}
+"""Names of functions, and their replacements for all tensors."""
