@@ -158,6 +158,15 @@ _LIBRARIES = tuple(
 )
 
 
+_FORMER = {"quasiglobal.stacked.stacking": "quasiglobal.models.stacking"}
+"""Modules of this package that have moved, and the names under which runs have hashed what they define."""
+
+
+def _named(module: object) -> object:
+    """The name under which a module's classes and functions are hashed."""
+    return _FORMER.get(module, module) if isinstance(module, str) else module
+
+
 def _parts(x: Any) -> Parts:
     cls = type(x)
     if any(cls is kind for kind in (list, tuple, dict, set, frozenset)):
@@ -214,7 +223,7 @@ def _is_library_class(cls: type) -> bool:
 
 def _class(x: type) -> Parts:
     if _is_library_class(x):
-        return f"class {x.__module__}.{x.__qualname__}", []
+        return f"class {_named(x.__module__)}.{x.__qualname__}", []
     return f"class {x.__name__}", [type(x), x.__bases__, _lasting(vars(x), type(x))]
 
 
@@ -272,7 +281,7 @@ def _function(f: types.FunctionType) -> Parts:
         bound = []                              # otherwise it may wrap a function of the user, as torch.no_grad() does
     elif str(module).startswith("torch._dynamo"):
         bound = [vars(f).get("__wrapped__")]    # its closures hold the compiler's state
-    return f"function {module}.{code.co_qualname}", bound
+    return f"function {_named(module)}.{code.co_qualname}", bound
 
 
 def _bytecode(code: types.CodeType, docstring: str | None = None) -> tuple[object, ...]:
@@ -356,7 +365,7 @@ _KINDS: list[tuple[Any, Callable[[Any], Parts]]] = [
     (types.MethodType, lambda x: ("method", [x.__func__, x.__self__])),
     (types.CodeType, lambda x: ("code", _bytecode(x))),
     (types.CellType, lambda x: ("cell", [x.cell_contents])),
-    (types.ModuleType, lambda x: (f"module {x.__name__}", [])),
+    (types.ModuleType, lambda x: (f"module {_named(x.__name__)}", [])),
     (_BY_CLASS, lambda x: (f"instance {getattr(x, '__name__', '')}", [type(x)])),
     *((base, lambda x, exact=exact: ("instance", [type(x), exact(x), _state(x)])) for base, exact in _EXACT.items()),
 ]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from quasiglobal.errors import InputError
-from quasiglobal.stacked.stacking import Stacking
 
 
 class EvoNormS0(nn.Module):
@@ -26,7 +25,8 @@ class EvoNormS0(nn.Module):
     is not divisible by 32, there are gcd(32, C) groups.
     """
 
-    stacking = Stacking(kernel="evonorm")
+    stacked_kernel = "evonorm"
+    """Our kernel for many copies (`stacked/kernels/tracing.py`)."""
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__()

@@ -18,8 +18,6 @@ class Stacking:
     """Whether a step draws random numbers outside of dropout modules."""
     large: bool = False
     """Whether one copy saturates a CPU, so that stacking gains nothing there."""
-    kernel: Literal["evonorm"] | None = None
-    """The kernel that computes a module of this very class: evonorm has `weight`, `bias`, `groups` and `eps`."""
 
 
 def stacking_of(module: nn.Module) -> Stacking:

@@ -16,7 +16,6 @@ from quasiglobal.stacked.kernels.operations import LAYER_NORM, LINEAR, NORMALISE
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.recording import Untraceable, recorded
 from quasiglobal.stacked.stackable import stackable
-from quasiglobal.stacked.stacking import Stacking
 
 
 def traced_forward(
@@ -75,16 +74,10 @@ def _with_known_norms(module: nn.Module) -> nn.Module:
     """A copy of the module, with the same parameters, whose normalisations call `NORMALISE`."""
     module = copied(module, {id(parameter): parameter for parameter in module.parameters()})
     for part in module.modules():
-        known = KNOWN.get(type(part)) or (_evonorm if _declares(part, "evonorm") else None)
+        known = KNOWN.get(type(part)) or KERNELS.get(vars(type(part)).get("stacked_kernel", ""))
         if known and part.weight is not None:
             part.forward = partial(known, part)
     return module
-
-
-def _declares(part: nn.Module, kernel: str) -> bool:
-    """Whether the module's class itself, not one above it, declares that a kernel computes it."""
-    own = vars(type(part)).get("stacking")
-    return isinstance(own, Stacking) and own.kernel == kernel
 
 
 def _evonorm(part: Any, x: Tensor) -> Tensor:
@@ -134,3 +127,6 @@ KNOWN: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.GroupNorm: _group_norm,
     nn.BatchNorm2d: _batch_norm,
 }
+
+KERNELS: dict[str, Callable[..., Tensor]] = {"evonorm": _evonorm}
+"""Kernels that a class declares for itself, not for classes derived from it, as its attribute `stacked_kernel`."""

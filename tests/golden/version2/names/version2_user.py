@@ -33,7 +33,7 @@ from quasiglobal.models.language.loading import LanguageModel
 from quasiglobal.models.layers import convolution, scaled
 from quasiglobal.models.norms import EvoNormS0, Norm, group_norm
 from quasiglobal.models.resnet import BasicBlock, ResNet
-from quasiglobal.models.stacking import Stacking
+from quasiglobal.stacked.stacking import Stacking
 from quasiglobal.models.vgg import VGG11
 from quasiglobal.topology import ring
 
