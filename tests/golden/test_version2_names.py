@@ -32,7 +32,8 @@ from quasiglobal.cli import main
 HERE = Path(__file__).parent / "version2" / "names"
 
 PLACES: dict[str, str] = {
-    f"quasiglobal.models.stacking:{name}": f"quasiglobal.stacked.stacking:{name}" for name in ("Stacking", "stacking_of")
+    f"quasiglobal.models.stacking:{name}": f"quasiglobal.stacked.stacking:{name}"
+    for name in ("Stacking", "stacking_of")
 }
 """The places of classes and functions that have moved, by their places in version 2."""
 

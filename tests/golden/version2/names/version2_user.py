@@ -33,8 +33,8 @@ from quasiglobal.models.language.loading import LanguageModel
 from quasiglobal.models.layers import convolution, scaled
 from quasiglobal.models.norms import EvoNormS0, Norm, group_norm
 from quasiglobal.models.resnet import BasicBlock, ResNet
-from quasiglobal.stacked.stacking import Stacking
 from quasiglobal.models.vgg import VGG11
+from quasiglobal.stacked.stacking import Stacking
 from quasiglobal.topology import ring
 
 # ------------------------------------------------------------------------------------------------ models
