@@ -54,7 +54,7 @@ test-slow: .venv/further  ## run the slow tests; installs the packages that only
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --quiet
+	$(BIN)/lint-imports
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quasiglobal needs Python 3.11 or newer: make PYTHON=python3.11 …")'
