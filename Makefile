@@ -54,7 +54,7 @@ test-slow: .venv/further  ## run the slow tests; installs the packages that only
 lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quasiglobal needs Python 3.11 or newer: make PYTHON=python3.11 …")'
@@ -71,7 +71,7 @@ lint: .venv/installed
 	touch $@
 
 clean:  ## remove the virtual environment, outputs and caches
-	rm -rf .venv out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv out .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis
 
 help:
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
