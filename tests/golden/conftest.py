@@ -1,6 +1,6 @@
-"""Put this folder on `sys.path`, so that the tests can import `test_golden`."""
+"""Put this folder and the helpers of the distributed tests on `sys.path`, also in the processes they start."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "distributed")]
