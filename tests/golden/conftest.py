@@ -1,6 +1,8 @@
-"""Put this folder on `sys.path`, so that the tests can import `test_golden`, and that of version 2's user."""
+"""Put this folder, the code of version 2's user and the helpers of the distributed tests on `sys.path`."""
 
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "version2" / "names")]
+HERE = Path(__file__).parent
+
+sys.path[:0] = [str(HERE), str(HERE / "version2" / "names"), str(HERE.parent / "distributed")]
