@@ -48,8 +48,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 2 --dist worksteal
 test: lint  ## run ruff, mypy --strict, import-linter and the tests, a few minutes on two cores
 	$(PYTEST)
 
-test-slow: .venv/further  ## run the slow tests; installs the packages that only they need
-	$(PYTEST) -m slow
+test-slow: .venv/further  ## run the slow tests, or a part of them (SHARD=3/8); installs the packages that only they need
+	$(PYTEST) -m slow $(if $(SHARD),--shard '$(SHARD)')
 
 lint: .venv/installed
 	$(BIN)/ruff check .

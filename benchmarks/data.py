@@ -88,7 +88,10 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=256)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--tiny", action="store_true", help="seconds on a CPU, to test the script")
     chosen = parser.parse_args()
+    if chosen.tiny:
+        chosen.cpu, chosen.images, chosen.side, chosen.nodes, chosen.batch = True, 24, 8, 3, 4
     device = torch.device("cpu" if chosen.cpu or not torch.cuda.is_available() else "cuda")
     with tempfile.TemporaryDirectory() as folder:
         streamed = made(Path(folder), chosen.images, chosen.side)

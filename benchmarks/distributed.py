@@ -152,8 +152,8 @@ class Route:
 
     def close(self) -> None:
         for worker in self.workers:
-            worker.kill()
-            worker.wait()
+            with worker:                                    # waits, and closes the pipes
+                worker.kill()
 
 
 def compare(size: str, n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -191,13 +191,12 @@ def compare(size: str, n: int, args: argparse.Namespace) -> list[dict[str, Any]]
 def theory(route: str, d: int, n: int) -> float:
     """Bytes that a node sends per step."""
     import quasiglobal as qg
-    from quasiglobal.engines.costs import traffic
 
     if route == "ddp":
         return 2 * (n - 1) / n * 4 * d
     topology = route.removesuffix("@before").partition("+")[0]
     graph = "one-peer-exponential" if topology in ("dsgd", "decent-dp") else topology
-    return traffic(qg.algorithm("qg-dsgdm-n")).bytes(qg.topology.parse(f"{graph}:{n}"), d)
+    return qg.topology.parse(f"{graph}:{n}").bytes_per_step(d)     # one model to each neighbour
 
 
 def routes_of(args: argparse.Namespace) -> list[str]:
@@ -221,7 +220,10 @@ def main() -> None:
     parser.add_argument("--decent-dp", default=os.environ.get("DECENT_DP"),
                         help="folder with decent-dp and loguru; skipped without (default: the variable DECENT_DP)")
     parser.add_argument("--out", help="write the results as JSON")
+    parser.add_argument("--tiny", action="store_true", help="seconds on a CPU, to test the script")
     args = parser.parse_args()
+    if args.tiny:
+        args.nodes, args.sizes, args.routes, args.steps, args.rounds = [2], ["270k"], ROUTES[2:3], 1, 1
     print(f"{'n':>3} {'size':>5} {'route':30} {'ms/step':>9} {'/ DDP':>6} {'of the rounds':>16} {'CPU ms':>9} "
           f"{'/ DDP':>6} {'MB':>7} {'/ DDP':>6} {'bytes sent':>13} {'theory':>13}")
     results = []

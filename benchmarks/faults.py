@@ -114,11 +114,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--runs", type=int, default=16, help="number of seeds, as rows of one program")
+    parser.add_argument("--tiny", action="store_true", help="seconds on a CPU, to test the script")
     args = parser.parse_args()
+    if args.tiny:
+        args.steps, args.runs = 20, 1
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message=".*(loses its exactness|is cut off)")
-    everything = {name: algorithm(name) for name in (*ALGORITHMS, *VARIANTS)}
+    names = ("gossip", "qg-dsgdm-n", *VARIANTS[:1]) if args.tiny else (*ALGORITHMS, *VARIANTS)
+    everything = {name: algorithm(name) for name in names}
     bearing = [name for name, one in everything.items() if one.needs.loss != "refused" and not traffic(one).means]
     columns = ["algorithm", "lr", *(f"drift, drop {drop:g}" for drop in DROPS), "error, no faults"]
     columns += [*(f"drop {drop:g}" for drop in DROPS[1:]), f"churn {CHURN:g}"]

@@ -6,12 +6,14 @@
     python benchmarks/readings.py … --every-epoch '*-qg-dsgdm-n-ring16-a0.1-s[01]-*'   # test two runs in every epoch
     python benchmarks/readings.py docs/results/runs --partitions --data-dir data     # are the partitions typical?
 
-The first folder has the runs of `evonorm-released`, whose tuned learning rates are used.
+The first folder has the runs of `evonorm-released`, whose tuned learning rates are used. With --tiny, a small run on
+digits is trained, and the tables are those of the first folder.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -30,7 +32,7 @@ from quasiglobal.topology.parsing import parse
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tuned", type=Path)
+    parser.add_argument("tuned", type=Path, nargs="?", default=Path(__file__).parents[1] / "docs" / "results" / "runs")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
@@ -44,29 +46,38 @@ def main() -> None:
     )
     parser.add_argument("--partitions", action="store_true", help="only compare the partitions of 300 seeds")
     parser.add_argument("--show", action="store_true", help="train nothing")
+    parser.add_argument("--tiny", action="store_true", help="seconds on a CPU, to test the script")
     chosen = parser.parse_args()
+    if chosen.partitions or chosen.tiny:
+        print(partitions("digits", None, seeds=4) if chosen.tiny else partitions("cifar10", chosen.data_dir))
     if chosen.partitions:
-        print(partitions(chosen.data_dir))
         return
     if not chosen.show:
         options = Options(runs=chosen.runs, data_dir=chosen.data_dir, seeds=1)
-        scores = ScoreReadings(chosen.every_epoch)
+        scores = ScoreReadings(["*"] if chosen.tiny else chosen.every_epoch)
         every = experiments(RunStore.read(chosen.tuned), chosen.seeds, chosen.draws)
         wanted = [one for one in every if any(fnmatch(one.name, pattern) for pattern in chosen.cells)]
+        wanted = [replace(every[0], **TINY)] if chosen.tiny else wanted
         train(wanted, options, callbacks=[scores])
-    store = RunStore.read(chosen.runs)
+    store = RunStore.read(chosen.tuned if chosen.tiny else chosen.runs)
     print("Mean of the nodes\n", table(store, draws=chosen.draws), sep="\n")
     print("Averaged model\n", table(store, averaged=True, draws=chosen.draws), sep="\n")
-    print(table_of_more_tests(store))
+    print(table_of_more_tests(RunStore.read(chosen.runs)))
 
 
-def partitions(data_dir: Path | None, seeds: int = 300) -> str:
+TINY = {
+    "data": "digits", "model": "resnet8", "width": 0.25, "topology": "ring:3", "batch": 4, "steps": 1, "epochs": 2,
+    "eval_every": 2, "precision": "fp32", "warmup": 0.0,
+}
+
+
+def partitions(data: str, data_dir: Path | None, seeds: int = 300) -> str:
     """How much the nodes' classes differ, for the seeds 0, 1, 2 and many others, as Markdown.
 
     The distance of a node's distribution of classes to that of all data, and of the mean over a node and its two
     neighbours; half of the sum of absolute differences, a mean over the nodes.
     """
-    labels = np.asarray(load("cifar10", data_dir).train.y)
+    labels = np.asarray(load(data, data_dir).train.y)
     mixing = parse("ring:16").matrices[0]
     rows = []
     for alpha in (1.0, 0.1):

@@ -69,6 +69,13 @@ def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
+def device_of(cpu: bool) -> torch.device:
+    """The device to measure on; end with one sentence if there is no GPU."""
+    if not cpu and not torch.cuda.is_available():
+        raise SystemExit("there is no GPU here; measure on the CPU with --cpu, or test the script with --tiny")
+    return torch.device("cpu" if cpu else "cuda")
+
+
 def precisely(experiment: Experiment, device: torch.device) -> AbstractContextManager[None]:
     """Compute fp32 in float32, without TF32."""
     return nullcontext() if experiment.precision == "bf16" else full_precision(device.type)
@@ -279,11 +286,16 @@ ON_A_GPU = {
     "vgg11": Case("vgg11", width=0.5, references=("centralized",)),
     "own": Case("own", references=("plain_loop",)),
 }
+TINY = {
+    "mlp": Case("mlp", nodes=3, seeds=2, shape=(1, 8, 8), batch=4, precision="fp32", steps=2,
+                references=("plain_loop", "centralized")),
+    "own": Case("own", nodes=3, batch=4, precision="fp32", steps=2),
+}
 EVALUATED = Case("resnet20", "evonorm", steps=20, tests=10_000)
 """The models of the row `evaluation`."""
 
 
-def compare(case: Case, device: torch.device, repeats: int) -> dict[str, object]:
+def compare(case: Case, device: torch.device, repeats: int, warm_up: float) -> dict[str, object]:
     """Images per second of a training, and of its references."""
     task, experiment = case.task(), case.experiment()
     size = f"n = {case.nodes}, batch {case.batch}, {case.seeds} seeds, {case.precision}"
@@ -292,25 +304,25 @@ def compare(case: Case, device: torch.device, repeats: int) -> dict[str, object]
     for name in case.references:
         steps = case.steps // 8 if (name, device.type) == ("plain_loop", "cuda") else case.steps
         routes[name] = REFERENCES[name](task, experiment, device, steps)
-    return asdict(case) | measured(routes, repeats)
+    return asdict(case) | measured(routes, repeats, warm_up)
 
 
-def evaluation(case: Case, device: torch.device, repeats: int) -> dict[str, object]:
+def evaluation(case: Case, device: torch.device, repeats: int, warm_up: float) -> dict[str, object]:
     """Images per second of a test of all models, and of one model's forward pass on as many images."""
     task, experiment = case.task(), case.experiment()
     print(f"test of {case.nodes} models on {case.tests:,} images", flush=True)
     routes = {"ours": tested(task, experiment, device), "centralized": forward(task, experiment, device, 2_000)}
-    return asdict(case) | measured(routes, repeats)
+    return asdict(case) | measured(routes, repeats, warm_up)
 
 
-def first_step(device: torch.device) -> dict[str, object]:
+def first_step(*words: str) -> dict[str, object]:
     """Seconds of a new process to the end of its first step: without compiled kernels on disk, and with them."""
     print("first step of a new process", flush=True)
     result: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as folder:
         caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-        command = [sys.executable, __file__, "--first-step", *(["--cpu"] if device.type == "cpu" else [])]
-        for state in ("empty", "full"):
+        command = [sys.executable, __file__, "--first-step", *words]
+        for state in ("empty",) if "--tiny" in words else ("empty", "full"):
             began = time.perf_counter()
             subprocess.run(command, env=os.environ | caches, check=True)
             result[f"{state}_caches_s"] = time.perf_counter() - began
@@ -325,7 +337,7 @@ def take_first_step(case: Case, device: torch.device) -> None:
     program.sums()
 
 
-def measured(routes: dict[str, Timed], repeats: int, warm_up: float = WARM_UP) -> dict[str, object]:
+def measured(routes: dict[str, Timed], repeats: int, warm_up: float) -> dict[str, object]:
     """Medians of the routes' rates, and the ratios of the first to the others."""
     result: dict[str, object] = {}
     for route, timed in routes.items():
@@ -360,17 +372,20 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="ROW", help="measure only these rows")
     parser.add_argument("--out", help="write the results as JSON")
     parser.add_argument("--first-step", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--tiny", action="store_true", help="seconds on a CPU, to test the script")
     args = parser.parse_args()
-    device, cases = (torch.device("cpu"), ON_A_CPU) if args.cpu else (torch.device("cuda"), ON_A_GPU)
+    device = device_of(args.cpu or args.tiny)
+    cases = TINY if args.tiny else ON_A_CPU if args.cpu else ON_A_GPU
     if args.first_step:
         take_first_step(next(iter(cases.values())), device)
         return
+    how = (device, 1, 0.0) if args.tiny else (device, args.repeats, WARM_UP)
     rows: dict[str, Callable[[], dict[str, object]]] = {
-        name: partial(compare, case, device, args.repeats) for name, case in cases.items()
+        name: partial(compare, case, *how) for name, case in cases.items()
     }
-    if not args.cpu:
-        rows["evaluation"] = partial(evaluation, EVALUATED, device, args.repeats)
-    rows["first-step"] = partial(first_step, device)
+    if args.tiny or device.type == "cuda":
+        rows["evaluation"] = partial(evaluation, cases["own"] if args.tiny else EVALUATED, *how)
+    rows["first-step"] = partial(first_step, *(["--tiny"] if args.tiny else ["--cpu"] if args.cpu else []))
     write_rows(rows, args.only, args.out)
 
 

@@ -70,7 +70,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=200)
     parser.add_argument("--processes", type=int, default=20)
+    parser.add_argument("--tiny", action="store_true", help="seconds on a CPU, to test the script")
     args = parser.parse_args()
+    if args.tiny:
+        args.nodes, args.processes = 4, 2
     found = measure(args.nodes, args.processes)
     print(f"ring:{args.nodes} in {args.processes} processes on {os.cpu_count()} cores")
     cpu = found.pop("cpu")

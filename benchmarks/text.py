@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from simulator import device_of
 from torch import nn
 
 from quasiglobal.data.sources import Dataset, Examples
@@ -129,10 +130,13 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true", help="do not compile the stacked program")
     parser.add_argument("--recompute", action="store_true", help="use activation checkpointing in ours")
     parser.add_argument("--out", help="write the results as JSON")
+    parser.add_argument("--tiny", action="store_true", help="seconds on a CPU, to test the script")
     args = parser.parse_args()
+    if args.tiny:
+        args.cpu, args.nodes, args.repeats = True, 3, 1
     if args.cpu:
         args.nodes, args.batch, args.length, args.steps = min(args.nodes, 4), 8, 32, 5
-    device = torch.device("cpu" if args.cpu else "cuda")
+    device = device_of(args.cpu)
     with tempfile.TemporaryDirectory() as folder:
         config = {"model_type": "distilbert", "vocab_size": 30_522, "pad_token_id": 0} | (TOY if args.cpu else {})
         (Path(folder) / "config.json").write_text(json.dumps(config))

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from simulator import Timed, centralized, measured, ours, plain_loop, random_data, write_rows
+from simulator import Timed, centralized, device_of, measured, ours, plain_loop, random_data, write_rows
 from torch import Tensor, nn
 
 from quasiglobal.data.sources import Dataset, Examples
@@ -89,10 +89,14 @@ def labelled_pixels(examples: int) -> Dataset:
     return Dataset("random", Examples(x, y), Examples(x[:100], y[:100]), classes=(), own=True)
 
 
-def routes_of(network: Network, device: torch.device) -> tuple[int, dict[str, Timed]]:
+SIZES = {"gpu": (16, 32, 32), "cpu": (4, 8, 16), "tiny": (3, 2, 2)}
+"""Nodes, batch, and steps per epoch."""
+
+
+def routes_of(network: Network, device: torch.device, kind: str) -> tuple[int, dict[str, Timed]]:
     """The number of parameters, and the implementations to measure."""
     on_gpu = device.type == "cuda"
-    nodes, batch, steps = (16, 32, 32) if on_gpu else (4, 8, 16)
+    nodes, batch, steps = SIZES[kind]
     examples = nodes * batch * steps
     data = labelled_pixels(examples) if network.pixels else random_data((3, 32, 32), examples, "flip-crop")
     module = partial(network.module, **(network.sizes if on_gpu else network.small))
@@ -112,9 +116,9 @@ def routes_of(network: Network, device: torch.device) -> tuple[int, dict[str, Ti
     return size, routes
 
 
-def compare(network: Network, device: torch.device, repeats: int) -> dict[str, object]:
-    size, routes = routes_of(network, device)
-    found = {"parameters": size} | measured(routes, repeats, warm_up=1.0 if device.type == "cpu" else 0.5)
+def compare(network: Network, device: torch.device, repeats: int, kind: str) -> dict[str, object]:
+    size, routes = routes_of(network, device, kind)
+    found = {"parameters": size} | measured(routes, repeats, {"gpu": 0.5, "cpu": 1.0, "tiny": 0.0}[kind])
     routes.clear()
     gc.collect()                                        # the graphs and models of this network
     if device.type == "cuda":
@@ -142,7 +146,7 @@ def fill_caches(names: Iterable[str], limit: float) -> None:
 
 def fill(network: Network, device: torch.device) -> None:
     """Run the first steps of the compiled implementations."""
-    _, routes = routes_of(network, device)
+    _, routes = routes_of(network, device, "gpu")
     routes["ours"]()
     routes["centralized"]()
 
@@ -155,12 +159,16 @@ def main() -> None:
     parser.add_argument("--out", help="write the results as JSON, after each network")
     parser.add_argument("--fill-seconds", type=float, default=90, help="limit of filling the caches; 0 to leave it out")
     parser.add_argument("--fill", help=argparse.SUPPRESS)
+    parser.add_argument("--tiny", action="store_true", help="seconds on a CPU, to test the script")
     args = parser.parse_args()
-    device = torch.device("cpu" if args.cpu else "cuda")
+    if args.tiny:
+        args.cpu, args.repeats, args.only = True, 1, args.only or ["gru", "unet"]
+    device = device_of(args.cpu)
     if args.fill:
         fill(NETWORKS[args.fill], device)
         return
-    rows = {name: partial(compare, network, device, args.repeats) for name, network in NETWORKS.items()}
+    kind = "tiny" if args.tiny else "cpu" if args.cpu else "gpu"
+    rows = {name: partial(compare, network, device, args.repeats, kind) for name, network in NETWORKS.items()}
     if not args.cpu and args.fill_seconds:
         fill_caches([name for name in NETWORKS if name in (args.only or NETWORKS)], args.fill_seconds)
     write_rows(rows, args.only, args.out)

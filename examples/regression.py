@@ -10,7 +10,8 @@ import quasiglobal as qg
 measured, progress = load_diabetes(return_X_y=True)         # 442 patients; column 0 is the age
 x = torch.tensor(20 * measured, dtype=torch.float32)
 y = torch.tensor(progress[:, None] / 100, dtype=torch.float32)                            # [442, 1], like the output
-clinics = [(x[part], y[part]) for part in np.array_split(np.argsort(measured[:, 0]), 6)]  # the youngest … the oldest
+by_age = np.argsort(measured[:, 0], kind="stable")          # the same on every processor; many have the same age
+clinics = [(x[part], y[part]) for part in np.array_split(by_age, 6)]                      # the youngest … the oldest
 
 
 def within_half(output, target):

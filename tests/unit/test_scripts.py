@@ -1,0 +1,42 @@
+"""Every benchmark runs, at a tiny size: `--tiny`. The examples run in test_blocks.py and test_documents.py."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("*.py"))
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """Run a script in this process, which has PyTorch already, in an empty folder; return what it prints."""
+    def run_script(name, *words):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(BENCHMARKS)             # where Python finds what a script imports from another
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    yield run_script
+    sys.modules.pop("simulator", None)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_benchmark_measures_something_at_a_tiny_size(run, name):
+    said = run(name, "--tiny")
+    assert re.search(r"\d", said)
+    if name == "distributed.py":
+        *_, sent, theory = said.split()
+        assert sent == theory                               # of the last route, in bytes per step
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["simulator.py", "text.py", "zoo.py"])
+def test_a_benchmark_for_a_gpu_says_in_one_sentence_that_there_is_none(run, name):
+    with pytest.raises(SystemExit, match=r"^there is no GPU here; .* --tiny$"):
+        run(name)
