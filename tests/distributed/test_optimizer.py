@@ -1,21 +1,15 @@
 """The optimizer in a user's training loop: the same numbers as the simulator, and no hang."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import loops
 import pytest
 import torch
-from commands import PATIENCE
 from processes import together
 
 import quasiglobal as qg
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.engines.simulator import Simulator
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(("algorithm", "groups", "overlap", "block"), [
@@ -98,20 +92,6 @@ def test_models_are_averaged_exactly_or_by_gossip(overlap):
     for gossiped, exact, expected in together(4, loops.averaged, 4, overlap):
         torch.testing.assert_close(exact, expected, rtol=0, atol=1e-12)
         torch.testing.assert_close(gossiped, expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_example_runs_under_torchrun():
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
-    done = subprocess.run(
-        [sys.executable, *words, str(ROOT / "examples" / "torchrun_digits.py")],
-        capture_output=True, text=True, timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    scores = re.findall(r"reads ([\d.]+)%", done.stdout)         # two processes may write into one line
-    assert len(scores) == 4
-    assert len(set(scores)) == 1
-    assert float(scores[0]) > 85
 
 
 def test_without_torchrun_it_says_so():

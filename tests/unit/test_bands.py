@@ -1,16 +1,12 @@
 """In-place steps, compiled or not, equal the algorithm's pure step."""
 
-from functools import partial
-
 import pytest
 import torch
 
 from quasiglobal import topology
 from quasiglobal.algorithms import ALGORITHMS
-from quasiglobal.engines import band as bands
 from quasiglobal.engines.band import Band
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.stacked.compiling import compiled_in_place
 
 ROWS, COLUMNS = 8, 5
 GRAPH = topology.parse("one-peer-exponential:4")
@@ -38,13 +34,9 @@ def minimised(name, how):
 
 
 @pytest.mark.filterwarnings("ignore:.*needs:UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("how", [
-    "in place", *(pytest.param(compiler, marks=pytest.mark.slow) for compiler in ("aot_eager", "inductor")),
-])
+@pytest.mark.parametrize("how", ["in place", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_step_in_place_is_the_step(name, how, monkeypatch):
-    """`aot_eager` is the compiler without its slow code generation."""
-    monkeypatch.setattr(bands, "compiled_in_place", partial(compiled_in_place, backend=how))
+def test_a_step_in_place_is_the_step(name, how):
     x, band = minimised(name, how)
     expected, pure = minimised(name, "pure")
     torch.testing.assert_close(x, expected, rtol=1e-12, atol=1e-12)

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = sorted(path.name for path in BENCHMARKS.glob("*.py"))
+SLOW = {"start.py"}
+"""Benchmarks that take many seconds even so."""
+
+SCRIPTS = [
+    pytest.param(path.name, marks=[pytest.mark.slow] * (path.name in SLOW)) for path in sorted(BENCHMARKS.glob("*.py"))
+]
 
 
 @pytest.fixture
