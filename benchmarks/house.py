@@ -2,6 +2,7 @@
 
     python benchmarks/house.py                          # this tree
     python benchmarks/house.py ../old/src/quasiglobal   # another one, before this one
+    python benchmarks/house.py --picture docs/figures/house.svg     # the floor plan, from the contract of the layers
 
 A module's users are the modules that import it, for types too. An edge is an import of a module of another package.
 """
@@ -10,13 +11,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+import html
 import re
+import textwrap
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-OURS = Path(__file__).parents[1] / "src" / "quasiglobal"
+ROOT = Path(__file__).parents[1]
+OURS = ROOT / "src" / "quasiglobal"
 
 SMALL = 80
 """Lines below which a file counts as small."""
@@ -79,7 +84,18 @@ class Tree:
             "`Any`": str(sum(len(re.findall(r"\bAny\b", text)) for text in self.texts.values())),
             "median and largest function": f"{median(size for size, _ in functions):g}, {functions[-1][0]}",
             "largest function": functions[-1][1].removeprefix("quasiglobal."),
+            **self.walks(),
         }
+
+    def walks(self) -> dict[str, str]:
+        """The number of files that each walk of the checkout's docs/architecture.md names."""
+        text = (self.root.parents[1] / "docs" / "architecture.md").read_text()
+        found = {}
+        for section in re.split("^## ", text, flags=re.MULTILINE):
+            title, _, body = section.partition("\n")
+            if title.startswith("Walk"):
+                found[f"files of {title[0].lower()}{title[1:]}"] = str(len(set(re.findall(r"`([\w/]+\.py)`", body))))
+        return found
 
     def sizes(self) -> dict[str, str]:
         """Lines and files of each package."""
@@ -92,11 +108,59 @@ class Tree:
         return {name: f"{lines[name]:,} in {files[name]}" for name in sorted(lines) if name not in top}
 
 
+WIDTH, ROW, LINE, GAP = 960, 40, 17, 6
+"""Of the picture, in pixels: the whole, a layer, a further line of text in it, and the space between two."""
+
+STYLE = """text { font: 13px system-ui, sans-serif; fill: #1f2328 } .name { font-weight: 600 }
+rect { fill: #f6f8fa; stroke: #d1d9e0 } .room { fill: #ddf4ff; stroke: #54aeff }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3 } rect { fill: #161b22; stroke: #3d444d }
+  .room { fill: #0c2d6b; stroke: #388bfd }
+}"""
+
+ROOMS = {"stacked", "peers", "reproduction"}
+"""Packages with a door of their own."""
+
+
+def picture(tree: Tree) -> str:
+    """Draw the layers as an SVG, with the first sentence of each package's docstring."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [layer.split(" | ") for layer in contracts[0]["layers"] if layer != "__main__"]
+    drawn, y = [], GAP
+    for layer in layers:
+        width = (WIDTH - GAP) / len(layer)
+        words = [purpose(tree, name) for name in layer]
+        wrapped = [textwrap.wrap(text, int((width - 24) / 7.4)) for text in words] if len(layer) > 1 else []
+        height = ROW + LINE * max(map(len, wrapped), default=0)
+        for at, name in enumerate(layer):
+            x = GAP + at * width
+            room = ' class="room"' if name in ROOMS else ""
+            drawn.append(f'<rect{room} x="{x:g}" y="{y}" width="{width - GAP:g}" height="{height}" rx="6"/>')
+            drawn.append(f'<text class="name" x="{x + 12:g}" y="{y + 25}">{name}</text>')
+            below = [(12, LINE * k, line) for k, line in enumerate(wrapped[at], 1)] if wrapped else []
+            drawn += [f'<text x="{x + across:g}" y="{y + 25 + down}">{html.escape(text)}</text>'
+                      for across, down, text in below or [(130, 0, words[at])]]
+        y += height + GAP
+    first = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" role="img">',
+             "<title>The packages of quasiglobal; each imports those below it</title>", f"<style>{STYLE}</style>"]
+    return "\n".join([*first, *drawn, "</svg>", ""])
+
+
+def purpose(tree: Tree, name: str) -> str:
+    """The first sentence of a package's docstring."""
+    first = (ast.get_docstring(tree.parsed[f"quasiglobal.{name}"]) or "").partition("\n\n")[0]
+    return " ".join(first.replace("`", "").split()).partition(". ")[0].removesuffix(".")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", nargs="?", type=Path, help="another tree, src/quasiglobal of a checkout")
     parser.add_argument("--tiny", action="store_true", help="the same: it takes seconds")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the floor plan of this tree instead")
     given = parser.parse_args()
+    if given.picture:
+        given.picture.write_text(picture(Tree(OURS)))
+        return
     trees = [Tree(root) for root in (given.before, OURS) if root]
     for title, of in (("figure", Tree.figures), ("lines in files", Tree.sizes)):
         columns = [of(tree) for tree in trees]

@@ -45,3 +45,9 @@ def test_a_benchmark_measures_something_at_a_tiny_size(run, name):
 def test_a_benchmark_for_a_gpu_says_in_one_sentence_that_there_is_none(run, name):
     with pytest.raises(SystemExit, match=r"^there is no GPU here; .* --tiny$"):
         run(name)
+
+
+def test_the_floor_plan_shows_the_packages_as_they_are(run, tmp_path):
+    run("house.py", "--picture", "house.svg")
+    plan = (BENCHMARKS.parent / "docs" / "figures" / "house.svg").read_text()
+    assert plan == (tmp_path / "house.svg").read_text(), "python benchmarks/house.py --picture docs/figures/house.svg"
