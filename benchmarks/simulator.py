@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.sources import Dataset, Examples
-from quasiglobal.engines.capture import Captured
 from quasiglobal.models import build
+from quasiglobal.stacked.capture import Captured
 from quasiglobal.stacked.precision import full_precision
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.program import Program

@@ -16,10 +16,10 @@ from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.needs import check_needs
-from quasiglobal.engines.rows import ModelRows
 from quasiglobal.errors import InputError
 from quasiglobal.peers.gloo import Meeting, Store
 from quasiglobal.peers.rendezvous import all_gather, join
+from quasiglobal.stacked.pieces import ModelRows
 from quasiglobal.topology import Topology, parse
 
 COUNT = itertools.count()

@@ -9,11 +9,11 @@ import torch
 
 from quasiglobal import topology
 from quasiglobal.engines.distributed import Distributed
-from quasiglobal.engines.rows import ModelRows
 from quasiglobal.engines.wire import TopK
 from quasiglobal.peers.channel import Lost
 from quasiglobal.peers.checks import Expected, Rejected
 from quasiglobal.peers.opening import open_edge
+from quasiglobal.stacked.pieces import ModelRows
 
 
 def admission(rank, store, experiments, secrets):

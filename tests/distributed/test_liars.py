@@ -22,10 +22,10 @@ import quasiglobal as qg
 from quasiglobal.cli import look
 from quasiglobal.engines import blocks
 from quasiglobal.engines.distributed import Distributed
-from quasiglobal.engines.rows import ModelRows
 from quasiglobal.engines.trust import SUGGESTED
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
+from quasiglobal.stacked.pieces import ModelRows
 
 NOTHING = 35.0
 """Accuracy in percent of models that have learned almost nothing; chance is 10."""

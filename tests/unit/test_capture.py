@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from quasiglobal.engines.capture import Captured
+from quasiglobal.stacked.capture import Captured
 
 
 class Graph:

@@ -8,8 +8,8 @@ import quasiglobal as qg
 from quasiglobal.algorithms import ALGORITHMS, Overlap
 from quasiglobal.engines import blocks
 from quasiglobal.engines.distributed import Distributed
-from quasiglobal.engines.rows import ModelRows
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.stacked.pieces import ModelRows
 
 ROWS, D = 4, 37
 OVERLAPS = ["dsgd", "dsgdm-n", "dadam", "dadamw", "qg-dsgdm-n", "qg-dadam"]

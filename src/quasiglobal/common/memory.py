@@ -1,9 +1,11 @@
-"""Free memory of this machine and of its GPUs, and errors that say that there is too little."""
+"""Free memory of this machine and its GPUs, reuse of freed memory, and errors that say that there is too little."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import sys
 from pathlib import Path
 
 import torch
@@ -39,3 +41,19 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     known = isinstance(error, MemoryError | torch.OutOfMemoryError)
     said = isinstance(error, RuntimeError) and re.search("allocate|out of memory|ALLOC_FAILED", str(error))
     return known or bool(said) or is_out_of_memory(error.__cause__ or error.__context__)
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3     # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Configure glibc to keep up to 1 GiB of freed memory, from tensors of up to 32 MiB, for the next step.
+
+    On a CPU, mapping a step's temporaries again costs more than computing them: this reduced the step time of 16 small
+    networks by a third. No effect without glibc.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)       # not in every C library
+        if mallopt is not None:
+            mallopt(MMAP_THRESHOLD, 32 << 20)
+            mallopt(TRIM_THRESHOLD, 1 << 30)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Hashable
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, State
-from quasiglobal.engines.capture import overwrite
 from quasiglobal.engines.costs import sends_model_first
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.step_kernel import StepKernel, step_kernel, step_of_tensors
+from quasiglobal.stacked.capture import overwrite
 from quasiglobal.stacked.compiling import compiled_in_place
 from quasiglobal.stacked.precision import full_precision
 from quasiglobal.stacked.recording import Untraceable

@@ -17,7 +17,7 @@ from torch import Tensor
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.recording import COLUMNS, Instruction, Mixing, Recording, record
-from quasiglobal.engines.rows import ModelRows, Views, read, write
+from quasiglobal.stacked.pieces import ModelRows, Views, read, write
 from quasiglobal.stacked.precision import full_precision
 
 BLOCK = 2**18

@@ -21,7 +21,6 @@ from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.links import Links, check_push
 from quasiglobal.engines.node import StepNode
-from quasiglobal.engines.rows import ModelRows
 from quasiglobal.engines.trust import guard_of
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
@@ -31,6 +30,7 @@ from quasiglobal.peers.gloo import Group
 from quasiglobal.peers.membership import Membership
 from quasiglobal.peers.opening import Way, opener_of
 from quasiglobal.peers.pace import Moment, Pace
+from quasiglobal.stacked.pieces import ModelRows
 from quasiglobal.stacked.precision import full_precision
 from quasiglobal.topology import Topology
 

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Edges, Node, State
 from quasiglobal.common.mixing import column_stochastic
-from quasiglobal.engines.capture import overwrite
 from quasiglobal.engines.links import Links
 from quasiglobal.engines.node import StepNode, choose, happens, hashed
-from quasiglobal.engines.rows import ModelRows, write
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError, whole
+from quasiglobal.stacked.capture import overwrite
+from quasiglobal.stacked.pieces import ModelRows, write
 from quasiglobal.topology import Topology
 
 

@@ -13,13 +13,13 @@ import torch
 
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.data.shards import Blank, Shards, undecoded
-from quasiglobal.engines.capture import release
 from quasiglobal.runs.agreement import agreement, has_own_data, stand_in
 from quasiglobal.runs.building import model_of
 from quasiglobal.runs.loading import task_of
 from quasiglobal.runs.memory import bytes_of_data, enough_memory, fewer, runs_that_fit, trial
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.store import folders_of
+from quasiglobal.stacked.capture import release
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task

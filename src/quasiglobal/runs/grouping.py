@@ -11,9 +11,9 @@ import torch
 
 from quasiglobal.common.objects import is_own
 from quasiglobal.data.batches import step_sizes
-from quasiglobal.engines.capture import release
 from quasiglobal.runs.memory import enough_memory, fewer, runs_that_fit
 from quasiglobal.runs.store import RunFolder, Saved
+from quasiglobal.stacked.capture import release
 from quasiglobal.training.experiment import Experiment, program_key, step_order
 from quasiglobal.training.loop import Entrant
 from quasiglobal.training.partitions import partition_of

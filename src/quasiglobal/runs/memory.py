@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from quasiglobal.algorithms import algorithm
 from quasiglobal.common.memory import USABLE, free_bytes, is_out_of_memory
-from quasiglobal.engines.capture import release
 from quasiglobal.engines.costs import tensors_of_edges, traffic
 from quasiglobal.errors import InputError
+from quasiglobal.stacked.capture import release
 from quasiglobal.stacked.one_model import arguments
 from quasiglobal.stacked.precision import PRECISIONS
 from quasiglobal.topology.parsing import count_nodes

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from quasiglobal.common.memory import keep_freed_memory
 from quasiglobal.common.modules import converted, copied
-from quasiglobal.engines.allocator import keep_freed_memory
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import accuracy
 from quasiglobal.models.language.checkpointing import recompute

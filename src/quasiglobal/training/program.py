@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from quasiglobal.data.randomness import seeded
-from quasiglobal.engines.capture import Captured, overwrite, release
+from quasiglobal.stacked.capture import Captured, overwrite, release
 from quasiglobal.stacked.stack import Fused, Gradients, StackedModel
 from quasiglobal.training.bands import Bands, EngineFactory
 from quasiglobal.training.evaluation import Evaluation
