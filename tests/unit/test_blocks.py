@@ -39,9 +39,6 @@ SLOW = ("docs/index.md", "docs/how-to/use-a-model.md")
 SCRIPTS = sorted(page.name for page in (ROOT / "docs" / "tutorials").glob("*.md") if "```text" in page.read_text())
 """Tutorials that show a script and what it prints."""
 
-DIAGRAMS = {"docs/architecture.md": "the packages and the order of the layers; test_layers.py has the same order"}
-"""Documents with blocks of text that no command prints."""
-
 FOREIGN = {
     "wg": "WireGuard is not installed, and needs root",
     "ip": "changes the network of the machine, and needs root",
@@ -197,7 +194,7 @@ def test_every_output_is_somebodys():
     with_text = {block.page for block in BLOCKS if block.language == "text"}
     ran = {f"docs/tutorials/{name}" for name in SCRIPTS}
     guide = "docs/how-to/federation.md"                     # tests/unit/test_federation.py runs it
-    assert with_text == {"README.md", "docs/index.md", guide, *ran, *DIAGRAMS}
+    assert with_text == {"README.md", "docs/index.md", guide, *ran}
 
 
 RUN = {}
