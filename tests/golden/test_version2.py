@@ -332,13 +332,18 @@ def content(path):
     return json.loads(written[8:first]), written[first:]
 
 
+def lines_without_onnx(path):
+    """The lines of a file, but for the one about the ONNX file, which is written only where onnx is installed."""
+    return [line for line in path.read_bytes().splitlines(keepends=True) if b"`model.onnx`" not in line]
+
+
 def test_an_exported_folder_has_the_same_files(tmp_path, qg):
     place, words = EXPORTS["average"]
     (run,) = HERE.glob(place)
     qg("export", run, *words, "--out", tmp_path / "model")
     recorded = HERE / "exports" / "folder"
     for path in recorded.iterdir():
-        read = content if path.suffix == ".safetensors" else Path.read_bytes
+        read = content if path.suffix == ".safetensors" else lines_without_onnx
         assert read(tmp_path / "model" / path.name) == read(path), path.name
     with np.load(HERE / "exports" / "x.npz") as data:
         outputs = torch.export.load(tmp_path / "model" / "model.pt2").module()(torch.from_numpy(data["x"] / 16).float())
