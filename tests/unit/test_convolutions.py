@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from quasiglobal.stacked.kernels.functions import Convolution
 from quasiglobal.stacked.kernels.geometry import Geometry, geometry_of
-from quasiglobal.stacked.kernels.operations import convolve
+from quasiglobal.stacked.kernels.operations import Convolution, convolve
 
 pytest.importorskip("triton")
 if "TRITON_INTERPRET" not in os.environ:

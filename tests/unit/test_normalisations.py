@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from quasiglobal.stacked.kernels.functions import Normalised
-from quasiglobal.stacked.kernels.operations import normalise
+from quasiglobal.stacked.kernels.operations import Normalised, normalise
 
 pytest.importorskip("triton")
 if "TRITON_INTERPRET" not in os.environ:

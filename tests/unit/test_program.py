@@ -12,7 +12,7 @@ from torch import nn
 from quasiglobal.data.sources import load
 from quasiglobal.runs.building import make_task
 from quasiglobal.stacked.compiling import Fused
-from quasiglobal.stacked.kernels.route import Kernels
+from quasiglobal.stacked.kernels.program import Kernels
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import state_dict_of

@@ -13,9 +13,7 @@ from torch.utils._pytree import tree_map
 
 from quasiglobal.models import RESIDUAL, build
 from quasiglobal.stacked.compiling import traced
-from quasiglobal.stacked.kernels.fusion import convolves, is_linear
-from quasiglobal.stacked.kernels.program import stacked_program
-from quasiglobal.stacked.kernels.route import Kernels
+from quasiglobal.stacked.kernels.program import Kernels, convolves, is_linear, stacked_program
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.precision import PRECISIONS
 from quasiglobal.stacked.routes import Compiled, OneByOne, Vectorised
@@ -234,7 +232,7 @@ def test_normalisations_take_over_what_follows_them():
 def test_segments_between_the_kernels_are_functions_of_what_they_read(name, by_kernels, monkeypatch):
     """Compiled on a GPU; here traced: a value missing from a segment's inputs would be wrong at the second x."""
     monkeypatch.setattr("quasiglobal.stacked.kernels.program._compiler_runs", lambda x: True)
-    monkeypatch.setattr("quasiglobal.stacked.kernels.segments.compiled", lambda program: program)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.program.compiled", lambda program: program)
     module, layout, x, buffers, inputs, targets = example(name)
     program = stacked_program(module, layout, x, buffers, inputs, by_kernels)
     assert program.segments

@@ -34,7 +34,7 @@ from quasiglobal.common.modules import Numbers, kept_from_vmap, numbers_restored
 from quasiglobal.errors import InputError
 from quasiglobal.stacked.compiling import Fused
 from quasiglobal.stacked.guard import check_first_gradient
-from quasiglobal.stacked.kernels.route import Kernels
+from quasiglobal.stacked.kernels.program import Kernels
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.one_model import Buffers, Gradients, Loss, OneModel, Right, Tree, in_fp32
 from quasiglobal.stacked.precision import full_precision

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.accumulators import accumulator
+from quasiglobal.stacked.kernels.shared import accumulator
 
 LENGTHS = range(65, 129)
 """Lengths of texts: one program can hold all scores, and PyTorch's kernels, of blocks of 64, are slower."""

@@ -15,10 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.accumulators import accumulator
-from quasiglobal.stacked.kernels.epilogue import Epilogue, positive
 from quasiglobal.stacked.kernels.geometry import Geometry, Pair
-from quasiglobal.stacked.kernels.taps import first_tap
+from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, first_tap, positive
 
 
 @triton.jit

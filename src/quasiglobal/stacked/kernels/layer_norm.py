@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.accumulators import accumulator, wide
+from quasiglobal.stacked.kernels.shared import accumulator, wide
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.accumulators import accumulator
+from quasiglobal.stacked.kernels.shared import accumulator
 
 
 @triton.jit

@@ -1,9 +1,10 @@
-"""n copies of one convolutional network as one program of operations on stacked images.
+"""n copies of one convolutional network as one program of operations on stacked images: a route for GPUs, in bf16.
 
-The module's forward pass is traced for one model (`tracing.py`) and executed for all models. Kernels with channels-last
-images compute pooling, and convolutions and normalisations with the sum and the ReLU after them (`fusion.py`); vmap
-computes the rest. The backward pass uses autograd, except for the gradients of the kernels' parameters: the kernels
-write partial sums ("shares"), and one kernel per region adds them up into the columns of g [n, d].
+The module's forward pass is traced for one model and executed for all models. Kernels with channels-last images compute
+pooling, and convolutions and normalisations with the sum and the ReLU after them. Runs of other operations are
+compiled, and vmap computes the rest. The backward pass uses autograd, except for the gradients of the kernels'
+parameters: the kernels write partial sums ("shares"), and one kernel per region adds them up into the columns of
+g [n, d].
 """
 
 from __future__ import annotations
@@ -11,36 +12,126 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.func import vmap
+from torch.func import functional_call, functionalize, vmap
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
-from quasiglobal.stacked.kernels.functions import Convolution, LayerNormed, Normalised, Pooled
-from quasiglobal.stacked.kernels.fusion import (
-    COUNT,
-    convolves,
-    fuse,
-    geometry,
-    is_linear,
-    masks,
-    normalises,
-    normalises_pixels,
-    only_for_kernels,
-    pixels,
-    pools,
-    shape_of,
+from quasiglobal.common.modules import copied
+from quasiglobal.stacked.compiling import Fused, compiled, traced
+from quasiglobal.stacked.kernels.geometry import Geometry, geometry_of
+from quasiglobal.stacked.kernels.operations import (
+    LAYER_NORM,
+    LINEAR,
+    NORMALISE,
+    PLAIN,
+    Convolution,
+    LayerNormed,
+    Normalised,
+    Pooled,
+    convolve,
 )
-from quasiglobal.stacked.kernels.operations import LAYER_NORM, NORMALISE, PLAIN
-from quasiglobal.stacked.kernels.segments import CompiledSegments, Segment, segments
-from quasiglobal.stacked.kernels.tracing import traced_forward
+from quasiglobal.stacked.kernels.rehearsal import prepare, rehearse, sum_of
 from quasiglobal.stacked.layout import Layout
-from quasiglobal.stacked.recording import Untraceable, written
+from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, Tree, in_dtype
+from quasiglobal.stacked.recording import Untraceable, recorded, written
+from quasiglobal.stacked.routes import Compiled
+from quasiglobal.stacked.stackable import stackable
 
 aten = torch.ops.aten
+
+
+MOST_CLASSES = 1024
+"""Classes above which the loss has no kernel: there, a program has all classes of an example."""
+
+
+class Kernels(Compiled):
+    """One `StackedProgram` per shape of images; a model without convolutions is compiled."""
+
+    slower = Compiled
+
+    def __init__(self, one: OneModel) -> None:
+        super().__init__(one)
+        self.programs: dict[object, StackedProgram | None] = {}
+        self.score = vmap(self._stacked_one.score, randomness="different")
+        self.fused_score = Fused(self.score)
+        prepare()
+
+    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+        def loss(outputs: Tree) -> Tensor:
+            shown = in_dtype(outputs, x.dtype)
+            return self._score(shown, targets)[0].sum() if self._scores_by_kernel(shown, targets) else sum_of(shown)
+
+        program = self._stacked(x, buffers, inputs, loss)
+        if program is None:
+            return super().gradients(x, buffers, inputs, targets)
+        with self.one.autocast(x.device):
+            outputs, after, gradient = program(x, buffers, inputs)
+        losses, right = self._score(in_dtype(outputs, x.dtype), targets)
+        return Gradients(losses.detach(), right, gradient(losses.sum()), after)
+
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+        if not self._are_images(inputs):
+            return super().outputs(x, buffers, inputs)
+        batches = len(inputs)                               # each batch gets its own copy of the models
+        models, own = tree_map(lambda values: values.repeat_interleave(batches, dim=0), (x, buffers))
+        shown = inputs.repeat(len(x), *(1,) * (inputs.ndim - 1))
+        program = self._stacked(models, own, shown)
+        if program is None:
+            return super().outputs(x, buffers, inputs)
+        with self.one.autocast(x.device):
+            outputs, _, _ = program(models, own, shown)
+        return tree_map(lambda values: values.view(len(x), batches, *values.shape[1:]), outputs)
+
+    def _score(self, outputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
+        """Each model's loss and accuracy: by a kernel for the usual ones; others are compiled if that pays off."""
+        if self._scores_by_kernel(outputs, targets):
+            from quasiglobal.stacked.kernels.cross_entropy import CrossEntropy
+
+            losses, right = CrossEntropy.apply(outputs, targets)  # type: ignore[no-untyped-call]
+            return losses, right
+        losses, right = (self.fused_score if self.fuses else self.score)(outputs, targets)
+        return losses, right
+
+    def _scores_by_kernel(self, outputs: Tree, targets: Tree) -> bool:
+        """Whether these are class outputs [n, b, c] and classes [n, b], for cross-entropy and accuracy."""
+        if self.one.loss is not nn.functional.cross_entropy or not self.one.counts_hits:
+            return False
+        if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or outputs.ndim != 3:
+            return False
+        typed = triton_runs(outputs) and outputs.dtype == torch.float32 and targets.dtype == torch.int64
+        return typed and outputs.shape[:2] == targets.shape and 1 < outputs.shape[2] <= MOST_CLASSES
+
+    def _stacked(
+        self, x: Tensor, buffers: Buffers, inputs: Tree, loss: Callable[[Tree], Tensor] = sum_of
+    ) -> StackedProgram | None:
+        """The program for a shape, built and compiled with the loss at its first call; None if none can be built."""
+        if not self._are_images(inputs):
+            return None
+        module = self.one.module
+        key = (module.training, inputs.shape, inputs.dtype)
+        if key not in self.programs:
+            program = stacked_program(module, self.one.layout, x, buffers, inputs)
+            if program is not None and x.is_cuda:
+                with self.one.autocast(x.device):
+                    rehearse(program, type(module).__name__, x, buffers, inputs, loss)
+            self.unchecked = self.unchecked or not self.one.is_ours or (program is not None and bool(program.segments))
+            self.programs[key] = program
+        return self.programs[key]
+
+    def _are_images(self, inputs: Tree) -> bool:
+        """Whether these are stacked images [n, b, c, h, w], or signals [n, b, c, length] of a 1-D convolution."""
+        dims = inputs.ndim if isinstance(inputs, Tensor) else 0
+        return dims == 5 or (dims == 4 and any(isinstance(part, SIGNALS) for part in self.one.module.modules()))
+
+
+SIGNALS = (nn.Conv1d, nn.ConvTranspose1d)
+"""Layers whose inputs are [b, c, length]."""
 
 
 def stacked_program(
@@ -158,7 +249,7 @@ class StackedProgram:
 
     def _place(self, x: Tensor) -> None:
         """Assign the parameters of each kernel operation to a region."""
-        from quasiglobal.stacked.kernels import convolution, epilogue, layer_norm, normalisation
+        from quasiglobal.stacked.kernels import convolution, layer_norm, normalisation, shared
 
         columns = self.layout.views(torch.arange(x.shape[1], device=x.device))
         arguments = self.program.graph.find_nodes(op="placeholder")
@@ -172,7 +263,7 @@ class StackedProgram:
                 places = pixels(node, node.args[0] if how.transposed else node)
                 weights.append((node, own, convolution.shares(len(x), places, own.shape, how)))
                 if (bias := node.args[2]) is not None:
-                    others.append((node, of[bias], epilogue.shares(len(x), pixels(node, node))))
+                    others.append((node, of[bias], shared.shares(len(x), pixels(node, node))))
             elif normalises(node):
                 own = torch.cat([of[parameter] for parameter in node.args[1:3]])
                 others.append((node, own, normalisation.shares(shape_of(node.args[0])[0], node.args[5])))
@@ -352,10 +443,6 @@ def _index_put(x: Tensor, index: list[Tensor | None], values: Tensor, accumulate
     return torch.index_put(x, index, values.to(x.dtype), accumulate)
 
 
-def _group_norm(x: Tensor, *how: Any) -> Any:
-    return aten.native_group_norm.default(x.contiguous(), *how)
-
-
 def _var_mean(x: Tensor, *how: Any, **named: Any) -> tuple[Tensor, Tensor]:
     """In float32 for values of 16 bits, as autocast computes statistics."""
     return torch.var_mean(x.float() if x.dtype.itemsize < 4 else x, *how, **named)
@@ -371,7 +458,7 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     aten.slice_scatter.default: _slice_scatter,
     aten.select_scatter.default: _select_scatter,
     aten.index_put.default: _index_put,
-    aten.native_group_norm.default: _group_norm,
+    aten.native_group_norm.default: lambda x, *how: aten.native_group_norm.default(x.contiguous(), *how),
     aten.var_mean.correction: _var_mean,
     aten._prelu_kernel.default: _prelu,
     aten.view.default: torch.reshape,
@@ -383,3 +470,385 @@ REPLACED: dict[Any, Callable[..., Any]] = {
 The originals depend on the memory layout, such as views, do not mix dtypes, as autocast leads to, or vmap does not
 support them.
 """
+
+
+# ----------------------------------------------------------------------------- what the kernels compute
+
+
+COUNT = aten._foreach_add.Scalar
+"""Addition of a number to each tensor of a list, which is the same for one model and for all."""
+
+
+def convolves(node: Any) -> bool:
+    """Whether the kernels compute this convolution or linear layer, in a graph after `fuse`."""
+    return node.target is convolve
+
+
+def is_linear(node: Any) -> bool:
+    """Whether this is a linear layer of the kernels: a convolution of single pixels."""
+    return convolves(node) and len(shape_of(node.args[1])) == 2
+
+
+def pixels(node: Any, of: Any) -> int:
+    """Number of pixels of the images `of`, which a convolution or a linear layer reads or returns."""
+    shape = shape_of(of)
+    return prod(shape) // shape[-1 if is_linear(node) else 1]
+
+
+def geometry(node: Any) -> Geometry:
+    """The geometry of a convolution."""
+    return geometry_of(shape_of(node.args[1]), *node.args[4:-1])
+
+
+def pools(node: Any) -> bool:
+    """Whether the kernels compute this maximum pooling: squares that tile the images, indices unused."""
+    if node.target is not aten.max_pool2d_with_indices.default or len(node.args) > 3:
+        return False
+    x, window, *stride = node.args
+    sizes = shape_of(x)[-2:]
+    squares = not any(stride) or set(window) == set(*stride)
+    squares = squares and len(set(window)) == 1 and not any(size % window[0] for size in sizes)
+    return squares and len(shape_of(x)) == 4 and all(user.args[1] == 0 for user in node.users)
+
+
+def masks(node: Any) -> bool:
+    """Whether this pooling computes the gradient before the ReLU of a convolution, whose result only it reads.
+
+    The ReLU's gradient is 0 where the pooled value is 0, which is a tensor of a quarter of the size.
+    """
+    x = node.args[0]
+    return convolves(x) and "kernel" in x.meta and x.args[-1] is True and len(x.users) == 1
+
+
+def normalises(node: Any) -> bool:
+    """Whether the kernels compute this normalisation: group size 1, or group size and channels are powers of two."""
+    if node.target is not NORMALISE or not all(map(_is_own, node.args[1:3])):
+        return False
+    x, _, _, _, _, kind, groups, *_ = node.args
+    channels = shape_of(x)[1]
+    size = 1 if kind == "batch" else channels // groups
+    return size == 1 or (size & (size - 1) == 0 and channels & (channels - 1) == 0)
+
+
+def normalises_pixels(node: Any) -> bool:
+    """Whether the kernels compute this normalisation over the last dimension."""
+    own = node.target is LAYER_NORM and all(map(_is_own, node.args[1:3]))
+    return own and shape_of(node.args[1])[0] <= MOST_CHANNELS
+
+
+MOST_CHANNELS = 4096
+"""Channels above which a pixel does not fit the registers of a block."""
+
+
+def only_for_kernels(node: Any) -> bool:
+    """Whether the result of this normalisation has the precision of matrix products.
+
+    This holds if only convolutions and sums of the kernels read it, and for batch normalisation. Otherwise the result
+    has the precision of the parameters, as under autocast.
+    """
+    y = _result(node)
+    if node.target is NORMALISE and node.args[5] == "batch":
+        return True
+    return all("kernel" in user.meta and (convolves(user) or user.args[0] is not y) for y, user in _readers(y))
+
+
+def _readers(y: Any) -> list[tuple[Any, Any]]:
+    """The operations that read y or a permutation of it, each after what it reads."""
+    users = [(y, user) for user in y.users if user.target is not aten.permute.default]
+    return users + [pair for user in y.users if user.target is aten.permute.default for pair in _readers(user)]
+
+
+def shape_of(node: Any) -> tuple[int, ...]:
+    """The shape of a traced node's result."""
+    return tuple(node.meta["val"].shape)
+
+
+def fuse(graph: fx.Graph) -> None:
+    """Fuse a sum and a ReLU into the convolution or the normalisation before them."""
+    for node in graph.nodes:
+        if node.target is aten.convolution.default and _suits(node):
+            node.target = convolve
+            node.args = (*node.args[:3], None, *node.args[3:], False)
+        elif node.target is LINEAR and all(_is_own(one) for one in node.args[1:] if one is not None):
+            node.target = convolve
+            node.args = (*node.args, None, [], [], [], False, [], 1, False)
+    hidden = any("batch_norm" in str(node.target) for node in graph.nodes)      # writes into its arguments
+    for node in list(graph.nodes):
+        if node.target in (convolve, NORMALISE):
+            _absorb(node)
+        elif node.target is aten.copy.default and _alike(node, node.args[1]):
+            node.replace_all_uses_with(node.args[1])
+        elif node.target is aten.clone.default and node.args[0].op == "placeholder" and not hidden:
+            node.replace_all_uses_with(node.args[0])
+    _count_together(graph)
+    graph.eliminate_dead_code()
+
+
+def _count_together(graph: fx.Graph) -> None:
+    """Merge the increments of counters, such as the batches that BatchNorm layers have seen, into one operation."""
+    counts = [node for node in graph.nodes if _counts(node)]
+    if counts:
+        with graph.inserting_before(counts[0]):
+            together = graph.call_function(COUNT, ([node.args[0] for node in counts], 1))
+            for k, node in enumerate(counts):
+                one = graph.call_function(operator.getitem, (together, k))
+                one.meta = node.meta
+                node.replace_all_uses_with(one)
+
+
+def _counts(node: Any) -> bool:
+    """Whether an operation adds 1 to an integer that is an argument of the program."""
+    if node.target is not aten.add.Tensor or node.args[1:] != (1,) or node.kwargs:
+        return False
+    number = node.meta["val"]
+    return node.args[0].op == "placeholder" and number.ndim == 0 and not number.is_floating_point()
+
+
+def _absorb(node: Any) -> None:
+    """Fuse the only user of the result: a sum with an earlier tensor of the same shape, then a ReLU."""
+    y = _result(node)
+    x, weight, bias, rest, *how, relu = node.args
+    if (add := _only_user(y, aten.add.Tensor)) and not add.kwargs:
+        other = add.args[1] if add.args[0] is y else add.args[0]
+        if isinstance(other, fx.Node) and other < node and shape_of(other) == shape_of(y):
+            rest = other
+            add.replace_all_uses_with(y)
+            add.args = ()
+    if activation := _only_user(y, aten.relu.default):
+        relu = True
+        activation.replace_all_uses_with(y)
+        activation.args = ()
+    node.args = (x, weight, bias, rest, *how, relu)
+
+
+def _suits(node: Any) -> bool:
+    """Whether a convolution is 1-D or 2-D, and nothing else uses its parameters."""
+    x, weight, bias, *_ = node.args
+    own = _is_own(weight) and (bias is None or _is_own(bias))
+    return own and len(shape_of(weight)) in (3, 4) and len(shape_of(x)) == len(shape_of(weight))
+
+
+def _result(node: Any) -> Any:
+    """The images that a convolution or a normalisation returns; a normalisation also returns running statistics."""
+    return node if node.target is not NORMALISE else next(user for user in node.users if user.args[1] == 0)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether the results of two nodes have the same shape and type."""
+    return shape_of(one) == shape_of(other) and one.meta["val"].dtype == other.meta["val"].dtype
+
+
+def _is_own(parameter: Any) -> bool:
+    """Whether this is a parameter used by only one operation."""
+    return "parameter" in parameter.meta and len(parameter.users) == 1
+
+
+def _only_user(node: fx.Node, target: object) -> Any:
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].target is target else None
+
+
+# ----------------------------------------------------------------------------------- the rest, compiled
+
+
+WORTH_COMPILING = 2
+"""Operations on images, besides views, from which a segment is compiled: compiling takes seconds."""
+
+MOST_OPERATIONS = 400
+"""Operations above which a segment is not compiled, as of a long recurrence: that would take minutes."""
+
+
+class Segment:
+    """Consecutive operations of a program without kernels, as a function of the values that they read."""
+
+    def __init__(self, nodes: Sequence[fx.Node]) -> None:
+        own = set(nodes)
+        self.nodes = list(nodes)
+        self.inputs = list(dict.fromkeys(one for node in nodes for one in node.all_input_nodes if one not in own))
+        self.results = [node for node in nodes if any(user not in own for user in node.users)]
+
+    @property
+    def is_worth_compiling(self) -> bool:
+        """Whether there are several operations on images that compute something, and not too many to compile."""
+        return len(self.nodes) <= MOST_OPERATIONS and sum(map(_computes_images, self.nodes)) >= WORTH_COMPILING
+
+    @cached_property
+    def key(self) -> str:
+        """Text that is equal for segments with the same operations on values of the same shapes and dtypes."""
+        number = {node: str(k) for k, node in enumerate([*self.inputs, *self.nodes])}
+
+        def text(node: fx.Node) -> str:
+            args, named = fx.node.map_arg((node.args, node.kwargs), number.__getitem__)
+            return f"{node.target}{args}{named}"
+
+        shapes = [f"{tuple(one.meta['val'].shape)}" for one in self.inputs if isinstance(one.meta.get("val"), Tensor)]
+        return "\n".join([*shapes, *map(text, self.nodes), *(number[one] for one in self.results)])
+
+
+def segments(graph: fx.Graph, is_kernel: Callable[[fx.Node], bool]) -> list[Segment]:
+    """The maximal runs of calls between the kernels of a graph."""
+    runs: list[list[fx.Node]] = [[]]
+    for node in graph.nodes:
+        if node.op != "call_function" or is_kernel(node) or any(map(is_kernel, _selected(node))):
+            runs.append([])
+        else:
+            runs[-1].append(node)
+    return [Segment(run) for run in runs if run]
+
+
+class CompiledSegments:
+    """The compiled functions of segments; equal segments share one."""
+
+    def __init__(self) -> None:
+        self._programs: dict[object, Callable[..., Any]] = {}
+        self.postponed: list[tuple[Segment, Sequence[Any]]] | None = None
+        """Calls in a rehearsal (`rehearsal.py`), which are not compiled yet; None in any other run."""
+
+    def __call__(
+        self, segment: Segment, function: Callable[..., Any], values: Sequence[Any]
+    ) -> Any:
+        """Call `function`, which computes the segment's results from `values`, compiled at the first call."""
+        if self.postponed is not None:
+            self.postponed.append((segment, values))
+            return function(*values)
+        like = tuple((value.dtype, value.stride(), value.requires_grad) for value in values)
+        key = segment.key, like
+        if key not in self._programs:
+            with torch.no_grad():                           # copies: tracing runs the operations, some of them in place
+                self._programs[key] = compiled(traced(function, tuple(map(_copied, values))))
+        return self._programs[key](*values)
+
+
+def _copied(value: Tensor) -> Tensor:
+    """A copy with the same strides, on which the traced views depend."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _selected(node: fx.Node) -> Sequence[fx.Node]:
+    """The operation whose result this node selects, if any."""
+    return node.all_input_nodes if node.target is operator.getitem else ()
+
+
+def _computes_images(node: Any) -> bool:
+    """Whether an operation computes from images, or to images; views and selections do not."""
+    if node.target is operator.getitem or getattr(node.target, "is_view", False):
+        return False
+    values = (one.meta.get("val") for one in (node, *node.all_input_nodes))
+    return any(isinstance(value, Tensor) and value.ndim >= 3 for value in values)
+
+
+# -------------------------------------------------------------------------------------------- the trace
+
+
+def traced_forward(
+    module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
+) -> fx.GraphModule:
+    """Trace to a function of one model's parameters, buffers and inputs."""
+    known = _with_known_norms(module)
+
+    def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Any:
+        after = {name: value.clone() for name, value in buffers.items()}
+        values = parameters | after
+        with stackable(x, everywhere=True), _WholeLayers():
+            output = functional_call(known, values, (inputs,))
+        return output, {name: values[name] for name in after}       # those that `forward` assigned anew
+
+    first, row = {name: value[0] for name, value in buffers.items()}, x[0].clone()
+    with torch.enable_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        graph = recorded(functionalize(forward, remove="mutations"), (layout.views(row), first, inputs[0].clone()))
+    if row._version:
+        raise Untraceable("the model writes into its own weights")
+    return graph
+
+
+class _WholeLayers(TorchFunctionMode):
+    """Call `LINEAR` and `LAYER_NORM` instead of PyTorch's functions, which are decomposed; record every cast.
+
+    A cast to float32 has no effect in the trace, which is in float32, but it has under autocast.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = (*args[1:], *(kwargs or {}).values())
+        result = WHOLE.get(function, function)(*args, **(kwargs or {}))
+        typed = function is Tensor.float or any(isinstance(one, torch.dtype | Tensor) for one in given)
+        if function in CASTS and typed and result is args[0] and result.is_floating_point():
+            return torch.ops.aten._to_copy.default(result, dtype=result.dtype)
+        return result
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    plain = weight.ndim == 2 and input.ndim > 1
+    return (LINEAR if plain else nn.functional.linear)(input, weight, bias)
+
+
+def _layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Any:
+    if weight is None or bias is None or len(normalized_shape) > 1:
+        return nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
+    return LAYER_NORM(input, weight, bias, eps)
+
+
+def _with_known_norms(module: nn.Module) -> nn.Module:
+    """A copy of the module, with the same parameters, whose normalisations call `NORMALISE`."""
+    module = copied(module, {id(parameter): parameter for parameter in module.parameters()})
+    for part in module.modules():
+        known = KNOWN.get(type(part)) or KERNELS.get(vars(type(part)).get("stacked_kernel", ""))
+        if known and part.weight is not None:
+            part.forward = partial(known, part)
+    return module
+
+
+def _evonorm(part: Any, x: Tensor) -> Tensor:
+    if x.ndim != 4 or x.shape[1:].numel() <= part.groups:
+        plain: Tensor = type(part).forward(part, x)
+        return plain
+    return _operation(x, part, "evonorm", part.groups)[0]
+
+
+def _group_norm(part: nn.GroupNorm, x: Tensor) -> Tensor:
+    return _operation(x, part, "group", part.num_groups)[0] if x.ndim == 4 else type(part).forward(part, x)
+
+
+def _batch_norm(part: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    if not part.training and part.running_mean is not None and part.running_var is not None:
+        scale = part.weight / (part.running_var + part.eps).sqrt()
+        return x * scale[:, None, None] + (part.bias - part.running_mean * scale)[:, None, None]
+    if part.momentum is None or x.shape[0] * x.shape[2] * x.shape[3] == 1:
+        return type(part).forward(part, x)
+    count = part.num_batches_tracked
+    if part.running_mean is None or part.running_var is None or count is None:
+        return _operation(x, part, "batch", part.num_features, [], part.momentum)[0]
+    running = [part.running_mean, part.running_var]
+    y, part.running_mean, part.running_var = _operation(x, part, "batch", part.num_features, running, part.momentum)
+    part.num_batches_tracked = count + 1
+    return y
+
+
+def _operation(
+    x: Tensor, part: Any, kind: str, groups: int, running: list[Tensor] | None = None, momentum: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    result: tuple[Tensor, Tensor, Tensor] = NORMALISE(
+        x, part.weight, part.bias, None, running or [], kind, groups, part.eps, momentum, False
+    )
+    return result
+
+
+WHOLE: dict[Callable[..., Any], Callable[..., Any]] = {
+    nn.functional.linear: _linear, nn.functional.layer_norm: _layer_norm,
+}
+"""Functions that a trace would decompose, and those that it does not."""
+
+CASTS = (Tensor.to, Tensor.float, Tensor.type, Tensor.type_as)
+"""Functions that return their tensor if it has the type already."""
+
+KNOWN: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.GroupNorm: _group_norm,
+    nn.BatchNorm2d: _batch_norm,
+}
+
+KERNELS: dict[str, Callable[..., Tensor]] = {"evonorm": _evonorm}
+"""Kernels that a class declares for itself, not for classes derived from it, as its attribute `stacked_kernel`."""

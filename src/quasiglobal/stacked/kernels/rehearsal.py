@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
-    from quasiglobal.stacked.kernels.program import StackedProgram
-    from quasiglobal.stacked.kernels.segments import Segment
+    from quasiglobal.stacked.kernels.program import Segment, StackedProgram
 
 log = logging.getLogger("quasiglobal")
 

@@ -15,9 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.accumulators import accumulator, on_tensor_cores
-from quasiglobal.stacked.kernels.epilogue import Epilogue, positive
 from quasiglobal.stacked.kernels.geometry import Geometry, Pair
+from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, on_tensor_cores, positive
 
 
 @triton.jit

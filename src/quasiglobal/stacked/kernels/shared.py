@@ -1,6 +1,7 @@
-"""What follows a convolution in its kernel, before the result is rounded; and the gradient before it.
+"""What several kernels share: accumulators, the taps of a convolution, and its epilogue.
 
-`operations.convolve` computes the same in plain PyTorch.
+The epilogue is what follows a convolution in its kernel, before the result is rounded; `before` computes the gradient
+before it. `operations.convolve` computes the same in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.accumulators import accumulator
+
+def wide(x: Tensor) -> torch.dtype:
+    """Accumulator dtype in PyTorch."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def accumulator(x: Tensor) -> tl.dtype:
+    """Accumulator dtype in Triton."""
+    return tl.float64 if x.dtype == torch.float64 else tl.float32
+
+
+def on_tensor_cores(x: Tensor) -> bool:
+    """Whether to use settings for tensor cores: for 16-bit types, and in the interpreter, where speed is no matter.
+
+    Products of other types need several times the registers.
+    """
+    return x.element_size() == 2 or not x.is_cuda
+
+
+@triton.jit
+def first_tap(edge, DOWN: tl.constexpr, DILATION: tl.constexpr, COUNT: tl.constexpr):
+    """The first tap t with t · DILATION ≡ edge modulo DOWN; COUNT, beyond the last tap, if there is none."""
+    if DOWN == 1:
+        return 0
+    first = COUNT + edge * 0
+    for back in tl.static_range(DOWN):
+        first = tl.where((edge - (DOWN - 1 - back) * DILATION) % DOWN == 0, DOWN - 1 - back, first)
+    return first
 
 
 @dataclass(frozen=True)
