@@ -32,8 +32,12 @@ from quasiglobal.cli import main
 HERE = Path(__file__).parent / "version2" / "names"
 
 PLACES: dict[str, str] = {
-    f"quasiglobal.models.stacking:{name}": f"quasiglobal.stacked.stacking:{name}"
-    for name in ("Stacking", "stacking_of")
+    f"quasiglobal.models.{before}:{name}": f"quasiglobal.{after}:{name}"
+    for before, after, names in (
+        ("stacking", "stacked.layout", ("Stacking", "stacking_of")),
+        ("language.loading", "models.language", ("LanguageModel", "language_model")),
+    )
+    for name in names
 }
 """The places of classes and functions that have moved, by their places in version 2."""
 

@@ -11,10 +11,10 @@ from quasiglobal.metrics import accuracy
 from quasiglobal.models import build
 from quasiglobal.stacked.compiling import traced
 from quasiglobal.stacked.layout import Layout
-from quasiglobal.stacked.losses import cross_entropy
 from quasiglobal.stacked.precision import PRECISIONS
 from quasiglobal.stacked.routes import OneByOne, Traced
 from quasiglobal.stacked.stack import StackedModel
+from quasiglobal.stacked.stackable import cross_entropy
 
 NORMS = ("bn", "gn", "evonorm", "evonorm-released")
 SMALL = [("mlp", None, "cpu"), ("cnn", "none", "cpu"), *(("cnn", norm, "cpu") for norm in NORMS)]

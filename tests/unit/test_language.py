@@ -11,8 +11,7 @@ from torch import nn
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.data.randomness import seeded
 from quasiglobal.errors import InputError
-from quasiglobal.models.language.checkpointing import recompute
-from quasiglobal.models.language.loading import language_model
+from quasiglobal.models.language import language_model, recompute
 from quasiglobal.runs import local as runs
 from quasiglobal.runs.export import export
 from quasiglobal.runs.exported import read, save

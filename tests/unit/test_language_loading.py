@@ -7,7 +7,7 @@ import torch
 from tiny_models import experiment, texts, write_model
 
 from quasiglobal.errors import InputError
-from quasiglobal.models.language.loading import ALLOW_PICKLE, language_model, tokenizer_of, vocabulary_of
+from quasiglobal.models.language import ALLOW_PICKLE, language_model, tokenizer_of, vocabulary_of
 from quasiglobal.runs.building import model_of
 from quasiglobal.training.experiment import Experiment
 

@@ -9,10 +9,9 @@ from torch.func import vmap
 from torch.nn import functional
 
 from quasiglobal.stacked.layout import Layout
-from quasiglobal.stacked.losses import LOSSES
 from quasiglobal.stacked.routes import Traced
 from quasiglobal.stacked.stack import StackedModel
-from quasiglobal.stacked.stackable import stackable
+from quasiglobal.stacked.stackable import LOSSES, stackable
 
 K, BATCH, CLASSES = 3, 8, 5
 WEIGHT = torch.arange(1.0, CLASSES + 1, dtype=torch.float64)

@@ -158,13 +158,18 @@ _LIBRARIES = tuple(
 )
 
 
-_FORMER = {"quasiglobal.stacked.stacking": "quasiglobal.models.stacking"}
-"""Modules of this package that have moved, and the names under which runs have hashed what they define."""
+_FORMER = {
+    "quasiglobal.models.language": "quasiglobal.models.language.loading",
+    "quasiglobal.stacked.layout.Stacking": "quasiglobal.models.stacking.Stacking",
+    "quasiglobal.stacked.layout.stacking_of": "quasiglobal.models.stacking.stacking_of",
+}
+"""Modules, classes and functions of this package that have moved, and the names under which runs have hashed them."""
 
 
-def _named(module: object) -> object:
-    """The name under which a module's classes and functions are hashed."""
-    return _FORMER.get(module, module) if isinstance(module, str) else module
+def _named(name: str) -> str:
+    """The name under which a module, or a class or function with its module's name, is hashed."""
+    moved = next((new for new in _FORMER if name == new or name.startswith(f"{new}.")), None)
+    return name if moved is None else _FORMER[moved] + name.removeprefix(moved)
 
 
 def _parts(x: Any) -> Parts:
@@ -223,7 +228,7 @@ def _is_library_class(cls: type) -> bool:
 
 def _class(x: type) -> Parts:
     if _is_library_class(x):
-        return f"class {_named(x.__module__)}.{x.__qualname__}", []
+        return f"class {_named(f'{x.__module__}.{x.__qualname__}')}", []
     return f"class {x.__name__}", [type(x), x.__bases__, _lasting(vars(x), type(x))]
 
 
@@ -281,7 +286,7 @@ def _function(f: types.FunctionType) -> Parts:
         bound = []                              # otherwise it may wrap a function of the user, as torch.no_grad() does
     elif str(module).startswith("torch._dynamo"):
         bound = [vars(f).get("__wrapped__")]    # its closures hold the compiler's state
-    return f"function {_named(module)}.{code.co_qualname}", bound
+    return f"function {_named(f'{module}.{code.co_qualname}')}", bound
 
 
 def _bytecode(code: types.CodeType, docstring: str | None = None) -> tuple[object, ...]:

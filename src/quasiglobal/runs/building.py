@@ -18,7 +18,7 @@ from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.metrics import BUILT_IN, is_lower, percent
 from quasiglobal.models import build
-from quasiglobal.models.language.loading import language_model
+from quasiglobal.models.language import language_model
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.metrics import LOSS, ranking_of
 from quasiglobal.training.task import Task

@@ -15,7 +15,7 @@ from quasiglobal.common.files import write_tensors
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.sources import SOURCES, Dataset
 from quasiglobal.errors import InputError
-from quasiglobal.models.language.loading import PREFIX
+from quasiglobal.models.language import PREFIX
 from quasiglobal.runs.building import model_of
 from quasiglobal.stacked.layout import load_state
 from quasiglobal.stacked.one_model import arguments

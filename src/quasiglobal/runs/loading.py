@@ -13,7 +13,7 @@ from quasiglobal.data.corpus import LENGTH, Corpus, check_vocabulary, tokenised
 from quasiglobal.data.dataset import validating
 from quasiglobal.data.sources import MEMORY_LIMIT, Dataset, agreed, check_streams, corpus, is_text, load, load_table
 from quasiglobal.errors import InputError
-from quasiglobal.models.language.loading import tokenizer_of, vocabulary_of
+from quasiglobal.models.language import tokenizer_of, vocabulary_of
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import Experiment

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from quasiglobal.common.files import write_json
 from quasiglobal.data.readers.folders import SIDE
 from quasiglobal.errors import InputError
-from quasiglobal.models.language.loading import LanguageModel, tokenizer_of
+from quasiglobal.models.language import LanguageModel, tokenizer_of
 from quasiglobal.runs.exported import LANGUAGE, WEIGHTS, Exported, save
 from quasiglobal.training.experiment import Experiment
 

@@ -1,10 +1,11 @@
-"""A model as one flat row: its named parameters concatenated, shared ones first."""
+"""A model as one flat row: its named parameters concatenated, shared ones first; and what a module can declare."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +79,28 @@ class Layout:
         flat = [parameters[name].detach() for name in self.shapes]
         row: Tensor = _flatten_dense_tensors(flat)  # type: ignore[no-untyped-call]
         return row
+
+
+@dataclass(frozen=True)
+class Stacking:
+    """Value of a module's attribute `stacking`; a module without it has the defaults."""
+
+    autograd: Literal["inside", "outside", "alone"] = "inside"
+    """Where autograd runs: inside vmap, outside vmap, or for one model after the other without vmap."""
+    draws: bool = False
+    """Whether a step draws random numbers outside of dropout modules."""
+    large: bool = False
+    """Whether one copy saturates a CPU, so that stacking gains nothing there."""
+
+
+def stacking_of(module: nn.Module) -> Stacking:
+    """The module's attribute `stacking`, or the default.
+
+    >>> stacking_of(nn.Linear(2, 3)).autograd
+    'inside'
+    """
+    own = getattr(module, "stacking", None)
+    return own if isinstance(own, Stacking) else Stacking()
 
 
 STATE = "_quasiglobal_state"

@@ -19,10 +19,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.modules import Numbers
 from quasiglobal.stacked.compiling import Programs, compiled, traced
-from quasiglobal.stacked.losses import cross_entropy
 from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, Tree, arguments, in_dtype
 from quasiglobal.stacked.recording import Untraceable
-from quasiglobal.stacked.stackable import stackable, unstacked
+from quasiglobal.stacked.stackable import cross_entropy, stackable, unstacked
 
 log = logging.getLogger("quasiglobal")
 

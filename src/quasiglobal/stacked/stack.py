@@ -35,11 +35,10 @@ from quasiglobal.errors import InputError
 from quasiglobal.stacked.compiling import Fused
 from quasiglobal.stacked.guard import check_first_gradient
 from quasiglobal.stacked.kernels.program import Kernels
-from quasiglobal.stacked.layout import Layout
+from quasiglobal.stacked.layout import Layout, stacking_of
 from quasiglobal.stacked.one_model import Buffers, Gradients, Loss, OneModel, Right, Tree, in_fp32
 from quasiglobal.stacked.precision import full_precision
 from quasiglobal.stacked.routes import Compiled, OneByOne, Route, Traced, Vectorised
-from quasiglobal.stacked.stacking import stacking_of
 from quasiglobal.stacked.whereabouts import located
 
 __all__ = ["Fused", "Gradients", "StackedModel", "choose_route", "draws", "rows_of"]

@@ -2,7 +2,7 @@
 
 - `scaled_dot_product_attention`: the backward passes of its fused kernels have no batching rule. The batches of all
   models become one batch. The fast path of `nn.MultiheadAttention` in evaluation is off.
-- `lstm`, `gru`, `rnn_tanh`, `rnn_relu` and their cells have no batching rule. They are written out (`recurrence.py`).
+- `lstm`, `gru`, `rnn_tanh`, `rnn_relu` and their cells have no batching rule. They are written out.
 - Convolutions, `linear`, `addmm` and `prelu` are decomposed before autocast applies: the bias, and with it the output,
   would stay in float32. Their arguments are cast first.
 - `batch_norm` and `instance_norm` do not accept weights in float32 for inputs in 16 bits. They are written out.
@@ -10,7 +10,7 @@
   GPU (pytorch/pytorch#188344), and compiled (pytorch/pytorch#198119). Images are padded first.
 - `embedding`: vmap ignores `padding_idx` and `scale_grad_by_freq` in its gradient.
 - `data` would not stop a gradient in a trace. `requires_grad` and `grad_fn` of stacked tensors are those of all models.
-- Some losses are written out (`losses.py`).
+- Some losses have no rule, or are computed for one model after the other. They are written out.
 - `rrelu` has no batching rule in training.
 - Others read values (`one_hot`), write into an argument that is not stacked (`normalize` with `out`), have no rule, or
   none for another memory format (`contiguous`, `to`).
@@ -23,7 +23,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import reduce
+from functools import partial, reduce
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
@@ -33,11 +34,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from quasiglobal.stacked.attention import attention
-from quasiglobal.stacked.fusing import innermost, is_stacked
-from quasiglobal.stacked.losses import LOSSES
+from quasiglobal.stacked.fusing import fused, innermost, is_stacked
 from quasiglobal.stacked.recording import Untraceable
-from quasiglobal.stacked.recurrence import RECURRENT
 
 
 @contextmanager
@@ -326,6 +324,278 @@ def _agreed(check: Tensor, read: str) -> Any:
     """Read a truth value that is the same for all models; otherwise they cannot be computed together."""
     every = innermost(check).flatten()
     return getattr(every[0] if len(every) and (every == every[0]).all() else check, read)()
+
+
+# -------------------------------------------------------------------------------------------- attention
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, **how: Any,
+) -> Tensor:
+    """Scaled-dot-product attention of all models, as one call on the batches of all models."""
+    how |= {"dropout_p": dropout_p, "is_causal": is_causal}
+    if any(map(is_stacked, (query, key, value, attn_mask))):
+        folded: Tensor = _Folded.apply(how, query, key, value, attn_mask)  # type: ignore[no-untyped-call]
+        return folded
+    return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, **how)
+
+
+class _Folded(torch.autograd.Function):
+    """Attention on the tensors of all models, with autograd outside of vmap."""
+
+    @staticmethod
+    def forward(how: dict[str, Any], *tensors: Tensor | None) -> Tensor:
+        raise NotImplementedError("call it under vmap only")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Save nothing for the backward pass."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Sequence[Any], how: dict[str, Any], *tensors: Tensor | None
+    ) -> tuple[Tensor, int]:
+        def of_all(tensor: Tensor, dim: int | None) -> Tensor:
+            stacked = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            return stacked if stacked.ndim > 3 else stacked.unsqueeze(1)    # [models, …, heads, length, size]
+
+        query, key, value = (of_all(tensor, dim) for tensor, dim in zip(tensors[:3], in_dims[1:4], strict=True))  # type: ignore[arg-type]
+        lead = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in (query, key, value)))  # type: ignore[no-untyped-call]
+        mask = tensors[3]
+        if mask is not None and (in_dims[4] is not None or mask.ndim > 2):
+            mask = mask.expand(info.batch_size, *mask.shape) if in_dims[4] is None else mask.movedim(in_dims[4], 0)
+            mask = mask.reshape(len(mask), *(1,) * (len(lead) + 3 - mask.ndim), *mask.shape[1:])
+            mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, len(lead) - 1)
+        query, key, value = (
+            tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, len(lead) - 1) for tensor in (query, key, value)
+        )
+        result = _by_kernels(query, key, value, mask, how)
+        if result is None:
+            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+                result = attention(query, key, value, mask, **how)      # there may be an outer vmap
+        result = result.reshape(*lead, *result.shape[1:])
+        few = tensors[0].ndim + (in_dims[1] is None) < 4  # type: ignore[union-attr]
+        return result.squeeze(1) if few else result, 0
+
+
+def _by_kernels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: dict[str, Any]) -> Tensor | None:
+    """Attention by our own kernels, which are faster for short texts; None if they do not suit."""
+    if find_spec("triton") is None or any(map(is_stacked, (query, key, value, mask))):
+        return None
+    from quasiglobal.stacked.kernels.attention import attend, suits
+
+    if not suits(query, key, value, mask, how):
+        return None
+    return attend(query, key, value, mask, how["dropout_p"], how.get("scale"))
+
+
+# ------------------------------------------------------------------------------------- recurrent layers
+# The signatures are those of the functions that nn.LSTM, nn.GRU and nn.RNN call.
+
+
+Weights = Sequence[Any]
+"""Of one layer and direction: input, hidden, both biases, projection; the last three are None if there is none."""
+
+Step = Callable[[Tensor, tuple[Tensor, ...], Weights], tuple[Tensor, ...]]
+"""(input's share of the gates, state, weights) → the new state, whose first tensor is the output."""
+
+
+def recurrent(
+    step: Step, input: Tensor, state: Any, weights: Sequence[Tensor], biased: bool, layers: int, dropout: float,
+    training: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """Run all layers and directions; return the outputs and the last states."""
+    if not isinstance(biased, bool):
+        raise NotImplementedError("vmap does not support packed sequences")
+    first: tuple[Tensor, ...] = (state,) if isinstance(state, Tensor) else tuple(state)
+    directions = 2 if bidirectional else 1
+    each = len(weights) // (layers * directions)
+    x, last = input.transpose(0, 1) if batch_first else input, []
+    for layer in range(layers):
+        ways = []
+        for way in range(directions):
+            at = layer * directions + way
+            own = _with_biases(weights[at * each : (at + 1) * each], biased)
+            outputs, end = _one_way(step, x.flip(0) if way else x, tuple(part[at] for part in first), own)
+            ways.append(outputs.flip(0) if way else outputs)
+            last.append(end)
+        x = torch.cat(ways, dim=-1) if bidirectional else ways[0]
+        if dropout and training and layer < layers - 1:
+            x = nn.functional.dropout(x, dropout)
+    ends = (torch.stack(parts) for parts in zip(*last, strict=True))
+    return x.transpose(0, 1) if batch_first else x, *ends
+
+
+def _with_biases(weights: Sequence[Tensor], biased: bool) -> Weights:
+    rest = list(weights[2:])
+    biases: Weights = rest[:2] if biased else [None, None]
+    projection: Weights = rest[2 if biased else 0 :] or [None]
+    return [*weights[:2], *biases, *projection]
+
+
+def _one_way(step: Step, x: Tensor, state: tuple[Tensor, ...], weights: Weights) -> tuple[Tensor, tuple[Tensor, ...]]:
+    shares, outputs = nn.functional.linear(x, weights[0], weights[2]), []
+    if torch.is_autocast_enabled(x.device.type):            # once, and not in each step
+        weights = [weights[0], weights[1].to(torch.get_autocast_dtype(x.device.type)), *weights[2:]]
+    for share in shares.unbind(0):
+        state = step(share, state, weights)
+        outputs.append(state[0])
+    return torch.stack(outputs), state
+
+
+def _lstm(share: Tensor, state: tuple[Tensor, ...], weights: Weights) -> tuple[Tensor, ...]:
+    h, c = state
+    h, c = fused(_lstm_gates, share, h @ weights[1].mT, weights[3], c)
+    return (h if weights[4] is None else nn.functional.linear(h, weights[4])), c
+
+
+def _lstm_gates(share: Tensor, hidden: Tensor, bias: Tensor | None, c: Tensor) -> tuple[Tensor, ...]:
+    gates = share + hidden if bias is None else share + hidden + bias
+    i, f, g, o = gates.chunk(4, dim=-1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def _gru(share: Tensor, state: tuple[Tensor, ...], weights: Weights) -> tuple[Tensor, ...]:
+    (h,) = state
+    return fused(_gru_gates, share, h @ weights[1].mT, weights[3], h)
+
+
+def _gru_gates(share: Tensor, hidden: Tensor, bias: Tensor | None, h: Tensor) -> tuple[Tensor, ...]:
+    (r, z, n), (hr, hz, hn) = share.chunk(3, dim=-1), (hidden if bias is None else hidden + bias).chunk(3, dim=-1)
+    r, z = torch.sigmoid(r + hr), torch.sigmoid(z + hz)
+    n = torch.tanh(n + r * hn)
+    return (n + z * (h - n),)
+
+
+def _rnn(activation: Callable[[Tensor], Tensor]) -> Step:
+    def gates(share: Tensor, hidden: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        return (activation(share + hidden if bias is None else share + hidden + bias),)
+
+    def step(share: Tensor, state: tuple[Tensor, ...], weights: Weights) -> tuple[Tensor, ...]:
+        return fused(gates, share, state[0] @ weights[1].mT, weights[3])
+
+    return step
+
+
+def _step(
+    step: Step, input: Tensor, state: Any, w_input: Tensor, w_hidden: Tensor,
+    b_input: Tensor | None = None, b_hidden: Tensor | None = None,
+) -> Any:
+    """One step of `nn.LSTMCell`, `nn.GRUCell` or `nn.RNNCell`."""
+    before = (state,) if isinstance(state, Tensor) else tuple(state)
+    after = step(nn.functional.linear(input, w_input, b_input), before, [w_input, w_hidden, b_input, b_hidden, None])
+    return after[0] if isinstance(state, Tensor) else after
+
+
+_STEPS: dict[str, Step] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn(torch.tanh), "rnn_relu": _rnn(torch.relu)}
+
+RECURRENT: dict[str, Callable[..., Any]] = {
+    **{name: partial(recurrent, step) for name, step in _STEPS.items()},
+    **{f"{name}_cell": partial(_step, step) for name, step in _STEPS.items()},
+}
+"""Names of torch's functions, and their written-out forms."""
+
+
+# ----------------------------------------------------------------------------------------------- losses
+# The signatures are those of torch.nn.functional, without the deprecated arguments.
+
+
+def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    """`nn.functional.cross_entropy`, with the same bits inside vmap; it does not load SymPy.
+
+    PyTorch decomposes the loss of class numbers [batch] for vmap, and the checks in it load SymPy, which takes half of
+    the time that a small model takes to start. The loss of [batch, 1] is decomposed to the same operations, without it.
+    """
+    if output.ndim != 2 or targets.is_floating_point():
+        return nn.functional.cross_entropy(output, targets)
+    return nn.functional.nll_loss(nn.functional.log_softmax(output, 1)[..., None], targets[..., None])
+
+
+def _cross_entropy(*args: Any, **named: Any) -> Tensor:
+    """With weights and label smoothing, PyTorch selects the targets that count; here the others have weight 0."""
+    given: dict[str, Any] = signature(nn.functional.cross_entropy).bind(*args, **named).arguments
+    x, target, weight, smoothing = given["input"], given["target"], given.get("weight"), given.get("label_smoothing")
+    if weight is None or not smoothing or target.is_floating_point():
+        return nn.functional.cross_entropy(*args, **named)
+    dim = min(1, x.ndim - 1)
+    logs, counts = nn.functional.log_softmax(x, dim), target != given.get("ignore_index", -100)
+    classes = torch.where(counts, target, 0)
+    weights = weight[classes] * counts
+    at_target = -logs.gather(dim, classes.unsqueeze(dim)).squeeze(dim) * weights
+    everywhere = -(logs * weight.view(-1, *(1,) * (x.ndim - dim - 1))).sum(dim) * counts
+    values = (1 - smoothing) * at_target + smoothing / x.shape[dim] * everywhere
+    reduction = given.get("reduction", "mean")
+    mean: Tensor = values.sum() / weights.sum()
+    return mean if reduction == "mean" else _reduced(values, reduction)
+
+
+def _kl_div(input: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    values = target.exp() * (target - input) if log_target else torch.xlogy(target, target) - target * input
+    return values.sum() / len(input) if reduction == "batchmean" else _reduced(values, reduction)
+
+
+def _gaussian_nll(
+    input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Tensor:
+    """Without the check that no variance is negative, which reads values; the first plain gradient has it."""
+    variance = var if isinstance(var, Tensor) else torch.full_like(input, var)
+    if variance.shape == input.shape[:-1] and variance.shape != input.shape:
+        variance = variance[..., None]
+    variance = variance + (variance.clamp(min=eps) - variance).detach()
+    values = 0.5 * (variance.log() + (input - target) ** 2 / variance)
+    return _reduced(values + 0.5 * math.log(2 * math.pi) if full else values, reduction)
+
+
+def _triplet_margin(
+    anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2, eps: float = 1e-6,
+    swap: bool = False, *, reduction: str = "mean",
+) -> Tensor:
+    near, far = (nn.functional.pairwise_distance(anchor, other, p, eps) for other in (positive, negative))
+    if swap:
+        far = torch.minimum(far, nn.functional.pairwise_distance(positive, negative, p, eps))
+    return _reduced((margin + near - far).clamp(min=0), reduction)
+
+
+def _margin_ranking(
+    input1: Tensor, input2: Tensor, target: Tensor, margin: float = 0, *, reduction: str = "mean"
+) -> Tensor:
+    return _reduced((margin - target * (input1 - input2)).clamp(min=0), reduction)
+
+
+def _soft_margin(input: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+    values = -target * input
+    return _reduced(torch.logaddexp(values, torch.zeros_like(values)), reduction)
+
+
+def _reduced(values: Tensor, reduction: str) -> Tensor:
+    return values.mean() if reduction == "mean" else values.sum() if reduction == "sum" else values
+
+
+def _or_pytorchs(written_out: Callable[..., Tensor], usual: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The loss written out, unless a deprecated argument is given."""
+    def own(*args: Any, **named: Any) -> Tensor:
+        given = dict(signature(usual).bind(*args, **named).arguments)
+        if any(given.pop(name, None) is not None for name in ("size_average", "reduce")):
+            return usual(*args, **named)
+        return written_out(**given)
+
+    return own
+
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": _cross_entropy,
+    "kl_div": _or_pytorchs(_kl_div, nn.functional.kl_div),
+    "gaussian_nll_loss": _gaussian_nll,
+    "triplet_margin_loss": _or_pytorchs(_triplet_margin, nn.functional.triplet_margin_loss),
+    "margin_ranking_loss": _or_pytorchs(_margin_ranking, nn.functional.margin_ranking_loss),
+    "soft_margin_loss": _or_pytorchs(_soft_margin, nn.functional.soft_margin_loss),
+}
+"""Names of losses of `torch.nn.functional`, and their written-out forms."""
+
+
+# ------------------------------------------------------------------------------------------ all of them
 
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")

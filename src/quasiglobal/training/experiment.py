@@ -23,8 +23,7 @@ from quasiglobal.common.objects import facts_of, readable, restore
 from quasiglobal.engines.faults import check_probability
 from quasiglobal.engines.wire import wire_of
 from quasiglobal.errors import InputError, unknown, whole
-from quasiglobal.models.language.adapters import rank_of
-from quasiglobal.models.language.loading import PREFIX
+from quasiglobal.models.language import PREFIX, rank_of
 from quasiglobal.topology.parsing import count_nodes, given_weights, weights_text
 from quasiglobal.training.communication import communication_of
 from quasiglobal.training.schedule import check_schedule, scaled_lr

@@ -13,7 +13,7 @@ from quasiglobal.common.memory import keep_freed_memory
 from quasiglobal.common.modules import converted, copied
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import accuracy
-from quasiglobal.models.language.checkpointing import recompute
+from quasiglobal.models.language import recompute
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.one_model import Buffers, arguments
 from quasiglobal.stacked.precision import PRECISIONS

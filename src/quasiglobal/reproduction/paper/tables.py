@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quasiglobal.models.language.loading import PREFIX
+from quasiglobal.models.language import PREFIX
 from quasiglobal.reproduction.paper.cells import PaperCell, PaperTable
 from quasiglobal.reproduction.paper.published import ColumnLabel, RowLabel, published
 from quasiglobal.runs.comparison import Score

@@ -29,12 +29,12 @@ from quasiglobal.data import Dataset as Loaded
 from quasiglobal.data.dataset import Examples
 from quasiglobal.metrics import accuracy, f1, lower, mse
 from quasiglobal.models import NORMS, build
-from quasiglobal.models.language.loading import LanguageModel
+from quasiglobal.models.language import LanguageModel
 from quasiglobal.models.layers import convolution, scaled
 from quasiglobal.models.norms import EvoNormS0, Norm, group_norm
 from quasiglobal.models.resnet import BasicBlock, ResNet
 from quasiglobal.models.vgg import VGG11
-from quasiglobal.stacked.stacking import Stacking
+from quasiglobal.stacked.layout import Stacking
 from quasiglobal.topology import ring
 
 # ------------------------------------------------------------------------------------------------ models
