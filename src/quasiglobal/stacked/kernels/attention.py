@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.shared import accumulator
+from quasiglobal.stacked.kernels.shared import accumulator, launched
 
 LENGTHS = range(65, 129)
 """Lengths of texts: one program can hold all scores, and PyTorch's kernels, of blocks of 64, are slower."""
@@ -47,7 +47,7 @@ def _scores(
     return tl.where(seen, scores, float("-inf"))
 
 
-@triton.jit
+@launched
 def _attend(
     q, k, v, mask, seed, y, total,
     q_text, q_head, q_row, k_text, k_head, k_row, v_text, v_head, v_row, mask_text, mask_head, mask_row, mask_column,
@@ -76,7 +76,7 @@ def _attend(
     tl.store(total + head.to(tl.int64) * LENGTH + row, most + tl.log2(sums), mask=inside)
 
 
-@triton.jit
+@launched
 def _attend_back(
     dy, q, k, v, mask, seed, y, total, dq, dk, dv, dy_text, dy_head, dy_row,
     q_text, q_head, q_row, k_text, k_head, k_row, v_text, v_head, v_row, mask_text, mask_head, mask_row, mask_column,

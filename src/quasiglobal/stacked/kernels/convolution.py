@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quasiglobal.stacked.kernels import depthwise, sweep
 from quasiglobal.stacked.kernels.geometry import Geometry, Pair
-from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, first_tap, on_tensor_cores, positive
+from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, first_tap, launched, on_tensor_cores, positive
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def _taps(first, C: tl.constexpr, S: tl.constexpr, BK: tl.constexpr):
     return tap // S, tap % S, k - tap * C
 
 
-@triton.jit
+@launched
 def _convolution(
     x, w, y, later, bias, batch, stride, of_bias,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
@@ -113,7 +113,7 @@ def _convolution(
     tl.store(y + where, total.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@launched
 def _weight_gradient(
     x, dy, dw, places, of_share, of_node, SHARE: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,

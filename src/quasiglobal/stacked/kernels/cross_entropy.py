@@ -10,8 +10,10 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from quasiglobal.stacked.kernels.shared import launched
 
-@triton.jit
+
+@launched
 def _cross_entropy(
     outputs, targets, losses, right, slopes,
     EXAMPLES: tl.constexpr, C: tl.constexpr, BE: tl.constexpr, BC: tl.constexpr,

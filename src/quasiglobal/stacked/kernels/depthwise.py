@@ -16,10 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from quasiglobal.stacked.kernels.geometry import Geometry, Pair
-from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, first_tap, positive
+from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, first_tap, launched, positive
 
 
-@triton.jit
+@launched
 def _depthwise(
     x, w, y, later, bias, batch, stride, of_bias,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
@@ -92,7 +92,7 @@ def _depthwise(
         tl.store(y + where + t * OC, result.to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@launched
 def _depthwise_weights(
     x, dy, dw, batch, of_share, of_node, SHARE: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,

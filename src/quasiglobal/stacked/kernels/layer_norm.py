@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.shared import accumulator, wide
+from quasiglobal.stacked.kernels.shared import accumulator, launched, wide
 
 
-@triton.jit
+@launched
 def _layer_norm(
     x, weight, bias, y, moments, pixels, stride, eps, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
     ACC: tl.constexpr,
@@ -36,7 +36,7 @@ def _layer_norm(
     tl.store(moments + 1, scale, mask=p < pixels)
 
 
-@triton.jit
+@launched
 def _layer_norm_back(
     x, weight, dy, moments, dx, sums, pixels, stride, of_share, of_node, SHARE: tl.constexpr, C: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.shared import accumulator, wide
+from quasiglobal.stacked.kernels.shared import accumulator, launched, wide
 
 USUAL = tl.constexpr("")
 """The usual eviction policy of caches."""
@@ -109,7 +109,7 @@ def _moments(
     return mean, square / (HW * GROUP - (1 if KIND == "evonorm" else 0))
 
 
-@triton.jit
+@launched
 def _image_moments(
     x, own, HW: tl.constexpr, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr
 ):
@@ -149,7 +149,7 @@ def _scaled(value, factor, offset, KIND: tl.constexpr):
     return value * factor[None, :] + offset[None, :]
 
 
-@triton.jit
+@launched
 def _normalise(
     x, weight, bias, rest, own, y, moments, running_mean, running_var, new_mean, new_var, images, stride, eps, momentum,
     HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, RELU: tl.constexpr,
@@ -214,7 +214,7 @@ def _own_sums(
     return along * scale, total
 
 
-@triton.jit
+@launched
 def _batch_sums(
     x, y, dy, moments, sums, images,
     HW: tl.constexpr, C: tl.constexpr, MASK: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
@@ -228,7 +228,7 @@ def _batch_sums(
     _store_sums(sums, image * 2 * C + c, C, along, total, c < C)
 
 
-@triton.jit
+@launched
 def _normalise_back(
     x, y, dy, moments, sums, own, dx, drest, images, of_image, of_node,
     HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr, SUM: tl.constexpr, MASK: tl.constexpr,

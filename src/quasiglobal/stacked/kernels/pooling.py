@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.shared import accumulator
+from quasiglobal.stacked.kernels.shared import accumulator, launched
 
 
 @triton.jit
@@ -17,7 +17,7 @@ def _place(at, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, K: tl.conste
     return ((image * (OH * K) + i * K) * (OW * K) + j * K) * C + at % C
 
 
-@triton.jit
+@launched
 def _pool(
     x, y, which, total, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SIZE: tl.constexpr,
     ACC: tl.constexpr,
@@ -35,7 +35,7 @@ def _pool(
     tl.store(which + at, where.to(tl.uint8), mask=at < total)
 
 
-@triton.jit
+@launched
 def _pool_back(
     dy, y, dx, which, total, OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, K: tl.constexpr, SIZE: tl.constexpr,
     RELU: tl.constexpr,

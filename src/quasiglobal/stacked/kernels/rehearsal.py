@@ -8,25 +8,25 @@ time is outside of Python, so the threads use all cores. Meanwhile the rehearsal
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
-from threading import Thread, Timer, get_ident
-from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
+from threading import Thread, Timer
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+
     from quasiglobal.stacked.kernels.program import Segment, StackedProgram
+    from quasiglobal.stacked.one_model import Tree
 
 log = logging.getLogger("quasiglobal")
-
-Total = Callable[[Any], Tensor]
-"""The sum of all models' losses, from their outputs."""
 
 QUICK = 1.0
 """Seconds that a rehearsal takes at most if all is found in the caches on disk; after these, a line is logged."""
@@ -44,14 +44,15 @@ def prepare() -> None:
     Thread(target=run, daemon=True).start()
 
 
-def sum_of(outputs: Any) -> Tensor:
+def sum_of(outputs: Tree) -> Tensor:
     """The sum of all numbers: a loss without kernels."""
     leaves = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
     return torch.stack([one.float().sum() for one in leaves]).sum()
 
 
 def rehearse(
-    program: StackedProgram, name: str, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Total
+    program: StackedProgram, name: str, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor,
+    loss: Callable[[Tree], Tensor],
 ) -> None:
     """Compile a program for arguments like these, and log it under the network's `name` if that takes a while.
 
@@ -86,10 +87,12 @@ class _Loaded(ThreadPoolExecutor):
         super().__init__()
         self.device = device
 
-    def submit(self, compiling: Callable[[], Any]) -> Future[Any]:  # type: ignore[override]
+    def submit(  # type: ignore[override]
+        self, compiling: Callable[[], CompiledKernel]
+    ) -> Future[CompiledKernel]:
         return super().submit(self._compile_and_load, compiling)
 
-    def _compile_and_load(self, compiling: Callable[[], Any]) -> Any:
+    def _compile_and_load(self, compiling: Callable[[], CompiledKernel]) -> CompiledKernel:
         kernel = compiling()
         if self.device.type == "cuda":                      # elsewhere, in tests, nothing can be loaded
             with torch.cuda.device(self.device):            # the current device is that of a thread
@@ -98,13 +101,15 @@ class _Loaded(ThreadPoolExecutor):
 
 
 def _run_without_kernels(
-    program: StackedProgram, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Total
+    program: StackedProgram, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Callable[[Tree], Tensor],
 ) -> list[tuple[Segment, Sequence[Tensor]]]:
     """Run the forward pass, and the backward pass if gradients are enabled; return the calls of segments."""
+    from quasiglobal.stacked.kernels.shared import launches_only_compile
+
     calls: list[tuple[Segment, Sequence[Tensor]]] = []
     program.compiled.postponed = calls
     # Triton's compilation is of one thread, so the backward pass may not have its own.
-    with torch.autograd.set_multithreading_enabled(False), _launches_only_compile(), _zeros():
+    with torch.autograd.set_multithreading_enabled(False), launches_only_compile(), _Zeros():
         try:
             outputs, _, gradient = program(x, buffers, inputs)
             total = loss(outputs)
@@ -115,26 +120,16 @@ def _run_without_kernels(
     return calls
 
 
-@contextmanager
-def _launches_only_compile() -> Iterator[None]:
-    """Let launches by this thread compile their kernel, and do no more."""
-    from triton.runtime.jit import JITFunction
+class _Zeros(TorchFunctionMode):
+    """Fill new memory of this thread, which no kernel fills now, with zeros: other operations may use it as indices."""
 
-    run, here = JITFunction.run, get_ident()
-
-    def compiling(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        return run(kernel, *arguments, grid=grid, warmup=warmup or get_ident() == here, **options)
-
-    with patch.object(JITFunction, "run", compiling):
-        yield
+    def __torch_function__(
+        self, function: Callable[..., object], types: object, args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        return ZEROS.get(function, function)(*args, **(kwargs or {}))
 
 
-@contextmanager
-def _zeros() -> Iterator[None]:
-    """Fill new memory, which no kernel fills now, with zeros: other operations may use it, say as indices."""
-    with (
-        patch.object(torch, "empty", torch.zeros),
-        patch.object(torch, "empty_like", torch.zeros_like),
-        patch.object(Tensor, "new_empty", Tensor.new_zeros),
-    ):
-        yield
+ZEROS: dict[Callable[..., object], Callable[..., object]] = {
+    torch.empty: torch.zeros, torch.empty_like: torch.zeros_like, Tensor.new_empty: Tensor.new_zeros,
+}

@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quasiglobal.stacked.kernels.shared import launched
 
-@triton.jit
+
+@launched
 def _pack(x, columns, y, n, d, size, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """ROWS rows of a block of columns, whose indices are loaded once."""
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -32,7 +34,7 @@ def pack(x: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
     return y
 
 
-@triton.jit
+@launched
 def _collect(
     shares, columns, places, counts, g, n, d, size, step, AHEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):

@@ -1,4 +1,4 @@
-"""What several kernels share: accumulators, the taps of a convolution, and its epilogue.
+"""What several kernels share: their launch, accumulators, the taps of a convolution, and its epilogue.
 
 The epilogue is what follows a convolution in its kernel, before the result is rounded; `before` computes the gradient
 before it. `operations.convolve` computes the same in plain PyTorch.
@@ -6,12 +6,43 @@ before it. `operations.convolve` computes the same in plain PyTorch.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import local
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.jit import JITFunction
+
+_thread = local()
+
+
+class Launched(JITFunction[Any]):  # type: ignore[misc]
+    """A kernel whose launches only compile it inside `launches_only_compile`."""
+
+    def run(self, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        warmup = warmup or getattr(_thread, "only_compiles", False)
+        return super().run(*arguments, grid=grid, warmup=warmup, **options)
+
+
+def launched(function: Callable[..., None]) -> Any:
+    """Make a function a kernel; in Triton's interpreter, an interpreted one."""
+    kernel = triton.jit(function)
+    return Launched(function) if isinstance(kernel, JITFunction) else kernel
+
+
+@contextmanager
+def launches_only_compile() -> Iterator[None]:
+    """Let launches of our kernels by this thread compile them, and do no more."""
+    _thread.only_compiles = True
+    try:
+        yield
+    finally:
+        _thread.only_compiles = False
 
 
 def wide(x: Tensor) -> torch.dtype:
@@ -69,7 +100,7 @@ def positive(value):
     return tl.where(value <= 0, 0.0, value)
 
 
-@triton.jit
+@launched
 def _before(
     dy, y, g, sums, places, of_share, of_node, SHARE: tl.constexpr, C: tl.constexpr, BIAS: tl.constexpr,
     RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quasiglobal.stacked.kernels.geometry import Geometry, Pair
-from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, on_tensor_cores, positive
+from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, launched, on_tensor_cores, positive
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def _band(
     return tl.load(w + at, mask=(k >= 0) & (k < S * C) & (out < G * OC)[None, :], other=0.0)
 
 
-@triton.jit
+@launched
 def _sweep(
     x, w, y, later, bias, batch, stride, of_bias,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
@@ -96,7 +96,7 @@ def _sweep(
         total = (tl.zeros([BM, BN], dtype=ACC),) + total[:R - 1]
 
 
-@triton.jit
+@launched
 def _sweep_weights(
     x, dy, dw, batch, of_share, of_node, SWEEPS: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr,
