@@ -16,7 +16,7 @@ from quasiglobal.data.sources import load
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.runs.building import make_task
 from quasiglobal.topology.parsing import count_nodes, parse
-from quasiglobal.topology.spectrum import lasting_noise
+from quasiglobal.topology.topology import lasting_noise
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.partitions import partition_of, topology_of
 from quasiglobal.training.program import Program

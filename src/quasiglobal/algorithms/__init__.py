@@ -39,8 +39,7 @@ from quasiglobal.algorithms.relay import RelaySGD
 from quasiglobal.algorithms.sgd import DSGD, DSGDm
 from quasiglobal.algorithms.slowmo import SlowMo
 from quasiglobal.common.fingerprint import fingerprint
-from quasiglobal.common.imports import imported, is_path
-from quasiglobal.common.objects import is_here, is_own, recall, remember
+from quasiglobal.common.objects import imported, is_here, is_own, is_path, recall, remember
 from quasiglobal.errors import InputError, unknown
 
 __all__ = [

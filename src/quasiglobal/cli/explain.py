@@ -15,7 +15,7 @@ from quasiglobal.cli.arguments import File, Json, Name, call
 from quasiglobal.cli.listing import Listing, Values, facts_table
 from quasiglobal.cli.tables import topology_facts, topology_listing, topology_values
 from quasiglobal.cli.terminal import console, print_json, say, say_written
-from quasiglobal.common.markdown import table as markdown_table
+from quasiglobal.common.files import markdown_table
 from quasiglobal.engines.costs import COLUMNS, Entry, describe
 from quasiglobal.errors import InputError
 from quasiglobal.runs import plots

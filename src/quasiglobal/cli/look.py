@@ -14,7 +14,7 @@ from quasiglobal.cli.arguments import File, Folders, Json, RunArgument, RunsFold
 from quasiglobal.cli.listing import Listing, Values
 from quasiglobal.cli.tables import comparison, models_in_words
 from quasiglobal.cli.terminal import say_written, size_in_words, time_in_words
-from quasiglobal.common.markdown import table as markdown_table
+from quasiglobal.common.files import markdown_table
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.runs import plots
 from quasiglobal.runs.best import kept_in

@@ -1,4 +1,4 @@
-"""Atomic file writes, JSON lines and folder locks."""
+"""Files: atomic writes, JSON lines, CSV and Markdown tables, and locks of folders."""
 
 from __future__ import annotations
 
@@ -157,6 +157,18 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table.
+
+    >>> print(markdown_table(["algorithm", "%"], [["dsgd", "74.5"]]))
+    | algorithm | % |
+    | --- | --- |
+    | dsgd | 74.5 |
+    """
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cache_folder(kind: str) -> Path:

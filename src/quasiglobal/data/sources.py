@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 import torch
 
-from quasiglobal.common.imports import imported, is_path
+from quasiglobal.common.objects import imported, is_path
 from quasiglobal.data.corpus import Corpus
 from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, locate, moments_of, reading
 from quasiglobal.data.own import dataset_of

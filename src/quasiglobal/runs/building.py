@@ -11,9 +11,8 @@ from typing import Any
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from quasiglobal.common.imports import imported, is_path
 from quasiglobal.common.modules import copied
-from quasiglobal.common.objects import is_own, note, readable
+from quasiglobal.common.objects import imported, is_own, is_path, note, readable
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.metrics import BUILT_IN, is_lower, percent

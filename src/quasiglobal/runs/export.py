@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quasiglobal.common.imports import is_path
+from quasiglobal.common.objects import is_path
 from quasiglobal.errors import InputError
 from quasiglobal.runs.best import best_state
 from quasiglobal.runs.building import model_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from quasiglobal.common.files import read_json
 from quasiglobal.common.fingerprint import fingerprint
-from quasiglobal.common.imports import imported, is_path
-from quasiglobal.common.objects import facts_of, note
+from quasiglobal.common.objects import facts_of, imported, is_path, note
 from quasiglobal.data.sources import DataName
 from quasiglobal.errors import InputError
 from quasiglobal.runs.store import RunFolder

@@ -1,15 +1,18 @@
-"""Graphs and matrices of a user's own."""
+"""Graphs and matrices of a user's own: networkx graphs, dicts of neighbours, matrices and edge lists.
+
+An edge list is a text file with a link per line, or a CSV file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import networkx as nx
 from numpy.typing import ArrayLike
 
-from quasiglobal.common.edge_lists import graph_of_neighbours, read_edge_list
 from quasiglobal.common.mixing import Matrix, graph_weights, stochastic
+from quasiglobal.errors import InputError
 from quasiglobal.topology.topology import Topology
 
 
@@ -40,7 +43,7 @@ def from_matrices(matrices: Sequence[ArrayLike] | Matrix, name: str = "matrices"
 
 def from_file(path: str) -> Topology:
     """Read an edge list or CSV file: a line `u v` or `u v weight` per link; `#` begins a comment."""
-    graph, weighted = read_edge_list(path)
+    graph, weighted = _read_edge_list(path)
     return from_graph(graph, "weight" if weighted else None, name=f"file:{path}")
 
 
@@ -53,4 +56,65 @@ def from_neighbours(neighbours: Mapping[Any, Any]) -> Topology:
     >>> from_neighbours({"a": ["b"], "b": ["a", "c"], "c": ["b"]}).weights()[0].round(3).tolist()
     [0.667, 0.333, 0.0]
     """
-    return from_graph(graph_of_neighbours(neighbours), name="neighbours")
+    return from_graph(_graph_of_neighbours(neighbours), name="neighbours")
+
+
+SUFFIXES = (".csv", ".edgelist", ".edges", ".txt")
+"""File names that are edge lists without the prefix `file:`."""
+
+HEADERS = (["source", "target"], ["from", "to"], ["node1", "node2"])
+"""First words of a header line, which is skipped; any words are, if all nodes are numbers."""
+
+
+def _read_edge_list(path: str) -> tuple[nx.Graph[Any], bool]:
+    """Read a graph, and whether its links have weights.
+
+    A line is `u v` or `u v weight`, separated by spaces or commas; `#` begins a comment. Nodes are sorted by name.
+    """
+    links: dict[frozenset[str], float | None] = {}
+    table = [line.partition("#")[0].replace(",", " ").split() for line in _lines(path)]
+    numbered = all(word.isdigit() for words in [words for words in table if words][1:] for word in words[:2])
+    for number, words in enumerate(table, start=1):
+        titles = [word.lower() for word in words[:2]]
+        named = titles in HEADERS or (numbered and len(table) > 1 and not any(map(str.isdigit, titles)))
+        if not words or (not links and named):
+            continue
+        try:
+            weight = float(words[2]) if len(words) == 3 else None
+        except ValueError:
+            words = []
+        if len(words) not in (2, 3):
+            raise InputError(f"line {number} of {path} is not a link; write 'u v' or 'u v weight'")
+        if links.setdefault(frozenset(words[:2]), weight) != weight:
+            raise InputError(f"line {number} of {path} repeats {words[0]} {words[1]} with another weight; keep one")
+    names = {name for link in links for name in link}
+    graph: nx.Graph[Any] = nx.Graph()
+    graph.add_nodes_from(sorted(names, key=int) if all(map(str.isdigit, names)) else sorted(names))
+    for link, weight in links.items():
+        u, v = (*link, *link)[:2]
+        graph.add_edge(u, v, **({} if weight is None else {"weight": weight}))
+    return graph, any(weight is not None for weight in links.values())
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            return file.read().splitlines()
+    except OSError as error:
+        raise InputError(f"cannot read the edge list {path}: {error.strerror}") from None
+    except (UnicodeDecodeError, ValueError):
+        raise InputError(f"{path} is not a text file; write a line 'u v' or 'u v weight' per link") from None
+
+
+def _graph_of_neighbours(neighbours: Mapping[Any, Any]) -> nx.Graph[Any]:
+    """The graph of a dict that maps each node to its neighbours."""
+    graph: nx.Graph[Any] = nx.Graph()
+    graph.add_nodes_from(neighbours)
+    for node, others in neighbours.items():
+        if isinstance(others, str) or not isinstance(others, Iterable):
+            raise InputError(f"the neighbours of node {node} must be a list, got {others!r}")
+        for other in others:
+            if other not in neighbours:
+                raise InputError(f"node {node} has the neighbour {other!r}, which is not a node; add it to the dict")
+            graph.add_edge(node, other)
+    return graph

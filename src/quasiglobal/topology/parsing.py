@@ -13,13 +13,11 @@ import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike
 
-from quasiglobal.common.edge_lists import SUFFIXES
-from quasiglobal.common.imports import imported, is_path
 from quasiglobal.common.mixing import from_entries
-from quasiglobal.common.objects import facts_of, is_own, recall
+from quasiglobal.common.objects import facts_of, imported, is_own, is_path, recall
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.topology import finite_time, labels, random, static
-from quasiglobal.topology.given import from_file, from_graph, from_neighbours
+from quasiglobal.topology.given import SUFFIXES, from_file, from_graph, from_neighbours
 from quasiglobal.topology.topology import Topology
 
 

@@ -12,8 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from quasiglobal.common.mixing import TOLERANCE, Matrix, check_matrix, stochastic, weighted
 from quasiglobal.common.randomness import generator
 from quasiglobal.errors import InputError, whole
-from quasiglobal.topology.spectrum import Alike, mixing_rate, shrinkage
-from quasiglobal.topology.topology import Topology, check_nodes, check_range
+from quasiglobal.topology.topology import Alike, Topology, check_nodes, check_range, mixing_rate, shrinkage
 
 SAMPLE, SAMPLED = 400, 2**22
 """Matrices from which the facts of a random topology are estimated, and the most numbers that they have together."""

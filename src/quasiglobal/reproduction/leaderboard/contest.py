@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import torch
 
-from quasiglobal.common.imports import fault
+from quasiglobal.common.objects import fault
 from quasiglobal.errors import InputError
 from quasiglobal.reproduction.leaderboard.competing import compete
 from quasiglobal.reproduction.leaderboard.contenders import Contender

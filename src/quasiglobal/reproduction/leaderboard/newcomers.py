@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quasiglobal.algorithms import ALGORITHMS, algorithm, name_of
 from quasiglobal.checks import CheckFailed, check_algorithm
-from quasiglobal.common.imports import fault, sources
+from quasiglobal.common.objects import fault, sources
 from quasiglobal.engines.costs import traffic
 from quasiglobal.errors import InputError
 from quasiglobal.reproduction.leaderboard.contenders import Contender, contender, contenders

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from quasiglobal.algorithms import name_of
-from quasiglobal.common.files import replacing
-from quasiglobal.common.markdown import table
+from quasiglobal.common.files import markdown_table, replacing
 from quasiglobal.common.objects import readable
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.reproduction.leaderboard.protocol import SEEDS, TIERS, VERSION, Condition, Tier
@@ -227,7 +226,7 @@ def _whole(section: Section, left_out: Sequence[str] = ()) -> str:
     """The table of a section, without some columns."""
     shown = [k for k, column in enumerate(section.columns) if column.title not in left_out]
     rows = [[escaped(row.cells[k].text) for k in shown] for row in section.rows]
-    return table([section.columns[k].title for k in shown], rows)
+    return markdown_table([section.columns[k].title for k in shown], rows)
 
 
 def _top(tier: Tier, standings: Sequence[Standing]) -> str:

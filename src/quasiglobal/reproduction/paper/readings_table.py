@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-from quasiglobal.common.markdown import table as markdown_table
+from quasiglobal.common.files import markdown_table
 from quasiglobal.errors import InputError
 from quasiglobal.reproduction.paper.cells import PaperCell
 from quasiglobal.reproduction.paper.comparison import PAPER_SEEDS

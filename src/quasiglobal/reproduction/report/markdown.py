@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quasiglobal.common.markdown import table
+from quasiglobal.common.files import markdown_table
 from quasiglobal.reproduction.report.document import Document, Section
 
 
@@ -32,4 +32,4 @@ def escaped(text: str) -> str:
 def _rows(section: Section) -> str:
     chosen = [k for k, column in enumerate(section.columns) if column.brief]
     heads = [escaped(section.columns[k].title) for k in chosen]
-    return table(heads, [[escaped(row.cells[k].sentence) for k in chosen] for row in section.rows])
+    return markdown_table(heads, [[escaped(row.cells[k].sentence) for k in chosen] for row in section.rows])
