@@ -21,9 +21,8 @@ import numpy as np
 
 from quasiglobal.data import load, split
 from quasiglobal.data.partition import class_counts
-from quasiglobal.reproduction.paper.readings import ScoreReadings
-from quasiglobal.reproduction.paper.readings_table import experiments, table, table_of_more_tests
-from quasiglobal.reproduction.report.markdown import table as markdown_table
+from quasiglobal.reproduction.paper.readings import ScoreReadings, experiments, table, table_of_more_tests
+from quasiglobal.reproduction.report.formats import table as markdown_table
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunStore

@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 
-from quasiglobal.reproduction.paper.cells import at_scale
-from quasiglobal.reproduction.paper.published import ColumnLabel, RowLabel
-from quasiglobal.reproduction.paper.tables import TABLES
+from quasiglobal.reproduction.paper.tables import TABLES, ColumnLabel, RowLabel, at_scale
 from quasiglobal.runs.store import RunFolder
 
 

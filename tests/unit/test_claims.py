@@ -6,12 +6,19 @@ from dataclasses import replace
 import pytest
 from hand_made_stores import cell, leave
 
-from quasiglobal.reproduction.paper.claim_list import CLAIMS, momentum_tuning
-from quasiglobal.reproduction.paper.claims import Claim, above, gain_above, our_scores, paper_scores, verdict
+from quasiglobal.reproduction.paper.claims import (
+    CLAIMS,
+    Claim,
+    above,
+    gain_above,
+    momentum_tuning,
+    our_scores,
+    paper_scores,
+    verdict,
+)
 from quasiglobal.reproduction.paper.outcomes import outcomes
-from quasiglobal.reproduction.paper.published import ColumnLabel, RowLabel, published
 from quasiglobal.reproduction.paper.summary import summary
-from quasiglobal.reproduction.paper.tables import TABLES
+from quasiglobal.reproduction.paper.tables import TABLES, ColumnLabel, RowLabel, published
 from quasiglobal.reproduction.report.noise import Sample
 from quasiglobal.runs.store import RunStore
 

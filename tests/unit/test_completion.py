@@ -8,7 +8,7 @@ from terminal import inside
 
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.cli import groups, modules
-from quasiglobal.reproduction.paper.targets import TARGETS
+from quasiglobal.reproduction.paper.reproduce import TARGETS
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,10 @@ import quasiglobal as qg
 from quasiglobal.cli import explain, look
 from quasiglobal.reproduction.leaderboard.standings import read_standings
 from quasiglobal.reproduction.leaderboard.summary import BLOCK, blocks, leaderboard_document
-from quasiglobal.reproduction.paper.readings_table import table as readings_table
+from quasiglobal.reproduction.paper.readings import table as readings_table
 from quasiglobal.reproduction.paper.summary import summary
+from quasiglobal.reproduction.report.formats import latex, markdown
 from quasiglobal.reproduction.report.grid import grid
-from quasiglobal.reproduction.report.latex import latex
-from quasiglobal.reproduction.report.markdown import markdown
 from quasiglobal.runs.store import RunStore
 
 ROOT = Path(__file__).parents[2]

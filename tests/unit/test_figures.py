@@ -8,13 +8,23 @@ import torch
 
 import quasiglobal as qg
 from quasiglobal import topology
-from quasiglobal.reproduction.paper.demo import BASE, DemoSetting, compare, draw, numbers
-from quasiglobal.reproduction.paper.figures.agents import two_agents
-from quasiglobal.reproduction.paper.figures.consensus import consensus_curve, crossings, figure_consensus
-from quasiglobal.reproduction.paper.figures.theory import figure_speedup, figure_topology, steps_needed
-from quasiglobal.reproduction.paper.figures.toy import FIGURES, make_figure
-from quasiglobal.reproduction.paper.figures.trajectories import NONCONVEX, ROSENBROCK, trajectory
-from quasiglobal.reproduction.paper.toy import rosenbrock, winding_valley
+from quasiglobal.reproduction.demo import BASE, DemoSetting, compare, draw, numbers
+from quasiglobal.reproduction.paper.figures.toy import (
+    FIGURES,
+    NONCONVEX,
+    ROSENBROCK,
+    consensus_curve,
+    crossings,
+    figure_consensus,
+    figure_speedup,
+    figure_topology,
+    make_figure,
+    rosenbrock,
+    steps_needed,
+    trajectory,
+    two_agents,
+    winding_valley,
+)
 from quasiglobal.training.metrics import path_length
 
 FAST = [pytest.param("figure-2d", marks=pytest.mark.slow), "figure-topology"]

@@ -17,15 +17,19 @@ from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.data.dataset import validating
 from quasiglobal.data.sources import load
 from quasiglobal.errors import InputError
-from quasiglobal.reproduction.leaderboard.competing import compete
-from quasiglobal.reproduction.leaderboard.contenders import contender, contenders, select
-from quasiglobal.reproduction.leaderboard.contest import contest
-from quasiglobal.reproduction.leaderboard.newcomers import newcomer, source
+from quasiglobal.reproduction.leaderboard.contenders import contender, contenders, newcomer, select, source
+from quasiglobal.reproduction.leaderboard.contest import compete, contest
 from quasiglobal.reproduction.leaderboard.protocol import DIGITS, RELAY, SEEDS, TIERS, Condition, Tier, tier_named
-from quasiglobal.reproduction.leaderboard.questions import QUESTIONS, Contrast, Number
 from quasiglobal.reproduction.leaderboard.standings import Placing, SeedResult, Standing, read_standing, write_standing
-from quasiglobal.reproduction.leaderboard.summary import blocks, leaderboard_document, refresh
-from quasiglobal.reproduction.report.markdown import markdown
+from quasiglobal.reproduction.leaderboard.summary import (
+    QUESTIONS,
+    Contrast,
+    Number,
+    blocks,
+    leaderboard_document,
+    refresh,
+)
+from quasiglobal.reproduction.report.formats import markdown
 from quasiglobal.runs.loading import data_for
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import find_runs

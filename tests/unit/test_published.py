@@ -4,8 +4,7 @@ from collections import defaultdict
 
 import pytest
 
-from quasiglobal.reproduction.paper.published import ColumnLabel, RowLabel, published
-from quasiglobal.reproduction.paper.tables import TABLES
+from quasiglobal.reproduction.paper.tables import TABLES, ColumnLabel, RowLabel, published
 from quasiglobal.runs.comparison import Score
 
 COUNTS = {

@@ -8,15 +8,14 @@ from small_runs import SHORT, assert_same_run, settled
 
 import quasiglobal as qg
 from quasiglobal.common.files import write_lines
+from quasiglobal.reproduction.paper.outcomes import FILE, READINGS, ended_runs, read_readings
 from quasiglobal.reproduction.paper.readings import (
-    FILE,
-    READINGS,
     ScoreReadings,
-    ended_runs,
+    experiments,
     last_and_best,
-    read_readings,
+    table,
+    table_of_more_tests,
 )
-from quasiglobal.reproduction.paper.readings_table import experiments, table, table_of_more_tests
 from quasiglobal.runs.local import train
 from quasiglobal.runs.store import RunFolder, RunStore
 

@@ -13,19 +13,14 @@ import pytest
 from hand_made_stores import cell, leave
 
 from quasiglobal import cli
-from quasiglobal.reproduction.paper.comparison import by_model_and_column, order, to_paper
-from quasiglobal.reproduction.paper.outcomes import outcomes
-from quasiglobal.reproduction.paper.published import ColumnLabel, RowLabel
+from quasiglobal.reproduction.paper.outcomes import by_model_and_column, order, outcomes, to_paper
 from quasiglobal.reproduction.paper.summary import summary
-from quasiglobal.reproduction.paper.tables import TABLES
+from quasiglobal.reproduction.paper.tables import TABLES, ColumnLabel, RowLabel
 from quasiglobal.reproduction.report.document import Cell, Column, Document, Line, Plot, Row, Section
-from quasiglobal.reproduction.report.formats import write_report
+from quasiglobal.reproduction.report.formats import latex, markdown, write_report
 from quasiglobal.reproduction.report.grid import grid
-from quasiglobal.reproduction.report.latex import latex
-from quasiglobal.reproduction.report.markdown import markdown
 from quasiglobal.reproduction.report.noise import Sample, difference, tolerance
-from quasiglobal.reproduction.report.page import page
-from quasiglobal.reproduction.report.svg import figure
+from quasiglobal.reproduction.report.page import figure, page
 from quasiglobal.runs.store import RunFolder, RunStore
 
 HETEROGENEOUS = "ring 16, α = 0.1"

@@ -12,13 +12,11 @@ from terminal import inside
 
 from quasiglobal import InputError
 from quasiglobal.cli import listing, terminal
-from quasiglobal.reproduction.commands import paper, paper_tables
-from quasiglobal.reproduction.paper.cells import at_scale
+from quasiglobal.reproduction.paper import command
 from quasiglobal.reproduction.paper.figures.training import TRAINED, draw_from_store
 from quasiglobal.reproduction.paper.outcomes import outcomes
-from quasiglobal.reproduction.paper.reproduce import run_missing, seeds_to_run
-from quasiglobal.reproduction.paper.tables import TABLES
-from quasiglobal.reproduction.paper.targets import TARGETS, cost, recorded, stand
+from quasiglobal.reproduction.paper.reproduce import TARGETS, cost, recorded, run_missing, seeds_to_run, stand
+from quasiglobal.reproduction.paper.tables import TABLES, at_scale
 from quasiglobal.runs.comparison import Score
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunFolder, RunStore
@@ -125,6 +123,7 @@ def test_tuning_on_short_runs_trains_at_the_papers_scale_at_their_best_alone(tmp
         trained.extend(experiments)
         for one in experiments:
             ended(tmp_path, one, 0.9 - abs(one.lr - 1.6))
+        return [RunFolder.of(one, tmp_path).read() for one in experiments]
 
     monkeypatch.setattr("quasiglobal.reproduction.paper.reproduce.sweep", train)
     monkeypatch.setattr("quasiglobal.reproduction.paper.reproduce.tune", partial(tune, train=train))
@@ -344,7 +343,7 @@ def wide(monkeypatch, columns):
     """Set the width of the terminal."""
     monkeypatch.setenv("COLUMNS", str(columns))
     console = Console(highlight=False, markup=False, width=columns)
-    for module in (terminal, listing, paper, paper_tables):
+    for module in (terminal, listing, command):
         monkeypatch.setattr(module, "console", console)
     return console
 
@@ -352,7 +351,7 @@ def wide(monkeypatch, columns):
 def test_the_list_has_every_target_with_what_it_takes(monkeypatch, capsys, tmp_path):
     headline(tmp_path, {0.8: 0.8})
     words = ("reproduce", "--list", "--scale", "short", "--runs", str(tmp_path), "--data-dir", str(tmp_path))
-    monkeypatch.setattr(paper_tables, "cost", lambda experiments, device, speeds: (90.0, False))
+    monkeypatch.setattr(command, "cost", lambda experiments, device, speeds: (90.0, False))
     status, out, _ = qg(monkeypatch, capsys, *words)
     assert status == 0
     for name, target in TARGETS.items():
@@ -387,7 +386,7 @@ def test_no_number_is_cut_off_in_a_terminal_of_80_columns(monkeypatch, capsys, t
     table = TABLES[name]
     wide(monkeypatch, 80)
     found = outcomes(table, RunStore.read(tmp_path))
-    paper_tables.beside_the_paper(TARGETS[name], table, found, "paper").show()
+    command.beside_the_paper(TARGETS[name], table, found, "paper").show()
     out = capsys.readouterr().out
     assert "…" not in out
     for one in found:

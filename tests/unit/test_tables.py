@@ -8,9 +8,7 @@ import pytest
 from quasiglobal import InputError, algorithm
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.data.sources import SOURCES, TEXT_SOURCES
-from quasiglobal.reproduction.paper.cells import SCALES, at_scale
-from quasiglobal.reproduction.paper.published import published
-from quasiglobal.reproduction.paper.tables import TABLES
+from quasiglobal.reproduction.paper.tables import SCALES, TABLES, at_scale, published
 from quasiglobal.runs.building import model_of
 from quasiglobal.topology import parse
 from quasiglobal.training.experiment import from_mapping

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from quasiglobal import InputError
-from quasiglobal.reproduction.paper.cells import at_scale
-from quasiglobal.reproduction.paper.figures import partitions
-from quasiglobal.reproduction.paper.figures.made import write_figure
-from quasiglobal.reproduction.paper.figures.scores import BETAS, QUASI_GLOBAL, RATES, local_momentum
+from quasiglobal.reproduction.paper.figures import drawing
+from quasiglobal.reproduction.paper.figures.canvas import write_figure
+from quasiglobal.reproduction.paper.figures.drawing import BETAS, QUASI_GLOBAL, RATES, local_momentum
 from quasiglobal.reproduction.paper.figures.training import TRAINED, draw_from_store
-from quasiglobal.reproduction.paper.tables import TABLES
+from quasiglobal.reproduction.paper.tables import TABLES, at_scale
 from quasiglobal.runs.store import RunFolder, RunStore, find_runs
 
 DRAWN = [name for name, figure in TRAINED.items() if figure.table.cells]
@@ -168,7 +167,7 @@ def test_partitions_are_drawn_without_a_run_and_missing_data_is_named(tmp_path, 
     counted = [row["examples"] for row in made.rows if (row["n"], row["alpha"]) == (32, 0.1)]
     assert sum(counted) == pytest.approx(1437, abs=32), "all examples but the remainder of equal slices"
     assert {path.suffix for path in write_figure(made, "figure-partition", tmp_path)} == {".png", ".svg", ".csv"}
-    monkeypatch.setattr(partitions, "PARTITIONS", [("digits", "digits", 16, 1), ("AG News", "agnews", 16, 1)])
+    monkeypatch.setattr(drawing, "PARTITIONS", [("digits", "digits", 16, 1), ("AG News", "agnews", 16, 1)])
     assert "because the data is not installed: AG News" in draw("figure-partition", tmp_path, "paper").says
 
 

@@ -7,16 +7,16 @@ package may be.
 COMMANDS = {
     "Reproduce": {
         "demo": (
-            "quasiglobal.reproduction.commands.demo",
+            "quasiglobal.reproduction.demo",
             "Show the paper's main result on embedded data, in a few minutes.",
         ),
-        "reproduce": ("quasiglobal.reproduction.commands.paper", "Make a table or figure of the paper."),
+        "reproduce": ("quasiglobal.reproduction.paper.command", "Make a table or figure of the paper."),
         "leaderboard": (
-            "quasiglobal.reproduction.commands.leaderboard",
+            "quasiglobal.reproduction.leaderboard.command",
             "Compare all methods, and your own, under one protocol.",
         ),
         "report": (
-            "quasiglobal.reproduction.commands.paper", "Compare the paper's tables and claims with your runs."
+            "quasiglobal.reproduction.paper.command", "Compare the paper's tables and claims with your runs."
         ),
     },
 }

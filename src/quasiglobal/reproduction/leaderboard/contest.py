@@ -1,26 +1,43 @@
-"""Run methods under the protocol, in several processes on a CPU, or together on a GPU."""
+"""Run methods under the protocol: tune each rate on the validation split, train the seeds, and write the record."""
 
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
+import shutil
 import signal
+import statistics
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 
 import torch
 
 from quasiglobal.common.objects import fault
 from quasiglobal.errors import InputError
-from quasiglobal.reproduction.leaderboard.competing import compete
 from quasiglobal.reproduction.leaderboard.contenders import Contender
-from quasiglobal.reproduction.leaderboard.protocol import Tier
-from quasiglobal.reproduction.leaderboard.standings import Standing
+from quasiglobal.reproduction.leaderboard.protocol import (
+    LEARNS,
+    MOST_RATES,
+    SMALLER_STEPS,
+    STEPS_OF_TWO,
+    Condition,
+    Tier,
+)
+from quasiglobal.reproduction.leaderboard.standings import Placing, SeedResult, Standing
 from quasiglobal.runs.options import Options, choose_device
-from quasiglobal.runs.store import Watcher, unwatched
+from quasiglobal.runs.store import Run, Watcher, unwatched
+from quasiglobal.runs.sweep import sweep
+from quasiglobal.runs.tuning import Tuned, score, tune
+from quasiglobal.topology.parsing import count_nodes
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.metrics import number, tests
 
 log = logging.getLogger("quasiglobal")
 
@@ -88,3 +105,113 @@ def _end_with_parent() -> None:
 def _compete_alone(one: Contender, tier: Tier, options: Options) -> Standing:
     (standing,) = compete([one], tier, options)
     return standing
+
+
+# ------------------------------------------------------------------------------------------------ one method
+
+
+@dataclass
+class Start:
+    """A method under one condition."""
+
+    contender: Contender
+    condition: Condition
+    experiment: Experiment
+    refused: str
+    notes: tuple[str, ...]
+    tuned: Tuned | None = None
+
+    @property
+    def rate(self) -> float:
+        """The chosen or given learning rate."""
+        return self.tuned.best[0] if self.tuned else self.contender.rates[self.condition.name]
+
+
+def compete(
+    chosen: Sequence[Contender], tier: Tier, options: Options, watch: Watcher = unwatched
+) -> Iterator[Standing]:
+    """Tune the rates of all methods together; then train the seeds of each method alone: its time is its own."""
+    starts = [
+        Start(one, condition, one.set_on(tier.at(condition)), *one.objections(tier.at(condition)))
+        for one in chosen
+        for condition in tier.conditions
+    ]
+    with warnings.catch_warnings():
+        for note in {note for start in starts for note in start.notes}:     # they are in the record
+            warnings.filterwarnings("ignore", re.escape(note))
+        if tier.validation:
+            _tune([start for start in starts if not start.refused], tier, options, watch)
+        for one in chosen:
+            yield _train_seeds(one, tier, [start for start in starts if start.contender is one], options, watch)
+
+
+def _tune(starts: Sequence[Start], tier: Tier, options: Options, watch: Watcher) -> None:
+    """Choose the rate of each method under each condition."""
+    _tune_over(STEPS_OF_TWO, starts, tier, options, watch)
+    failed = [start for start in starts if start.tuned and max(start.tuned.scores.values()) < LEARNS]
+    _tune_over(SMALLER_STEPS + STEPS_OF_TWO, failed, tier, options, watch)
+
+
+def _tune_over(
+    steps: Sequence[int], starts: Sequence[Start], tier: Tier, options: Options, watch: Watcher
+) -> None:
+    """Choose each rate from a grid of the method's scale times powers of 2; the trials of all train together."""
+    grids = [{"lr": [start.contender.scale(tier) * 2.0**k for k in steps]} for start in starts]
+    trials = [tier.trial(start.experiment) for start in starts]
+    for start, tuned in zip(starts, tune(trials, grids, options, MOST_RATES, watch), strict=True):
+        start.tuned = tuned
+
+
+def _train_seeds(
+    one: Contender, tier: Tier, starts: Sequence[Start], options: Options, watch: Watcher
+) -> Standing:
+    """Train the seeds of a method under all conditions; return its record."""
+    going = [start for start in starts if not start.refused]
+    experiments = [replace(start.experiment, lr=start.rate, seed=seed) for start in going for seed in tier.seeds]
+    runs = sweep(experiments, options, watch)
+    each = len(tier.seeds)
+    by_condition = {start.condition.name: runs[k * each : (k + 1) * each] for k, start in enumerate(going)}
+    facts = runs[0].summary if runs else None
+    standing = Standing(
+        tier.name, one.name, one.algorithm, one.topology, one.communication, one.wire,
+        central=one.central, published=one.published,
+        device=(facts and facts.device) or "", torch=(facts and facts.torch) or "",
+        conditions={start.condition.name: _placing(start, by_condition, tier) for start in starts},
+    )
+    trials = [run for start in going if start.tuned for run in start.tuned.trials.values()]
+    for run in [*trials, *runs]:                                            # nobody needs the models any more
+        shutil.rmtree(run.folder / "checkpoint", ignore_errors=True)
+    return standing
+
+
+def _placing(start: Start, runs: dict[str, list[Run]], tier: Tier) -> Placing:
+    if start.refused:
+        return Placing(refused=start.refused, notes=start.notes)
+    tuned = start.tuned
+    trials = {f"{rate:g}": score(run) for (rate,), run in sorted(tuned.trials.items())} if tuned else {}
+    reached = {rate: value if value > -math.inf else None for rate, value in trials.items()}
+    return Placing(
+        lr=start.rate, inside=tuned.inside if tuned else True, trials=reached, notes=start.notes,
+        seeds=tuple(_result(run, tier) for run in runs[start.condition.name]),
+    )
+
+
+def _result(run: Run, tier: Tier) -> SeedResult:
+    """The numbers of a run: the means of each node's last tests, then their mean and the worst."""
+    partition = (run.summary and run.summary.partition) or ""
+    if run.status != "finished":
+        return SeedResult(run.experiment.seed, diverged=True, partition=partition)
+    last = tests(run.records())[-tier.tests :]
+    nodes = [statistics.fmean(values) for values in zip(*(record["accuracy_nodes"] for record in last), strict=True)]
+    return SeedResult(
+        run.experiment.seed, mean=statistics.fmean(nodes), worst=min(nodes),
+        averaged=statistics.fmean(record["accuracy_averaged"] for record in last), bytes=number(last[-1], "bytes_sent"),
+        seconds=_seconds(run), partition=partition,
+    )
+
+
+def _seconds(run: Run) -> float:
+    """Time of a run: its share of the time of its program, from its fastest epoch, since others compile or wait."""
+    records, rows = run.records(), count_nodes(run.experiment.topology)
+    examples = records[0]["step"] * run.experiment.batch * rows
+    return len(records) * min(examples / record["images_per_second"] for record in records)

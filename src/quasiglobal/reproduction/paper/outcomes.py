@@ -1,4 +1,4 @@
-"""Outcomes of the paper's cells, read from the run store alone.
+"""Outcomes of the paper's cells, read from the run store alone, and how they compare with the paper's numbers.
 
 The learning rate of a cell is the best of its trials. Trials are the ended runs with seed 0 that equal the cell's
 experiment except for the learning rate. `runs/tuning.py` defines best: the highest score in the last test; a diverged
@@ -8,17 +8,20 @@ rate of short runs counts, provided that the cell was run at that rate; `tuned_s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
-from quasiglobal.reproduction.paper.cells import PaperCell, PaperTable, Scale
-from quasiglobal.reproduction.paper.readings import ended_runs
+from quasiglobal.common.files import read_lines
+from quasiglobal.reproduction.paper.tables import ColumnLabel, PaperCell, PaperTable, Scale
+from quasiglobal.reproduction.report.noise import Sample, difference, paired, tolerance
 from quasiglobal.runs.comparison import Score
 from quasiglobal.runs.store import Run, RunStore
 from quasiglobal.runs.tuning import best_point, score
-from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.metrics import AVERAGED, SCORE, number
+from quasiglobal.topology.parsing import count_nodes
+from quasiglobal.training.experiment import Experiment, setting
+from quasiglobal.training.metrics import AVERAGED, SCORE, Record, last_and_best, number
 
 Which = Literal["last", "best", "averaged"]
 """Score of the last test, of the best test, or of the nodes' averaged model in the last test."""
@@ -139,3 +142,164 @@ def _tried(cell: PaperCell, experiment: Experiment, store: RunStore) -> Outcome:
     seeds = {run.experiment.seed: run for run in runs if run.experiment.peak_lr == best}
     chosen = tuple(seeds[seed] for seed in sorted(seeds))
     return Outcome(cell, replace(experiment, lr=best), chosen, dict(sorted(trials.items())))
+
+
+# ------------------------------------------------------------------------------------------------ versus the paper
+
+PAPER_SEEDS = 3
+"""Number of seeds behind each of the paper's means with a standard deviation."""
+
+Verdict = Literal["holds", "within noise", "does not hold"]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A difference and its noise, the size that chance explains; None if no standard deviation is known.
+
+    A side that diverged has lost: the value is ±∞, or NaN if both sides diverged.
+    """
+
+    value: float
+    noise: float | None
+
+    @property
+    def within(self) -> bool | None:
+        """Whether chance explains the difference; never if one side diverged, None if the noise is unknown."""
+        if math.isinf(self.value):
+            return False
+        return None if self.noise is None or math.isnan(self.value) else abs(self.value) <= self.noise
+
+
+@dataclass(frozen=True)
+class Order:
+    """Rank of a method against the others of its column that both the paper and our runs have."""
+
+    agreed: tuple[str, ...] = ()
+    """Methods on the same side as in the paper."""
+    unclear: tuple[str, ...] = ()
+    """Methods on the other side, within the noise of our runs."""
+    reversed: tuple[str, ...] = ()
+    """Methods on the other side, beyond the noise of our runs."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The worst result of all comparisons; None if there are none."""
+        if self.reversed:
+            return "does not hold"
+        if self.unclear:
+            return "within noise"
+        return "holds" if self.agreed else None
+
+
+def paper_sample(score: Score | None) -> Sample:
+    """The paper's score; −∞ if the run did not converge."""
+    if score is None:
+        return Sample(-math.inf, None, 1)
+    return Sample(score.mean, score.std, 1 if score.std is None else PAPER_SEEDS)
+
+
+def our_sample(outcome: Outcome) -> Sample | None:
+    """Our score after the last epoch; −∞ if a seed diverged, None if there is no score."""
+    if outcome.diverged:
+        return Sample(-math.inf, None, len(outcome.runs))
+    score, one = outcome.ours(), outcome.experiment
+    if score is None:
+        return None
+    partition = one.data, one.partition, count_nodes(one.topology), one.alpha if one.uses_alpha else None
+    return Sample(score.mean, score.std, len(outcome.runs), outcome.by_seed(), partition)
+
+
+def gap(terms: Sequence[tuple[float, Sample]]) -> Gap:
+    """A weighted sum of scores with its noise, seed by seed where the scores share their partitions."""
+    terms = paired(terms)
+    return Gap(difference(terms), tolerance(terms))
+
+
+def to_paper(outcome: Outcome) -> Gap | None:
+    """Our score minus the paper's; None unless both converged."""
+    ours, paper = our_sample(outcome), paper_sample(outcome.cell.score)
+    if ours is None or math.isinf(ours.mean) or math.isinf(paper.mean):
+        return None
+    return gap([(1, ours), (-1, paper)])
+
+
+def by_model_and_column(outcomes: Iterable[Outcome]) -> dict[tuple[str, ColumnLabel], list[Outcome]]:
+    """Group outcomes by model and column: methods are ranked within a group."""
+    groups: dict[tuple[str, ColumnLabel], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.cell.row.model, outcome.cell.column), []).append(outcome)
+    return groups
+
+
+def order(outcome: Outcome, others: Iterable[Outcome]) -> Order:
+    """Compare the rank of a method among others in our runs with its rank in the paper."""
+    ours = our_sample(outcome)
+    found: Mapping[Verdict, list[str]] = {"holds": [], "within noise": [], "does not hold": []}
+    for other in others:
+        theirs = our_sample(other)
+        if other is outcome or ours is None or theirs is None:
+            continue
+        in_paper = gap([(1, paper_sample(outcome.cell.score)), (-1, paper_sample(other.cell.score))])
+        in_ours = gap([(1, ours), (-1, theirs)])
+        if math.isnan(in_paper.value) or in_paper.value == 0:
+            continue
+        name = other.cell.row.method
+        if in_ours.value * in_paper.value > 0:
+            found["holds"].append(name)
+        else:
+            found["does not hold" if in_ours.within is False else "within noise"].append(name)
+    return Order(tuple(found["holds"]), tuple(found["within noise"]), tuple(found["does not hold"]))
+
+
+# ------------------------------------------------------------------------------------------------ the paper's EvoNorm
+
+# Training is the same for the three readings of the released ResNet-EvoNorm: the same weights are tested with other
+# statistics of its batch norms. `readings.py` tests runs in all of them, and compares them.
+
+READINGS = {"batch": "evonorm-released", "hybrid": "evonorm-first-release", "running": "evonorm-running"}
+"""The norm of each reading: which statistics its tests use."""
+
+TRAINED = "running"
+"""The reading that keeps the running statistics of all batch norms, which the others use in part."""
+
+Reading = dict[str, float]
+"""A test: the epoch, and the accuracy of every reading and of its averaged model."""
+
+FILE = "readings.jsonl"
+"""The file in a run folder: a line per test, with the accuracy of every reading."""
+
+
+def ended_runs(store: RunStore, experiment: Experiment) -> list[Run]:
+    """The ended runs of an experiment's setting, and those that trained the same and were tested with its norm too.
+
+    Where both exist for a seed and a rate, the run of its own counts.
+    """
+    own = store.ended.get(setting(experiment), [])
+    reading = next((name for name, norm in READINGS.items() if norm == experiment.norm and name != TRAINED), None)
+    if reading is None:
+        return own
+    trained = store.ended.get(setting(replace(experiment, norm=READINGS[TRAINED])), ())
+    known = {(run.experiment.seed, run.experiment.peak_lr) for run in own}
+    missing = [run for run in trained if (run.experiment.seed, run.experiment.peak_lr) not in known]
+    return [*own, *(_read_as(run, reading) for run in missing if (run.folder / FILE).exists())]
+
+
+def _read_as(run: Run, reading: str) -> Run:
+    """The same run with the tests of a reading in its records and its summary."""
+    tests = {line["epoch"]: line for line in read_readings(run)}
+    records: list[Record] = []
+    for record in run.records():
+        plain = {key: value for key, value in record.items() if not key.startswith(SCORE)}
+        line = tests.get(record["epoch"])
+        scores = {SCORE: line[reading], AVERAGED: line[f"{reading}_averaged"]} if line else {}
+        records.append(cast(Record, plain | scores))
+    one = replace(run.experiment, norm=READINGS[reading])
+    last, best = last_and_best(records, one.metric)
+    ended = run.summary and replace(run.summary, last=last, best=best)
+    return replace(run, experiment=one, summary=ended, _records=[records])
+
+
+def read_readings(run: Run, every_epoch: bool = False) -> list[Reading]:
+    """The tests of a run in all readings: those of its experiment, or all that were made."""
+    one, lines = run.experiment, read_lines(run.folder / FILE)
+    return [line for line in lines if every_epoch or line["epoch"] % one.eval_every == 0 or line["epoch"] == one.epochs]

@@ -1,21 +1,178 @@
-"""Run the experiments of the paper's tables that a store lacks."""
+"""Targets of `qg reproduce`, their progress in a store, and the training of the runs that a store lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
-from quasiglobal.data.sources import available, raw
+import torch
+
+from quasiglobal.data.sources import SOURCES, available, raw
 from quasiglobal.errors import InputError
-from quasiglobal.reproduction.paper.cells import PaperCell, PaperTable, Scale, at_scale
+from quasiglobal.reproduction.paper.figures.drawing import PARTITIONS
+from quasiglobal.reproduction.paper.figures.toy import FIGURES
+from quasiglobal.reproduction.paper.figures.training import TRAINED
 from quasiglobal.reproduction.paper.outcomes import FEWEST_RATES, Outcome, chosen_short, outcomes
+from quasiglobal.reproduction.paper.tables import NUMBERS, TABLES, PaperCell, PaperTable, Scale, at_scale
+from quasiglobal.runs.estimate import images_per_second
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.store import RunStore, Watcher, unwatched
+from quasiglobal.runs.store import Run, RunStore, Watcher, unwatched
 from quasiglobal.runs.sweep import sweep
 from quasiglobal.runs.tuning import CAP, rates_around, tune
 from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.metrics import number
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table or figure of the paper."""
+
+    name: str
+    title: str
+    table: PaperTable | None = None
+    """The cells to train; None for a figure without training, which takes seconds."""
+    drawn: bool = False
+    """Whether it is a figure."""
+    data: tuple[str, ...] = ()
+    """Data sets shown by a figure without cells, at any scale but smoke."""
+
+    @property
+    def number(self) -> str:
+        """The paper's number of the table or figure; empty if it is not in the paper."""
+        return NUMBERS.get(self.name, "")
+
+    @property
+    def heading(self) -> str:
+        """The paper's number and the title."""
+        return self.numbered(self.title)
+
+    def numbered(self, title: str) -> str:
+        """A form of the title, after the paper's number.
+
+        >>> TARGETS["cifar10"].numbered("CIFAR-10"), TARGETS["figure-speedup"].numbered("Speed-up")
+        ('Table 1: CIFAR-10', 'Not in the paper: Speed-up')
+        """
+        return f"{self.number or 'Not in the paper'}: {title.replace(f' ({self.number})', '')}"
+
+    @property
+    def kind(self) -> str:
+        """Group of similar targets."""
+        if not self.drawn:
+            return "Tables"
+        return "Figures from training runs" if self.table and self.table.cells else "Figures made in seconds"
+
+
+TARGETS: dict[str, Target] = {
+    **{name: Target(name, table.title, table) for name, table in TABLES.items()},
+    **{name: Target(name, figure.table.title, figure.table, drawn=True) for name, figure in TRAINED.items()},
+    **{name: Target(name, (make.__doc__ or "").splitlines()[0], drawn=True) for name, make in FIGURES.items()},
+}
+TARGETS["figure-partition"] = replace(
+    TARGETS["figure-partition"], data=tuple(dict.fromkeys(data for _, data, *_ in PARTITIONS))
+)
+"""All targets of `qg reproduce` by name."""
+
+
+# ------------------------------------------------------------------------------------------------ progress and cost
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Progress of a target in a store."""
+
+    cells: int
+    tried: int
+    """Number of cells with an ended run."""
+    done: int
+    """Number of cells with all seeds, at the paper's fixed learning rate or the best of three or more."""
+    to_run: tuple[Experiment, ...]
+    """One experiment per missing run; more are needed if a grid has to grow."""
+    missing: tuple[str, ...]
+    """Data sets that are not on disk."""
+
+
+def stand(
+    table: PaperTable,
+    store: RunStore,
+    scale: Scale,
+    seeds: int,
+    data_dir: Path | None = None,
+    short: bool = False,
+) -> Stand:
+    """Progress of a table in a store; `short`: whether a learning rate from short runs counts."""
+    found = outcomes(table, store, scale, short)
+    lacking = [_to_run(one, scale, seeds) for one in found]
+    once = {one.cell.experiment: several for one, several in zip(found, lacking, strict=True)}  # cells may share it
+    return Stand(
+        cells=len(found),
+        tried=sum(bool(one.trials) for one in found),
+        done=sum(not several for several in lacking),
+        to_run=tuple(experiment for several in once.values() for experiment in several),
+        missing=tuple(absent(data_names(table.cells, scale), data_dir)),
+    )
+
+
+Speeds = Mapping[Experiment, float]
+"""Images per second, by the fields of an experiment that matter most (`_alike`)."""
+
+
+def cost(experiments: Iterable[Experiment], device: torch.device, speeds: Speeds) -> tuple[float, bool]:
+    """Estimate the seconds that runs take on this device, and whether the estimate covers all: text data is left out.
+
+    The time is images / speed. The speed is that of recorded runs of the same model (`recorded`), or else that of a
+    measured plain step. A data set's `examples` include test images, which account for the tests.
+    """
+    seconds, everything = 0.0, True
+    for one in experiments:
+        if one.data in SHOWN:
+            alike = _alike(one)
+            seconds += one.epochs * SOURCES[one.data].examples / (speeds.get(alike) or _speed(alike, device))
+        else:
+            everything = False
+    return seconds, everything
+
+
+def _alike(one: Experiment) -> Experiment:
+    """The fields that the speed depends on most."""
+    return Experiment(data=one.data, model=one.model, width=one.width, precision=one.precision)
+
+
+def recorded(store: RunStore, device: torch.device) -> Speeds:
+    """Speeds of the store's runs on this type of device: the median for each kind of model."""
+    found: dict[Experiment, list[float]] = {}
+    for run in store.runs:
+        if run.summary and run.summary.device == device.type:
+            speed = number(run.summary.last, "images_per_second")
+            if speed:
+                found.setdefault(_alike(run.experiment), []).append(speed)
+    return {alike: statistics.median(speeds) for alike, speeds in found.items()}
+
+
+SHOWN: dict[str, tuple[int, Sequence[int]]] = {
+    "digits": (10, (1, 8, 8)), "cifar10": (10, (3, 32, 32)),
+    "imagenet32": (1000, (3, 32, 32)), "imagenet": (1000, (3, 224, 224)),
+}
+"""Number of classes and input shape of each image data set, which need not be installed."""
+
+
+@cache
+def _speed(alike: Experiment, device: torch.device) -> float:
+    """Measured speed of a model with its default norm; other norms differ little."""
+    return images_per_second(alike, *SHOWN[alike.data], device)
+
+
+def _to_run(one: Outcome, scale: Scale, seeds: int) -> list[Experiment]:
+    """The cell's experiment once per missing run: the rates to try, then the other seeds at the best rate."""
+    trials = 0 if one.fixed or one.tuned else max(0, FEWEST_RATES * len(one.cell.experiments(scale)) - len(one.trials))
+    ended = len(one.runs) if one.runs else min(1, trials)               # the best trial counts as one seed
+    return [one.experiment] * (trials + max(0, seeds - ended))
+
+
+# ------------------------------------------------------------------------------------------------ training
 
 
 def run_missing(
@@ -27,7 +184,22 @@ def run_missing(
     watch: Watcher = unwatched,
     tune_short: bool = False,
 ) -> list[Outcome]:
-    """Run the missing experiments of a table, or of the cells that match the patterns; return the outcomes.
+    """Run the missing experiments of a table, or of the cells that match the patterns; return the outcomes."""
+    options = options or Options()
+    return complete(table, RunStore.read(options.runs), scale, seeds, cells, options, watch, tune_short)[0]
+
+
+def complete(
+    table: PaperTable,
+    store: RunStore,
+    scale: Scale,
+    seeds: int,
+    cells: Sequence[str],
+    options: Options,
+    watch: Watcher = unwatched,
+    tune_short: bool = False,
+) -> tuple[list[Outcome], RunStore]:
+    """Run what a store lacks of a table, or of the cells that match the patterns; the outcomes, and the new store.
 
     Learning rates are tuned with seed 0; then all seeds run at the best rate. A rate that is already tuned in the store
     is reused. With `tune_short`, rates are tuned on short runs; otherwise rates from short runs are not reused. Cells
@@ -35,7 +207,6 @@ def run_missing(
     """
     if tune_short and scale != "paper":
         raise InputError(f"--tune-short needs the paper's scale; with --scale {scale} leave it out")
-    options = replace(options or Options(), seeds=seeds)
     chosen = select(table, cells)
     part = replace(table, cells=tuple(chosen))
     lost = missing_data(chosen, scale, options.data_dir)
@@ -44,22 +215,28 @@ def run_missing(
         return [one for one in outcomes(part, store, scale, short=False) if one.experiment.data not in lost]
 
     tried: Scale = "short" if tune_short else scale
-    store = RunStore.read(options.runs)
+    options = replace(options, seeds=1)
     settled = [one.cell.name for one in wanted(store, scale) if one.fixed or one.tuned] if tune_short else []
     untuned = [one for one in wanted(store, tried) if one.cell.name not in settled]
     if grids := _grids(untuned, tried):                     # all cells at once, so that their trials fill programs
         over = [{"lr": rates} for rates in grids.values()]
-        tune(list(grids), over, replace(options, seeds=1), FEWEST_RATES if scale == "smoke" else CAP, watch)
-    store = RunStore.read(options.runs)
+        tuned = tune(list(grids), over, options, FEWEST_RATES if scale == "smoke" else CAP, watch)
+        store = _joined(store, [run for one in tuned for run in (*one.trials.values(), *one.runs)])
     rated = wanted(store, scale)
     if tune_short:
         rated = [one if one.cell.name in settled else chosen_short(one.cell, store) or one for one in rated]
     lacking = [experiment for one in rated for experiment in seeds_to_run(one, seeds)]
-    sweep(list(dict.fromkeys(lacking)), replace(options, seeds=1), watch)
-    found = outcomes(part, RunStore.read(options.runs), scale)
+    store = _joined(store, sweep(list(dict.fromkeys(lacking)), options, watch))
+    found = outcomes(part, store, scale)
     if lost and not any(one.runs for one in found):
         raise InputError("; ".join(lost.values()))
-    return found
+    return found, store
+
+
+def _joined(store: RunStore, runs: Iterable[Run]) -> RunStore:
+    """The store with runs that were trained since it was read."""
+    found = {run.folder: run for run in (*store.runs, *runs)}
+    return RunStore(store.root, tuple(found[folder] for folder in sorted(found)))
 
 
 def select(table: PaperTable, patterns: Sequence[str]) -> list[PaperCell]:
@@ -127,5 +304,3 @@ def seeds_to_run(one: Outcome, seeds: int) -> list[Experiment]:
         return []
     first, have = one.experiment.seed, {run.experiment.seed for run in one.runs}
     return [one.experiment.with_seed(seed) for seed in range(first, first + seeds) if seed not in have]
-
-

@@ -2,20 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from quasiglobal.reproduction.paper.cells import DIFFERENCE, PaperTable, Scale
-from quasiglobal.reproduction.paper.claim_list import CLAIMS, TUNING, momentum_tuning, tuning_claim
-from quasiglobal.reproduction.paper.outcomes import Outcome, outcomes
-from quasiglobal.reproduction.paper.own_runs import not_shown, own_section
-from quasiglobal.reproduction.paper.summary_claims import claims_section
-from quasiglobal.reproduction.paper.summary_figures import FIGURE_TABLES, summary_figures
-from quasiglobal.reproduction.paper.summary_overview import overview
-from quasiglobal.reproduction.paper.summary_tables import table_section
-from quasiglobal.reproduction.paper.tables import TABLES
-from quasiglobal.reproduction.report.document import Document
+from quasiglobal.algorithms import name_of
+from quasiglobal.common.objects import readable
+from quasiglobal.reproduction.paper.claims import (
+    CLAIMS,
+    TUNING,
+    Claim,
+    Judged,
+    momentum_tuning,
+    our_scores,
+    paper_scores,
+    signed,
+    tuning_claim,
+    verdict,
+)
+from quasiglobal.reproduction.paper.figures import TRAINED, Canvas, draw_outcomes, title_of
+from quasiglobal.reproduction.paper.outcomes import (
+    PAPER_SEEDS,
+    Gap,
+    Order,
+    Outcome,
+    Verdict,
+    Which,
+    by_model_and_column,
+    order,
+    outcomes,
+    to_paper,
+)
+from quasiglobal.reproduction.paper.tables import (
+    DIFFERENCE,
+    NUMBERS,
+    SCALES,
+    TABLES,
+    CellLabel,
+    ColumnLabel,
+    PaperTable,
+    Scale,
+)
+from quasiglobal.reproduction.report.document import (
+    Agreement,
+    Cell,
+    Column,
+    Document,
+    Drawing,
+    Finding,
+    Line,
+    Mark,
+    Overview,
+    Plot,
+    Row,
+    Section,
+)
 from quasiglobal.reproduction.report.noise import EXPLANATION
-from quasiglobal.runs.store import RunStore
+from quasiglobal.reproduction.report.page import drawing
+from quasiglobal.runs import tuning
+from quasiglobal.runs.comparison import NOT_CONVERGED, Score, Setting, compared
+from quasiglobal.runs.store import Run, RunStore
+from quasiglobal.training.experiment import setting
+from quasiglobal.training.metrics import Ranking, number
 
 
 def summary(store: RunStore, scale: Scale = "paper") -> Document:
@@ -70,3 +120,461 @@ LEGEND = (
     "Rows “as in the text” have the form that the paper's text describes where the authors' released code, which made "
     "the numbers, has another.",
 )
+
+
+# ------------------------------------------------------------------------------------------------ claims
+
+VERDICTS: Mapping[Verdict, tuple[str, Mark]] = {
+    "holds": ("holds", "good"),
+    "within noise": ("undecided", "fair"),
+    "does not hold": ("does not hold", "bad"),
+}
+OTHER_SCALE = Cell("other scale", mark="none")
+"""Shown in place of a verdict at any scale but the paper's."""
+
+CLAIM_COLUMNS = (
+    Column("claim", share=0.31), Column("where", share=0.13), Column("in the paper's numbers", share=0.2),
+    Column("in our runs", share=0.2), Column("run", numeric=True),
+)
+
+
+def claims_section(claims: Sequence[Claim], found: Mapping[str, Sequence[Outcome]], scale: Scale) -> Section:
+    """The section of claims, with a verdict on each claim that has scores in the outcomes of the tables."""
+    papers, ours = paper_scores(), our_scores(found)
+    rows, counts = [], Counter[str]()
+    for k, claim in enumerate(claims):
+        judged, all_of_them = claim.judge(ours), len(claim.comparisons)
+        result = _verdict(judged, all_of_them, "not run") if scale not in DIFFERENCE or not judged else OTHER_SCALE
+        counts[result.text] += 1
+        rows.append(Row((
+            Cell(claim.says),
+            Cell(claim.where),
+            _verdict(claim.judge(papers), all_of_them, "no numbers"),
+            result,
+            Cell(f"{len(judged)} of {all_of_them}", len(judged) / max(all_of_them, 1)),
+        ), known=bool(judged), anchor=f"claim-{k}"))
+    says = ", ".join(f"{text}: {counts[text]}" for text in sorted(counts))
+    return Section("claims", "What the paper claims", says, CLAIM_COLUMNS, tuple(rows))
+
+
+def _verdict(judged: Sequence[Judged], all_of_them: int, otherwise: str) -> Cell:
+    result = verdict(judged)
+    if result is None:
+        return Cell(otherwise, mark="none")
+    text, mark = VERDICTS[result]
+    if result == "holds" and len(judged) < all_of_them:
+        text, mark = "holds so far", "fair"
+    if len(judged) == 1:
+        return Cell(text, mark=mark, why=(str(judged[0]),))
+    values = [one.gap.value for one in judged if math.isfinite(one.gap.value)]
+    span = f", {signed(min(values))} to {signed(max(values))}" if values else ""
+    wrong = [one for kind in ("does not hold", "within noise") for one in judged if one.verdict == kind]
+    right = [one for one in judged if one.verdict == "holds"]
+    exceptions = f", not so in {len(wrong)}" if wrong else ""
+    clear = sum(one.gap.within is False for one in right)
+    beyond = f", {clear or 'none'} beyond the noise" if text == "holds so far" else ""
+    return Cell(text, mark=mark, why=(f"{len(judged)} comparisons{span}{exceptions}{beyond}", *map(str, wrong + right)))
+
+
+# ------------------------------------------------------------------------------------------------ tables
+
+TABLE_COLUMNS = (
+    Column("method"), Column("setting"), Column("paper", numeric=True), Column("ours", numeric=True),
+    Column("best", numeric=True), Column("difference", numeric=True), Column("noise"), Column("order"),
+    Column("lr", numeric=True), Column("epochs", numeric=True, brief=False),
+    Column("averaged", numeric=True, brief=False),
+    Column("curves", brief=False),
+)
+
+
+def table_section(table: PaperTable, found: Sequence[Outcome], scale: Scale) -> Section:
+    """A table of the paper, cell by cell, with the learning curves of its runs."""
+    groups = by_model_and_column(found)
+    curves = {one.cell.label: _beside_paper(one, scale) for one in found}
+    plots: list[Plot] = []
+    rows, verdicts = [], []
+    anchors: dict[CellLabel, str] = {}
+    for k, ((model, column), group) in enumerate(groups.items()):
+        title = ", ".join(filter(None, (model, str(column))))
+        lines = tuple(line for outcome in group if (line := curves[outcome.cell.label]))
+        plots += [plot for plot in (_curves(table, k, title, lines), _rates(table, k, title, group)) if plot]
+        anchors |= {outcome.cell.label: f"{table.name}-{k}" for outcome in group}
+    for k, outcome in enumerate(found):
+        label = outcome.cell.label
+        judged = Judgement.of(outcome, groups[outcome.cell.row.model, outcome.cell.column], scale)
+        row = _row(outcome, judged, anchors[label] if curves[label] else None)
+        rows.append(replace(row, anchor=f"{table.name}-cell-{k}", agreement=agreement(outcome, judged)))
+        verdicts.append(judged)
+    says = _in_words(len(rows), sum(row.known for row in rows), verdicts)
+    brief = f"{NUMBERS[table.name]}: {table.title.partition(':')[0]}"
+    return Section(
+        table.name, table.title_at(scale), says, TABLE_COLUMNS, tuple(rows), table.notes, tuple(plots), brief
+    )
+
+
+def _in_words(cells: int, run: int, verdicts: Sequence[Judgement]) -> str:
+    says = f"{run} of {cells} cells run" if run else "not run"
+    within = [judged.within for judged in verdicts if judged.within is not None]
+    if within:
+        says += f", {sum(within)} of {len(within)} within the noise of the paper's"
+    orders = [judged.order.verdict for judged in verdicts if judged.order and judged.order.verdict]
+    if orders:
+        says += f", the order holds for {orders.count('holds')} of {len(orders)}"
+    return says
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Comparison of a cell with the paper, made only at the paper's scale."""
+
+    comparable: bool
+    gap: Gap | None = None
+    """Our score minus the paper's."""
+    seeds: int = 0
+    order: Order | None = None
+
+    @classmethod
+    def of(cls, outcome: Outcome, group: Sequence[Outcome], scale: Scale) -> Judgement:
+        """Judge a cell against the paper and the other cells of its model and column."""
+        if scale in DIFFERENCE or not outcome.runs:
+            return cls(scale not in DIFFERENCE)
+        return cls(True, to_paper(outcome), len(outcome.runs), order(outcome, group))
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the difference is within the noise; None if unknown or if there are too few seeds to tell."""
+        if self.gap is None or self.gap.noise is None:
+            return None
+        if self.gap.within and self.seeds < PAPER_SEEDS:
+            return None
+        return self.gap.within
+
+
+def agreement(outcome: Outcome, judged: Judgement) -> Agreement:
+    """How our result agrees with the paper's; a side that diverged is below the other."""
+    if not outcome.runs:
+        return "absent"
+    if judged.comparable and judged.gap is None:
+        papers = outcome.cell.score is None
+        return ("neither" if papers else "below") if outcome.diverged else ("above" if papers else "open")
+    if judged.gap is None or judged.within is None:
+        return "open"
+    if judged.within:
+        return "within"
+    return "above" if judged.gap.value > 0 else "below"
+
+
+def _row(outcome: Outcome, judged: Judgement, anchor: str | None) -> Row:
+    cell, experiment = outcome.cell, outcome.experiment
+    paper = Cell(NOT_CONVERGED) if cell.score is None else _score(cell.score)
+    start = (Cell(str(cell.row)), Cell(str(cell.column)), paper)
+    name = name_of(experiment.algorithm)
+    if not outcome.runs:
+        return Row((*start, Cell("not run", mark="none"), *[Cell("")] * (len(TABLE_COLUMNS) - 4)), name, known=False)
+    return Row((
+        *start,
+        _ours(outcome),
+        _other(outcome, "best"),
+        *_difference(outcome, judged),
+        _order(judged),
+        _learning_rate(outcome),
+        Cell(str(experiment.epochs), experiment.epochs),
+        _other(outcome, "averaged"),
+        Cell("curves", link=anchor) if anchor else Cell(""),
+    ), name)
+
+
+def _other(outcome: Outcome, which: Which) -> Cell:
+    """The score of each run's best test, or of its averaged model."""
+    score = outcome.ours(which)
+    return _score(score) if score else Cell("")
+
+
+def _score(score: Score) -> Cell:
+    return Cell(str(score), score.mean)
+
+
+def _ours(outcome: Outcome) -> Cell:
+    seeds = f"({len(outcome.runs)})"
+    score = outcome.ours()
+    if score is None:
+        gone = sum(run.status == "diverged" for run in outcome.runs)
+        return Cell(f"{NOT_CONVERGED} {seeds}", mark="bad", why=(f"{gone} of {len(outcome.runs)} diverged",))
+    return Cell(f"{score} {seeds}", score.mean)
+
+
+def _difference(outcome: Outcome, judged: Judgement) -> tuple[Cell, Cell]:
+    """The difference to the paper, and whether it is within the noise."""
+    if not judged.comparable:
+        return Cell(""), OTHER_SCALE
+    found = judged.gap
+    if found is None:
+        return Cell(""), _not_converged(outcome.diverged, outcome.cell.score is None)
+    value = Cell(signed(found.value), found.value)
+    if found.noise is None:
+        return value, Cell("unknown", mark="none", why=("no standard deviation",))
+    if judged.within is None:
+        return value, Cell("too few seeds", mark="none", why=(f"±{found.noise:.2f}",))
+    if not judged.within:
+        return value, Cell(f"beyond ±{found.noise:.2f}", mark="bad")
+    return value, Cell(f"within ±{found.noise:.2f}", mark="good")
+
+
+def _not_converged(ours: bool, papers: bool) -> Cell:
+    if ours and papers:
+        return Cell("neither converged", mark="good")
+    return Cell("ours diverged", mark="bad") if ours else Cell("the paper's diverged", mark="fair")
+
+
+def _order(judged: Judgement) -> Cell:
+    found = judged.order
+    if not judged.comparable:
+        return OTHER_SCALE
+    if found is None or found.verdict is None:
+        return Cell("")
+    text, mark = VERDICTS[found.verdict]
+    against = [*found.reversed, *found.unclear]
+    return Cell(text, mark=mark, why=(f"not with {', '.join(against)}",) if against else ())
+
+
+def _learning_rate(outcome: Outcome) -> Cell:
+    rate = outcome.experiment.peak_lr
+    return Cell(f"{rate:g}", rate, why=(outcome.how,))
+
+
+# ------------------------------------------------------------------------------------------------ curves
+
+
+MOST_BANDS = 5
+"""Maximum number of curves with bands in a plot; more bands would hide each other."""
+
+
+def _curves(table: PaperTable, k: int, title: str, lines: tuple[Line, ...]) -> Plot | None:
+    if len(lines) > MOST_BANDS:
+        lines = tuple(replace(line, band=()) for line in lines)
+    return Plot(f"{table.name}-{k}", title, lines, "epoch", "test accuracy, %") if lines else None
+
+
+def _beside_paper(one: Outcome, scale: Scale) -> Line | None:
+    """The curve of a cell, with the paper's score at the last epoch."""
+    line, score = curve(one.cell.row.method, one.runs, Ranking()), one.cell.score
+    if line is None or score is None or scale in DIFFERENCE:
+        return line
+    return replace(line, published=[(one.experiment.epochs, score.mean, score.std or 0.0)])
+
+
+def curve(label: str, runs: Sequence[Run], score: Ranking) -> Line | None:
+    """Curve of the mean over the seeds, with a band over their range; None if nothing was tested."""
+    tests: dict[int, list[float]] = {}
+    for run in runs:
+        for record in run.records():
+            if (reached := number(record, score.name)) is not None:
+                tests.setdefault(record["epoch"], []).append(score.factor * reached)
+    if not tests:
+        return None
+    tests = dict(sorted(tests.items()))
+    points = [(epoch, statistics.fmean(values)) for epoch, values in tests.items()]
+    band = [(min(values), max(values)) for values in tests.values()] if len(runs) > 1 else []
+    return Line(label, points, band, dots=len(points) == 1, algorithm=runs[0].experiment.algorithm)
+
+
+def _rates(table: PaperTable, k: int, title: str, group: Sequence[Outcome]) -> Plot | None:
+    """Plot of seed 0's score at every learning rate tried."""
+    lines = []
+    for outcome in group:
+        points = [
+            (rate, 100 * tuning.score(run)) for rate, run in outcome.trials.items() if run.status == "finished"
+        ]
+        if len(points) > 1:
+            label = outcome.cell.row.method + (", short runs" if outcome.tuned_short else "")
+            lines.append(Line(label, points, dots=True, algorithm=outcome.experiment.algorithm))
+    if not lines:
+        return None
+    name, y = f"{table.name}-{k}-rates", "test accuracy of seed 0, %"
+    return Plot(name, title, tuple(lines), "learning rate", y, logarithmic=True)
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+def summary_figures(found: Mapping[str, Sequence[Outcome]], scale: Scale) -> tuple[Drawing, ...]:
+    """The paper's training figures that show more than the tables' curves, if enough of their cells were run."""
+    made = []
+    for name in FIGURES:
+        if sum(bool(outcome.runs) for outcome in found[name]) >= ENOUGH * len(found[name]):
+            figure = draw_outcomes(name, found[name], Canvas(scale))
+            figure.figure.suptitle("")
+            made.append(drawing(name, f"Figure: {title_of(name, scale)}", figure.says, figure.figure))
+    return tuple(made)
+
+
+FIGURES = (
+    "figure-effective-step", "figure-single-worker", "figure-weight-decay", "figure-momentum-tuning",
+)
+"""Figures that need only the store. Others repeat the overview or the tables' curves, or need the data sets."""
+
+FIGURE_TABLES = {name: TRAINED[name].table for name in FIGURES}
+"""The cells of these figures."""
+
+ENOUGH = 1 / 4
+"""Fraction of a figure's cells that must have been run for the figure to be included."""
+
+
+# ------------------------------------------------------------------------------------------------ overview
+
+
+def overview(
+    claims: Section, tables: Sequence[Section], found: Mapping[str, Sequence[Outcome]], scale: Scale
+) -> Overview:
+    """The overview of the sections; at another scale than the paper's, without figures."""
+    plots = (*_by_alpha(found["cifar10"]), *_by_size(found["ring-scales"])) if scale == "paper" else ()
+    return Overview(_counts(tables), tuple(_findings(claims)), plots)
+
+
+def _counts(tables: Sequence[Section]) -> str:
+    counts = Counter(row.agreement for table in tables for row in table.rows)
+    words: dict[Agreement, str] = {
+        "within": "within the noise of the paper's number", "above": "above it", "below": "below it",
+        "neither": "diverged as in the paper", "open": "without a verdict",
+    }
+    said = [f"{counts[kind]} {text}" for kind, text in words.items() if counts[kind]]
+    run = counts.total() - counts["absent"]
+    return f"{run} of {counts.total()} cells run" + (f": {', '.join(said)}." if said else ".")
+
+
+SIGNS = {"holds": "✓", "holds so far": "✓", "undecided": "?", "does not hold": "✗"}
+"""Mark of each verdict, besides its colour."""
+
+
+def _findings(claims: Section) -> list[Finding]:
+    titles = [column.title for column in claims.columns]
+    says, verdict, run = (titles.index(title) for title in ("claim", "in our runs", "run"))
+    return [
+        Finding(
+            SIGNS.get(row.cells[verdict].text, "–"), row.cells[says].text, row.cells[verdict], row.cells[run].text,
+            row.anchor,
+        )
+        for row in claims.rows
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ scores
+
+
+MOTIVATION = "ResNet-EvoNorm-20"
+"""The network of Figure 1."""
+
+
+def _by_alpha(found: Sequence[Outcome]) -> list[Plot]:
+    """Figure 1 for each network and graph: scores against the degree of heterogeneity."""
+    here = [one for one in found if not one.cell.text and one.cell.column.setting.startswith("α = ")]
+    places = dict.fromkeys((one.cell.row.model, one.cell.column.group) for one in here)
+    plots: list[Plot] = []
+    for model, graph in sorted(places, key=lambda place: place[0] != MOTIVATION):
+        group = [one for one in here if (one.cell.row.model, one.cell.column.group) == (model, graph)]
+        number = NUMBERS["motivation" if model == MOTIVATION else "cifar10"]
+        title = f"{number}: {model}, {graph}"
+        plots.append(_scores(f"scores-{len(plots)}", title, group, "α (smaller: the nodes' data differ more)", _alpha))
+    return [plot for plot in plots if _was_run(plot)]
+
+
+def _by_size(found: Sequence[Outcome]) -> list[Plot]:
+    """Figure 6: scores against the size of the ring."""
+    plots: list[Plot] = []
+    for alpha in ("α = 1", "α = 0.1"):
+        group = [one for one in found if one.cell.column.setting in (alpha, "iid")]
+        title = f"{NUMBERS['figure-ring-scales']}: rings, {alpha}"
+        plots.append(_scores(f"rings-{len(plots)}", title, group, "nodes on the ring", _size))
+    return [plot for plot in plots if _was_run(plot)]
+
+
+def _scores(
+    anchor: str, title: str, group: Sequence[Outcome], x: str, place: Callable[[ColumnLabel], float]
+) -> Plot:
+    """Our scores, filled, over the paper's, hollow: one line per method."""
+    lines = []
+    for method in dict.fromkeys(one.cell.row.method for one in group):
+        here = sorted((one for one in group if one.cell.row.method == method), key=lambda one: place(one.cell.column))
+        ours = [(place(one.cell.column), score) for one in here if (score := one.ours())]
+        papers = [(place(one.cell.column), score) for one in here if (score := one.cell.score)]
+        lines.append(Line(
+            method,
+            [(at, score.mean) for at, score in ours],
+            [(score.mean - (score.std or 0), score.mean + (score.std or 0)) for _, score in ours],
+            dots=True,
+            algorithm=here[0].cell.experiment.algorithm,
+            published=[(at, score.mean, score.std or 0) for at, score in papers],
+        ))
+    return Plot(anchor, title, tuple(lines), x, "test accuracy, %", logarithmic=True, beside_paper=True)
+
+
+def _was_run(plot: Plot) -> bool:
+    return any(line.points for line in plot.lines)
+
+
+def _alpha(column: ColumnLabel) -> float:
+    return float(column.setting.removeprefix("α = "))
+
+
+def _size(column: ColumnLabel) -> float:
+    return float(column.group.removeprefix("ring "))
+
+
+# ------------------------------------------------------------------------------------------------ own runs
+
+
+def own_section(store: RunStore, tables: Iterable[PaperTable]) -> Section | None:
+    """The ended runs that belong to no cell of the tables, at any scale; None if there are none."""
+    cells = set[str]().union(*_settings(tables).values())
+    found = [run for key, runs in store.ended.items() if key not in cells for run in runs]
+    if not found:
+        return None
+    groups: dict[tuple[str, str, Ranking], list[Run]] = {}
+    for run in found:
+        groups.setdefault((readable(run.experiment.model), readable(run.experiment.data), run.score), []).append(run)
+    rows: list[Row] = []
+    plots: list[Plot] = []
+    for k, ((model, data, score), group) in enumerate(groups.items()):
+        settings, anchor = compared(group, named=True), f"own-{k}"
+        drawn = [curve(one.label, one.runs, score) for one in settings]
+        rows += [_own_row(one, anchor if line else "") for one, line in zip(settings, drawn, strict=True)]
+        if lines := tuple(line for line in drawn if line):
+            plots.append(Plot(anchor, f"{model} on {data}", lines, "epoch", f"test {score.title}"))
+    says = f"runs outside the paper's tables: {len(found)}, settings: {len(rows)}"
+    return Section("own", "Own experiments", says, OWN_COLUMNS, tuple(rows), plots=tuple(plots))
+
+
+def not_shown(store: RunStore, tables: Iterable[PaperTable], scale: Scale) -> list[str]:
+    """Sentences on the runs that a report at this scale leaves out: those of other scales, and unfinished ones."""
+    at = _settings(tables)
+    says = []
+    for other in SCALES:
+        count = sum(len(runs) for key, runs in store.ended.items() if key in at[other] - at[scale])
+        if count and other != scale:
+            says.append(f"{count} runs of scale {other}; add --scale {other}")
+    unfinished = sum(run.summary is None for run in store.runs)
+    return [*says, *([f"{unfinished} unfinished runs; `qg runs {store.root}` lists them"] if unfinished else [])]
+
+
+def _settings(tables: Iterable[PaperTable]) -> dict[Scale, set[str]]:
+    """The settings of the tables' cells at each scale."""
+    cells = [cell for table in tables for cell in table.cells]
+    return {scale: {setting(one) for cell in cells for one in cell.experiments(scale)} for scale in SCALES}
+
+
+OWN_COLUMNS = (
+    Column("model"), Column("data"), Column("setting"), Column("seeds", numeric=True), Column("score", numeric=True),
+    Column("best", numeric=True), Column("worst node", numeric=True), Column("averaged", numeric=True),
+    Column("status"), Column("curves", brief=False),
+)
+
+
+def _own_row(one: Setting, anchor: str) -> Row:
+    experiment, score = one.runs[0].experiment, one.runs[0].score
+    lasts = [number(run.summary.last, score.name) if run.summary else None for run in one.runs]
+    last = next((value for value in lasts if value is not None), None)
+    return Row((
+        Cell(readable(experiment.model)), Cell(readable(experiment.data)), Cell(one.label), Cell(str(len(one.runs))),
+        Cell(one.scores[0], last), *map(Cell, one.scores[1:]), Cell(one.status),
+        Cell("curves", link=anchor) if anchor else Cell(""),
+    ), name_of(experiment.algorithm))

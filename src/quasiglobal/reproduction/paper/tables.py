@@ -1,22 +1,212 @@
-"""The paper's tables as experiments. A table is data: to add one, add a spec.
-
-A cell combines the settings of its table, column and row. Where the paper's text differs from the released code that
-made its numbers, both forms are included: the paper's rows follow the released code, and extra rows, named "as in the
-text", follow the text.
-"""
+"""The paper's tables: published numbers, and the experiment that reproduces each. To add a table, add a spec."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, get_args
 
+from quasiglobal.errors import unknown
 from quasiglobal.models.language import PREFIX
-from quasiglobal.reproduction.paper.cells import PaperCell, PaperTable
-from quasiglobal.reproduction.paper.published import ColumnLabel, RowLabel, published
 from quasiglobal.runs.comparison import Score
 from quasiglobal.training.experiment import RECIPES, Experiment
 from quasiglobal.training.schedule import scaled_lr
+
+
+@dataclass(frozen=True)
+class RowLabel:
+    """A row of a table: a method, and the model if the table has several.
+
+    >>> RowLabel.parse("ResNet-GN-20: DSGD"), str(RowLabel("DSGD", "ResNet-GN-20"))
+    (RowLabel(method='DSGD', model='ResNet-GN-20'), 'ResNet-GN-20: DSGD')
+    """
+
+    method: str
+    model: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> RowLabel:
+        """Parse a row label of published.toml or a table spec."""
+        model, _, method = text.rpartition(": ")
+        return cls(method, model)
+
+    def __str__(self) -> str:
+        return f"{self.model}: {self.method}" if self.model else self.method
+
+
+@dataclass(frozen=True)
+class ColumnLabel:
+    """A column of a table: a setting, and the graph or data set if the table has several.
+
+    >>> ColumnLabel.parse("ring 16, α = 0.1"), ColumnLabel.parse("iid").group
+    (ColumnLabel(setting='α = 0.1', group='ring 16'), '')
+    """
+
+    setting: str
+    group: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> ColumnLabel:
+        """Parse a column label of published.toml or a table spec."""
+        group, _, setting = text.rpartition(", ")
+        return cls(setting, group)
+
+    def __str__(self) -> str:
+        return f"{self.group}, {self.setting}" if self.group else self.setting
+
+
+CellLabel = tuple[RowLabel, ColumnLabel]
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table of the paper: one row per method, one column per setting."""
+
+    name: str
+    title: str
+    rows: tuple[RowLabel, ...]
+    columns: tuple[ColumnLabel, ...]
+    scores: Mapping[CellLabel, Score | None]
+    """Scores of the cells that the paper has; None: did not converge."""
+    notes: tuple[str, ...] = ()
+    """Remarks on the numbers."""
+
+
+@cache
+def published() -> dict[str, PublishedTable]:
+    """All tables of the paper by name.
+
+    >>> row, column = RowLabel("QG-DSGDm-N", "ResNet-GN-20"), ColumnLabel("α = 0.1", "ring 16")
+    >>> print(published()["cifar10"].scores[row, column])
+    82.78 ± 2.05
+    """
+    text = resources.files("quasiglobal.reproduction.paper").joinpath("published.toml").read_text(encoding="utf-8")
+    return {name: _table(name, values) for name, values in tomllib.loads(text).items()}
+
+
+def _table(name: str, values: Mapping[str, Any]) -> PublishedTable:
+    rows = {RowLabel.parse(text): cells for text, cells in values["rows"].items()}
+    columns = tuple(map(ColumnLabel.parse, values["columns"]))
+    scores = {
+        (row, column): Score.parse(cell)
+        for row, cells in rows.items()
+        for column, cell in zip(columns, cells, strict=True)
+        if cell
+    }
+    return PublishedTable(name, values["title"], tuple(rows), columns, scores, tuple(values.get("notes", ())))
+
+
+# ------------------------------------------------------------------------------------------------ cells
+
+Scale = Literal["smoke", "short", "paper"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """A published number and the experiment that reproduces it."""
+
+    row: RowLabel
+    column: ColumnLabel
+    experiment: Experiment
+    """The experiment at the paper's scale with seed 0; `lr` is None if it is tuned."""
+    score: Score | None
+    """The paper's number; None if the run did not converge or the paper reports none."""
+    text: bool = False
+    """Whether the cell follows the paper's text where the released code, which made the number, differs."""
+    rates: tuple[float, ...] = ()
+    """Initial grid of learning rates; default: around the learning rate scaled with the global batch size."""
+    algorithms: tuple[str, ...] = ()
+    """Variants of the algorithm that are tuned together with the learning rate; the best counts."""
+
+    def experiments(self, scale: Scale = "paper") -> tuple[Experiment, ...]:
+        """The experiments to tune, one per variant of the algorithm."""
+        first = at_scale(self.experiment, scale)
+        return (first, *(replace(first, algorithm=other) for other in self.algorithms))
+
+    @property
+    def label(self) -> CellLabel:
+        """Row and column label."""
+        return self.row, self.column
+
+    @property
+    def name(self) -> str:
+        """Row and column as text, as matched by `--cells`."""
+        return f"{self.row} | {self.column}"
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table of the paper, cell by cell."""
+
+    name: str
+    title: str
+    cells: tuple[PaperCell, ...]
+    notes: tuple[str, ...] = ()
+
+    def title_at(self, scale: Scale) -> str:
+        """The title, with the changes to the paper's experiments at this scale.
+
+        >>> PaperTable("single-worker", "A single worker", ()).title_at("short")
+        'A single worker (SHORT: a tenth of the epochs)'
+        """
+        return f"{self.title} ({scale.upper()}: {DIFFERENCE[scale]})" if scale in DIFFERENCE else self.title
+
+
+DIFFERENCE = {
+    "short": "a tenth of the epochs",
+    "smoke": "digits in place of the data, a small network in place of the model, a quarter of the nodes, two epochs",
+}
+"""Changes to the paper's experiments at each scale, as text."""
+
+SMOKE_TOPOLOGIES = {
+    "ring:16": "ring:4", "ring:32": "ring:8", "ring:48": "ring:12", "social": "torus:9",
+    "complete:1": "complete:1", "complete:16": "complete:4", "complete:32": "complete:8", "complete:48": "complete:12",
+    "one-peer-exponential:16": "one-peer-exponential:4",
+}
+"""Replacements of the paper's topologies, with about a quarter of the nodes."""
+
+
+@cache
+def at_scale(experiment: Experiment, scale: Scale) -> Experiment:
+    """Scale an experiment down: smoke is a quick check on a CPU, short has a tenth of the paper's epochs.
+
+    >>> at_scale(Experiment(epochs=300, topology="ring:16"), "smoke").topology
+    'ring:4'
+    """
+    if scale == "paper":
+        return experiment
+    if scale == "short":
+        return replace(
+            experiment, epochs=max(1, experiment.epochs // 10), warmup=experiment.warmup / 10,
+            eval_every=max(1, experiment.eval_every // 2),
+        )
+    if scale != "smoke":
+        raise unknown("scale", scale, SCALES)
+    model, norm = ("mlp", None) if experiment.reads_texts else ("cnn", experiment.norm or "none")
+    return replace(
+        experiment, data="digits", model=model, norm=norm, width=0.5, precision="fp32",
+        epochs=2, eval_every=2, warmup=0.0, batch=32, topology=SMOKE_TOPOLOGIES[experiment.topology],
+    )
+
+
+NUMBERS = {
+    "motivation": "Figure 1", "cifar10": "Table 1", "gradient-tracking": "Table 2", "imagenet": "Table 3",
+    "imagenet-topologies": "Table 4", "momentum-variants": "Table 5", "adam": "Table 6", "single-worker": "Figure 12",
+    "weight-decay": "Figure 13", "ring-scales": "Table 7", "multi-step": "Table 8",
+    "figure-motivation": "Figure 1", "figure-2d": "Figures 2 and 11", "figure-consensus": "Figures 3 and 10",
+    "figure-rosenbrock": "Figures 4 and 15", "figure-effective-step": "Figures 5 and 14",
+    "figure-ring-scales": "Figure 6", "figure-topology": "Figure 7", "figure-partition": "Figures 8 and 9",
+    "figure-single-worker": "Figure 12", "figure-weight-decay": "Figure 13", "figure-nonconvex": "Figure 16",
+    "figure-curves": "Figure 17", "figure-momentum-tuning": "Figure 18",
+}
+"""The paper's numbers of the tables and figures, including those of the appendix."""
+
+
+# ------------------------------------------------------------------------------------------------ the experiments
 
 Settings = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""Helpers of the training figures: scale and data folder, and outcomes as text, CSV rows and legends."""
+"""A finished figure and its files, and helpers of the training figures."""
 
 from __future__ import annotations
 
@@ -8,15 +8,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quasiglobal.algorithms import name_of
-from quasiglobal.reproduction.paper.cells import Scale
+from quasiglobal.common.files import write_csv
 from quasiglobal.reproduction.paper.outcomes import Outcome
-from quasiglobal.reproduction.paper.published import CellLabel, ColumnLabel
-from quasiglobal.runs.plots import BLACK, COLOURS, GREY
+from quasiglobal.reproduction.paper.tables import CellLabel, ColumnLabel, Scale
+from quasiglobal.runs.plots import BLACK, COLOURS, GREY, save
 from quasiglobal.training.metrics import number
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Reproduced:
+    """A figure, the numbers in it, and a sentence on what it shows."""
+
+    figure: Figure
+    rows: list[dict[str, object]]
+    says: str
+
+
+def write_figure(made: Reproduced, name: str, folder: Path) -> list[Path]:
+    """Write the figure as PNG and SVG, and its numbers as CSV."""
+    paths = save(made.figure, folder, name)
+    write_csv(folder / f"{name}.csv", made.rows)
+    return [*paths, folder / f"{name}.csv"]
 
 
 @dataclass(frozen=True)

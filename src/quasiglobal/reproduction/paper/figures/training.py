@@ -1,32 +1,93 @@
-"""The paper's figures of training runs: the cells and the drawing function of each.
-
-If a table of the paper has the same data, the figure uses the table's cells, so that no run is needed twice.
-"""
+"""The paper's figures of training runs: the cells and the drawing function of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 
+from quasiglobal.algorithms import with_option
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.reproduction.paper.cells import PaperCell, PaperTable, Scale
-from quasiglobal.reproduction.paper.figures.canvas import Canvas
-from quasiglobal.reproduction.paper.figures.curves import (
+from quasiglobal.reproduction.paper.figures.canvas import Canvas, Reproduced
+from quasiglobal.reproduction.paper.figures.drawing import (
+    BETAS,
+    NO_WEIGHT_DECAY,
+    QUASI_GLOBAL,
+    RATES,
+    WEIGHT_DECAY,
     draw_effective_step,
     draw_learning_curves,
+    draw_momentum_tuning,
+    draw_motivation,
+    draw_partition,
+    draw_ring_scales,
     draw_single_worker,
     draw_weight_decay,
+    local_momentum,
 )
-from quasiglobal.reproduction.paper.figures.made import Reproduced
-from quasiglobal.reproduction.paper.figures.partitions import draw_motivation, draw_partition
-from quasiglobal.reproduction.paper.figures.scores import draw_momentum_tuning, draw_ring_scales
-from quasiglobal.reproduction.paper.figures.training_cells import EFFECTIVE_STEP, LEARNING_CURVES, MOMENTUM_TUNING
 from quasiglobal.reproduction.paper.outcomes import Outcome, outcomes
-from quasiglobal.reproduction.paper.tables import TABLES
+from quasiglobal.reproduction.paper.tables import (
+    ALONE,
+    CIFAR10,
+    DSGDM_N,
+    QG_DSGDM_N,
+    TABLES,
+    ColumnLabel,
+    PaperCell,
+    PaperTable,
+    RowLabel,
+    Scale,
+    Settings,
+    by_alpha,
+)
 from quasiglobal.runs.plots import style
 from quasiglobal.runs.store import RunStore
+from quasiglobal.training.experiment import Experiment
+
+
+def _cells(
+    base: Settings, rows: Mapping[RowLabel, Settings], columns: Mapping[ColumnLabel, Settings]
+) -> tuple[PaperCell, ...]:
+    """Cells without a published number."""
+    return tuple(
+        PaperCell(row, column, Experiment(**{**base, **place, **settings}), None)
+        for row, settings in rows.items()
+        for column, place in columns.items()
+    )
+
+
+EFFECTIVE_STEP = _cells(
+    {**CIFAR10, **ALONE},
+    {RowLabel("SGDm"): {"algorithm": "sgdm"}, RowLabel("QG-SGDm"): {"algorithm": "qg-sgdm"}},
+    {
+        ColumnLabel(WEIGHT_DECAY, "BN"): {"norm": "bn"},
+        ColumnLabel(WEIGHT_DECAY, "GN"): {"norm": "gn"},
+        ColumnLabel(NO_WEIGHT_DECAY, "BN"): {"norm": "bn", "weight_decay": 0.0},
+        ColumnLabel(NO_WEIGHT_DECAY, "GN"): {"norm": "gn", "weight_decay": 0.0},
+    },
+)
+
+LEARNING_CURVES = (
+    *sorted(TABLES["motivation"].cells, key=lambda cell: cell.column.group == "ring 16"),
+    *(
+        PaperCell(cell.row, ColumnLabel(cell.column.setting, "ImageNet, ring 16"), cell.experiment, cell.score)
+        for cell in TABLES["imagenet"].cells
+        if cell.row.model == "ImageNet, ResNet-18 EvoNorm" and cell.column.setting != "iid" and not cell.text
+    ),
+)
+
+MOMENTUM_TUNING = _cells(
+    {**CIFAR10, "topology": "ring:16"},
+    {QUASI_GLOBAL: QG_DSGDM_N}
+    | {
+        local_momentum(beta, rate): {"algorithm": with_option(DSGDM_N["algorithm"], "beta", beta), "lr": rate}
+        for beta in BETAS
+        for rate in RATES
+    },
+    {ColumnLabel.parse(text): settings for text, settings in by_alpha("ring:16", 1, 0.1, prefix="ring 16, ").items()},
+)
+
 
 Draw = Callable[[Sequence[Outcome], Canvas], Reproduced]
 

@@ -1,1 +1,0 @@
-"""The commands demo, reproduce, leaderboard and report."""

@@ -1,0 +1,328 @@
+"""How the figures of training runs are drawn: curves, scores and partitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quasiglobal.data.partition import class_counts, split
+from quasiglobal.data.sources import raw
+from quasiglobal.errors import InputError
+from quasiglobal.reproduction.paper.figures.canvas import (
+    Canvas,
+    Reproduced,
+    by_label,
+    colour_of,
+    ends_in_words,
+    first_legend,
+    legend_entries,
+    run_columns,
+    say,
+    score_rows,
+    scores_in_words,
+)
+from quasiglobal.reproduction.paper.outcomes import Outcome
+from quasiglobal.reproduction.paper.tables import CellLabel, ColumnLabel, RowLabel
+from quasiglobal.runs.comparison import Score
+from quasiglobal.runs.plots import draw_curve, draw_dots, draw_heat_map, frame_cell, log_scale, panels
+from quasiglobal.training.metrics import SCORE, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+WEIGHT_DECAY, NO_WEIGHT_DECAY = "weight decay", "none"
+"""Settings of the columns of *weight-decay*."""
+
+Lines = Mapping[ColumnLabel, tuple[str, str]]
+"""Columns of a panel, each with its line style and label suffix."""
+
+
+def draw_single_worker(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+    """Loss and accuracy of a single worker, by norm."""
+    return _loss_and_accuracy(found, {norm: {ColumnLabel(norm): ("-", "")} for norm in ("BN", "GN")})
+
+
+def draw_weight_decay(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+    """Loss and accuracy of a single worker with and without weight decay, by norm."""
+    return _loss_and_accuracy(found, {
+        norm: {
+            ColumnLabel(WEIGHT_DECAY, norm): ("-", ""),
+            ColumnLabel(NO_WEIGHT_DECAY, norm): ("--", ", no weight decay"),
+        }
+        for norm in ("BN", "GN")
+    })
+
+
+def _loss_and_accuracy(found: Sequence[Outcome], columns: Mapping[str, Lines]) -> Reproduced:
+    """A row of panels for each title: the training loss and the test accuracy of its columns."""
+    run = run_columns(found)
+    columns = {title: lines for title, lines in columns.items() if any(column in run for column in lines)}
+    figure, axes = panels(len(columns), 2, 4.6, 2.9)
+    for k, (title, lines) in enumerate(columns.items()):
+        loss, accuracy = axes[2 * k : 2 * k + 2]
+        _curves(loss, found, lines, "loss")
+        _curves(accuracy, found, lines, SCORE, 100)
+        loss.set(ylabel="training loss")
+        log_scale(loss)
+        accuracy.set(ylabel="test accuracy, %")
+        for panel in (loss, accuracy):
+            panel.set(xlabel="epoch" if k == len(columns) - 1 else "")
+            panel.set_title(title)
+        if accuracy.lines:
+            accuracy.legend(loc="lower right")
+    return Reproduced(figure, _curve_rows(found), scores_in_words(found))
+
+
+def draw_effective_step(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+    """Weight norm and effective step of a single worker."""
+    columns = {
+        ColumnLabel(setting, norm): f"{norm}, {title}"
+        for setting, title in ((WEIGHT_DECAY, "weight decay"), (NO_WEIGHT_DECAY, "no weight decay"))
+        for norm in ("BN", "GN")
+        if ColumnLabel(setting, norm) in run_columns(found)
+    }
+    figure, axes = panels(2, len(columns), 2.9, 2.7)
+    for k, (column, title) in enumerate(columns.items()):
+        norm, step = axes[k], axes[k + len(columns)]
+        _curves(norm, found, {column: ("-", "")}, "weight_norm")
+        _curves(step, found, {column: ("-", "")}, "effective_step")
+        norm.set_title(title)
+        step.set(xlabel="epoch")
+        log_scale(step)
+    axes[0].set_ylabel("weight norm ‖x‖")
+    axes[len(columns)].set_ylabel("effective step η/‖x‖²")
+    first_legend(axes)
+    return Reproduced(figure, _curve_rows(found), ends_in_words(found, "weight_norm", "Final weight norms"))
+
+
+def draw_learning_curves(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+    """Test accuracy over the epochs, one panel per column."""
+    columns = run_columns(found)
+    figure, axes = panels(math.ceil(len(columns) / 3), min(3, len(columns)), 3.5, 2.6)
+    for panel, column in zip(axes, columns, strict=False):
+        _curves(panel, found, {column: ("-", "")}, SCORE, 100)
+        panel.set_title(str(column))
+        panel.set(xlabel="epoch")
+    for panel in axes[len(columns):]:
+        panel.set_visible(False)
+    for panel in axes[::3]:
+        panel.set_ylabel("test accuracy, %")
+    first_legend(axes)
+    return Reproduced(figure, _curve_rows(found), scores_in_words(found))
+
+
+def _curves(panel: Axes, found: Sequence[Outcome], lines: Lines, metric: str, factor: float = 1) -> None:
+    """Plot a metric over the epochs, one curve per method: mean over the seeds, with a band of their range."""
+    for one in found:
+        if one.cell.column in lines and one.runs:
+            line, suffix = lines[one.cell.column]
+            records = [run.records() for run in one.runs]
+            label = one.cell.row.method + suffix
+            draw_curve(panel, records, metric, colour=colour_of(one), label=label, factor=factor, line=line)
+    panel.locator_params(axis="x", nbins=5, integer=True)
+    if not any(np.size(line.get_xdata()) for line in panel.lines):
+        say(panel, "diverged" if panel.lines else "not run")
+
+
+COLUMNS = ("lr", "loss", "train_accuracy", SCORE, "weight_norm", "effective_step")
+
+
+def _curve_rows(found: Sequence[Outcome]) -> list[dict[str, object]]:
+    return [
+        {"row": str(one.cell.row), "column": str(one.cell.column), "seed": run.experiment.seed}
+        | {"epoch": record["epoch"]}
+        | {name: number(record, name) for name in COLUMNS}
+        for one in found
+        for run in one.runs
+        for record in run.records()
+    ]
+
+
+def draw_ring_scales(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+    """Scores of the methods on rings of 16, 32 and 48 nodes."""
+    figure, axes = panels(1, 2, 4.2, 3.2)
+    outcomes = by_label(found)
+    for panel, alpha in zip(axes, (1, 0.1), strict=True):
+        sizes = {str(n): ColumnLabel(f"α = {alpha:g}", f"ring {n}") for n in (16, 32, 48)}
+        alike = {str(n): ColumnLabel("iid", f"ring {n}") for n in (16, 32, 48)}
+        draw_scores(panel, outcomes, {"SGDm-N (centralized)": alike, "DSGDm-N": sizes, "QG-DSGDm-N": sizes}, canvas)
+        panel.set(xlabel="nodes on the ring", ylabel="test accuracy, %")
+        panel.set_title(f"α = {alpha:g}")
+    handles, labels = legend_entries(axes)
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), title=canvas.legend_title)
+    return Reproduced(figure, score_rows(found), scores_in_words(found))
+
+
+BETAS = (0.5, 0.7, 0.9, 0.95, 0.99)
+RATES = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""The paper does not print its grid. Ours has the paper's β = 0.9 and untuned learning rate 0.8 inside."""
+
+QUASI_GLOBAL = RowLabel("QG-DSGDm-N")
+
+
+def local_momentum(beta: float, rate: float) -> RowLabel:
+    """The row of DSGDm-N with this momentum factor and learning rate."""
+    return RowLabel(f"DSGDm-N, β = {beta:g}, lr = {rate:g}")
+
+
+def draw_momentum_tuning(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+    """Heat maps of how far DSGDm-N with other momentum factors is behind QG-DSGDm-N."""
+    alphas = (1, 0.1)
+    figure, axes = panels(1, len(alphas), 4.6, 3.4)
+    outcomes = by_label(found)
+    rows: list[dict[str, object]] = []
+    words, crosses = [], False
+    for panel, alpha in zip(axes, alphas, strict=True):
+        column = ColumnLabel(f"α = {alpha:g}", "ring 16")
+        quasi = outcomes[QUASI_GLOBAL, column]
+        gaps = np.array([
+            [_gap(quasi, outcomes[local_momentum(beta, rate), column]) for rate in RATES] for beta in BETAS
+        ])
+        panel.set(xlabel="learning rate of DSGDm-N", ylabel="momentum factor β of DSGDm-N")
+        panel.set_title(f"α = {alpha:g}")
+        for (i, j), gap in np.ndenumerate(gaps):
+            rows.append({"alpha": alpha, "beta": BETAS[i], "lr": RATES[j], "gap": gap})
+        crosses |= bool(np.isinf(gaps).any())
+        if np.isnan(gaps).all():
+            say(panel, "QG-DSGDm-N diverged" if quasi.diverged else "not run")
+            words.append(f"α = {alpha:g}: QG-DSGDm-N {'diverged' if quasi.diverged else 'or DSGDm-N was not run'}")
+            continue
+        image = draw_heat_map(panel, gaps, BETAS, RATES, "cividis_r")
+        figure.colorbar(image, ax=panel, label="lead of QG-DSGDm-N, points")
+        if not np.isfinite(gaps).any():
+            words.append(f"α = {alpha:g}: every DSGDm-N that was run diverged")
+            continue
+        i, j = np.unravel_index(np.nanargmin(gaps), gaps.shape)
+        frame_cell(panel, int(i), int(j))
+        words.append(
+            f"α = {alpha:g}: the best DSGDm-N, β = {BETAS[i]:g} and lr = {RATES[j]:g}, is "
+            f"{abs(gaps[i, j]):.2f} points {'behind' if gaps[i, j] >= 0 else 'ahead of'} QG-DSGDm-N"
+        )
+    return Reproduced(figure, rows, "; ".join(words) + "." + " A cross: it diverged." * crosses)
+
+
+def _gap(quasi: Outcome, local: Outcome) -> float:
+    """Lead of quasi-global over local momentum; infinite if local diverged, NaN without a run or a reference score."""
+    ours, theirs = local.ours(), quasi.ours()
+    if theirs is None or not local.runs:
+        return math.nan
+    return math.inf if ours is None else theirs.mean - ours.mean
+
+
+def draw_scores(
+    panel: Axes,
+    outcomes: Mapping[CellLabel, Outcome],
+    methods: Mapping[str, Mapping[str, ColumnLabel]],
+    canvas: Canvas,
+) -> None:
+    """Plot scores of methods over labelled columns: ours filled, the paper's hollow and dotted."""
+    ticks = list(next(iter(methods.values())))
+    here = {
+        method: [outcomes[RowLabel(method), column] for column in columns.values()]
+        for method, columns in methods.items()
+    }
+    for k, (method, found) in enumerate(here.items()):
+        shift = 0.06 * (k - (len(methods) - 1) / 2)
+        ours = {at + shift: score for at, one in enumerate(found) if (score := one.ours())}
+        _points(panel, ours, colour_of(found[0]), method, "o-")
+        if canvas.beside_paper:
+            papers = {at + shift: one.cell.score for at, one in enumerate(found) if one.cell.score}
+            _points(panel, papers, colour_of(found[0]), None, "o:")
+    panel.set_xticks(range(len(ticks)), ticks)
+    panel.set_xlim(-0.3, len(ticks) - 0.7)
+    if not panel.lines:
+        ran = any(one.runs for found in here.values() for one in found)
+        say(panel, "diverged" if ran else "not run")
+
+
+def _points(panel: Axes, scores: Mapping[float, Score], colour: str, label: str | None, form: str) -> None:
+    if scores:
+        means, stds = [score.mean for score in scores.values()], [score.std or 0 for score in scores.values()]
+        face = "white" if form == "o:" else colour
+        panel.errorbar(
+            list(scores), means, stds, fmt=form, color=colour, markerfacecolor=face, markersize=4.5, linewidth=1.2,
+            capsize=2, label=label,
+        )
+
+
+PARTITIONS: list[tuple[str, str, int, float]] = [
+    *(("CIFAR-10", "cifar10", n, alpha) for n, alphas in ((16, (10, 1, 0.1)), (32, (1, 0.1)), (48, (1, 0.1)))
+      for alpha in alphas),
+    *(("ImageNet-32", "imagenet32", 16, alpha) for alpha in (1, 0.1)),
+    *((title, name, 16, alpha) for title, name in (("AG News", "agnews"), ("SST-2", "sst2"))
+      for alpha in (10, 1, 0.1)),
+]
+"""The paper's partitions: title, data, nodes and α."""
+
+
+def who_holds_what(data: str, nodes: int, alpha: float, data_dir: Path | None) -> NDArray[np.int64]:
+    """Number of examples by node and class in the partition of seed 0."""
+    found = raw(data, data_dir)
+    labels = found.train.y.numpy()
+    parts = split(labels, nodes, "dirichlet", alpha, 0, found.train.columns)
+    return class_counts(parts, labels, len(found.classes))
+
+
+def draw_partition(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+    """The paper's partitions of the data sets that are installed."""
+    wanted = PARTITIONS if canvas.scale != "smoke" else [
+        ("digits", "digits", n, alpha) for _, name, n, alpha in PARTITIONS if name == "cifar10"
+    ]
+    counts, lost = {}, {}
+    for title, data, nodes, alpha in wanted:
+        try:
+            counts[title, nodes, alpha] = who_holds_what(data, nodes, alpha, canvas.data_dir)
+        except InputError as error:
+            lost[title] = str(error)
+    if not counts:
+        raise InputError("; ".join(lost.values()))
+    settings, alphas = list(dict.fromkeys(key[:2] for key in counts)), sorted({key[2] for key in counts}, reverse=True)
+    figure, axes = panels(len(settings), len(alphas), 3.6, 2.9)
+    places = ((*setting, alpha) for setting in settings for alpha in alphas)
+    for panel, (title, nodes, alpha) in zip(axes, places, strict=True):
+        if (title, nodes, alpha) in counts:
+            draw_dots(panel, counts[title, nodes, alpha])
+            panel.set_title(f"{title}, n = {nodes}, α = {alpha:g}")
+        else:
+            panel.set_axis_off()
+    rows: list[dict[str, object]] = [
+        {"data": title, "n": nodes, "alpha": alpha, "node": i, "class": j, "examples": int(count)}
+        for (title, nodes, alpha), table in counts.items()
+        for (i, j), count in np.ndenumerate(table)
+    ]
+    shares = "; ".join(
+        f"{title}, n = {nodes}, α = {alpha:g}: {np.count_nonzero(table, axis=1).mean():.1f}"
+        for (title, nodes, alpha), table in counts.items()
+    )
+    missing = f" Not drawn, because the data is not installed: {', '.join(lost)}." if lost else ""
+    return Reproduced(figure, rows, f"Mean number of classes per node: {shares}.{missing}")
+
+
+def draw_motivation(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+    """Figure 1: partitions of three degrees of heterogeneity, and the scores of the methods on them."""
+    figure, axes = panels(2, 3, 3.4, 2.8)
+    data = found[0].experiment.data
+    for panel, alpha in zip(axes, (10, 1, 0.1), strict=False):
+        panel.set_title(f"{data}, n = 16, α = {alpha:g}")
+        try:
+            draw_dots(panel, who_holds_what(data, 16, alpha, canvas.data_dir))
+        except InputError:
+            say(panel, f"{data} is not installed")
+    outcomes = by_label(found)
+    for panel, graph in zip(axes[3:], ("ring 16", "social 32"), strict=False):
+        columns = {f"{alpha:g}": ColumnLabel(f"α = {alpha:g}", graph) for alpha in (10, 1, 0.1)}
+        draw_scores(panel, outcomes, {"DSGD": columns, "DSGDm-N": columns, "QG-DSGDm-N": columns}, canvas)
+        panel.set(xlabel="α", ylabel="test accuracy, %")
+        panel.set_title(graph)
+    axes[5].set_axis_off()
+    handles, labels = legend_entries(axes[3:5])
+    if handles:
+        axes[5].legend(handles, labels, loc="center left", title=canvas.legend_title)
+    return Reproduced(figure, score_rows(found), scores_in_words(found))
