@@ -39,7 +39,7 @@ from quasiglobal.algorithms.relay import RelaySGD
 from quasiglobal.algorithms.sgd import DSGD, DSGDm
 from quasiglobal.algorithms.slowmo import SlowMo
 from quasiglobal.common.fingerprint import fingerprint
-from quasiglobal.common.objects import imported, is_here, is_own, is_path, recall, remember
+from quasiglobal.common.objects import imported, is_here, is_own, is_path, named_text, recall
 from quasiglobal.errors import InputError, unknown
 
 __all__ = [
@@ -165,7 +165,7 @@ def text_of(chosen: str | Algorithm | type[Algorithm]) -> str:
                 return text
         except InputError:
             continue
-    return remember(type(chosen).__name__, fingerprint(chosen), chosen, options=repr(chosen))
+    return named_text(type(chosen).__name__, fingerprint(chosen), chosen, options=repr(chosen))
 
 
 def name_of(text: str) -> str:

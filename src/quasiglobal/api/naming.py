@@ -9,7 +9,7 @@ from typing import Any
 from quasiglobal import algorithms
 from quasiglobal.common.fingerprint import fingerprint
 from quasiglobal.common.mixing import entries
-from quasiglobal.common.objects import remember
+from quasiglobal.common.objects import named_text
 from quasiglobal.data.dataset import Dataset
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import BUILT_IN, is_lower, name_of, percent
@@ -37,7 +37,7 @@ def experiment_of(task: Task, algorithm: Any, graph: Any, values: dict[str, Any]
     schedule = _schedule(values)
     named = {
         "data": _data(task),
-        "model": remember(task.name, fingerprint(task.module(0), task.model), None),
+        "model": named_text(task.name, fingerprint(task.module(0), task.model)),
         "loss": _loss(task),
         "metric": _metrics(task),
         "algorithm": algorithms.text_of(algorithm),
@@ -62,7 +62,7 @@ def _name_of_data(data: Dataset) -> str:
         return data.name
     content = (data.train.x, data.train.y, data.test.x, data.test.y, data.parts, data.test_parts, data.mean, data.std)
     sources = data.fresh.sources if data.fresh else ()
-    return remember(data.name, fingerprint(content, sources), None, train=len(data.train), test=len(data.test))
+    return named_text(data.name, fingerprint(content, sources), train=len(data.train), test=len(data.test))
 
 
 def _loss(task: Task) -> str:
@@ -70,7 +70,7 @@ def _loss(task: Task) -> str:
     known = next((name for name, loss in LOSSES.items() if loss is task.loss), None)
     if known is not None:
         return "" if known == default else known
-    return remember(name_of(task.loss), fingerprint(task.loss), None)
+    return named_text(name_of(task.loss), fingerprint(task.loss))
 
 
 def _metrics(task: Task) -> tuple[str, ...]:
@@ -86,7 +86,7 @@ def _metrics(task: Task) -> tuple[str, ...]:
 def _metric(name: str, metric: Any) -> str:
     if BUILT_IN.get(name) is metric:
         return name
-    return remember(name, fingerprint(metric), None, name=name, lower=is_lower(metric), percent=percent(metric))
+    return named_text(name, fingerprint(metric), name=name, lower=is_lower(metric), percent=percent(metric))
 
 
 def _topology(given: Any) -> str:
@@ -103,7 +103,7 @@ def _topology(given: Any) -> str:
         pass
     name = graph.name.removeprefix("file:").rpartition("/")[2]
     weights = {} if graph.period is None else {"weights": [entries(W) for W in graph.matrices]}
-    return remember(name, graph.fingerprint, graph, n=graph.n, **weights)
+    return named_text(name, graph.fingerprint, graph, n=graph.n, **weights)
 
 
 def _partition(task: Task, partition: Any, has_alpha: bool) -> str:
@@ -117,7 +117,7 @@ def _partition(task: Task, partition: Any, has_alpha: bool) -> str:
         return partition
     if not callable(partition):
         raise InputError(f"partition must be a text or a function (targets, n, rng), got {partition!r}")
-    return remember(name_of(partition), fingerprint(partition), partition)
+    return named_text(name_of(partition), fingerprint(partition), partition)
 
 
 def _schedule(values: dict[str, Any]) -> dict[str, Any]:
@@ -149,4 +149,4 @@ def _schedule(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _function(function: Callable[[float], float], by_step: bool) -> str:
-    return remember(name_of(function), fingerprint(function, by_step), (function, by_step))
+    return named_text(name_of(function), fingerprint(function, by_step), (function, by_step))

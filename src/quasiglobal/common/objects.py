@@ -1,8 +1,8 @@
-"""Objects of a user's own, each under a text: package.module:Name, or own:NAME@DIGEST for one given from Python.
+"""Texts that name a user's objects: package.module:Name, or own:NAME@DIGEST for one given from Python.
 
-An experiment consists of texts, so that it can be hashed, stored and compared. A text own:NAME@DIGEST names the content
-of an object, such as an algorithm or a function. In the process that was given the object, `recall` returns it.
-Elsewhere, as in `qg compare`, only its `facts` are known: they are stored with the experiment.
+An experiment consists of texts, so that it can be hashed, stored and compared. A `Named` text carries the object, such
+as a user's algorithm or function, for as long as the process has it; elsewhere, as in `qg compare`, only its `facts`,
+which are stored with the experiment. It compares equal to the plain text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,38 +20,35 @@ from quasiglobal.errors import InputError
 
 PREFIX = "own:"
 
-
-@dataclass(frozen=True)
-class Known:
-    """An object, if this process was given it, and its facts as JSON values."""
-
-    thing: Any
-    facts: dict[str, Any]
+Facts = Mapping[str, Any]
+"""JSON values that are known of an object."""
 
 
-_KNOWN: dict[str, Known] = {}
+class Named(str):
+    """A text that names an object, own:NAME@DIGEST or package.module:Name; `thing` is None if it is not here."""
+
+    thing: object
+    facts: Facts
+
+    def __new__(cls, text: str, thing: object = None, facts: Facts | None = None) -> Named:
+        """The text with an object and facts."""
+        named = super().__new__(cls, text)
+        named.thing, named.facts = thing, facts or {}
+        return named
+
+    def __deepcopy__(self, memo: object) -> Named:
+        """The same text: `asdict` copies every value."""
+        return self
 
 
-def remember(readable: str, digest: str, thing: Any, **facts: Any) -> str:
+def named_text(readable: str, digest: str, thing: object = None, **facts: object) -> Named:
     """The text for an object, made of a readable name and a digest of its content.
 
-    >>> remember("my net", "0123456789abcdef", None)
+    >>> named_text("my net", "0123456789abcdef")
     'own:my-net@01234567'
     """
-    text = f"{PREFIX}{re.sub(r'[^A-Za-z0-9_.+-]+', '-', readable).strip('-') or 'object'}@{digest[:8]}"
-    _KNOWN[text] = Known(thing, facts)
-    return text
-
-
-def note(text: str, **facts: Any) -> None:
-    """Add facts about an object that a text names by its path."""
-    known = _KNOWN.get(text, Known(None, {}))
-    _KNOWN[text] = Known(known.thing, known.facts | facts)
-
-
-def restore(text: str, facts: dict[str, Any]) -> None:
-    """Restore the facts of an object from a stored experiment."""
-    _KNOWN.setdefault(text, Known(None, facts))
+    name = re.sub(r"[^A-Za-z0-9_.+-]+", "-", readable).strip("-") or "object"
+    return Named(f"{PREFIX}{name}@{digest[:8]}", thing, facts)
 
 
 def is_own(text: str) -> bool:
@@ -61,12 +58,12 @@ def is_own(text: str) -> bool:
 
 def is_here(text: str) -> bool:
     """Whether this process was given the object."""
-    return text in _KNOWN and _KNOWN[text].thing is not None
+    return isinstance(text, Named) and text.thing is not None
 
 
-def facts_of(text: str) -> dict[str, Any]:
+def facts_of(text: str) -> Facts:
     """The stored facts of an object; empty if unknown."""
-    return _KNOWN[text].facts if text in _KNOWN else {}
+    return text.facts if isinstance(text, Named) else {}
 
 
 def readable(text: str) -> str:
@@ -80,9 +77,9 @@ def readable(text: str) -> str:
 
 def recall(text: str, what: str) -> Any:
     """The object; raise InputError if this process was not given it."""
-    if not is_here(text):
+    if not isinstance(text, Named) or text.thing is None:
         raise InputError(f"the {what} {readable(text)} is defined in a Python script; run that script again")
-    return _KNOWN[text].thing
+    return text.thing
 
 
 def is_path(text: str) -> bool:

@@ -12,14 +12,14 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from quasiglobal.common.modules import copied
-from quasiglobal.common.objects import imported, is_own, is_path, note, readable
+from quasiglobal.common.objects import imported, is_own, is_path, readable
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.metrics import BUILT_IN, is_lower, percent
+from quasiglobal.metrics import BUILT_IN
 from quasiglobal.models import build
 from quasiglobal.models.language import language_model
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.metrics import LOSS, ranking_of
+from quasiglobal.training.metrics import LOSS, imported_metric, ranking_of
 from quasiglobal.training.task import Task
 from quasiglobal.training.trial import made
 
@@ -68,11 +68,7 @@ def metrics_of(experiment: Experiment) -> dict[str, Any] | None:
             continue
         if text not in BUILT_IN and not is_path(text):
             raise unknown("metric", text, [*BUILT_IN, "package.module:name"])
-        metric = BUILT_IN[text] if text in BUILT_IN else imported(text, "metric")
-        metric = metric() if isinstance(metric, type) else metric
-        if text not in BUILT_IN:
-            note(text, name=text.rpartition(":")[2], lower=is_lower(metric), percent=percent(metric))
-        found[ranking_of(text).name] = metric
+        found[ranking_of(text).name] = BUILT_IN[text] if text in BUILT_IN else imported_metric(text)
     return found or (None if not experiment.metric else {})
 
 

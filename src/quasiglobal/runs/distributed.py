@@ -21,7 +21,7 @@ from quasiglobal.runs.assembly import Assembly, tidied
 from quasiglobal.runs.attempts import end_attempt, ending, seat_in
 from quasiglobal.runs.loading import task_of
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.own_objects import check_objects
+from quasiglobal.runs.own_objects import check_objects, identified
 from quasiglobal.runs.participant import Participant, Seat
 from quasiglobal.runs.store import Run, Watcher, folders_of, unwatched
 from quasiglobal.training.experiment import Experiment
@@ -52,7 +52,7 @@ def train(
     meeting, rank, size = join(patience)
     _check_alike(meeting, experiment, rank, size, patience)
     store, seat = seat_in(experiment, Meeting(meeting, experiment.hash), rank, size)
-    folders = folders_of(experiment, options)
+    folders = folders_of(identified(experiment), options)
     for folder in folders:
         folder.check_topology()
         check_objects(folder)

@@ -19,7 +19,7 @@ from quasiglobal.runs.callbacks import (
 from quasiglobal.runs.grouping import Entering, Waiting, queues
 from quasiglobal.runs.loading import task_of
 from quasiglobal.runs.options import Options, choose_device
-from quasiglobal.runs.own_objects import check_objects
+from quasiglobal.runs.own_objects import check_objects, identified
 from quasiglobal.runs.store import Run, RunFolder, Saved, Watcher, folders_of, unwatched
 from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.callbacks import patient_interrupts
@@ -49,7 +49,7 @@ def train(
     topology (with the same number of nodes) and the number of completed epochs.
     """
     experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
-    folders = [folder for one in experiments for folder in folders_of(one, options)]
+    folders = [folder for one in map(identified, experiments) for folder in folders_of(one, options)]
     for folder in dict.fromkeys(folders):
         folder.check_topology()
         check_objects(folder)

@@ -18,6 +18,7 @@ from quasiglobal.peers.sites import SiteOpener
 from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_between_sites, trust_of
 from quasiglobal.runs.attempts import ending, seat_in
 from quasiglobal.runs.options import Options
+from quasiglobal.runs.own_objects import check_objects, identified
 from quasiglobal.runs.participant import Participant, Seat
 from quasiglobal.runs.prometheus import Prometheus
 from quasiglobal.runs.result import give, has_result, offer, take
@@ -64,11 +65,12 @@ def train_node(
     `metrics` is the PORT or HOST:PORT where Prometheus finds them. In a federation, neighbours that missed the end can
     fetch the model for `linger` seconds, and a node whose neighbours have all ended fetches the model of one of them.
     """
-    experiment = agreement(experiment)
+    experiment = identified(agreement(experiment))
     node = _number(place)
     n = check_node(experiment, node)
     run = RunFolder.of(experiment, options.runs)
     run.check_topology()
+    check_objects(run)
     if isinstance(place, InFederation):
         refuse_between_sites(experiment)
     usual = SUGGESTED if isinstance(place, InFederation) else math.inf

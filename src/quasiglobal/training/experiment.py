@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from quasiglobal.algorithms import algorithm
 from quasiglobal.algorithms.base import checked
 from quasiglobal.algorithms.centralized import Centralized
-from quasiglobal.common.objects import facts_of, readable, restore
+from quasiglobal.common.objects import Named, facts_of, readable
 from quasiglobal.engines.faults import check_probability
 from quasiglobal.engines.wire import wire_of
 from quasiglobal.errors import InputError, unknown, whole
@@ -340,8 +340,11 @@ def from_mapping(values: dict[str, Any], source: str, others: Sequence[str] = ()
     objects = values.pop("objects", {})
     if not isinstance(objects, dict) or not all(isinstance(facts, dict) for facts in objects.values()):
         raise InputError(f"objects in {source} must be a table of tables, got {objects!r}")
-    for text, facts in objects.items():
-        restore(text, facts)
+
+    def known_as(value: Any) -> Any:
+        """The value; a text with its stored facts, unless it has its object."""
+        return Named(value, None, objects[value]) if type(value) is str and value in objects else value
+
     recipe = values.pop("recipe", None)
     if recipe is not None and recipe not in RECIPES:
         raise unknown(f"recipe in {source}", str(recipe), RECIPES)
@@ -350,7 +353,8 @@ def from_mapping(values: dict[str, Any], source: str, others: Sequence[str] = ()
             raise unknown(f"key in {source}", name, [*known, "recipe", *others])
         if name == "weights" and not isinstance(value, str):
             value = weights_text(value)
-        values[name] = typed(hints[name], value, f"{name} in {source}")
+        value = typed(hints[name], value, f"{name} in {source}")
+        values[name] = tuple(map(known_as, value)) if isinstance(value, tuple) else known_as(value)
     return Experiment(**(RECIPES.get(recipe or "", {}) | values))
 
 

@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor
 
+from quasiglobal.common.objects import imported, is_path
 from quasiglobal.common.objects import facts_of
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import BUILT_IN, is_lower, percent
@@ -136,8 +138,23 @@ def ranking_of(metric: str) -> Ranking:
     if metric in BUILT_IN:
         return Ranking(metric, is_lower(BUILT_IN[metric]), percent(BUILT_IN[metric]))
     facts = facts_of(metric)
+    if "name" not in facts and is_path(metric):
+        with suppress(InputError):                          # a finished run is readable without its code
+            facts = facts_of_metric(metric)
     name = facts.get("name", metric.rpartition(":")[2])
     return Ranking(str(name), bool(facts.get("lower", False)), bool(facts.get("percent", False)))
+
+
+def imported_metric(path: str) -> Any:
+    """The metric package.module:name; a class is instantiated."""
+    metric = imported(path, "metric")
+    return metric() if isinstance(metric, type) else metric
+
+
+def facts_of_metric(path: str) -> dict[str, str | bool]:
+    """The name and the direction of the metric package.module:name; raise InputError if it cannot be imported."""
+    metric = imported_metric(path)
+    return {"name": path.rpartition(":")[2], "lower": is_lower(metric), "percent": percent(metric)}
 
 
 RESERVED = {
