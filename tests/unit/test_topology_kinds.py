@@ -18,7 +18,6 @@ from quasiglobal.runs.building import make_task
 from quasiglobal.topology.parsing import count_nodes, parse
 from quasiglobal.topology.topology import lasting_noise
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.partitions import partition_of, topology_of
 from quasiglobal.training.program import Program
 
 LENGTHS = {
@@ -308,11 +307,11 @@ def test_an_experiment_makes_the_graph_from_its_partition_and_says_what_it_revea
     with pytest.warns(UserWarning, match="would have to reveal these label counts"):
         program = Program(make_task(EXPERIMENT, data), experiments, torch.device("cpu"))
     for one, band in zip(experiments, program.bands.bands, strict=True):
-        counts = class_counts(partition_of(data, one), data.train.y.numpy(), 10)
+        counts = class_counts(one.resolved.partition(data), data.train.y.numpy(), 10)
         assert band.engine.topology == topology.stl_fw(counts, 3)
     assert count_nodes("every:2/d-cliques:6:3") == 6
     with pytest.raises(qg.InputError, match="needs the label counts of all nodes"):
-        topology_of(data, replace(EXPERIMENT, partition="whole"))
+        replace(EXPERIMENT, partition="whole").resolved.topology_on(data)
     with pytest.raises(qg.InputError, match="needs a whole number, as in stl-fw:16:4"):
         count_nodes("stl-fw")
 

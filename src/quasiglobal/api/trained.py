@@ -16,7 +16,6 @@ from quasiglobal.runs import plots
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.metrics import Ranking, Record, RecordList, number, ranking, tests
-from quasiglobal.training.partitions import weights_of
 from quasiglobal.training.rows import NamedRows, models_of, module_of
 from quasiglobal.training.task import Task
 
@@ -38,7 +37,7 @@ class TrainedRun(RecordList):
         module, rows = self._task.module(0), self._rows()
         if node is not None and not 0 <= node < len(rows["x"]):
             raise InputError(f"node must be from 0 to {len(rows['x']) - 1}, got {node}")
-        weights = weights_of(self._task.data, self.experiment)
+        weights = self.experiment.resolved.weights_on(self._task.data)
         counted = None if weights is None else torch.from_numpy(weights)
         return module_of(module, rows, Layout.of_experiment(module, self.experiment.bn), node, counted)
 

@@ -28,7 +28,6 @@ from quasiglobal.runs import plots, tuning
 from quasiglobal.runs.agreement import has_own_data, refuse_faults, trust_of
 from quasiglobal.runs.estimate import estimate, prepare
 from quasiglobal.training.metrics import number
-from quasiglobal.training.partitions import topology_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def check(command: Check) -> None:
         trust_of(experiment, options.trust)
     with preparing():
         task, experiments = prepare(experiment, options)
-    graph = topology_values(topology_of(task.data, experiment))
+    graph = topology_values(experiment.resolved.topology_on(task.data))
     with console.status("timing a few steps"):
         taken = estimate(task, experiments, options)
     own = has_own_data(experiment)

@@ -21,7 +21,6 @@ from quasiglobal.runs.predict import predict as predictions
 from quasiglobal.runs.score import score
 from quasiglobal.runs.standalone import save_folder
 from quasiglobal.runs.store import read_run
-from quasiglobal.topology.parsing import count_nodes
 
 ModelPath = Annotated[Positional[Path], arg(metavar="MODEL")]
 
@@ -49,7 +48,7 @@ def export(
     run = read_run(folder)
     exported = exported_model(run, node, data_dir, best)
     held = run.rows()[1]
-    if node == "average" and len(held) == 1 < count_nodes(run.experiment.topology):
+    if node == "average" and len(held) == 1 < run.experiment.resolved.nodes:
         console.print(
             f"{folder} holds node {held[0]} alone: this is its own model, not the average of the network",
             soft_wrap=True,

@@ -23,7 +23,6 @@ from quasiglobal.common.files import as_line, finite
 from quasiglobal.common.progress import showing
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.runs.utilisation import utilisation
-from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.metrics import Ranking, Record, number, ranking
 
 
@@ -227,7 +226,7 @@ def _preparing(progress: Progress, bar: TaskID) -> Iterator[None]:
 
 
 def _rows(run: RunFolder) -> int:
-    return count_nodes(run.experiment.topology)
+    return run.experiment.resolved.nodes
 
 
 def _in_words(records: Sequence[Record], score: Ranking) -> str:

@@ -15,7 +15,6 @@ from quasiglobal.runs.agreement import refuse_faults
 from quasiglobal.runs.launch import launch
 from quasiglobal.runs.store import Run, folders_of
 from quasiglobal.runs.sweep import sweep
-from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment
 
 
@@ -30,7 +29,7 @@ def train(command: Train, words: Sequence[str]) -> None:
     log_as(options.log)
     if options.engine == "distributed" and options.processes and not launched():
         refuse_faults(experiment)
-        spread(count_nodes(experiment.topology), options.processes)             # raises once if there are too many
+        spread(experiment.resolved.nodes, options.processes)             # raises once if there are too many
         sys.exit(launch(["train", *words], experiment, options.processes, all_print=options.log == "json"))
     finished = [folder for folder in folders_of(experiment, options) if folder.read_summary() is not None]
     if len(finished) < options.seeds:

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import torch
 
-from quasiglobal.algorithms import algorithm
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.sources import named
 from quasiglobal.engines.costs import traffic
@@ -20,7 +19,6 @@ from quasiglobal.errors import InputError
 from quasiglobal.peers.opening import NO_MEAN_OVER_SITES
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.loading import data_of
-from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
@@ -76,7 +74,7 @@ def own_task(experiment: Experiment, data: str) -> Task:
 
 def check_node(experiment: Experiment, node: int) -> int:
     """Return the number of nodes; raise InputError if `node` is out of range."""
-    n = count_nodes(experiment.topology)
+    n = experiment.resolved.nodes
     if not 0 <= node < n:
         raise InputError(f"node must be from 0 to {n - 1} on {experiment.topology}, got {node}")
     return n
@@ -87,7 +85,7 @@ def refuse_between_sites(experiment: Experiment) -> None:
 
     A site is connected to its neighbours alone, and its network may fail.
     """
-    chosen = algorithm(experiment.algorithm)
+    chosen = experiment.resolved.algorithm
     for effect, sentence in ((chosen.needs.loss, HARMED), (chosen.needs.absence, CUT_OFF)):
         if effect == "harmed":
             warnings.warn(sentence.format(experiment.algorithm), stacklevel=2)
@@ -113,7 +111,7 @@ def trust_of(experiment: Experiment, ratio: float | None, default: float = math.
 
 def _why_whole(experiment: Experiment) -> str | None:
     """Why messages have to count whole; None if they may be clipped."""
-    chosen = algorithm(experiment.algorithm)
+    chosen = experiment.resolved.algorithm
     sent = traffic(chosen)
     if experiment.communication or sent.means:
         return "averages over all nodes at once"
@@ -126,7 +124,7 @@ def _why_whole(experiment: Experiment) -> str | None:
 
 def refuse_faults(experiment: Experiment) -> None:
     """Reject simulated faults: between processes, faults are real. Reject a deadline where no message may be late."""
-    chosen, late = algorithm(experiment.algorithm), experiment.round_deadline is not None
+    chosen, late = experiment.resolved.algorithm, experiment.round_deadline is not None
     if late and traffic(chosen).means:
         raise InputError(
             f"{experiment.algorithm} needs exact means over all nodes, which wait for the slowest; leave out "

@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from quasiglobal.algorithms import algorithm
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.distributed import MeanLost
 from quasiglobal.peers.gloo import Meeting
 from quasiglobal.peers.rendezvous import spread
 from quasiglobal.runs.participant import Seat
-from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment
 
 
 def needs_all(experiment: Experiment) -> bool:
     """Whether a process that was lost cannot come back: the algorithm needs exact means of all models."""
-    return bool(traffic(algorithm(experiment.algorithm)).everybody)
+    return bool(traffic(experiment.resolved.algorithm).everybody)
 
 
 def seat_in(experiment: Experiment, store: Meeting, rank: int, size: int) -> tuple[Meeting, Seat]:
@@ -33,7 +31,7 @@ def seat_in(experiment: Experiment, store: Meeting, rank: int, size: int) -> tup
         place = Meeting(store, f"attempt/{number}")
         if not place.check(["ended"]):
             if not (place.check([f"epochs/{rank}"]) and needs_all(experiment)):
-                hosted = spread(count_nodes(experiment.topology), size)
+                hosted = spread(experiment.resolved.nodes, size)
                 return place, Seat(place, rank, hosted, experiment.hash)
             end_attempt(place)
         number += 1

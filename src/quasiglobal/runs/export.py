@@ -18,9 +18,7 @@ from quasiglobal.runs.exported import Exported, fingerprint, frozen_of
 from quasiglobal.runs.loading import data_of
 from quasiglobal.runs.store import Run
 from quasiglobal.stacked.layout import Layout
-from quasiglobal.topology.parsing import given_weights
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.partitions import weights_of
 from quasiglobal.training.rows import complete_state, state_dict_of
 
 
@@ -59,9 +57,9 @@ def _weights(run: Run, data_dir: Path | None, nodes: Sequence[int]) -> Tensor | 
     """How much these nodes count, from the summary, or else from the data; None if all count alike."""
     if run.experiment.weights == "equal":
         return None
-    known: Any = run.summary.weights if run.summary else given_weights(run.experiment.weights)
+    known: Any = run.summary.weights if run.summary else run.experiment.resolved.weights
     if not known:
-        known = weights_of(data_of(run.experiment, data_dir), run.experiment)
+        known = run.experiment.resolved.weights_on(data_of(run.experiment, data_dir))
     return torch.tensor(known, dtype=torch.float64)[list(nodes)]
 
 

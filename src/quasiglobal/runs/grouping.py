@@ -16,7 +16,6 @@ from quasiglobal.runs.store import RunFolder, Saved
 from quasiglobal.stacked.capture import release
 from quasiglobal.training.experiment import Experiment, program_key, step_order
 from quasiglobal.training.loop import Entrant
-from quasiglobal.training.partitions import partition_of
 from quasiglobal.training.task import Task
 
 
@@ -120,7 +119,7 @@ def _of_equal_epochs(runs: Sequence[RunFolder], task: Task) -> list[list[RunFold
         one = run.experiment
         kind = (one.partition, one.seed if is_own(one.partition) else 0)
         if kind not in sizes:
-            lengths = [len(part) for part in partition_of(task.data, one)]
+            lengths = [len(part) for part in one.resolved.partition(task.data)]
             sizes[kind] = tuple(step_sizes(lengths, one.batch, one.steps))
         groups.setdefault(sizes[kind], []).append(run)
     return list(groups.values())

@@ -11,16 +11,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from quasiglobal.algorithms import algorithm
 from quasiglobal.common.memory import USABLE, free_bytes, is_out_of_memory
 from quasiglobal.engines.costs import tensors_of_edges, traffic
 from quasiglobal.errors import InputError
 from quasiglobal.stacked.capture import release
 from quasiglobal.stacked.one_model import arguments
 from quasiglobal.stacked.precision import PRECISIONS
-from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.partitions import topology_of
 from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task
 
@@ -74,7 +71,7 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
     own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     activations = sum(size for place, size in kept.items() if place not in own) * experiment.batch // tried
     tensors = 1 + _state(task, experiment) + COPIES
-    return count_nodes(experiment.topology) * (activations + parameters * dtype.itemsize * tensors)
+    return experiment.resolved.nodes * (activations + parameters * dtype.itemsize * tensors)
 
 
 def trial(program: Program, steps: int = 3) -> float:
@@ -124,7 +121,7 @@ def fewer(experiments: Sequence[Experiment], device: torch.device) -> int:
     if len(experiments) == 1:
         further = ", fewer nodes, --recompute or --train lora:8" if one.model.startswith("hf:") else " or fewer nodes"
         raise InputError(
-            f"{count_nodes(one.topology)} models {one.model} with batch {one.batch} do not fit {here}; use a smaller "
+            f"{one.resolved.nodes} models {one.model} with batch {one.batch} do not fit {here}; use a smaller "
             f"--batch{further}"
         )
     half = -(-len(experiments) // 2)
@@ -148,9 +145,9 @@ def _measured(task: Task, experiment: Experiment, device: torch.device, **how: A
 
 def _state(task: Task, experiment: Experiment) -> int:
     """Number of state tensors of a node, each as large as a model."""
-    chosen = algorithm(experiment.algorithm)
+    chosen = experiment.resolved.algorithm
     tensors = len(chosen.init(torch.zeros(1, 1)))
     if not traffic(chosen).per_edge:
         return tensors
-    per_edge = tensors_of_edges(chosen, topology_of(task.data, experiment))
+    per_edge = tensors_of_edges(chosen, experiment.resolved.topology_on(task.data))
     return tensors + 4 * per_edge                           # the state, what is sent, what comes, and its masked copy

@@ -19,7 +19,7 @@ from quasiglobal.runs.callbacks import KeepBest, Watch, WriteTensorBoard, facts
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.parts import Part, records_of
 from quasiglobal.runs.saving import AgreedSaving, Saving
-from quasiglobal.runs.store import RunFolder, Watcher, external_fingerprint
+from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.callbacks import patient_interrupts
 from quasiglobal.training.loop import Callback, Loop
@@ -45,7 +45,7 @@ class Seat:
     def parts(self, run: RunFolder, mine: bool = False) -> list[Part]:
         """The parts of all processes in a run folder, or only this process's if `mine`."""
         ranks = [self.rank] if mine else range(len(self.hosted))
-        topology = external_fingerprint(run.experiment)
+        topology = run.experiment.resolved.external
         return [Part(run.folder, rank, self.hosted[rank], topology) for rank in ranks]
 
 

@@ -16,7 +16,6 @@ from quasiglobal.peers.sites import SiteOpener
 from quasiglobal.runs.best import Kept, kept_in, values_of, write_best
 from quasiglobal.runs.participant import Participant
 from quasiglobal.runs.store import Run, Watcher
-from quasiglobal.topology.parsing import parse
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.metrics import combined, ranking
 from quasiglobal.training.rows import NamedRows, complete_state, models_of
@@ -60,7 +59,7 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
     one, node = run.experiment, opener.site.node
     if seconds <= 0 or run.status != "finished" or not has_result(one):
         return
-    topology = parse(one.topology)
+    topology = one.resolved.topology
     links = topology.links()
     neighbours = [j for j in range(topology.n) if j != node and (links[node, j] or links[j, node])]
     waiting = [there for there in (neighbours if to is None else to) if opener.expects(there)]

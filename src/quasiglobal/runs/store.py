@@ -23,7 +23,6 @@ from quasiglobal.runs import checkpoints
 from quasiglobal.runs.best import kept_in
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts, parts_of, records_of
-from quasiglobal.topology.parsing import count_nodes, is_external, parse
 from quasiglobal.training.experiment import Experiment, from_mapping, setting, stored
 from quasiglobal.training.metrics import Ranking, Record, last_and_best, ranking
 
@@ -150,7 +149,7 @@ class RunFolder:
         whole = checkpoints.newest(self.folder / "checkpoint")
         rows, epoch, nodes = newest_of_parts(self.folder)
         older = whole is not None and whole[1].epochs >= epoch
-        if older or epoch == 0 or nodes != list(range(count_nodes(self.experiment.topology))):
+        if older or epoch == 0 or nodes != list(range(self.experiment.resolved.nodes)):
             return whole
         self.take_over([record for record in records_of(parts_of(self.folder)) if record["epoch"] <= epoch])
         return rows, checkpoints.Progress(epoch, (self.folder / "metrics.jsonl").stat().st_size)
@@ -168,7 +167,7 @@ class RunFolder:
 
     def check_topology(self) -> None:
         """Raise InputError if the file or code that defines the graph has changed since the run was saved."""
-        mine = external_fingerprint(self.experiment)
+        mine = self.experiment.resolved.external
         if not mine:
             return
         places = [self.folder / "checkpoint", *self.folder.glob("parts/*/checkpoint")]
@@ -217,13 +216,13 @@ class RunFolder:
     def checkpoint(self, rows: dict[str, Tensor], epochs: int) -> None:
         """Save a checkpoint to resume from."""
         size = (self.folder / "metrics.jsonl").stat().st_size
-        progress = checkpoints.Progress(epochs, size, external_fingerprint(self.experiment))
+        progress = checkpoints.Progress(epochs, size, self.experiment.resolved.external)
         checkpoints.save(self.folder / "checkpoint", rows, progress)
 
     def finish(self, status: str, facts: dict[str, Any]) -> None:
         """Write the summary: the status, the last and the best test, and further facts."""
         last, best = last_and_best(self.read_records(), self.experiment.metric)
-        topology = external_fingerprint(self.experiment)
+        topology = self.experiment.resolved.external
         facts = facts | ({"topology": topology} if topology else {})
         facts |= {"kept": [asdict(one) for one in kept]} if (kept := kept_in(self.folder)) else {}
         write_json(self.folder / "summary.json", {"status": status, "last": last, "best": best} | facts)
@@ -233,11 +232,6 @@ def _followed_by(own: Sequence[Record], later: Sequence[Record]) -> list[Record]
     """Records of `own` before the first epoch of `later`, then `later`."""
     first = min((record["epoch"] for record in later), default=math.inf)
     return [*(record for record in own if record["epoch"] < first), *later]
-
-
-def external_fingerprint(experiment: Experiment) -> str:
-    """Fingerprint of a topology that a file or Python code defines; empty if its name defines it."""
-    return parse(experiment.topology).fingerprint if is_external(experiment.topology) else ""
 
 
 def read_run(folder: Path) -> Run:

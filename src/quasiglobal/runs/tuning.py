@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import NoneType
 
-from quasiglobal.algorithms import algorithm, numeric_options, with_option
+from quasiglobal.algorithms import numeric_options, with_option
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched
@@ -187,7 +187,7 @@ class _Search:
 
     @classmethod
     def of(cls, experiment: Experiment, over: Mapping[str, Sequence[float]]) -> _Search:
-        options = numeric_options(algorithm(experiment.algorithm))
+        options = numeric_options(experiment.resolved.algorithm)
         known = NUMBERS | {name: kind for name, kind in options.items() if name not in NUMBERS}
         if not over:
             raise InputError("nothing to tune over; give names and values, such as lr=0.1,0.2,0.4")
@@ -253,7 +253,7 @@ class _Search:
     def _next(self, k: int, name: str, upwards: bool) -> float | None:
         """The next value beyond an end; None if there is no new valid value."""
         values = self.axes[name]
-        share = name not in NUMBERS and algorithm(self.experiment.algorithm).limits.get(name) == "[0, 1]"
+        share = name not in NUMBERS and self.experiment.resolved.algorithm.limits.get(name) == "[0, 1]"
         value = beyond(values, upwards, share)
         if value is not None and self.kinds[name] is int:
             value = float(round(value))

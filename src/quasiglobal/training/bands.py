@@ -9,16 +9,13 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms import algorithm
 from quasiglobal.engines.band import Band
 from quasiglobal.engines.faults import Faults
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.ledger import Ledger
 from quasiglobal.engines.needs import check_needs
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.engines.wire import checked_wire
 from quasiglobal.topology import Topology
-from quasiglobal.training.communication import communication_of
 from quasiglobal.training.experiment import Experiment
 
 EngineFactory = Callable[..., Host]
@@ -40,7 +37,7 @@ class Bands:
         self.bands: list[Band] = []
         self.firsts: list[int] = []
         """The first experiment of each band."""
-        algorithms = [algorithm(one.algorithm) for one in experiments]     # equal, whatever their spelling
+        algorithms = [one.resolved.algorithm for one in experiments]       # equal, whatever their spelling
         alike = list(zip(algorithms, topologies, epochs, strict=True))
         for _, places in groupby(range(len(experiments)), key=alike.__getitem__):
             group = list(places)
@@ -50,7 +47,7 @@ class Bands:
             self.bands.append(_band(chosen, topologies[group[0]], shared, engine, first))
         self.engine = self.bands[0].engine
         self.rows = self.bands[-1].rows.stop
-        self.communication = communication_of(experiments[0].communication)
+        self.communication = experiments[0].resolved.communication
         self.total = 0
         self.shared = shared
         """Number of parameters that are communicated."""
@@ -163,12 +160,12 @@ class Bands:
 def _band(group: Sequence[Experiment], graph: Topology, shared: int, engine: EngineFactory, first: int) -> Band:
     """The band of experiments with the same algorithm and topology; `first` is its first row."""
     experiment = group[0]
-    chosen = algorithm(experiment.algorithm)
+    resolved = experiment.resolved
+    chosen, wire = resolved.algorithm, resolved.wire
     check_needs(chosen, graph, Faults(experiment.drop, experiment.churn), alike=experiment.data_alike)
     faults = {what: p for what in ("drop", "churn") if (p := getattr(experiment, what))}
-    communication_of(experiment.communication).check(chosen, experiment.algorithm, bool(faults))
+    resolved.communication.check(chosen, experiment.algorithm, bool(faults))
     rounded = experiment.wire == "bf16"
-    wire = checked_wire(experiment.wire, chosen, experiment.algorithm)
     further = faults | ({} if wire is None else {"wire": wire})
     host = engine(graph, seeds=tuple(one.seed for one in group), shared=shared, rounded=rounded, **further)
     return Band(chosen, host, first, experiment.weight_decay)

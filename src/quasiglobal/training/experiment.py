@@ -11,22 +11,20 @@ import tomllib
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar
 
-from quasiglobal.algorithms import algorithm
 from quasiglobal.algorithms.base import checked
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.common.objects import Named, facts_of, readable
 from quasiglobal.engines.faults import check_probability
-from quasiglobal.engines.wire import wire_of
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.models.language import PREFIX, rank_of
-from quasiglobal.topology.parsing import count_nodes, given_weights, weights_text
-from quasiglobal.training.communication import communication_of
-from quasiglobal.training.schedule import check_schedule, scaled_lr
+from quasiglobal.topology.parsing import weights_text
+from quasiglobal.training.resolution import resolve
+from quasiglobal.training.schedule import scaled_lr
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,16 +141,15 @@ class Experiment:
             raise InputError(f"clip must be > 0 and finite, got {self.clip:g}")
         if self.round_deadline is not None and not 0 < self.round_deadline < float("inf"):
             raise InputError(f"round_deadline must be > 0 seconds and finite, got {self.round_deadline:g}")
-        check_schedule(self.schedule)
-        wire_of(self.wire)
-        communication_of(self.communication)
-        given_weights(self.weights)
         for name in ("drop", "churn", "validation"):
             check_probability(name, getattr(self, name))
         rank_of(self.train)
         if self.train != "all" and not self.reads_texts:
             raise InputError(f"train = {self.train} is for hf: models; leave it out with {self.model}")
-        algorithm(self.algorithm)
+        _ = self.resolved
+
+    resolved = cached_property(resolve)
+    """The objects that the texts name."""
 
     @property
     def hash(self) -> str:
@@ -192,7 +189,7 @@ class Experiment:
     @property
     def peak_lr(self) -> float:
         """The given learning rate, or by default the rate scaled with the global batch."""
-        return scaled_lr(self.batch, count_nodes(self.topology)) if self.lr is None else self.lr
+        return scaled_lr(self.batch, self.resolved.nodes) if self.lr is None else self.lr
 
     def with_seed(self, seed: int) -> Experiment:
         """The same experiment with another seed."""
@@ -251,8 +248,8 @@ def setting(experiment: Experiment) -> str:
     """
     if not experiment.uses_alpha:
         experiment = replace(experiment, alpha=1.0)
-    if isinstance(algorithm(experiment.algorithm), Centralized):
-        experiment = replace(experiment, topology=f"complete:{count_nodes(experiment.topology)}")
+    if isinstance(experiment.resolved.algorithm, Centralized):
+        experiment = replace(experiment, topology=f"complete:{experiment.resolved.nodes}")
     return replace(experiment, seed=0, lr=None).hash
 
 
@@ -292,7 +289,7 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 def _in_common(experiment: Experiment) -> dict[str, Any]:
     """Values that all rows of one program must share."""
     values = {name: value for name, value in asdict(experiment).items() if name not in OWN}
-    return values | {"number of nodes": count_nodes(experiment.topology)}
+    return values | {"number of nodes": experiment.resolved.nodes}
 
 
 def _label(name: str, value: Any) -> str:

@@ -22,7 +22,6 @@ from quasiglobal.data.streams import Streamed
 from quasiglobal.data.workers import Workers
 from quasiglobal.errors import InputError
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.schedule import schedule_of
 
 FULL_GRADIENT_BATCH = 256
 """Batch size per node of a full gradient."""
@@ -83,7 +82,7 @@ class Feed:
             for i in nodes
         ]
         self.plan = Plan(owners, first.batch, self.inputs.draw, lengths[0], first.steps, self.inputs.need)
-        self.schedules = [schedule_of(one, self.steps_per_epoch) for one in experiments]
+        self.schedules = [one.resolved.rate(self.steps_per_epoch) for one in experiments]
         self.steps = self.steps_per_epoch * first.epochs
         """Number of steps of a whole training."""
         self.shapes: Sequence[tuple[int, ...]] = ()

@@ -22,8 +22,7 @@ from typing import Any, TypedDict, cast
 import torch
 from torch import Tensor
 
-from quasiglobal.common.objects import imported, is_path
-from quasiglobal.common.objects import facts_of
+from quasiglobal.common.objects import facts_of, imported, is_path
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import BUILT_IN, is_lower, percent
 

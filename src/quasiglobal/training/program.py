@@ -27,7 +27,6 @@ from quasiglobal.training.experiment import Experiment, together
 from quasiglobal.training.feed import Feed
 from quasiglobal.training.metrics import Measures, average, measures_of_all, measures_of_models
 from quasiglobal.training.networks import Networks
-from quasiglobal.training.partitions import partition_of, topology_of
 from quasiglobal.training.rows import NamedRows, buffers_of, named_rows, state_of
 from quasiglobal.training.task import Task
 
@@ -112,8 +111,8 @@ class Program:
     def _lay_out(self, experiments: Sequence[Experiment], epochs: Sequence[int]) -> None:
         """Assign the rows to experiments."""
         self.experiments = together(experiments)
-        self.partitions = [partition_of(self.task.data, one) for one in self.experiments]
-        topologies = [topology_of(self.task.data, one) for one in self.experiments]
+        self.partitions = [one.resolved.partition(self.task.data) for one in self.experiments]
+        topologies = [one.resolved.topology_on(self.task.data) for one in self.experiments]
         self.bands = Bands(self.experiments, topologies, epochs, self.layout.shared, *self._engine_factory)
         self.engine = self.bands.engine
         self.weights = [None if one.shares is None else torch.from_numpy(one.shares) for one in topologies]

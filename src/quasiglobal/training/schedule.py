@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from quasiglobal.common.objects import is_own, recall
 from quasiglobal.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from quasiglobal.training.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def check_schedule(name: str) -> None:
         raise unknown("schedule", name, [*SHAPES, "steps"])
 
 
-def schedule_of(experiment: Any, steps_per_epoch: int) -> Callable[[int], float]:
+def schedule_of(experiment: Experiment, steps_per_epoch: int) -> Callable[[int], float]:
     """The learning rate of an experiment as a function of the step t = 1, 2, …"""
     steps = steps_per_epoch * experiment.epochs
     if not is_own(experiment.schedule):
