@@ -35,7 +35,6 @@ from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.store import Run, Watcher, unwatched
 from quasiglobal.runs.sweep import sweep
 from quasiglobal.runs.tuning import Tuned, score, tune
-from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.metrics import number, tests
 
@@ -212,6 +211,6 @@ def _result(run: Run, tier: Tier) -> SeedResult:
 
 def _seconds(run: Run) -> float:
     """Time of a run: its share of the time of its program, from its fastest epoch, since others compile or wait."""
-    records, rows = run.records(), count_nodes(run.experiment.topology)
+    records, rows = run.records(), run.experiment.resolved.nodes
     examples = records[0]["step"] * run.experiment.batch * rows
     return len(records) * min(examples / record["images_per_second"] for record in records)

@@ -19,7 +19,6 @@ from quasiglobal.reproduction.report.noise import Sample, difference, paired, to
 from quasiglobal.runs.comparison import Score
 from quasiglobal.runs.store import Run, RunStore
 from quasiglobal.runs.tuning import best_point, score
-from quasiglobal.topology.parsing import count_nodes
 from quasiglobal.training.experiment import Experiment, setting
 from quasiglobal.training.metrics import AVERAGED, SCORE, Record, last_and_best, number
 
@@ -205,7 +204,7 @@ def our_sample(outcome: Outcome) -> Sample | None:
     score, one = outcome.ours(), outcome.experiment
     if score is None:
         return None
-    partition = one.data, one.partition, count_nodes(one.topology), one.alpha if one.uses_alpha else None
+    partition = one.data, one.partition, one.resolved.nodes, one.alpha if one.uses_alpha else None
     return Sample(score.mean, score.std, len(outcome.runs), outcome.by_seed(), partition)
 
 
