@@ -18,6 +18,7 @@ from torch import Tensor
 from quasiglobal import algorithms, topology
 from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.algorithms.base import NodeView
+from quasiglobal.algorithms.needs import needs_of
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.links import misfit
 from quasiglobal.engines.simulator import Simulator
@@ -299,13 +300,13 @@ def check_mean(algorithm: Algorithm) -> None:
     still = Problem(p.centre, torch.zeros_like(p.curvature), p.centre)
     for graph in graphs(algorithm):
         means = run(algorithm, still, graph).history.mean(dim=1)
-        if algorithm.keeps_mean and differ(means, means[:1].expand_as(means)):
-            raise Broken("the nodes' mean moves though g = 0; mix every update of x, or return False from keeps_mean")
+        if needs_of(algorithm).keeps_mean and differ(means, means[:1].expand_as(means)):
+            raise Broken("the nodes' mean moves though g = 0; mix each update of x, or set Needs(keeps_mean=False)")
 
 
 def check_consensus(algorithm: Algorithm) -> None:
     """If an algorithm `rests`, nodes with equal x and zero gradients do not move, also if messages are lost."""
-    if not algorithm.rests:
+    if not needs_of(algorithm).rests:
         return
     p = problem()
     still = Problem(p.centre, torch.zeros_like(p.curvature), p.x0)
@@ -350,12 +351,12 @@ def check_rates(algorithm: Algorithm) -> None:
 
 def check_zero_rate(algorithm: Algorithm) -> None:
     """A learning rate of 0 works unless `divides_by_lr` is True."""
-    if algorithm.divides_by_lr:
+    if needs_of(algorithm).divides_by_lr:
         return
     try:
         run(algorithm, problem(), graphs(algorithm)[0], lr=lambda t: rate(t) * (t < STEPS // 2))
     except Diverged:
-        raise Broken("step divides by node.lr; return True from divides_by_lr") from None
+        raise Broken("step divides by node.lr; set Needs(divides_by_lr=True)") from None
 
 
 def check_one_node(algorithm: Algorithm) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
+from quasiglobal.algorithms.needs import needs_of
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.needs import check_needs
 from quasiglobal.engines.simulator import Simulator
@@ -185,7 +186,7 @@ def _learning_rates(lr: LearningRate, steps: int, algorithm: Algorithm, x: Tenso
         raise InputError("lr must be a number, a tensor or a function; for a list of rates: lambda t: rates[t - 1]")
     rates = [_rate(lr(t) if callable(lr) else lr, "lr", x, f" at step {t}") for t in range(1, steps + 1)]
     for t, rate in enumerate(rates, start=1):
-        if algorithm.divides_by_lr and (rate == 0).any():
+        if needs_of(algorithm).divides_by_lr and (rate == 0).any():
             raise InputError(
                 f"lr is 0 at step {t}, but {type(algorithm).__name__} divides by lr; end the schedule above 0"
             )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
+from quasiglobal.algorithms.needs import needs_of
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.needs import check_needs
 from quasiglobal.errors import InputError
@@ -127,7 +128,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         else:
             loss, g, weight_decay = self._with_base(self.base, closure, failed)
         self.steps += 1
-        follows = self.base is not None or self.algorithm.follows_messages  # with a base, the state has no gradient
+        follows = self.base is not None or needs_of(self.algorithm).follows_messages  # a base keeps gradients out of it
         x = self._parameters()
         self.engine.step_in_place(
             self.algorithm, x, g, self._state, t=self.steps, lr=self._of_groups("lr"),
@@ -306,7 +307,7 @@ def _check_base(
         raise InputError(f"base must be a torch optimizer, such as torch.optim.AdamW(params), got {base!r}")
     if lr is not None or weight_decay is not None:
         raise InputError(f"with base, lr and weight_decay are the base's; give them to {type(base).__name__} instead")
-    if reason := algorithm.refuses_base:
+    if reason := needs_of(algorithm).refuses_base:
         name = given if isinstance(given, str) else type(algorithm).__name__
         raise InputError(f"{name} does not accept a base: it {reason}; "
                          "use dsgd, d2+ or slowmo:base=dsgd, or omit base")

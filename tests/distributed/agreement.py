@@ -6,7 +6,7 @@ from torch.distributed import PrefixStore
 
 import quasiglobal as qg
 from quasiglobal.engines.distributed import Distributed
-from quasiglobal.engines.faults import Faults
+from quasiglobal.engines.draws import Faults
 from quasiglobal.peers.rendezvous import spread
 from quasiglobal.peers.site import SiteFolder
 from quasiglobal.peers.sites import SiteOpener

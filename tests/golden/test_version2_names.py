@@ -32,10 +32,11 @@ from quasiglobal.cli import main
 HERE = Path(__file__).parent / "version2" / "names"
 
 PLACES: dict[str, str] = {
-    f"quasiglobal.models.{before}:{name}": f"quasiglobal.{after}:{name}"
+    f"quasiglobal.{before}:{name}": f"quasiglobal.{after}:{name}"
     for before, after, names in (
-        ("stacking", "stacked.layout", ("Stacking", "stacking_of")),
-        ("language.loading", "models.language", ("LanguageModel", "language_model")),
+        ("algorithms.complete_window", "algorithms.centralized", ("CompleteWindow",)),
+        ("models.stacking", "stacked.layout", ("Stacking", "stacking_of")),
+        ("models.language.loading", "models.language", ("LanguageModel", "language_model")),
     )
     for name in names
 }

@@ -151,7 +151,7 @@ def test_columns_that_are_not_shared_never_leave_the_node(name, graph, d, seed, 
     close(together[:, :, :shared], everybody[:, :, :shared])
 
 
-@pytest.mark.parametrize("name", [name for name, a in qg.ALGORITHMS.items() if a.keeps_mean])
+@pytest.mark.parametrize("name", [name for name, a in qg.ALGORITHMS.items() if a.needs.keeps_mean])
 @given(graph=topologies, seed=seeds, rates=schedules)
 @settings(max_examples=8)
 def test_the_mean_stays_without_gradients(name, graph, seed, rates):

@@ -11,7 +11,7 @@ from numpy_nodes import CHANNELS, reference
 from test_reference import SEED, STEPS, TOLERANCE, learning_rate, problem, relative_error
 
 import quasiglobal as qg
-from quasiglobal.engines.faults import Faults
+from quasiglobal.engines.draws import Faults
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.wire import wire_of
 

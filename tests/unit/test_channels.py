@@ -10,9 +10,8 @@ from small_runs import Stop as Stopped
 
 import quasiglobal as qg
 from quasiglobal.engines.costs import traffic
-from quasiglobal.engines.faults import Faults
+from quasiglobal.engines.draws import Faults, hashed
 from quasiglobal.engines.ledger import Ledger
-from quasiglobal.engines.node import hashed
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.wire import wire_of
 from quasiglobal.runs.local import train

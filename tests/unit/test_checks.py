@@ -7,7 +7,10 @@ import pytest
 import torch
 
 import quasiglobal as qg
+from quasiglobal.algorithms import Needs, Wrapper
+from quasiglobal.algorithms.needs import needs_of
 from quasiglobal.checks import CHECKS
+from quasiglobal.common.fingerprint import fingerprint
 
 VARIANTS = [
     "dsgdm:sync=momentum", "dsgdm-n:sync=momentum,over=all", "dsgdm-n:sync=gradient",
@@ -119,12 +122,10 @@ class MovesTheMean(Honest):
 
 
 class Drifts(Honest):
+    needs = Needs(keeps_mean=False)
+
     def step(self, x, g, state, node):
         return node.mix(x - node.lr * (g + 0.01)), state
-
-    @property
-    def keeps_mean(self):
-        return False
 
 
 class ForgetsTheMissing(Honest):
@@ -208,3 +209,34 @@ def test_runs_that_do_not_repeat_are_not_compared():
 
 def test_a_class_will_do_for_an_instance():
     assert qg.check_algorithm(Honest) == list(CHECKS)
+
+
+class DeclaresByItself(Honest):
+    """Properties of a step as attributes of the class, next to `needs`, as version 2 had them."""
+
+    keeps_mean, needs = False, Needs(fixed=True, divides_by_lr=True)
+
+    @property
+    def refuses_base(self):
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around(Wrapper):
+    def step(self, x, g, state, node):
+        return self.base.step(x, g, state, node)
+
+
+def test_properties_of_a_step_may_be_attributes_of_the_class():
+    needs = needs_of(DeclaresByItself())
+    assert needs == Needs(fixed=True, divides_by_lr=True, keeps_mean=False, refuses_base=None)
+    assert needs.full_precision
+    assert needs.bears_clipping
+    assert needs_of(Around(base=DeclaresByItself())) == needs._replace(refuses_base=Needs().refuses_base)
+
+
+def test_only_properties_that_are_set_count_in_the_name_of_a_run():
+    def named(needs):
+        return fingerprint(type("Own", (Honest,), {"needs": needs})())
+
+    assert named(Needs(fixed=True)) == named(Needs(fixed=True, rests=True)) != named(Needs(fixed=True, rests=False))

@@ -11,7 +11,7 @@ import quasiglobal as qg
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.data.sources import load
 from quasiglobal.engines.costs import traffic
-from quasiglobal.engines.faults import WINDOW, Faults
+from quasiglobal.engines.draws import WINDOW, Faults
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.runs import distributed
 from quasiglobal.runs.building import make_task

@@ -154,7 +154,7 @@ def test_a_start_of_another_width_is_not_that_of_a_message():
 
 
 def test_algorithms_that_bear_clipping():
-    bear = {name for name, one in ALGORITHMS.items() if one.bears_clipping}
+    bear = {name for name, one in ALGORITHMS.items() if one.needs.bears_clipping}
     assert bear >= {"dsgd", "dsgdm-n", "qg-dsgdm-n", "qg-dadam", "dadam", "dmsgd", "dfedavgm", "dsgd-clip"}
     sums = {"dsgd-gt", "momentum-tracking", "gt-nsgdm", "k-gt", "d2", "ed", "sgp", "push-diging", "lt-admm", "choco"}
     assert not bear & (sums | {"ab", "relaysgd", "decentlam", "led", "proxskip"})

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quasiglobal.algorithms.adam import DAdam, DAdamW, QGDAdam
 from quasiglobal.algorithms.adaptive_consensus import DSGDAC
-from quasiglobal.algorithms.base import Algorithm, Node, State, Wrapper, checked, option_types
+from quasiglobal.algorithms.base import Algorithm, Edges, Node, State, Wrapper, checked, option_types
 from quasiglobal.algorithms.beer import BEER
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.algorithms.choco import AdaGossip, Choco
@@ -19,7 +19,6 @@ from quasiglobal.algorithms.decentlam import DecentLaM
 from quasiglobal.algorithms.dfedavgm import DFedAvgM, DFedSAM
 from quasiglobal.algorithms.diloco import DiLoCo
 from quasiglobal.algorithms.dmsgd import DMSGD
-from quasiglobal.algorithms.edges import Edges
 from quasiglobal.algorithms.exact_diffusion import ExactDiffusion
 from quasiglobal.algorithms.gossip import Gossip
 from quasiglobal.algorithms.gossip_pga import GossipPGA

@@ -13,6 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from quasiglobal.algorithms.base import Algorithm, Node, State, descend, zeros
+from quasiglobal.algorithms.needs import Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,8 @@ class DAdam(_Adam):
         return node.mix(descend(x, node.lr, direction)), {"m": m, "v": v}
 
     @property
-    def refuses_base(self) -> str:
-        return "scales the local step by moments of its own"
+    def needs(self) -> Needs:
+        return Needs(refuses_base="scales the local step by moments of its own")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +85,10 @@ class DAdamW(DAdam):
         return node.mix(descend(x, node.lr, direction + decay * x)), {"m": m, "v": v}
 
     @property
-    def decouples_decay(self) -> bool:
-        return self.lam is None
-
-    @property
-    def keeps_mean(self) -> bool:
-        return not self.lam
-
-    @property
-    def rests(self) -> bool:
-        return not self.lam
+    def needs(self) -> Needs:
+        return super().needs._replace(
+            decouples_decay=self.lam is None, keeps_mean=not self.lam, rests=not self.lam
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +127,8 @@ class QGDAdam(_Adam):
         return x_new, {"m_hat": m if self.released else m_hat, "v_hat": v_hat}
 
     @property
-    def needs_full_precision(self) -> bool:
-        return True
-
-    @property
-    def keeps_mean(self) -> bool:
-        return self.released
-
-    @property
-    def refuses_base(self) -> str:
-        return "scales the local step by quasi-global moments, which would be combined with the base's"
+    def needs(self) -> Needs:
+        return Needs(
+            needs_full_precision=True, keeps_mean=self.released,
+            refuses_base="scales the local step by quasi-global moments, which would be combined with the base's",
+        )

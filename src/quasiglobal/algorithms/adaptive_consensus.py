@@ -50,8 +50,4 @@ class DSGDAC(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(alike_data=True)
-
-    @property
-    def refuses_base(self) -> str:
-        return "averages before the local step"
+        return Needs(alike_data=True, refuses_base="averages before the local step")

@@ -8,14 +8,13 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
 from types import NoneType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms.edges import Edges
-from quasiglobal.algorithms.needs import Needs
+from quasiglobal.algorithms.needs import UNKNOWN, Needs, needs_of
 from quasiglobal.errors import InputError, unknown, whole
 
 State = dict[str, Tensor]
@@ -23,6 +22,31 @@ State = dict[str, Tensor]
 
 Messages = Tensor | Mapping[int, Tensor]
 """What each node sends along its edges: [k, degree, c], or {j: v} with a tensor [k, c] for each slot j."""
+
+OneOrMore = Any
+"""A tensor, or a tuple of tensors where several were given."""
+
+
+@dataclass(frozen=True)
+class Edges:
+    """The neighbours of each hosted node in numbered slots 0, 1, …, degree − 1.
+
+    On an undirected graph, slot j of a node is its j-th neighbour, to send to and to receive from. On a directed graph
+    the slots of senders and of receivers are numbered separately. All nodes have `degree` slots, so that per-edge
+    tensors have one shape, [k, degree, …]; the masks are False at slots without a neighbour. If only some columns are
+    communicated, the masks are [k, degree, d] and False at the other columns: these have no neighbours.
+    """
+
+    n: int
+    """Number of nodes of a run."""
+    degree: int
+    """Number of slots: the most neighbours that a node sends to or receives from over the topology's period."""
+    period: int
+    """Number of steps after which the topology repeats."""
+    senders: Tensor
+    """[k, degree, 1] mask of the slots that have a neighbour to receive from."""
+    receivers: Tensor
+    """[k, degree, 1] mask of the slots that have a neighbour to send to."""
 
 
 class Node(Protocol):
@@ -44,10 +68,10 @@ class Node(Protocol):
     def weight_decay(self) -> float | Tensor:
         """The weight decay, for an algorithm that decouples it (`decouples_decay`); else 0, since g includes it."""
 
-    def mix(self, *tensors: Tensor) -> Any:
+    def mix(self, *tensors: Tensor) -> OneOrMore:
         """Σ_j w_ij v_j for each node i, in one message to each neighbour; a tensor, or a tuple for several tensors."""
 
-    def push(self, *tensors: Tensor) -> Any:
+    def push(self, *tensors: Tensor) -> OneOrMore:
         """Σ_j p_ij v_j for each node i, where P's columns sum to 1: each node j divides v_j among its receivers.
 
         P is W if its columns sum to 1; otherwise p_ij = 1/(1 + the number of j's receivers). The tensors are [k, c] of
@@ -58,7 +82,7 @@ class Node(Protocol):
     def edges(self) -> Edges:
         """The neighbours of each node, in numbered slots."""
 
-    def exchange(self, *messages: Messages, at: int | None = None) -> tuple[Any, Tensor]:
+    def exchange(self, *messages: Messages, at: int | None = None) -> tuple[OneOrMore, Tensor]:
         """Send a message of its own along each edge; return those received, and who was not missing.
 
         `messages` is [k, degree, c], or {j: v} with a tensor [k, c] for each slot j of `edges`; [k, 1, c] sends the
@@ -72,7 +96,7 @@ class Node(Protocol):
         Without compression q = v. Several calls in one step need different numbers `draw`.
         """
 
-    def mix_sometimes(self, p: float, *tensors: Tensor) -> Any:
+    def mix_sometimes(self, p: float, *tensors: Tensor) -> OneOrMore:
         """`mix` with probability p, all nodes together, drawn from (the run's seed, t); else the tensors unchanged."""
 
     def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:
@@ -88,58 +112,21 @@ class Node(Protocol):
         """A [k, 1] mask of a random `fraction` of the nodes, a function of (the run's seed, draw)."""
 
 
-class NodeView:
-    """Node that a wrapper passes to its base: forwards everything that a subclass does not override."""
+if TYPE_CHECKING:
+    _Forwarding = Any                       # has all attributes of a node
+else:
+    _Forwarding = object
+
+
+class NodeView(_Forwarding):  # type: ignore[misc]
+    """Node that passes everything on to `node`; subclasses change what the algorithm sees."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
 
-    @property
-    def t(self) -> int:
-        return self.node.t
-
-    @property
-    def time(self) -> Tensor:
-        return self.node.time
-
-    @property
-    def lr(self) -> Tensor:
-        return self.node.lr
-
-    @property
-    def weight_decay(self) -> float | Tensor:
-        return self.node.weight_decay
-
-    def mix(self, *tensors: Tensor) -> Any:
-        return self.node.mix(*tensors)
-
-    def push(self, *tensors: Tensor) -> Any:
-        return self.node.push(*tensors)
-
-    @property
-    def edges(self) -> Edges:
-        return self.node.edges
-
-    def exchange(self, *messages: Messages, at: int | None = None) -> tuple[Any, Tensor]:
-        return self.node.exchange(*messages, at=at)
-
-    def mix_sometimes(self, p: float, *tensors: Tensor) -> Any:
-        return self.node.mix_sometimes(p, *tensors)
-
-    def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:
-        return self.node.mean(tensor, among)
-
-    def tell(self, v: Tensor, draw: int = 0) -> tuple[Tensor, Tensor]:
-        return self.node.tell(v, draw)
-
-    def gradient(self, y: Tensor) -> Tensor:
-        return self.node.gradient(y)
-
-    def full_gradient(self, x: Tensor) -> Tensor:
-        return self.node.full_gradient(x)
-
-    def sample(self, fraction: float, draw: Tensor) -> Tensor:
-        return self.node.sample(fraction, draw)
+    if not TYPE_CHECKING:
+        def __getattr__(self, name):
+            return getattr(self.node, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,58 +174,9 @@ class Algorithm:
         return t == 1
 
     @property
-    def divides_by_lr(self) -> bool:
-        """Whether `step` divides by the learning rate, so that a schedule may not reach 0."""
-        return False
-
-    @property
-    def decouples_decay(self) -> bool:
-        """Whether `step` applies `node.weight_decay` to the model; else the engine adds weight_decay · x to g."""
-        return False
-
-    @property
-    def needs_full_precision(self) -> bool:
-        """Whether `step` uses small differences of mixed models, which the rounding of bf16 messages would hide."""
-        return self.divides_by_lr
-
-    @property
-    def compresses(self) -> bool:
-        """Whether all messages are sent by `node.tell`, and the state holds the error of their compression."""
-        return False
-
-    @property
-    def follows_messages(self) -> bool:
-        """Whether the state has to agree with what was sent and received, so that no step's state may be discarded."""
-        return False
-
-    @property
-    def bears_clipping(self) -> bool:
-        """Whether a neighbour's message may be clipped: it is a model, and losing a part of it is tolerated."""
-        return self.needs.loss == "tolerated" and not self.follows_messages
-
-    @property
-    def keeps_mean(self) -> bool:
-        """Whether the nodes' mean does not change while g = 0 and W is doubly stochastic."""
-        return True
-
-    @property
-    def rests(self) -> bool:
-        """Whether nodes that agree stay where they are while g = 0."""
-        return True
-
-    @property
     def needs(self) -> Needs:
-        """Requirements on W, the links and the data."""
+        """Requirements on W, the links and the data, and what engines have to know of the step."""
         return Needs()
-
-    @property
-    def refuses_base(self) -> str | None:
-        """Why no torch optimizer can make the local step, to continue a sentence about the algorithm; None if one can.
-
-        The optimizer replaces x − ηg by its own result x½, and the algorithm continues with x½ and gradient 0. This is
-        the same algorithm only if steps from (x, g) and (x − ηg, 0) agree, also while η changes.
-        """
-        return "is not known to be a local step followed by an average of the models"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,36 +195,9 @@ class Wrapper(Algorithm):
         return self.base.phase(t)
 
     @property
-    def divides_by_lr(self) -> bool:
-        return self.base.divides_by_lr
-
-    @property
-    def decouples_decay(self) -> bool:
-        return self.base.decouples_decay
-
-    @property
-    def needs_full_precision(self) -> bool:
-        return self.base.needs_full_precision
-
-    @property
-    def compresses(self) -> bool:
-        return self.base.compresses
-
-    @property
-    def follows_messages(self) -> bool:
-        return self.base.follows_messages
-
-    @property
-    def keeps_mean(self) -> bool:
-        return self.base.keeps_mean
-
-    @property
-    def rests(self) -> bool:
-        return self.base.rests
-
-    @property
     def needs(self) -> Needs:
-        return self.base.needs
+        """The base's, but the wrapper itself decides whether an optimizer may make the local step."""
+        return needs_of(self.base)._replace(refuses_base=UNKNOWN)
 
 
 def option_types(kind: type[Algorithm]) -> dict[str, Any]:

@@ -56,19 +56,8 @@ class BEER(Algorithm):
         return x, {"m": m, "v": v} | hats | {"mixed_v": mixed_v + mixed_q_v, "mixed_x": mixed_x + mixed_q_x}
 
     @property
-    def compresses(self) -> bool:
-        return True
-
-    @property
-    def follows_messages(self) -> bool:
-        return True
-
-    @property
     def needs(self) -> Needs:
         return Needs(                                       # W v̂ is a sum over the steps
             refuses_drift=True, fixed=True, symmetric=True, loss="harmed", absence="harmed",
+            compresses=True, follows_messages=True, refuses_base="steps along a tracked mean of all nodes' gradients",
         )
-
-    @property
-    def refuses_base(self) -> str:
-        return "steps along a tracked mean of all nodes' gradients"

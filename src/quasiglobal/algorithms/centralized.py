@@ -1,16 +1,19 @@
-"""Centralized training: any algorithm on the exact mean of all nodes' gradients.
+"""Averages over all nodes in place of neighbours: centralized training, and windows of full communication.
 
 P. Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour. 2017.
+T. Zhu, T. Zhang, M. Wang, Z. Zhou, C. Wang: On the surprising effectiveness of a single global merging in
+decentralized learning. ICLR 2026.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Messages, Node, NodeView, State, Wrapper
+from quasiglobal.algorithms.base import Messages, Node, NodeView, OneOrMore, State, Wrapper
 from quasiglobal.algorithms.needs import Needs
 from quasiglobal.errors import InputError
 
@@ -33,29 +36,53 @@ class Centralized(Wrapper):
 
     @property
     def needs(self) -> Needs:
-        return Needs(doubly_stochastic=False)
-
-    @property
-    def refuses_base(self) -> str:
-        return "averages the gradients before the step, whereas a base steps on this node's gradient"
+        return super().needs.of_step()._replace(
+            refuses_base="averages the gradients before the step, whereas a base steps on this node's gradient"
+        )
 
 
-class Alone(NodeView):
-    """Node view for nodes that hold the same model: `mix` and `mean` change nothing."""
+@dataclass(frozen=True, kw_only=True)
+class CompleteWindow(Wrapper):
+    """`base`, with W = 11ᵀ/n in steps `first` to `last`.
 
-    def mix(self, *tensors: Tensor) -> Any:
-        return tensors[0] if len(tensors) == 1 else tensors
+    Differs from `base` on a complete graph in that the nodes need no links to all others: an average over all nodes is
+    an all-reduce.
+    """
 
-    def push(self, *tensors: Tensor) -> Any:
+    first: int
+    last: int
+
+    def step(self, x: Tensor, g: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
+        return self.base.step(x, g, state, Everybody(node) if self._inside(node.t) else node)
+
+    def phase(self, t: int) -> Hashable:
+        return self._inside(t), self.base.phase(t)
+
+    def _inside(self, t: int) -> bool:
+        return self.first <= t <= self.last
+
+
+class Everybody(NodeView):
+    """Node view in which `mix` and `push` average over all nodes."""
+
+    def mix(self, *tensors: Tensor) -> OneOrMore:
+        means = tuple(self.mean(v) for v in tensors)
+        return means[0] if len(means) == 1 else means
+
+    def push(self, *tensors: Tensor) -> OneOrMore:
         return self.mix(*tensors)
 
     def tell(self, v: Tensor, draw: int = 0) -> tuple[Tensor, Tensor]:
-        return v, v
+        return v, self.mean(v)
 
-    def exchange(self, *messages: Messages, at: int | None = None) -> tuple[Any, Tensor]:
-        raise InputError("an algorithm that exchanges messages with each neighbour has no centralized form")
+    def exchange(self, *messages: Messages, at: int | None = None) -> tuple[OneOrMore, Tensor]:
+        raise InputError("an algorithm with messages per edge cannot average over all nodes instead")
 
-    def mix_sometimes(self, p: float, *tensors: Tensor) -> Any:
+
+class Alone(Everybody):
+    """Node view for nodes that hold the same model, which is its own average."""
+
+    def mix_sometimes(self, p: float, *tensors: Tensor) -> OneOrMore:
         return self.mix(*tensors)
 
     def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:

@@ -57,20 +57,11 @@ class Choco(Wrapper):
         return self.gamma * r, {}
 
     @property
-    def compresses(self) -> bool:
-        return True
-
-    @property
-    def refuses_base(self) -> str | None:
-        return refuses_optimizer(self.base)
-
-    @property
-    def follows_messages(self) -> bool:
-        return True
-
-    @property
     def needs(self) -> Needs:
-        return Needs(fixed=True, symmetric=True, loss="harmed")      # W x̂ is a sum over the steps
+        return super().needs._replace(                      # W x̂ is a sum over the steps
+            fixed=True, symmetric=True, loss="harmed", compresses=True, follows_messages=True,
+            refuses_base=refuses_optimizer(self.base),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,5 +93,5 @@ class AdaGossip(Choco):
         return strength.clamp_max(1) * r, {"v": v}
 
     @property
-    def keeps_mean(self) -> bool:
-        return False
+    def needs(self) -> Needs:
+        return super().needs._replace(keeps_mean=False)

@@ -41,14 +41,10 @@ class D2(Algorithm):
         return x_new, {"moved": moved, "g_old": g}
 
     @property
-    def divides_by_lr(self) -> bool:
-        return self.plus
-
-    @property
     def needs(self) -> Needs:
-        return Needs(refuses_drift=True, lambda_min_above=-1 / 3, loss="harmed")
-
-    @property
-    def refuses_base(self) -> str | None:
-        """D²₊ is x⁺ = W (x½ + (x − x½₋) η/η₋)."""
-        return None if self.plus else "applies the present lr to the last gradient, which the base's step does not show"
+        """A base can make the step of D²₊, x⁺ = W (x½ + (x − x½₋) η/η₋)."""
+        plain = "applies the present lr to the last gradient, which the base's step does not show"
+        return Needs(
+            refuses_drift=True, lambda_min_above=-1 / 3, loss="harmed", divides_by_lr=self.plus,
+            refuses_base=None if self.plus else plain,
+        )

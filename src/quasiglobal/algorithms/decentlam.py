@@ -40,14 +40,9 @@ class DecentLaM(Algorithm):
         return descend(x, node.lr, m), {"m": m}
 
     @property
-    def divides_by_lr(self) -> bool:
-        return True
-
-    @property
     def needs(self) -> Needs:
         """Measured on quadratics with β = 0.9: it diverges on one-peer and on directed exponential graphs."""
-        return Needs(fixed=True, symmetric=True, loss="refused")
-
-    @property
-    def refuses_base(self) -> str:
-        return "adds momentum of its own to the local step"
+        return Needs(
+            fixed=True, symmetric=True, loss="refused", divides_by_lr=True,
+            refuses_base="adds momentum of its own to the local step",
+        )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quasiglobal.algorithms.base import Algorithm, Node, State, descend, zeros
+from quasiglobal.algorithms.needs import Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +48,8 @@ class DFedAvgM(Algorithm):
         return t % self.tau == 0
 
     @property
-    def refuses_base(self) -> str:
-        return "adds momentum of its own to the local step"
+    def needs(self) -> Needs:
+        return Needs(refuses_base="adds momentum of its own to the local step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,5 +79,5 @@ class DFedSAM(DFedAvgM):
         return x, state
 
     @property
-    def refuses_base(self) -> str:
-        return "takes the gradient elsewhere than at x"
+    def needs(self) -> Needs:
+        return Needs(refuses_base="takes the gradient elsewhere than at x")

@@ -57,7 +57,7 @@ class DiLoCo(Wrapper):
 
     @property
     def needs(self) -> Needs:
-        return Needs(doubly_stochastic=False)
+        return super().needs._replace(doubly_stochastic=False)
 
     def _outer(self, t: int) -> bool:
         return t % self.tau == 0

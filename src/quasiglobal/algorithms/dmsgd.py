@@ -49,8 +49,6 @@ class DMSGD(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(fixed=True, symmetric=True)            # v − v₋ is the movement of an average by the same W
-
-    @property
-    def refuses_base(self) -> str:
-        return "adds momentum of its own to the local step, after the average"
+        return Needs(                                       # v − v₋ is the movement of an average by the same W
+            fixed=True, symmetric=True, refuses_base="adds momentum of its own to the local step, after the average"
+        )

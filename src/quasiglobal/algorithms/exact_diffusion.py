@@ -45,14 +45,9 @@ class ExactDiffusion(Algorithm):
         return x_new, {"moved": (x - x_new) / node.lr, "m": m}
 
     @property
-    def divides_by_lr(self) -> bool:
-        return True
-
-    @property
     def needs(self) -> Needs:
-        return Needs(refuses_drift=True, lambda_min_above=-1 / 3, lazy=True, loss="harmed")
-
-    @property
-    def refuses_base(self) -> str | None:
-        """Without momentum it is x⁺ = W̃ (x½ + (x − x½₋) η/η₋)."""
-        return "adds momentum of its own to the local step" if self.beta else None
+        """A base can make the step without momentum, x⁺ = W̃ (x½ + (x − x½₋) η/η₋)."""
+        return Needs(
+            refuses_drift=True, lambda_min_above=-1 / 3, lazy=True, loss="harmed", divides_by_lr=True,
+            refuses_base="adds momentum of its own to the local step" if self.beta else None,
+        )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quasiglobal.algorithms.base import Node, NodeView, State, Wrapper
+from quasiglobal.algorithms.needs import Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +32,11 @@ class Gossip(Wrapper):
         return self.base.step(x, torch.zeros_like(g), state, UnitStep(node))
 
     @property
-    def divides_by_lr(self) -> bool:
-        return False
-
-    @property
-    def refuses_base(self) -> str:
-        return "uses no gradients"
+    def needs(self) -> Needs:
+        inner = super().needs
+        return inner._replace(
+            divides_by_lr=False, needs_full_precision=inner.full_precision, refuses_base="uses no gradients"
+        )
 
 
 class UnitStep(NodeView):

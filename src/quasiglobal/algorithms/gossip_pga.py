@@ -12,6 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from quasiglobal.algorithms.base import Algorithm, Node, State, descend, momentum, zeros
+from quasiglobal.algorithms.needs import Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,5 +49,5 @@ class GossipPGA(Algorithm):
         return t % self.tau == 0
 
     @property
-    def refuses_base(self) -> str | None:
-        return "adds momentum of its own to the local step" if self.beta else None
+    def needs(self) -> Needs:
+        return Needs(refuses_base="adds momentum of its own to the local step" if self.beta else None)

@@ -56,17 +56,12 @@ class GUT(Algorithm):
         return x_new, {"X": X_new, "pull": (x_new - X_new) / node.lr, "past": past} | memory
 
     @property
-    def divides_by_lr(self) -> bool:
-        return True
-
-    @property
     def needs(self) -> Needs:
         """On quadratics it diverges if W changes or is directed; with momentum also if messages are lost."""
-        return Needs(fixed=True, symmetric=True, loss="refused" if self.beta > 0 else "tolerated")
-
-    @property
-    def refuses_base(self) -> str:
-        return "keeps the gradients in its corrections, which the base's step does not show"
+        return Needs(
+            fixed=True, symmetric=True, loss="refused" if self.beta > 0 else "tolerated", divides_by_lr=True,
+            refuses_base="keeps the gradients in its corrections, which the base's step does not show",
+        )
 
     @property
     def _b(self) -> float:

@@ -45,11 +45,9 @@ class GTNSGDm(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(refuses_drift=True, loss="harmed")
-
-    @property
-    def refuses_base(self) -> str:
-        return "steps along a tracked mean of all nodes' gradients"
+        return Needs(
+            refuses_drift=True, loss="harmed", refuses_base="steps along a tracked mean of all nodes' gradients"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,5 +71,5 @@ class ClippedDSGD(Algorithm):
         return node.mix(descend(x, node.lr, g * (self.clip / norm))), state
 
     @property
-    def refuses_base(self) -> str:
-        return "clips the gradient, which the base's step does not show"
+    def needs(self) -> Needs:
+        return Needs(refuses_base="clips the gradient, which the base's step does not show")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from quasiglobal.algorithms.adam import DAdam
-from quasiglobal.algorithms.base import Algorithm, NodeView
+from quasiglobal.algorithms.base import Algorithm, NodeView, OneOrMore
 from quasiglobal.algorithms.sgd import DSGD, DSGDm
 from quasiglobal.errors import InputError
 
@@ -15,7 +13,7 @@ from quasiglobal.errors import InputError
 class Local(NodeView):
     """Node view for a local step: `mix` changes nothing."""
 
-    def mix(self, *tensors: Tensor) -> Any:
+    def mix(self, *tensors: Tensor) -> OneOrMore:
         return tensors[0] if len(tensors) == 1 else tensors
 
 

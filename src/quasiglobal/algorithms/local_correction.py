@@ -56,16 +56,8 @@ class KGT(Algorithm):
         return t % self.tau == 0
 
     @property
-    def divides_by_lr(self) -> bool:
-        return True
-
-    @property
     def needs(self) -> Needs:
-        return Needs(refuses_drift=True, loss="harmed")
-
-    @property
-    def refuses_base(self) -> None:
-        return None
+        return Needs(refuses_drift=True, loss="harmed", divides_by_lr=True, refuses_base=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +96,7 @@ class LED(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(refuses_drift=True, lambda_min_above=-1 / 3, lazy=True, loss="harmed")
-
-    @property
-    def refuses_base(self) -> None:
-        return None
+        return Needs(refuses_drift=True, lambda_min_above=-1 / 3, lazy=True, loss="harmed", refuses_base=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +127,4 @@ class ProxSkip(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(refuses_drift=True, fixed=True, symmetric=True, loss="harmed")
-
-    @property
-    def refuses_base(self) -> None:
-        return None
+        return Needs(refuses_drift=True, fixed=True, symmetric=True, loss="harmed", refuses_base=None)

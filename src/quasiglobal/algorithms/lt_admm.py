@@ -12,8 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Algorithm, Node, State, zeros
-from quasiglobal.algorithms.edges import Edges
+from quasiglobal.algorithms.base import Algorithm, Edges, Node, State, zeros
 from quasiglobal.algorithms.needs import Needs
 
 
@@ -79,25 +78,10 @@ class LTADMM(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(doubly_stochastic=False, undirected=True, loss="proof")
-
-    @property
-    def needs_full_precision(self) -> bool:
-        return True
-
-    @property
-    def refuses_base(self) -> str | None:
         plain = self.gamma is None and not self.beta and not self.couple
-        return None if plain else "uses the gradient or the learning rate in another way than a plain step"
-
-    @property
-    def follows_messages(self) -> bool:
-        return True
-
-    @property
-    def keeps_mean(self) -> bool:
-        return False
-
-    @property
-    def rests(self) -> bool:
-        return self.rho == 1                                # z starts at x, and rests at ρ x
+        other = "uses the gradient or the learning rate in another way than a plain step"
+        return Needs(
+            doubly_stochastic=False, undirected=True, loss="proof", needs_full_precision=True, follows_messages=True,
+            keeps_mean=False, rests=self.rho == 1,          # z starts at x, and rests at ρ x
+            refuses_base=None if plain else other,
+        )

@@ -58,13 +58,8 @@ class MimeLite(Algorithm):
         return (t - 1) % self.tau == 0, t % self.tau == 0
 
     @property
-    def keeps_mean(self) -> bool:
-        return self.participation == 1
-
-    @property
     def needs(self) -> Needs:
-        return Needs(doubly_stochastic=False)
-
-    @property
-    def refuses_base(self) -> str:
-        return "needs the gradient over all of a node's data"
+        return Needs(
+            doubly_stochastic=False, keeps_mean=self.participation == 1,
+            refuses_base="needs the gradient over all of a node's data",
+        )

@@ -51,8 +51,7 @@ class MomentumTracking(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        return Needs(refuses_drift=True, loss="harmed")
-
-    @property
-    def refuses_base(self) -> str:
-        return "steps along a tracked mean of all nodes' momenta, after the average"
+        return Needs(
+            refuses_drift=True, loss="harmed",
+            refuses_base="steps along a tracked mean of all nodes' momenta, after the average",
+        )

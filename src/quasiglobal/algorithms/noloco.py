@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quasiglobal.algorithms.base import Node, State, Wrapper, named, unnamed, zeros
 from quasiglobal.algorithms.local_base import Local, check_local, refuses_optimizer
+from quasiglobal.algorithms.needs import Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,8 @@ class NoLoCo(Wrapper):
         return self._outer(t), self.base.phase(t)
 
     @property
-    def refuses_base(self) -> str | None:
-        return refuses_optimizer(self.base)
+    def needs(self) -> Needs:
+        return super().needs._replace(refuses_base=refuses_optimizer(self.base))
 
     def _outer(self, t: int) -> bool:
         return t % self.tau == 0

@@ -9,12 +9,13 @@ algorithms? NeurIPS 2017, Algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from quasiglobal.algorithms.adam import DAdam, QGDAdam
-from quasiglobal.algorithms.base import Node, NodeView, State, Wrapper
+from quasiglobal.algorithms.base import Node, NodeView, OneOrMore, State, Wrapper
+from quasiglobal.algorithms.needs import Needs
 from quasiglobal.algorithms.quasi_global import QGDSGDm
 from quasiglobal.algorithms.sgd import DSGD, DSGDm
 from quasiglobal.errors import InputError
@@ -46,8 +47,8 @@ class Overlap(Wrapper):
         return self.base.step(x, g, state, _Combined(node, x, node.mix(x)))
 
     @property
-    def refuses_base(self) -> str:
-        return "averages the models before the local step"
+    def needs(self) -> Needs:
+        return super().needs._replace(refuses_base="averages the models before the local step")
 
 
 class _Combined(NodeView):
@@ -57,6 +58,6 @@ class _Combined(NodeView):
         super().__init__(node)
         self.x, self.mixed = x, mixed
 
-    def mix(self, *tensors: Tensor) -> Any:
+    def mix(self, *tensors: Tensor) -> OneOrMore:
         (v,) = tensors
         return self.mixed + (v - self.x)

@@ -16,26 +16,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Algorithm, Node, State, Wrapper, descend, momentum, named, unnamed, zeros
-from quasiglobal.algorithms.edges import Edges
+from quasiglobal.algorithms.base import (
+    Algorithm,
+    Edges,
+    Node,
+    State,
+    Wrapper,
+    descend,
+    momentum,
+    named,
+    unnamed,
+    zeros,
+)
 from quasiglobal.algorithms.local_base import Local, check_local
 from quasiglobal.algorithms.needs import Needs
 
 
-class _Pushes(Algorithm):
-    """What the methods here have in common: the weights and sums follow from all that was sent, to the last digit."""
-
-    @property
-    def needs_full_precision(self) -> bool:
-        return True
-
-    @property
-    def follows_messages(self) -> bool:
-        return True
-
-
 @dataclass(frozen=True, kw_only=True)
-class SGP(_Pushes, Wrapper):
+class SGP(Wrapper):
     """A local step of `base`, then a push; the weight w corrects for what each node received more or less than others.
 
         x̃_i ← the base's local step from x̃_i, with the gradient at x_i
@@ -62,11 +60,13 @@ class SGP(_Pushes, Wrapper):
 
     @property
     def needs(self) -> Needs:
-        return Needs(doubly_stochastic=False, loss="harmed", absence="harmed")
+        return super().needs._replace(
+            doubly_stochastic=False, loss="harmed", absence="harmed", needs_full_precision=True, follows_messages=True
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class QGSGP(_Pushes):
+class QGSGP(Algorithm):
     """Quasi-global momentum on directed graphs: momentum from two consecutive models of `sgp`.
 
         m_i ← β m̂_i + g_i
@@ -95,20 +95,15 @@ class QGSGP(_Pushes):
         return x_new, {"m_hat": torch.lerp((x - x_new) / node.lr, m_hat, mu), "w": w}
 
     @property
-    def divides_by_lr(self) -> bool:
-        return True
-
-    @property
     def needs(self) -> Needs:
-        return Needs(doubly_stochastic=False, loss="refused")                # w shrinks, and m̂ grows by 1/w
-
-    @property
-    def refuses_base(self) -> str:
-        return "adds quasi-global momentum to the local step, which would be combined with the base's"
+        return PUSHED._replace(
+            loss="refused", divides_by_lr=True,             # w shrinks, and m̂ grows by 1/w
+            refuses_base="adds quasi-global momentum to the local step, which would be combined with the base's",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushDIGing(_Pushes):
+class PushDIGing(Algorithm):
     """Gradient tracking by pushes.
 
         v_i ← β v_i + (1 − β) g_i,   y_i ← y_i + v_i − v_i of the last step          both 0 at the start
@@ -163,15 +158,11 @@ class PushDIGing(_Pushes):
 
     @property
     def needs(self) -> Needs:
-        return Needs(doubly_stochastic=False, loss="proof" if self.sums else "harmed", absence="harmed")
-
-    @property
-    def keeps_mean(self) -> bool:
-        return not self.sums
+        return PUSHED._replace(loss="proof" if self.sums else "harmed", absence="harmed", keeps_mean=not self.sums)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AB(_Pushes):
+class AB(Algorithm):
     """Gradient tracking with two matrices: models are averaged by the rows, gradients pushed by the columns.
 
         v_i ← β v_i + (1 − β) g_i,   y_i ← y_i + v_i − v_i of the last step          both 0 at the start
@@ -194,8 +185,11 @@ class AB(_Pushes):
 
     @property
     def needs(self) -> Needs:
-        return Needs(doubly_stochastic=False, loss="harmed", absence="harmed")
+        return PUSHED._replace(loss="harmed", absence="harmed")
 
+
+PUSHED = Needs(doubly_stochastic=False, needs_full_precision=True, follows_messages=True)
+"""Needs of pushes: weights and sums follow from all that was sent, to the last digit."""
 
 PARTS = ("x", "y", "w")
 """What Push-DIGing pushes: models, trackers and weights."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from quasiglobal.algorithms.base import Algorithm, Node, State, descend, momentum, zeros
+from quasiglobal.algorithms.needs import Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +67,6 @@ class QGDSGDm(Algorithm):
         return (t - self.released) % self.tau == 0
 
     @property
-    def divides_by_lr(self) -> bool:
-        return True
-
-    @property
     def _mu(self) -> float:
         if self.mu is not None:
             return self.mu
@@ -80,8 +77,11 @@ class QGDSGDm(Algorithm):
         return self.released and self.tau > 1
 
     @property
-    def refuses_base(self) -> str:
-        return "adds quasi-global momentum to the local step, which would be combined with the base's"
+    def needs(self) -> Needs:
+        return Needs(
+            divides_by_lr=True,
+            refuses_base="adds quasi-global momentum to the local step, which would be combined with the base's",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,5 +109,5 @@ class QHM(Algorithm):
         return node.mix(descend(x, node.lr, m - self.mu * state["m"])), {"m": m}
 
     @property
-    def refuses_base(self) -> str:
-        return "adds momentum of its own to the local step"
+    def needs(self) -> Needs:
+        return Needs(refuses_base="adds momentum of its own to the local step")

@@ -12,8 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Node, State, Wrapper, named, unnamed
-from quasiglobal.algorithms.edges import Edges
+from quasiglobal.algorithms.base import Edges, Node, State, Wrapper, named, unnamed
 from quasiglobal.algorithms.local_base import Local, check_local, refuses_optimizer
 from quasiglobal.algorithms.needs import Needs
 from quasiglobal.errors import InputError
@@ -83,23 +82,10 @@ class RelaySGD(Wrapper):
 
     @property
     def needs(self) -> Needs:
-        return Needs(doubly_stochastic=False, tree=True)
-
-    @property
-    def needs_full_precision(self) -> bool:
-        return True
-
-    @property
-    def refuses_base(self) -> str | None:
-        return refuses_optimizer(self.base)
-
-    @property
-    def follows_messages(self) -> bool:
-        return True
-
-    @property
-    def keeps_mean(self) -> bool:
-        return False
+        return super().needs._replace(
+            doubly_stochastic=False, tree=True, needs_full_precision=True, follows_messages=True, keeps_mean=False,
+            refuses_base=refuses_optimizer(self.base),
+        )
 
 
 def _interleaved(parts: tuple[Tensor, ...]) -> Tensor:

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from quasiglobal.algorithms.base import Algorithm, Node, State, descend, momentum, zeros
+from quasiglobal.algorithms.needs import Needs
 from quasiglobal.errors import InputError
 
 
@@ -33,8 +34,8 @@ class DSGD(Algorithm):
         return node.mix(descend(x, node.lr, g)), state
 
     @property
-    def refuses_base(self) -> None:
-        return None
+    def needs(self) -> Needs:
+        return Needs(refuses_base=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,5 +76,5 @@ class DSGDm(Algorithm):
         return x_new, {"m": synchronize(m) if self.sync == "momentum" else m}
 
     @property
-    def refuses_base(self) -> str:
-        return "adds momentum of its own to the local step"
+    def needs(self) -> Needs:
+        return Needs(refuses_base="adds momentum of its own to the local step")

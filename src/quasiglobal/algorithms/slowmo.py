@@ -12,8 +12,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from quasiglobal.algorithms.base import Node, State, Wrapper, named, unnamed, zeros
-from quasiglobal.algorithms.edges import Edges
+from quasiglobal.algorithms.base import Edges, Node, State, Wrapper, named, unnamed, zeros
+from quasiglobal.algorithms.needs import Needs, needs_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +59,12 @@ class SlowMo(Wrapper):
         return self._outer(t), self.base.phase(t)
 
     @property
-    def divides_by_lr(self) -> bool:
-        return True
-
-    @property
-    def refuses_base(self) -> str | None:
+    def needs(self) -> Needs:
+        inner = needs_of(self.base)
+        reason = inner.refuses_base and f"wraps {type(self.base).__name__}, which {inner.refuses_base}"
         if self.buffers == "average":
-            return "averages buffers with buffers=average, but the base's buffers stay on their node"
-        reason = self.base.refuses_base
-        return reason and f"wraps {type(self.base).__name__}, which {reason}"
+            reason = "averages buffers with buffers=average, but the base's buffers stay on their node"
+        return inner._replace(divides_by_lr=True, needs_full_precision=inner.full_precision, refuses_base=reason)
 
     def _outer(self, t: int) -> bool:
         return (t - self.released) % self.tau == 0

@@ -132,7 +132,7 @@ _PLAIN: dict[int, Callable[[Any], str]] = {
 # The plain value of an instance of a subclass, without a call to the subclass's methods.
 _EXACT: dict[type, Callable[[Any], object]] = {
     int: int.__pos__, float: float.__pos__, complex: complex.__pos__, str: "".__add__, bytes: b"".__add__,
-    bytearray: b"".__add__, memoryview: memoryview.tobytes, list: list.copy, tuple: ().__add__,
+    bytearray: b"".__add__, memoryview: memoryview.tobytes, list: list.copy, tuple: lambda x: _values(x),
     types.MappingProxyType: types.MappingProxyType.copy, set: set().union, frozenset: frozenset().union,
     dict: lambda x: dict(dict.items(x)),        # dict.copy calls keys
 }  # fmt: skip
@@ -159,6 +159,8 @@ _LIBRARIES = tuple(
 
 
 _FORMER = {
+    "quasiglobal.algorithms.base.Edges": "quasiglobal.algorithms.edges.Edges",
+    "quasiglobal.algorithms.centralized.CompleteWindow": "quasiglobal.algorithms.complete_window.CompleteWindow",
     "quasiglobal.models.language": "quasiglobal.models.language.loading",
     "quasiglobal.stacked.layout.Stacking": "quasiglobal.models.stacking.Stacking",
     "quasiglobal.stacked.layout.stacking_of": "quasiglobal.models.stacking.stacking_of",
@@ -170,6 +172,19 @@ def _named(name: str) -> str:
     """The name under which a module, or a class or function with its module's name, is hashed."""
     moved = next((new for new in _FORMER if name == new or name.startswith(f"{new}.")), None)
     return name if moved is None else _FORMER[moved] + name.removeprefix(moved)
+
+
+_FIRST = {"quasiglobal.algorithms.needs.Needs": 11}
+"""Named tuples of this package that have got fields, and the number of those that always count: later ones, if set."""
+
+
+def _values(x: Any) -> tuple[object, ...]:
+    cls = type(x)
+    first = _FIRST.get(f"{cls.__module__}.{cls.__qualname__}")
+    if first is None:
+        return ().__add__(x)
+    later = zip(x._fields[first:], x[first:], strict=True)
+    return (*x[:first], *((name, value) for name, value in later if value != x._field_defaults[name]))
 
 
 def _parts(x: Any) -> Parts:

@@ -18,9 +18,8 @@ from torch import Tensor
 from quasiglobal.algorithms import Algorithm, Node, State
 from quasiglobal.engines.blocks import BlockSteps, Mixed
 from quasiglobal.engines.costs import traffic
-from quasiglobal.engines.host import Host
+from quasiglobal.engines.host import Host, StepNode
 from quasiglobal.engines.links import Links, check_push
-from quasiglobal.engines.node import StepNode
 from quasiglobal.engines.trust import guard_of
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError

@@ -1,10 +1,11 @@
-"""Base class of engines: an engine hosts nodes of one or several runs as rows of every tensor."""
+"""Base class of engines, which host nodes of one or several runs as rows of every tensor, and their nodes in a step."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Edges, Node, State
+from quasiglobal.algorithms.base import Messages, OneOrMore
+from quasiglobal.algorithms.needs import needs_of
 from quasiglobal.common.mixing import column_stochastic
+from quasiglobal.engines.draws import choose, happens, hashed
 from quasiglobal.engines.links import Links
-from quasiglobal.engines.node import StepNode, choose, happens, hashed
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError, whole
 from quasiglobal.stacked.capture import overwrite
@@ -100,8 +103,9 @@ class Host(ABC):
         if time is None:
             time = torch.tensor(t, dtype=x.dtype, device=x.device)
 
+        needs = needs_of(algorithm)
         decoupled: float | Tensor = 0.0
-        if algorithm.decouples_decay:
+        if needs.decouples_decay:
             decoupled, weight_decay = weight_decay, 0.0
 
         def further(at: Tensor) -> Tensor:
@@ -114,7 +118,6 @@ class Host(ABC):
             g = g + weight_decay * x
         elif weight_decay:
             g = torch.add(g, x, alpha=weight_decay)         # one pass; golden results depend on its rounding
-        needs = algorithm.needs
         lazy = needs.lazy and not needs.allow(self.topology.lambda_min)
         node = StepNode(t, time, lr, self, x, further, full, decoupled, lazy)
         return self.advance(algorithm, x, g, dict(state), node)
@@ -295,6 +298,112 @@ class Host(ABC):
         """Return v with its shared columns replaced; the other columns stay."""
         result = shared.expand(len(self.seeds), len(self.nodes), -1).reshape(self.rows, -1)
         return result if result.shape[1] == v.shape[1] else torch.cat([result, v[:, result.shape[1] :]], dim=1)
+
+
+@dataclass(frozen=True)
+class StepNode:
+    """Implementation of `quasiglobal.algorithms.Node` for step t of an engine; `lazy` mixes with (I + W)/2."""
+
+    t: int
+    time: Tensor
+    lr: Tensor
+    engine: Host
+    x: Tensor
+    further: Callable[[Tensor], Tensor]
+    """The gradient of the step's batch elsewhere."""
+    full: Callable[[Tensor], Tensor]
+    weight_decay: float | Tensor = 0.0
+    lazy: bool = False
+
+    def mix(self, *tensors: Tensor) -> OneOrMore:
+        self._check("mix", tensors)
+        return self._mixed(tensors, self.engine.mix(self.t, tensors, self.time))
+
+    def mix_sometimes(self, p: float, *tensors: Tensor) -> OneOrMore:
+        self._check("mix_sometimes", tensors)
+        if not 0 <= p <= 1:
+            raise InputError(f"node.mix_sometimes needs a probability in [0, 1], got {p}")
+        return self._mixed(tensors, self.engine.mix_sometimes(p, self.t, tensors, self.time))
+
+    def mean(self, tensor: Tensor, among: Tensor | None = None) -> Tensor:
+        self._check("mean", (tensor,))
+        return self.engine.mean(tensor, among)
+
+    def push(self, *tensors: Tensor) -> OneOrMore:
+        self._check("push", tensors)
+        pushed = self.engine.push(self.t, tensors, self.time)
+        return pushed[0] if len(tensors) == 1 else pushed
+
+    @property
+    def edges(self) -> Edges:
+        return self.engine.edges(self.x)
+
+    def exchange(self, *messages: Messages, at: int | None = None) -> tuple[OneOrMore, Tensor]:
+        stacked = tuple(self._stacked(one) for one in messages)
+        _check_types("exchange", stacked)
+        received, arrived = self.engine.exchange(self.t, stacked, self.time, at)
+        return received[0] if len(messages) == 1 else received, arrived
+
+    def tell(self, v: Tensor, draw: int = 0) -> tuple[Tensor, Tensor]:
+        self._check("tell", (v,))
+        return self.engine.tell(self.t, v, self.time, draw)
+
+    def gradient(self, y: Tensor) -> Tensor:
+        if not isinstance(y, Tensor) or y.shape != self.x.shape:
+            raise InputError(f"node.gradient takes models like x, of shape {list(self.x.shape)}, got {_said(y)}")
+        return self.further(y)
+
+    def full_gradient(self, x: Tensor) -> Tensor:
+        return self.full(x)
+
+    def sample(self, fraction: float, draw: Tensor) -> Tensor:
+        if not 0 < fraction <= 1:
+            raise InputError(f"node.sample needs a fraction in (0, 1], got {fraction}")
+        return self.engine.sample(fraction, draw)
+
+    def _check(self, what: str, tensors: tuple[Tensor, ...]) -> None:
+        """Raise InputError unless all are [k, c], of one type of floating-point numbers."""
+        k = len(self.x)
+        for v in tensors:
+            if not isinstance(v, Tensor) or v.ndim != 2 or len(v) != k:
+                raise InputError(f"node.{what} takes tensors of shape [{k}, c], a row for each node, got {_said(v)}")
+        _check_types(what, tensors)
+
+    def _stacked(self, messages: Messages) -> Tensor:
+        """Messages as [k, degree, c]."""
+        k, degree = len(self.x), self.edges.degree
+        if isinstance(messages, Mapping):
+            if set(messages) != set(range(degree)):
+                got = ", ".join(map(str, messages))
+                raise InputError(f"node.exchange needs a message for each slot 0 to {degree - 1}, got {got}")
+            for v in messages.values():
+                if not isinstance(v, Tensor) or v.ndim != 2 or v.shape != messages[0].shape:
+                    raise InputError(f"node.exchange needs messages of one shape [{k}, c], got {_said(v)}")
+            messages = torch.stack([messages[j] for j in range(degree)], dim=1) if degree else self.x[:, None]
+        if not isinstance(messages, Tensor) or messages.ndim != 3 or len(messages) != k or (
+            messages.shape[1] not in (1, degree)
+        ):
+            raise InputError(
+                f"node.exchange takes messages of shape [{k}, {degree}, c], or a dict of them, got {_said(messages)}"
+            )
+        return messages.expand(k, degree, messages.shape[2])
+
+    def _mixed(self, tensors: tuple[Tensor, ...], mixed: tuple[Tensor, ...]) -> OneOrMore:
+        if self.lazy:
+            mixed = tuple(torch.lerp(v, Wv, 0.5) for v, Wv in zip(tensors, mixed, strict=True))
+        return mixed[0] if len(tensors) == 1 else mixed
+
+
+def _check_types(what: str, tensors: tuple[Tensor, ...]) -> None:
+    """Raise InputError unless the tensors of a message have one type of floating-point numbers."""
+    types = {v.dtype for v in tensors}
+    if len(types) != 1 or not tensors[0].is_floating_point():
+        got = " and ".join(sorted(str(one).removeprefix("torch.") for one in types)) or "nothing"
+        raise InputError(f"node.{what} takes tensors of one floating-point type, got {got}; convert them")
+
+
+def _said(value: object) -> str:
+    return f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 COIN, WIRE = 3, 4

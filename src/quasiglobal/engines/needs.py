@@ -11,7 +11,7 @@ import numpy as np
 
 from quasiglobal.algorithms import Algorithm
 from quasiglobal.engines.costs import LONGEST, gossip_steps, traffic
-from quasiglobal.engines.faults import Faults
+from quasiglobal.engines.draws import Faults
 from quasiglobal.engines.links import misfit, no_edges
 from quasiglobal.engines.simulator import NO_MEAN
 from quasiglobal.errors import InputError

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from quasiglobal.algorithms import Algorithm
+from quasiglobal.algorithms.needs import needs_of
 from quasiglobal.errors import InputError
 
 Field = tuple[int, int]
@@ -179,15 +180,15 @@ def wire_of(text: str) -> Wire | None:
 def checked_wire(text: str, algorithm: Algorithm, name: str = "") -> Wire | None:
     """The compression of a message format; raise InputError if it does not fit the algorithm, called `name`."""
     wire = wire_of(text)
-    if text == "bf16" and algorithm.needs_full_precision:
+    if text == "bf16" and needs_of(algorithm).full_precision:
         raise InputError(
             f"{name or type(algorithm).__name__} uses small differences of mixed models, which the rounding of "
             "messages to 16 bits would hide; use --wire full"
         )
-    if wire is not None and not algorithm.compresses:
+    if wire is not None and not needs_of(algorithm).compresses:
         raise InputError(
             f"{type(algorithm).__name__} does not hold the error of compressed messages itself; use choco, adagossip, "
-            f"beer or motef with {text}; an algorithm of your own that does has the property compresses"
+            f"beer or motef with {text}; an algorithm of your own that does has needs = Needs(compresses=True)"
         )
     return wire
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from quasiglobal.algorithms.needs import needs_of
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.sources import named
 from quasiglobal.engines.costs import traffic
@@ -117,9 +118,9 @@ def _why_whole(experiment: Experiment) -> str | None:
         return "averages over all nodes at once"
     if sent.told:
         return "sends compressed differences, whose sums both sides keep"
-    if sent.per_edge or chosen.follows_messages:
+    if sent.per_edge or needs_of(chosen).follows_messages:
         return "keeps a state that has to agree with what neighbours sent"
-    return None if chosen.bears_clipping else "keeps sums over all nodes that a clipped message would falsify"
+    return None if needs_of(chosen).bears_clipping else "keeps sums over all nodes that a clipped message would falsify"
 
 
 def refuse_faults(experiment: Experiment) -> None:

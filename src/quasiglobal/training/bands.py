@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quasiglobal.engines.band import Band
-from quasiglobal.engines.faults import Faults
+from quasiglobal.engines.draws import Faults
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.ledger import Ledger
 from quasiglobal.engines.needs import check_needs

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from quasiglobal.algorithms import Algorithm
-from quasiglobal.algorithms.complete_window import CompleteWindow
+from quasiglobal.algorithms.centralized import CompleteWindow
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.simulator import NO_MEAN
 from quasiglobal.errors import InputError

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from quasiglobal.algorithms.base import checked
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.common.objects import Named, facts_of, readable
-from quasiglobal.engines.faults import check_probability
+from quasiglobal.engines.draws import check_probability
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.models.language import PREFIX, rank_of
 from quasiglobal.topology.parsing import weights_text

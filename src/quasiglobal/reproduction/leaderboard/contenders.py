@@ -15,7 +15,7 @@ from quasiglobal.algorithms.gossip import Gossip
 from quasiglobal.checks import CheckFailed, check_algorithm
 from quasiglobal.common.objects import fault, sources
 from quasiglobal.engines.costs import traffic
-from quasiglobal.engines.faults import Faults
+from quasiglobal.engines.draws import Faults
 from quasiglobal.engines.links import misfit
 from quasiglobal.engines.needs import check_needs
 from quasiglobal.errors import InputError
