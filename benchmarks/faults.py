@@ -20,10 +20,10 @@ from torch import Tensor
 
 import quasiglobal as qg
 from quasiglobal.algorithms import ALGORITHMS, algorithm, name_of
+from quasiglobal.common.files import markdown_table
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.reproduction.leaderboard.contenders import PLAIN
-from quasiglobal.reproduction.report.formats import table as markdown_table
 
 N, D, NOISE, TAIL = 16, 10, 0.1, 200
 DROPS = (0.0, 0.1, 0.3)

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
+from quasiglobal.common.files import markdown_table
 from quasiglobal.data import load, split
 from quasiglobal.data.partition import class_counts
 from quasiglobal.reproduction.paper.readings import ScoreReadings, experiments, table, table_of_more_tests
-from quasiglobal.reproduction.report.formats import table as markdown_table
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunStore
