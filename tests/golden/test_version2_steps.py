@@ -163,7 +163,7 @@ def path_in_place(text, graph, inputs):
 
 @pytest.mark.parametrize("graph", [pytest.param(one, marks=[pytest.mark.slow] * (one != "ring:8")) for one in GRAPHS])
 def test_steps_in_blocks_of_columns_are_the_recorded_ones(graph, monkeypatch):
-    monkeypatch.setattr("quasiglobal.engines.blocks.BLOCK", 3 * 8)      # three columns of all nodes
+    monkeypatch.setattr("quasiglobal.stacked.step_blocks.BLOCK", 3 * 8)      # three columns of all nodes
     arrays, cases = recorded()
     run, errors = [case for case, told in cases[graph].items() if "state" in told], {}
     for case, theirs in zip(run, arrays[graph], strict=True):
@@ -199,12 +199,12 @@ def sources(text, graph, dtype=torch.float64, rates=1, shared=None, runs=2, deca
     Only this function reads the package's inside: what replaces the translation of steps replaces the record too.
     Nothing is compiled, so that neither a GPU nor Triton is needed.
     """
-    from quasiglobal.engines import step_kernel
     from quasiglobal.engines.band import Band
     from quasiglobal.engines.simulator import Simulator
+    from quasiglobal.stacked import step_kernel
 
     class Written:
-        def __init__(self, passes, engine, t, x):
+        def __init__(self, passes, wiring, x):
             self.passes = passes
 
         def compile(self, *arguments):
@@ -218,7 +218,7 @@ def sources(text, graph, dtype=torch.float64, rates=1, shared=None, runs=2, deca
     found = {}
     with patch.multiple(step_kernel, available=lambda x: True, StepKernel=Written):
         for t in {band.kind(t): t for t in reversed(ROUNDS)}.values():
-            kernel = step_kernel.step_kernel(band.algorithm, engine, decay, t, x, x.clone(), time, lr, band.state)
+            kernel = band.kernel(t, x, x.clone(), time, lr)
             found[str(t)] = kernel and [
                 {"text": one.text, "arguments": one.arguments, "constants": len(one.constants), "sums": one.sums,
                  "mixes": one.mixes, "tiles": one.tiles, "narrow": one.narrow}

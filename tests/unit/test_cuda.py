@@ -12,9 +12,9 @@ import quasiglobal as qg
 import quasiglobal.training.program
 from quasiglobal.data.shards import Shards
 from quasiglobal.data.sources import Dataset, Examples, load
-from quasiglobal.engines.step_kernel import StepKernel
 from quasiglobal.runs.building import make_task
 from quasiglobal.stacked.routes import Compiled
+from quasiglobal.stacked.step_kernel import StepKernel
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program

@@ -143,7 +143,7 @@ def test_bytes_sent_count_neighbours_and_exact_means():
 
 def test_compiled_parts_of_a_step_compute_the_same(monkeypatch):
     """Augmentation and loss, which long trainings on a GPU compile; here they are traced."""
-    monkeypatch.setattr("quasiglobal.stacked.compiling.compiled", lambda program: program)
+    monkeypatch.setattr("quasiglobal.stacked.compiling.by_inductor", lambda program: program)
     monkeypatch.setattr("quasiglobal.stacked.kernels.program.triton_runs", lambda x: False)
     one = replace(SHORT, model="cnn", topology="ring:3", partition="iid", epochs=1, steps=3, precision="fp64")
     task, ends = make_task(one, load("digits")), []

@@ -57,7 +57,7 @@ def test_after_a_rehearsal_a_step_compiles_no_segment(monkeypatch):
         pytest.skip("the kernels are compiled here")
     compiled: list[object] = []
     monkeypatch.setattr("quasiglobal.stacked.kernels.program._compiler_runs", lambda x: True)
-    monkeypatch.setattr("quasiglobal.stacked.kernels.program.compiled", lambda part: compiled.append(part) or part)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.program.by_inductor", lambda part: compiled.append(part) or part)
     module, layout, x, buffers, inputs, _ = example("signals")
     program = stacked_program(module, layout, x, buffers, inputs)
     rehearse(program, "signals", x, buffers, inputs, sum_of)

@@ -232,7 +232,7 @@ def test_normalisations_take_over_what_follows_them():
 def test_segments_between_the_kernels_are_functions_of_what_they_read(name, by_kernels, monkeypatch):
     """Compiled on a GPU; here traced: a value missing from a segment's inputs would be wrong at the second x."""
     monkeypatch.setattr("quasiglobal.stacked.kernels.program._compiler_runs", lambda x: True)
-    monkeypatch.setattr("quasiglobal.stacked.kernels.program.compiled", lambda program: program)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.program.by_inductor", lambda program: program)
     module, layout, x, buffers, inputs, targets = example(name)
     program = stacked_program(module, layout, x, buffers, inputs, by_kernels)
     assert program.segments
@@ -314,7 +314,7 @@ FAILING = {
 
 @pytest.mark.parametrize("name", FAILING)
 def test_a_route_that_fails_is_replaced_by_a_slower_one_with_one_line(name, caplog, monkeypatch):
-    monkeypatch.setattr("quasiglobal.stacked.routes.compiled", lambda program: program)    # needs no compiler
+    monkeypatch.setattr("quasiglobal.stacked.routes.by_inductor", lambda program: program)    # needs no compiler
     module, route, begins = FAILING[name]
     model, found = by_the_kernels(module)
     assert type(model.route) is route
@@ -333,7 +333,7 @@ def test_a_wrong_gradient_of_a_compiler_is_noticed_at_the_first_step(drop, preci
     def mistaken(program):
         return lambda *arguments: tree_map(lambda value: 1.01 * value, program(*arguments))
 
-    monkeypatch.setattr("quasiglobal.stacked.routes.compiled", mistaken)
+    monkeypatch.setattr("quasiglobal.stacked.routes.by_inductor", mistaken)
     module = nn.Sequential(nn.Flatten(), Dropping(drop), nn.Linear(3 * 16 * 16, 10))
     model, (found, arguments) = by_the_kernels(module, precision)
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

@@ -37,9 +37,9 @@ FIRST_STEP = """
 import sys, torch
 from torch import nn
 from quasiglobal.algorithms import algorithm
-from quasiglobal.engines import step_kernel
 from quasiglobal.engines.band import Band
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.stacked import step_kernel
 from quasiglobal.stacked.kernels.program import Kernels
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.stack import StackedModel
@@ -74,9 +74,7 @@ assert g.isfinite().all()
 step_kernel.available = lambda x: True
 band = Band(algorithm("qg-dsgdm-n"), Simulator(parse(f"ring:{n}")), 0, 1e-4)
 band.begin_at(x)
-kernel = step_kernel.step_kernel(
-    band.algorithm, band.engine, 1e-4, 1, x, g, torch.tensor(1.0), torch.tensor(0.1), band.state
-)
+kernel = band.kernel(1, x, g, torch.tensor(1.0), torch.tensor(0.1))
 print(type(model.route).__name__, type(kernel).__name__)
 print(*{"sympy", "torch._dynamo", "torch._inductor"} & sys.modules.keys())
 """
@@ -91,7 +89,7 @@ def test_a_process_does_not_wait_for_the_workers_of_the_compiler(monkeypatch):
     registered: list[Callable[[], None]] = []
     monkeypatch.setattr(compiling.atexit, "register", registered.append)
     compiling._leave_workers_at_exit.cache_clear()
-    compiling.compiled(torch.sin)
+    compiling.by_inductor(torch.sin)
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as worker:
         monkeypatch.setattr(async_compile, "_pool_set", [SimpleNamespace(process=worker)])
         registered[-1]()

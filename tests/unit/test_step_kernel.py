@@ -7,11 +7,12 @@ import quasiglobal as qg
 from quasiglobal import topology
 from quasiglobal.algorithms import ALGORITHMS, algorithm
 from quasiglobal.algorithms.base import zeros
-from quasiglobal.engines import step_kernel as kernels
 from quasiglobal.engines.band import Band
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.engines.step_kernel import StepKernel, step_kernel
-from quasiglobal.engines.step_operations import OPERATIONS, SUMS
+from quasiglobal.engines.traced import traced_step
+from quasiglobal.stacked import step_kernel as kernels
+from quasiglobal.stacked.step import recorded_step
+from quasiglobal.stacked.step_kernel import OPERATIONS, SUMS, StepKernel
 
 pytest.importorskip("triton")
 
@@ -60,7 +61,7 @@ def band_of(chosen, graph="ring:5", runs=2, shared=SHARED, weight_decay=0.0, x=N
 
 def kernel_of(band, x, t=1, lr=None):
     time, lr = x.new_tensor(t), x.new_tensor(0.1) if lr is None else lr
-    return step_kernel(band.algorithm, band.engine, band.weight_decay, t, x, x.clone(), time, lr, band.state)
+    return band.kernel(t, x, x.clone(), time, lr)
 
 
 def stepped(chosen, graph, lr, in_place, steps):
@@ -240,10 +241,12 @@ def test_each_operation_is_pytorchs():
     band, x = band_of(Everything())
     x[0, 0], x[1, 1], x[2, 2] = float("nan"), float("inf"), -float("inf")
     arguments = (x, random(*x.shape, seed=3), x.new_tensor(3.0), x.new_tensor(0.1))
-    program = kernels._traced(band.algorithm, band.engine, 0.0, 3, list(band.state), (*arguments, *band.state.values()))
-    assert {node.target for node in program.graph.nodes if node.op == "call_function"} >= {*OPERATIONS, *SUMS}
+    step = recorded_step(
+        traced_step(band.algorithm, band.engine, 0.0, 3, list(band.state)), (*arguments, *band.state.values()), []
+    )
+    assert {node.target for node in step.nodes if node.op == "call_function"} >= {*OPERATIONS, *SUMS}
     _, expected = band._stepped(x, arguments[1], band.state, 3, *arguments[2:], None)
-    step_kernel(band.algorithm, band.engine, 0.0, 3, *arguments, band.state)(*arguments, *band.state.values())
+    band.kernel(3, *arguments)(*arguments, *band.state.values())
     for name, value in expected.items():
         torch.testing.assert_close(band.state[name], value, rtol=1e-12, atol=1e-12, equal_nan=True, msg=name)
 

@@ -6,9 +6,9 @@ from torch.distributed import HashStore
 
 import quasiglobal as qg
 from quasiglobal.algorithms import ALGORITHMS, Overlap
-from quasiglobal.engines import blocks
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.stacked import step_blocks
 from quasiglobal.stacked.pieces import ModelRows
 
 ROWS, D = 4, 37
@@ -17,7 +17,7 @@ OVERLAPS = ["dsgd", "dsgdm-n", "dadam", "dadamw", "qg-dsgdm-n", "qg-dadam"]
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", 12 * ROWS // torch.get_num_threads())
+    monkeypatch.setattr(step_blocks, "BLOCK", 12 * ROWS // torch.get_num_threads())
 
 
 class Swap(qg.Algorithm):
@@ -54,7 +54,7 @@ def both(algorithm, engine, weight_decay=0.0, lr=0.1, keeps_state=False):
         x, after = engine.step(algorithm, x, g, state, **how)
         state = state if keeps_state else after
         engine.step_in_place(algorithm, ModelRows(pieces), ModelRows([g]), own, keeps_state=keeps_state, **how)
-        inside = sum(recording is not None for recording in engine._in_blocks.recordings.values())
+        inside = sum(program is not None for program in engine._in_blocks.programs.values())
     return (x, torch.cat(pieces, dim=1)), (state, own), inside
 
 

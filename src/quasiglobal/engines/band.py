@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
 
 from torch import Tensor
@@ -9,11 +10,14 @@ from torch import Tensor
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.costs import sends_model_first
 from quasiglobal.engines.host import Host
-from quasiglobal.engines.step_kernel import StepKernel, step_kernel, step_of_tensors
+from quasiglobal.engines.traced import step_of_tensors, traced_step, wiring_of
 from quasiglobal.stacked.capture import overwrite
-from quasiglobal.stacked.compiling import compiled_in_place
+from quasiglobal.stacked.compiling import step_by_inductor
 from quasiglobal.stacked.precision import full_precision
-from quasiglobal.stacked.recording import Untraceable
+from quasiglobal.stacked.step import recorded_step
+from quasiglobal.stacked.step_kernel import StepKernel, step_kernel
+
+log = logging.getLogger("quasiglobal")
 
 GradientAt = Callable[[Tensor], Tensor]
 """The gradients of the band's rows at given models."""
@@ -67,18 +71,17 @@ class Band:
         `fused` compiles any other step to few kernels, which takes seconds for each kind of step.
         """
         self.engine.refresh(t)
-        names, values = list(self.state), list(self.state.values())
         kind = self.kind(t), lr.ndim
         if kind not in self.programs:
-            kernel = step_kernel(self.algorithm, self.engine, self.weight_decay, t, x, g, time, lr, self.state)
-            self.programs[kind] = self._fused(x, g, t, time, lr) if kernel is None and fused else kernel
+            kernel = self.kernel(t, x, g, time, lr)
+            self.programs[kind] = self._fused(t, x, g, time, lr) if kernel is None and fused else kernel
         program = self.programs[kind]
         if program is not None:
             with full_precision(x.device.type):
-                program(x, g, time, lr, *values)
+                program(x, g, time, lr, *self.state.values())
             return
         new, state = self._stepped(x, g, self.state, t, time, lr, full_gradient, gradient)
-        overwrite([x, *values], [new, *(state[name] for name in names)])
+        overwrite([x, *self.state.values()], [new, *(state[name] for name in self.state)])
 
     def _stepped(
         self, x: Tensor, g: Tensor, state: State, t: int, time: Tensor, lr: Tensor, full_gradient: GradientAt,
@@ -89,18 +92,32 @@ class Band:
             weight_decay=self.weight_decay,
         )
 
-    def _fused(self, x: Tensor, g: Tensor, t: int, time: Tensor, lr: Tensor) -> Callable[..., None] | None:
-        """Return the compiled program for this kind of step; None if the step needs further gradients.
+    def kernel(self, t: int, x: Tensor, g: Tensor, time: Tensor, lr: Tensor) -> StepKernel | None:
+        """Return the kernel of steps of the kind of t; None if there is none."""
+        wiring = wiring_of(self.engine, t, x)
+        if wiring is None:
+            return None
+        step = traced_step(self.algorithm, self.engine, self.weight_decay, t, list(self.state))
+        names = ["x", "g", "time", "lr", *self.state]
+        arguments = (x, g, time, lr, *self.state.values())
+        return step_kernel(step, arguments, self._outputs, wiring, names, f"the step of {self.algorithm}")
+
+    def _fused(self, t: int, x: Tensor, g: Tensor, time: Tensor, lr: Tensor) -> Callable[..., None] | None:
+        """Return the program of steps of the kind of t by the compiler; None if they need further gradients.
 
         None too if W is drawn: the compiler may take weights that are no argument for constants.
         """
         if self.engine.topology.is_drawn(t):
             return None
-        names = list(self.state)
-        step = step_of_tensors(self.engine, self.algorithm, self.weight_decay, t, names)
-        outputs, arguments = [0, *range(4, 4 + len(names))], (x, g, time, lr, *self.state.values())
+        step = step_of_tensors(self.algorithm, self.engine, self.weight_decay, t, list(self.state))
         self.engine.prepare(t, x)
         try:
-            return compiled_in_place(step, outputs, arguments)
-        except Untraceable:
+            return step_by_inductor(recorded_step(step, (x, g, time, lr, *self.state.values()), self._outputs))
+        except Exception as error:                          # an algorithm may do anything; its plain step still works
+            log.debug(f"the step of {self.algorithm} is not compiled: {error!r}")
             return None
+
+    @property
+    def _outputs(self) -> list[int]:
+        """The positions of x and of the state among (x, g, time, lr, *state)."""
+        return [0, *range(4, 4 + len(self.state))]

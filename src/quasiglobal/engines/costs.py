@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from quasiglobal import algorithms, topology
 from quasiglobal.algorithms import ALGORITHMS, Algorithm, Wrapper
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.engines.traced import Message, TracedEngine
 from quasiglobal.topology import Topology
 
 COLUMNS = ("algorithm", "traffic a step", "extra memory", "needs of W", "from", "lost messages")
@@ -140,8 +141,8 @@ def _cycle(algorithm: Algorithm) -> tuple[list[Hashable], int]:
 def sends_model_first(algorithm: Algorithm) -> bool:
     """Whether the first message of a step begins with the model, as it is after a local step."""
     x = torch.arange(1.0, 9.0).view(2, 4)
-    counts = _counted(algorithm, 1, x, rounded=False, period=1)
-    return counts.first is not None and counts.first.equal(x)           # gradients and momentum are 0
+    mixes = [one.tensors[0] for one in messages_of(algorithm, 1, x) if one.how == "mix"]
+    return bool(mixes) and mixes[0].equal(x)                # gradients and momentum are 0
 
 
 def gossip_steps(algorithm: Algorithm, last: int) -> list[int]:
@@ -213,78 +214,34 @@ def sent_in(
 
     `period` is that of the topology: on several trees, some algorithms send a message for each.
     """
-    small, large = (_counted(algorithm, t, torch.zeros(2, d, dtype=dtype), rounded, period) for d in (4, 8))
+    few, many = (messages_of(algorithm, t, torch.zeros(2, d, dtype=dtype), period) for d in (4, 8))
+    both = list(zip(few, many, strict=True))
 
-    def amount(few: int, more: int) -> Amount:
-        slope = Fraction(more - few, 4)
-        return Amount(slope, few - 4 * slope)
+    def amount(pairs: Sequence[tuple[Message, Message]], size: int | None = None) -> Amount:
+        """The sum of messages to models of 4 and of 8 numbers; each number has `size` bytes, by default its own."""
+        small, large = (sum(v.shape[-1] * (size or v.element_size()) for pair in pairs for v in pair[k].tensors)
+                        for k in (0, 1))
+        slope = Fraction(large - small, 4)
+        return Amount(slope, small - 4 * slope)
 
-    drawn = zip(small.sometimes.items(), large.sometimes.values(), strict=True)
+    def sent(*ways: str, p: float = 1.0) -> list[tuple[Message, Message]]:
+        return [pair for pair in both if pair[0].how in ways and pair[0].p == p]
+
+    size = 2 if rounded else None
+    coins = dict.fromkeys(one.p for one in few if one.how == "sometimes")
     return StepTraffic(
-        amount(small.bytes, large.bytes), amount(small.averaged_bytes, large.averaged_bytes),
-        tuple((p, amount(few, more)) for (p, few), more in drawn),
-        tuple(map(amount, small.told, large.told)), small.exchanged, small.pushed,
+        amount(sent("mix", "push", "exchange"), size), amount(sent("mean")),
+        tuple((p, amount(sent("sometimes", p=p), size)) for p in coins),
+        tuple(amount([pair], 1) for pair in sent("tell")), bool(sent("exchange")), bool(sent("push")),
     )
 
 
-@dataclass
-class _Counts:
-    """Bytes that one step sends, by their way."""
-
-    bytes: int = 0
-    averaged_bytes: int = 0
-    sometimes: Counter[float] = field(default_factory=Counter)
-    told: list[int] = field(default_factory=list)
-    exchanged: bool = False
-    pushed: bool = False
-    first: Tensor | None = None
-    """What the first average is of."""
-
-
-class _Counting(Simulator):
-    """Simulator that counts what a node sends to each neighbour and into exact means."""
-
-    def __init__(self, graph: Topology, rounded: bool) -> None:
-        super().__init__(graph)
-        self.counts, self._size = _Counts(), 2 if rounded else None
-
-    def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
-        self.counts.bytes += self._bytes(tensors)
-        self.counts.first = tensors[0] if self.counts.first is None else self.counts.first
-        return super().mix(t, tensors, time)
-
-    def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
-        self.counts.bytes += self._bytes(tensors)
-        self.counts.pushed = True
-        return super().push(t, tensors, time)
-
-    def tell(self, t: int, v: Tensor, time: Tensor, draw: int) -> tuple[Tensor, Tensor]:
-        self.counts.told.append(v.shape[-1])
-        return v, Simulator.mix(self, t, (v,), time)[0]
-
-    def exchange(
-        self, t: int, messages: tuple[Tensor, ...], time: Tensor | None = None, at: int | None = None
-    ) -> tuple[tuple[Tensor, ...], Tensor]:
-        self.counts.bytes += self._bytes(messages)
-        self.counts.exchanged = True
-        return super().exchange(t, messages, time, at)
-
-    def mix_sometimes(self, p: float, t: int, tensors: tuple[Tensor, ...], time: Tensor) -> tuple[Tensor, ...]:
-        self.counts.sometimes[p] += self._bytes(tensors)
-        return tensors
-
-    def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
-        self.counts.averaged_bytes += tensor.shape[-1] * tensor.element_size()
-        return super().mean(tensor, among)
-
-    def _bytes(self, tensors: tuple[Tensor, ...]) -> int:
-        return sum(v.shape[-1] * (self._size or v.element_size()) for v in tensors)
-
-
-def _counted(algorithm: Algorithm, t: int, x: Tensor, rounded: bool, period: int) -> _Counts:
-    engine = _Counting(Topology("pair", topology.complete(2).matrices * period), rounded)
+def messages_of(algorithm: Algorithm, t: int, x: Tensor, period: int = 1) -> list[Message]:
+    """Return what a node sends in step t to the other of two, whose models are the rows of x."""
+    pair = Simulator(Topology("pair", topology.complete(2).matrices * period))
+    engine = TracedEngine(pair)
     engine.step(
-        algorithm, x, torch.zeros_like(x), engine.begin(algorithm, x), t=t, lr=torch.ones(()),
+        algorithm, x, torch.zeros_like(x), pair.begin(algorithm, x), t=t, lr=torch.ones(()),
         full_gradient=torch.zeros_like, gradient=torch.zeros_like,
     )
-    return engine.counts
+    return engine.sent

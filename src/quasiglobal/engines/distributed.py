@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Node, State
-from quasiglobal.engines.blocks import BlockSteps, Mixed
+from quasiglobal.engines.blocks import BlockSteps
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.host import Host, StepNode
 from quasiglobal.engines.links import Links, check_push
@@ -31,6 +31,7 @@ from quasiglobal.peers.opening import Way, opener_of
 from quasiglobal.peers.pace import Moment, Pace
 from quasiglobal.stacked.pieces import ModelRows
 from quasiglobal.stacked.precision import full_precision
+from quasiglobal.stacked.step_blocks import Mix
 from quasiglobal.topology import Topology
 
 MARGIN = 8
@@ -189,7 +190,7 @@ class Distributed(Host):
         moved = self._moved(weights, own, told, {node: rows[..., columns] for node, rows in received.items()})
         return tuple(self.with_own(rows, v) for rows, v in zip(moved, tensors, strict=True))
 
-    def _exchange_blocks(self, t: int, message: Tensor, like: Tensor) -> Mixed:
+    def _exchange_blocks(self, t: int, message: Tensor, like: Tensor) -> Mix:
         received = self._rows_to_mix(t, message, like)
         return partial(self._mixed_with, received, self._delta(t, tuple(received), like))
 

@@ -6,7 +6,7 @@ import atexit
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.stacked.recording import recorded, written
+from quasiglobal.stacked.step import RecordedStep
 
 log = logging.getLogger("quasiglobal")
 
@@ -31,7 +32,7 @@ With loops ordered after fusion the gradient of an Inception's stem has an error
 """
 
 
-def compiled(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
+def by_inductor(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
     """Compile the function at its first call.
 
     Hide the compiler's warnings about its own use of deprecated parts of PyTorch and of `.grad`, about TF32, which is
@@ -58,34 +59,25 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def compiled_in_place(
-    function: Callable[..., Sequence[Tensor]],
-    outputs: Sequence[int],
-    arguments: Sequence[Tensor],
-    backend: str = "inductor",
-) -> Callable[..., None]:
-    """Compile a pure function of tensors to a program that overwrites the arguments at `outputs` with its results.
+def step_by_inductor(step: RecordedStep, backend: str = "inductor") -> Callable[..., None]:
+    """Compile a recorded step to a program that overwrites its arguments with their new values.
 
-    The function is first traced to plain tensor operations, without computing them: the compiler handles these more
-    reliably than the Python code around them, such as precision switches. A result that is itself an argument is copied
-    outside of the program: Inductor removes its clone as redundant and would read the argument after it has changed.
+    A new value that is another argument is copied outside of the program: Inductor removes its clone as redundant and
+    would read the argument after it has changed.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx  # takes seconds to import
-
-    moved: dict[int, int] = {}
+    _reshape(step.program.graph)
+    step.program.recompile()
+    moved = {at: step.arguments.index(value) for at, value in step.changed.items() if value in step.arguments}
 
     def in_place(*values: Tensor) -> None:
-        for at, result in zip(outputs, function(*values), strict=True):
-            source = next((k for k, value in enumerate(values) if value is result), None)
-            if source is None:
+        for at, result in zip(step.outputs, step.program(*values), strict=True):
+            if at in step.changed and at not in moved:
                 values[at].copy_(result)
-            else:
-                moved[at] = source
 
-    program = compiled(make_fx(in_place, tracing_mode="fake", _allow_non_fake_inputs=True)(*arguments), backend)
+    program = by_inductor(in_place, backend)
 
     def call(*values: Tensor) -> None:
-        held = {at: values[source].clone() for at, source in moved.items() if at != source}
+        held = {at: values[source].clone() for at, source in moved.items()}
         program(*values)
         for at, value in held.items():
             values[at].copy_(value)
@@ -115,15 +107,21 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.Graph
             node.target = written
         elif name.endswith("_copy") and hasattr(aten, name[:-5]):
             node.target = getattr(getattr(aten, name[:-5]), node.target._overloadname)
-    reshaping = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
-    for node in program.graph.nodes:
-        if node.target in reshaping and _shape(node) == _shape(node.args[0]):
-            node.replace_all_uses_with(node.args[0])
-        elif node.target in reshaping[:2]:
-            node.target = aten.reshape.default
+    _reshape(program.graph)
     program.graph.eliminate_dead_code()
     program.recompile()
     return program
+
+
+def _reshape(graph: fx.Graph) -> None:
+    """Replace views, whose operand may get other strides than when it was recorded."""
+    aten = torch.ops.aten
+    for node in graph.nodes:
+        if node.target in (aten.view.default, aten._unsafe_view.default, aten.expand.default):
+            if _shape(node) == _shape(node.args[0]):
+                node.replace_all_uses_with(node.args[0])
+            elif node.target is not aten.expand.default:
+                node.target = aten.reshape.default
 
 
 class Programs:
@@ -169,7 +167,7 @@ class Fused:
 
     def _built(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
         with torch.no_grad():
-            return compiled(traced(self.function, tree_map(Tensor.detach, arguments)))
+            return by_inductor(traced(self.function, tree_map(Tensor.detach, arguments)))
 
 
 @cache

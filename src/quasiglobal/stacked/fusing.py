@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quasiglobal.stacked.compiling import compiled
+from quasiglobal.stacked.compiling import by_inductor
 from quasiglobal.stacked.recording import is_recording
 
 Results = tuple[Tensor, ...]
@@ -70,4 +70,4 @@ class _OfAll(torch.autograd.Function):
 
 @cache
 def _compiled(function: Callable[..., Results]) -> Callable[..., Results]:
-    return compiled(function)
+    return by_inductor(function)

@@ -18,7 +18,7 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.modules import Numbers
-from quasiglobal.stacked.compiling import Programs, compiled, traced
+from quasiglobal.stacked.compiling import Programs, by_inductor, traced
 from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, Tree, arguments, in_dtype
 from quasiglobal.stacked.recording import Untraceable
 from quasiglobal.stacked.stackable import cross_entropy, stackable, unstacked
@@ -225,7 +225,7 @@ class Compiled(Vectorised):
             log.warning(f"{name} has {count} operations, as of a long recurrence: they run uncompiled, which is slower")
             return program
         log.info(f"compiling {name} ({count} operations)")
-        return compiled(program)
+        return by_inductor(program)
 
 
 def by_autograd(

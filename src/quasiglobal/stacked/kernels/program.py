@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from quasiglobal.common.modules import copied
-from quasiglobal.stacked.compiling import Fused, compiled, traced
+from quasiglobal.stacked.compiling import Fused, by_inductor, traced
 from quasiglobal.stacked.kernels.geometry import Geometry, geometry_of
 from quasiglobal.stacked.kernels.operations import (
     LAYER_NORM,
@@ -715,7 +715,7 @@ class CompiledSegments:
         key = segment.key, like
         if key not in self._programs:
             with torch.no_grad():                           # copies: tracing runs the operations, some of them in place
-                self._programs[key] = compiled(traced(function, tuple(map(_copied, values))))
+                self._programs[key] = by_inductor(traced(function, tuple(map(_copied, values))))
         return self._programs[key](*values)
 
 

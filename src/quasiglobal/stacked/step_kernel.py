@@ -1,4 +1,7 @@
-"""Translation of a traced step to the source of a Triton kernel: a line for each operation on a tile of columns.
+"""A recorded step as one Triton kernel: update and gossip in one pass over memory, in place.
+
+A program of the kernel has a block of columns of all rows of one run, so that gossip needs no other program: each
+tensor is read once and written once. Every operation of the step is a line of the kernel on a tile of columns.
 
 A sum over the columns, as in a norm, needs all programs of a kernel: it is a kernel of its own, before the step's. So
 are the new values of arguments without columns, such as counts: all programs of the step read the old ones.
@@ -8,20 +11,178 @@ A tensor of messages per edge, [rows, slots, columns], is a tile for each slot.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import keyword
+import linecache
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
-from quasiglobal.engines.links import Links
-from quasiglobal.engines.step_operations import EXCHANGE, LINKED, LOGICAL, MEAN, MIX, OPERATIONS, SAME, SUMS, aten
 from quasiglobal.stacked.recording import Untraceable
+from quasiglobal.stacked.step import (
+    EXCHANGE,
+    LINKED,
+    MEAN,
+    MIX,
+    RecordedStep,
+    SlotTable,
+    Update,
+    Wiring,
+    mixed,
+    recorded_step,
+)
 
+aten = torch.ops.aten
+
+log = logging.getLogger("quasiglobal")
+
+WARPS = 2
+"""Warps per program; each of their threads has a few columns of all nodes."""
+
+PER_THREAD = 128
+"""Numbers that a thread holds of all arguments, in whole columns; at least one column. More would spill registers."""
+
+MOST_BYTES = 128
+"""Bytes of a column of all nodes above which a thread's registers do not suffice: 32 nodes in float32."""
+
+MOST_NUMBERS = 192
+"""Numbers of a column in all arguments above which a step with messages per edge does not fit a thread's registers."""
+
+MOST_MESSAGES = 512
+"""Messages of a gossip above which the kernel, with a line for each, takes long to compile."""
+
+
+def step_kernel(
+    update: Update, arguments: Sequence[Tensor], outputs: Sequence[int], wiring: Wiring, names: Sequence[str],
+    what: str = "a step",
+) -> StepKernel | None:
+    """Return the kernel of a function of tensors that returns the new values of the arguments at `outputs`.
+
+    The first argument is [rows, columns], and the others broadcast to it; `names` are theirs in the source. None if the
+    function cannot be translated, for example since it needs further gradients; `what` names it in the log.
+    """
+    x = arguments[0]
+    if not available(x) or not _fits(wiring, x) or not all(arguments[at].is_contiguous() for at in outputs):
+        return None
+    try:
+        step = recorded_step(update, arguments, outputs)
+        sources = write(step, x, wiring, names)
+        if any(one.tiles > max(len(one.arguments), MOST_NUMBERS // wiring.nodes) for one in sources):
+            raise Untraceable("the messages of all edges are too many for a thread")
+    except Exception as error:                              # a step may do anything; without a kernel it still works
+        log.debug(f"no kernel for {what}: {error!r}")
+        return None
+    try:
+        kernel = StepKernel(sources, wiring, x)
+        kernel.compile(*arguments)
+    except Exception as error:
+        log.warning(f"Triton cannot compile {what}; it runs without, slower: {str(error)[:160]}")
+        return None
+    return kernel
+
+
+def available(x: Tensor) -> bool:
+    """Whether Triton can run on the device of x."""
+    return x.is_cuda and find_spec("triton") is not None
+
+
+class StepKernel:
+    """A translated step: the kernels of its sums over columns and of values without columns, and the step's."""
+
+    def __init__(self, sources: Sequence[StepSource], wiring: Wiring, x: Tensor) -> None:
+        self.passes = [Pass(source, wiring, x) for source in sources]
+        self.any_rows = all(one.any_rows for one in self.passes)
+        """Whether the kernels can also run with another number of runs."""
+
+    def __call__(self, *arguments: Tensor) -> None:
+        for old, new in self._run(arguments):
+            old.copy_(new)
+
+    def compile(self, *arguments: Tensor) -> None:
+        """Compile without a launch."""
+        self._run(arguments, compiles=True)
+
+    def _run(self, arguments: Sequence[Tensor], compiles: bool = False) -> list[tuple[Tensor, Tensor]]:
+        """Run all kernels; return the arguments without columns, and their new values."""
+        sums: list[Tensor] = []
+        changes: list[tuple[Tensor, Tensor]] = []
+        for one in self.passes:
+            made = one.run(arguments, sums, compiles)
+            if one.source.narrow:
+                changes += zip((arguments[at] for at in one.source.narrow), made, strict=True)
+            else:
+                sums += made
+        return changes
+
+
+class Pass:
+    """The launch of one kernel, with the weights of a step."""
+
+    def __init__(self, source: StepSource, wiring: Wiring, x: Tensor) -> None:
+        self.source, n, d = source, wiring.nodes, x.shape[1]
+        padded, size = 1 << (n - 1).bit_length(), x.element_size()
+        columns = PER_THREAD // (padded * source.tiles)
+        columns = max(1, min(1 << max(0, columns.bit_length() - 1), 16 // size))    # at most 16 bytes in one load
+        block = 1 if source.narrow else 32 * WARPS * columns
+        self.constants = [value.to(x.device) for value in source.constants]
+        self.weights = [cast(Tensor, wiring.weights)] * source.mixes
+        self.sizes = (n, padded, d, wiring.columns(d), block, min(block, columns))
+        self.blocks = 1 if source.narrow else -(-d // block)
+        here = bool(source.constants) or wiring.drawn
+        self.any_rows = len(x) > 1 and not here and source.finish is None
+        """Whether the kernel can also run with another number of runs, and other weights of the same rows.
+
+        In one row, a scalar looks like a column. Drawn weights are in the storage of this wiring.
+        """
+        self.function = _jitted(source.text)
+
+    def run(self, arguments: Sequence[Tensor], sums: Sequence[Tensor], compiles: bool = False) -> list[Tensor]:
+        """Launch, or only compile; return the sums over the columns [rows, 1], or the values without columns.
+
+        Products and sums are rounded one by one: rows that agree stay equal, bit for bit.
+        """
+        values = [arguments[at].contiguous() for at in self.source.arguments]
+        finish, rows = self.source.finish, len(arguments[0])
+        grid = self.blocks, rows // self.sizes[0]
+        made = [arguments[0].new_empty(self.blocks, rows)] if finish else []
+        made += [torch.empty_like(arguments[at]) for at in self.source.narrow]
+        values += [*self.constants, *(sums[k] for k in self.source.sums), *made, *self.weights]
+        launch = functools.partial(self.function.warmup, grid=grid) if compiles else self.function[grid]
+        with torch.cuda.device_of(values[0]):  # type: ignore[no-untyped-call]
+            launch(*values, *self.sizes, num_warps=WARPS, enable_fp_fusion=False)
+        return [finish(made[0].sum(dim=0))[:, None]] if finish else made
+
+
+def _fits(wiring: Wiring, x: Tensor) -> bool:
+    """Whether a thread can hold all rows of a run in a column."""
+    small = wiring.nodes * x.element_size() <= MOST_BYTES and sum(map(len, wiring.senders)) <= MOST_MESSAGES
+    return x.dtype in (torch.float32, torch.float64) and small
+
+
+@functools.cache
+def _jitted(text: str) -> Any:
+    """The kernel of a source text, which Triton reads through `linecache`, as a debugger does."""
+    import triton
+    import triton.language as tl
+
+    from quasiglobal.stacked.kernels import tile
+
+    name = f"<step {hashlib.sha256(text.encode()).hexdigest()[:16]}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    space = {"__name__": __name__, "triton": triton, "tl": tl, "tile": tile}
+    exec(compile(text, name, "exec"), space)
+    return space["step"]
+
+
+# ------------------------------------------------------------------------------------------------------------ source
 
 @dataclass
 class StepSource:
@@ -47,23 +208,15 @@ class StepSource:
     """Positions of the arguments without columns whose new values this kernel computes."""
 
 
-def write(
-    program: fx.GraphModule, names: Sequence[str], outputs: Sequence[int], x: Tensor, shared: int,
-    senders: Sequence[Sequence[int]], links: Callable[[], Links],
-) -> list[StepSource]:
-    """Translate a traced step of the arguments `names` that returns the new values of the arguments at `outputs`.
+def write(step: RecordedStep, x: Tensor, wiring: Wiring, names: Sequence[str]) -> list[StepSource]:
+    """Translate a recorded step to the sources of its kernels.
 
     The last source is the step. Before it are its sums over columns, in order, and the new values of arguments without
     columns: each kernel computes again what it needs, which takes less time than to store and read it.
 
-    x is the tensor of all rows; its first `shared` columns are mixed. Node i receives from the nodes `senders[i]`;
-    `links` has the slots of messages per edge.
     Raise `Untraceable` for a step with other operations than `OPERATIONS`, or on tensors of other shapes and types.
     """
-    program.graph.eliminate_dead_code()
-    nodes = list(program.graph.nodes)
-    inputs, results = [node for node in nodes if node.op == "placeholder"], nodes[-1].args[0]
-    changed = {at: result for at, result in zip(outputs, results, strict=True) if result is not inputs[at]}
+    nodes, inputs, changed = step.nodes, step.arguments, step.changed
     if not changed:
         raise Untraceable("the step changes nothing")
     narrow = {at: result for at, result in changed.items() if inputs[at].meta["val"].shape[-1] < x.shape[1]}
@@ -72,11 +225,11 @@ def write(
 
     def source(total: fx.Node | None = None, stored: Outputs = NOTHING, made: Outputs = NOTHING) -> StepSource:
         """The kernel of one sum, of the step, or of new values that are not stored over the old ones."""
-        kernel = _Kernel((len(x), x.shape[1]), x.dtype, shared, links)
+        kernel = _Kernel((len(x), x.shape[1]), x.dtype, wiring)
         needed = {*(total.all_input_nodes if total else ()), *stored.values(), *made.values()}
         for node in reversed(nodes):
-            reads = () if node in sums or node.target is LINKED else node.all_input_nodes
-            needed.update(reads if node in needed else ())
+            if node in needed and node not in sums and node.target is not LINKED:
+                needed.update(_read_by(node))
         pointers = {at: kernel.parameter(names[at]) for at, node in enumerate(inputs) if node in needed or at in stored}
         for at, name in pointers.items():
             if inputs[at] in needed:
@@ -84,7 +237,7 @@ def write(
         own = [node for node in nodes if node in needed and node not in sums]
         for node in own:
             if node.op == "get_attr":
-                kernel.constant(node, getattr(program, node.target))
+                kernel.constant(node, step.program.get_buffer(str(node.target)))
         read = [k for k, node in enumerate(sums) if node in needed]
         for k in read:
             kernel.load(sums[k], kernel.parameter("total"), sums[k].meta["val"])
@@ -98,11 +251,17 @@ def write(
         for at, result in made.items():
             kernel.store(result, kernel.parameter(f"new_{names[at]}"), inputs[at].meta["val"])
         tiles = sum(slots_of(inputs[at].meta["val"]) for at in pointers) or 1
-        return StepSource(kernel.text(senders), [*pointers], kernel.constants, read, kernel.mixes, tiles)
+        return StepSource(kernel.text(), [*pointers], kernel.constants, read, kernel.mixes, tiles)
 
     found = [replace(source(total=one), finish=SUMS[one.target][1]) for one in sums]
     found += [replace(source(made=narrow), narrow=[*narrow])] if narrow else []
     return [*found, source(stored=wide)] if wide else found
+
+
+def _read_by(node: fx.Node) -> list[fx.Node]:
+    """The values that an operation reads; of several that are mixed together, a result reads its own."""
+    source = mixed(node)
+    return node.all_input_nodes if source is None else [source]
 
 
 Outputs = Mapping[int, fx.Node]
@@ -152,8 +311,7 @@ class _Kernel:
 
     shape: tuple[int, int]
     dtype: torch.dtype
-    shared: int
-    links: Callable[[], Links]
+    wiring: Wiring
     names: dict[fx.Node, list[str]] = field(default_factory=dict)
     taken: set[str] = field(default_factory=lambda: set(RESERVED))
     parameters: list[str] = field(default_factory=list)
@@ -162,6 +320,18 @@ class _Kernel:
     constants: list[Tensor] = field(default_factory=list)
     exchanges: set[int] = field(default_factory=set)
     mixes: int = 0
+
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether some columns are not exchanged."""
+        return self.wiring.columns(self.shape[1]) < self.shape[1]
+
+    @property
+    def links(self) -> SlotTable:
+        """The slots of messages per edge."""
+        if self.wiring.links is None:
+            raise Untraceable("there are no messages per edge")
+        return self.wiring.links()
 
     def name(self, wanted: str) -> str:
         """A new name like this one."""
@@ -194,10 +364,10 @@ class _Kernel:
 
     def operation(self, node: fx.Node) -> None:
         """Add the line of an operation; for messages per edge, a line for each slot."""
-        value, target, sources = node.meta["val"], node.target, node.all_input_nodes
-        if target in SAME and value.shape == sources[0].meta["val"].shape:
-            self.names[node] = self.names[sources[0]]
-            return
+        value, target, sources = node.meta["val"], node.target, _read_by(node)
+        arguments: tuple[Any, ...] = node.args
+        if mixed(node) is not None:
+            target, arguments = MIX, tuple(sources)
         if target in PER_EDGE and (value.ndim == 3 or sources[0].meta["val"].ndim == 3):
             PER_EDGE[target](self, node)
             return
@@ -207,7 +377,7 @@ class _Kernel:
             raise Untraceable(f"{target} of truth values has no translation")
         self._varies(value)
         for slot in range(slots_of(value)):
-            terms = [self._term(one, value, slot) for one in node.args]
+            terms = [self._term(one, value, slot) for one in arguments]
             numbers = {key: one for key, one in node.kwargs.items() if type(one) in (int, float)}
             options = {key: self._term(one, value, slot) for key, one in numbers.items()}
             if target is MIX:
@@ -216,7 +386,7 @@ class _Kernel:
             text = OPERATIONS[target](*terms, **options)
             if target in (MIX, MEAN):
                 self._check_rows(value)
-                text = f"tl.where(column < SHARED, {text}, {terms[0]})" if self.shared < self.shape[1] else text
+                text = f"tl.where(column < SHARED, {text}, {terms[0]})" if self.keeps_columns else text
             self._add(node, self.name(f"{_short(target)}_{len(self.lines)}"), text)
 
     def store(self, node: fx.Node, name: str, like: Tensor) -> None:
@@ -264,26 +434,26 @@ class _Kernel:
         self.lines.append(f"{', '.join(new)} = exchange_{t}({', '.join(self.names[node.all_input_nodes[0]])}, node)")
         self.exchanges.add(t)
         for name in new:
-            kept = value.shape[2] == 1 or self.shared == self.shape[1]
+            kept = value.shape[2] == 1 or not self.keeps_columns
             self._add(node, name, name if kept else f"tl.where(column < SHARED, {name}, 0.0)")
 
     def linked(self, node: fx.Node) -> None:
         """The masks of slots with a link."""
         slots, columns, t = cast(tuple[int, int, int], node.args[1:])
-        links = self.links()
+        links = self.links
         mask = links.active(t) if t > 0 else links.has_receiver if t else links.has_sender
         for slot in range(slots):
             nodes = sum(1 << int(i) for i in mask[:, slot].nonzero()[0])
             text = f"tile.among({nodes}, node)" + (" & (column < SHARED)" if columns > 1 else "")
             self._add(node, self.name(f"linked_{len(self.lines)}"), text)
 
-    def text(self, senders: Sequence[Sequence[int]]) -> str:
+    def text(self) -> str:
         """The whole source; the barrier makes every thread read before any thread writes."""
         pointers = [*(f"{name}_at" for name in self.parameters), *(f"weights_{k}" for k in range(self.mixes))]
         head = HEAD.format(pointers=", ".join(pointers), first=pointers[0])
         body = "".join(f"    {line}\n" for line in [*self.lines, "tl.debug_barrier()", *self.stores])
-        moves = "".join(_exchange(self.links(), t) for t in sorted(self.exchanges))
-        return (_mix(senders) if self.mixes else "") + moves + head + body
+        moves = "".join(_exchange(self.links, t) for t in sorted(self.exchanges))
+        return (_mix(self.wiring.senders) if self.mixes else "") + moves + head + body
 
     def _add(self, node: fx.Node, name: str, text: str) -> None:
         """Add the line of a value, or of its next slot."""
@@ -354,7 +524,7 @@ def _mix(senders: Sequence[Sequence[int]]) -> str:
     return "\n".join([*lines, "    return v"]) + "\n\n\n"
 
 
-def _exchange(links: Links, t: int) -> str:
+def _exchange(links: SlotTable, t: int) -> str:
     """The function exchange_t: each message of step t, from its slot at the sender to its slot at the receiver."""
     slots, messages = range(links.degree), links.messages(t)
     lines = ["@triton.jit", f"def exchange_{t}({', '.join(f'v_{slot}' for slot in slots)}, node):"]
@@ -369,3 +539,131 @@ def _short(target: Any) -> str:
     """The name of an operation without its overload, such as add."""
     name: str = target.__name__
     return name.partition(".")[0]
+
+
+# -------------------------------------------------------------------------------------------------------- operations
+
+Term = str | float
+"""An operand: an expression of a tensor, or a number."""
+
+def _add(a: Term, b: Term, alpha: float = 1.0) -> str:
+    return f"{a} + {b}" if alpha == 1 else f"{a} + {alpha} * {b}"
+
+
+def _sub(a: Term, b: Term, alpha: float = 1.0) -> str:
+    return f"{a} - {b}" if alpha == 1 else f"{a} - {alpha} * {b}"
+
+
+def _addcmul(a: Term, b: Term, c: Term, value: float = 1.0) -> str:
+    return f"{a} - {b} * {c}" if value == -1 else _add(a, f"{b} * {c}", value)
+
+
+def _addcdiv(a: Term, b: Term, c: Term, value: float = 1.0) -> str:
+    return _add(a, f"tile.divide({b}, {c})", value)
+
+
+def _lerp(a: Term, b: Term, weight: Term) -> str:
+    """As PyTorch computes it: from the nearer end."""
+    if isinstance(weight, str):
+        return f"tl.where(tl.abs({weight}) < 0.5, {a} + {weight} * ({b} - {a}), {b} - ({b} - {a}) * (1.0 - {weight}))"
+    return f"{a} + {weight} * ({b} - {a})" if abs(weight) < 0.5 else f"{b} - ({b} - {a}) * {1 - weight}"
+
+
+def _power_of_number(base: float, exponent: Term) -> str:
+    if base <= 0:
+        raise Untraceable(f"a power of {base} has no translation")
+    return f"tile.power({math.log(base)}, {exponent})"
+
+
+def _power(base: Term, exponent: float) -> str:
+    if exponent not in (0.5, 2.0, 3.0):
+        raise Untraceable(f"the power {exponent} has no translation")
+    return f"tile.root({base})" if exponent == 0.5 else " * ".join([str(base)] * int(exponent))
+
+
+def _clamp(a: Term, low: float | None = None, high: float | None = None) -> str:
+    text = str(a) if low is None else f"tile.at_least({a}, {low})"
+    return text if high is None else f"tile.at_most({text}, {high})"
+
+
+def _filled(value: float) -> str:
+    return f"tl.full([BLOCK, N], {value}, dtype)"
+
+
+def _infix(symbol: str) -> Callable[[Term, Term], str]:
+    return lambda a, b: f"{a} {symbol} {b}"
+
+
+def _infix_number(symbol: str) -> Callable[[Term, float], str]:
+    return lambda a, b: f"{a} {symbol} tile.number({b}, {a})"
+
+
+def _call(function: str) -> Callable[..., str]:
+    return lambda *terms: f"{function}({', '.join(map(str, terms))})"
+
+
+def _of_squares(a: Term, order: float = 2, *_: object) -> str:
+    if order != 2:
+        raise Untraceable(f"a norm of order {order} has no translation")
+    return f"{a} * {a}"
+
+
+SUMS: dict[object, tuple[Callable[..., str], Callable[[Tensor], Tensor]]] = {
+    aten.linalg_vector_norm.default: (_of_squares, torch.sqrt),
+    aten.sum.dim_IntList: (lambda a, *_: a, torch.clone),
+}
+"""Sums over the columns: their terms, and a function of each sum."""
+
+LOGICAL = {
+    aten.where.self, aten.logical_and.default, aten.logical_or.default, aten.logical_not.default,
+    aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_not.default,
+}
+"""Operations that have truth values as operands."""
+
+COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+
+OPERATIONS: dict[object, Callable[..., str]] = {
+    MIX: lambda v, weights: f"mix({v}, {weights}, node)",
+    MEAN: lambda v: f"tile.mean({v}, node, NODES)",
+    aten.add.Tensor: _add,
+    aten.sub.Tensor: _sub,
+    aten.rsub.Scalar: lambda a, b, alpha=1.0: _sub(b, a, alpha),
+    aten.mul.Tensor: _infix("*"),
+    aten.div.Tensor: _call("tile.divide"),
+    aten.neg.default: lambda a: f"-{a}",
+    aten.reciprocal.default: lambda a: f"tile.divide({_filled(1.0)}, {a})",
+    aten.addcmul.default: _addcmul,
+    aten.addcdiv.default: _addcdiv,
+    aten.lerp.Scalar: _lerp,
+    aten.lerp.Tensor: _lerp,
+    aten.sqrt.default: _call("tile.root"),
+    aten.rsqrt.default: lambda a: f"tile.divide({_filled(1.0)}, tile.root({a}))",
+    aten.pow.Scalar: _power_of_number,
+    aten.pow.Tensor_Scalar: _power,
+    aten.exp.default: _call("tl.exp"),
+    aten.log.default: _call("tl.log"),
+    aten.floor.default: _call("tl.floor"),
+    aten.abs.default: _call("tl.abs"),
+    aten.sign.default: _call("tile.sign"),
+    aten.relu.default: lambda a: _clamp(a, 0.0),
+    aten.clamp.default: _clamp,
+    aten.clamp_min.default: _clamp,
+    aten.clamp_max.default: lambda a, high: _clamp(a, None, high),
+    aten.maximum.default: lambda a, b: f"tl.maximum({a}, {b}, tl.PropagateNan.ALL)",
+    aten.minimum.default: lambda a, b: f"tl.minimum({a}, {b}, tl.PropagateNan.ALL)",
+    aten.zeros_like.default: lambda a: _filled(0.0),
+    aten.ones_like.default: lambda a: _filled(1.0),
+    aten.full_like.default: lambda a, value: _filled(value),
+    aten.expand.default: lambda a, size: f"tl.broadcast_to({a}, [BLOCK, N])",
+    aten.scalar_tensor.default: lambda value: f"tl.full([1, 1], {value}, dtype)",
+    aten.where.self: _call("tl.where"),
+    aten.logical_and.default: _infix("&"),
+    aten.logical_or.default: _infix("|"),
+    aten.logical_not.default: lambda a: f"~{a}",
+    aten.bitwise_and.Tensor: _infix("&"),
+    aten.bitwise_or.Tensor: _infix("|"),
+    aten.bitwise_not.default: lambda a: f"~{a}",
+    **{getattr(aten, name).Tensor: _infix(symbol) for name, symbol in COMPARISONS.items()},
+    **{getattr(aten, name).Scalar: _infix_number(symbol) for name, symbol in COMPARISONS.items()},
+}
+"""The Triton expression of each operation, from its operands: names of tensors, and numbers."""

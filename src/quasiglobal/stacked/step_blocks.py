@@ -1,0 +1,268 @@
+"""A recorded step in blocks of columns, in place: on a CPU, a block stays in the cache from one operation to the next.
+
+Operations on whole tensors each read them from memory and write to new memory, about fifteen times a step. In blocks,
+the memory is read and written once before a mix and once after it, and nothing but the message is new.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, fx
+
+from quasiglobal.stacked.pieces import ModelRows, Views, read, write
+from quasiglobal.stacked.precision import full_precision
+from quasiglobal.stacked.recording import Untraceable
+from quasiglobal.stacked.step import MEAN, MIX, RecordedStep, Update, mixed, recorded_step, shape_of, sources
+from quasiglobal.stacked.step_kernel import OPERATIONS
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+BLOCK = 2**18
+"""Numbers of a block for each thread: in fewer, the calls take longer than the operations; more leave the cache."""
+
+COLUMNS = 5
+"""Columns of the tensors without numbers with which a step is recorded."""
+
+Mix = Callable[[tuple[Tensor, ...], slice], tuple[Tensor, ...]]
+"""Mixes tensors of some columns with the rows that have come."""
+
+Exchange = Callable[[int, Callable[[Tensor], None]], Mix]
+"""Exchanges a message of so many tensors, [tensors, …, columns]; the function computes it."""
+
+ByColumns = ModelRows | Tensor
+"""A tensor by columns, or one that is the same for all columns."""
+
+Destination = tuple[fx.Node, ModelRows, fx.Node | None]
+"""A value, where to write it, and the argument that is there."""
+
+
+class BlockStep:
+    """A step that treats all columns alike but for its mixes, so that it can be computed for some columns at a time.
+
+    `arguments` are like those of each call. Raise `Untraceable` for another step, as with a norm of each row.
+    """
+
+    def __init__(self, update: Update, arguments: Sequence[ByColumns], outputs: Sequence[int]) -> None:
+        few = [read(one.cut([slice(0, COLUMNS)])[0]) if isinstance(one, ModelRows) else one for one in arguments]
+        self.step = recorded_step(update, [value.to("meta") for value in few], outputs)
+        for node in self.step.nodes:
+            _check(node, few[0].shape)
+        if any(shape_of(value) != few[0].shape for value in self.step.changed.values()):
+            raise Untraceable("a result is not like the first argument")
+        self._mixes = [node for node in self.step.nodes if node.target is MIX]
+        self._programs: dict[object, _Program] = {}
+
+    def __call__(
+        self, arguments: Sequence[ByColumns], places: Sequence[tuple[int, ModelRows]], blocks: Sequence[slice],
+        shared: int, exchange: Exchange, writing: AbstractContextManager[object] | None = None,
+    ) -> None:
+        """Write the new values of arguments, given by position, to places, which may be the arguments themselves.
+
+        The first `shared` columns are mixed; no block has both these and others, and a place may have these alone.
+        `writing` is held while the places are written.
+        """
+        step, mixes, sent = self.step, list[Mix](), dict[fx.Node, ByColumns]()
+        known: dict[fx.Node, ByColumns] = dict(zip(step.arguments, arguments, strict=True))
+        together = [block for block in blocks if block.start < shared]
+
+        def fill(message: Tensor) -> None:
+            values = sources(self._mixes[len(mixes)])
+            rows = [(one, ModelRows([part])) for one, part in zip(values, message.flatten(1, -2), strict=True)]
+            self._run(known | sent, [(one, row, None) for one, row in rows], mixes, together)
+            if message.dtype == step.arguments[0].meta["val"].dtype:        # what was rounded is computed again
+                sent.update((one, row) for one, row in rows if one not in known)
+
+        for mix in self._mixes:
+            mixes.append(exchange(len(sources(mix)), fill))
+        targets = [(step.results[at], place, self._own(at, place, arguments)) for at, place in places]
+        targets = [target for target in targets if target[0] is not target[2]]
+        with writing or nullcontext():
+            self._run(known | sent, targets, mixes, together)
+            whole = [target for target in targets if target[1].shape[1] > shared]
+            self._run(known, whole, [_unmixed] * len(mixes), [block for block in blocks if block.start >= shared])
+
+    def _own(self, at: int, place: ModelRows, arguments: Sequence[ByColumns]) -> fx.Node | None:
+        """The argument that is at a place."""
+        return self.step.arguments[at] if place is arguments[at] else None
+
+    def _run(
+        self, known: Mapping[fx.Node, ByColumns], targets: Sequence[Destination], mixes: Sequence[Mix],
+        blocks: Sequence[slice],
+    ) -> None:
+        """Compute the targets block by block."""
+        if not blocks:
+            return
+        wanted = tuple((value, argument) for value, _, argument in targets)
+        kind = frozenset(known), wanted
+        if kind not in self._programs:
+            self._programs[kind] = _Program(self.step, known, wanted, self._mixes)
+        with full_precision("cpu"):
+            self._programs[kind].run(known, [place for _, place, _ in targets], blocks, mixes)
+
+
+def _unmixed(tensors: tuple[Tensor, ...], columns: slice) -> tuple[Tensor, ...]:
+    """Columns that are not shared."""
+    return tensors
+
+
+def _check(node: fx.Node, shape: torch.Size) -> None:
+    """Raise `Untraceable` for an operation by which a column of the result depends on others."""
+    if node.op == "placeholder" or mixed(node) is not None:
+        return
+    if node.target is MIX:
+        fits = all(shape_of(one) == shape for one in sources(node))
+    else:
+        found, operands = (1, 1, *shape_of(node)), (*node.args, *node.kwargs.values())
+        broadcasts = all(size in (1, whole) for size, whole in zip(found[-2:], shape, strict=True))
+        plain = not any(isinstance(one, list | tuple) for one in operands)
+        fits = node.target in OPERATIONS and node.target is not MEAN and broadcasts and len(found) <= 4 and plain
+    if not fits:                                            # also a tensor from outside of the step
+        raise Untraceable(f"{node.target} with the result {node.meta.get('val')}")
+
+
+class _Program:
+    """The lines of a step that some targets need, in the order in which each block runs them.
+
+    A target is a value, and the argument that its place has, if any.
+    """
+
+    def __init__(
+        self, step: RecordedStep, known: Collection[fx.Node], targets: Sequence[tuple[fx.Node, fx.Node | None]],
+        mixes: Sequence[fx.Node],
+    ) -> None:
+        values = [value for value, _ in targets]
+        lines = _needed(step, values, known)
+        reads = [set(line.all_input_nodes) for line in lines]
+        self.loads = [at for at in set(values).union(*reads) if at in known]
+        computed = {line: at for at, line in enumerate(lines) if line.target is not MIX}
+        aliased = {source for mix in mixes for source in sources(mix)}
+        self.direct: dict[fx.Node, int] = {}
+        """Targets that a line writes itself, by their positions: nothing needs afterwards what it overwrites."""
+        for k, (value, argument) in enumerate(targets):
+            if value in computed and values.count(value) == 1:
+                later = aliased.union(values, *reads[computed[value] + 1 :])
+                if argument is None or argument not in later:
+                    self.direct[value] = k
+        self.copied = [(value, k) for k, value in enumerate(values) if value not in self.direct]
+        last = {at: k for k, ats in enumerate(reads) for at in ats}
+        whole = shape_of(step.arguments[0])
+        wide = {line for line in computed if shape_of(line) == whole and line.meta["val"].is_floating_point()}
+        spent = wide - aliased - self.direct.keys()
+        self.lines: list[tuple[_Line, fx.Node | None, list[fx.Node]]] = []
+        """A line, the operand whose memory the result takes, since nothing else needs it, and the values that nothing
+        needs any more."""
+        for k, line in enumerate(lines):
+            drops = [at for at in reads[k] if last[at] == k and at not in values]
+            reused = next((at for at in drops if at in spent), None) if line in wide else None
+            self.lines.append((_Line(line, mixes), reused, drops))
+
+    def run(
+        self, known: Mapping[fx.Node, ByColumns], places: Sequence[ModelRows], blocks: Sequence[slice],
+        mixes: Sequence[Mix],
+    ) -> None:
+        """Run the lines on each block; values that nothing needs any more leave the cache to others."""
+        everywhere, loads = dict[fx.Node, Tensor](), list[tuple[fx.Node, list[Views]]]()
+        for at in self.loads:
+            value = known[at]
+            if isinstance(value, Tensor):
+                everywhere[at] = value
+            else:
+                loads.append((at, value.cut(blocks)))
+        cut = [place.cut(blocks) for place in places]
+        direct = {at: cut[k] for at, k in self.direct.items()}
+        copied = [(at, cut[k]) for at, k in self.copied]
+        for block, columns in enumerate(blocks):
+            values = everywhere | {at: read(parts[block]) for at, parts in loads}
+            held = {value.data_ptr() for value in values.values()} if len(copied) > 1 else set()
+            for line, reused, drops in self.lines:
+                if line.mix is not None:
+                    line.exchange(values, mixes[line.mix], columns)
+                elif line.node in direct:
+                    part = direct[line.node][block]
+                    line.run(values, part if isinstance(part, Tensor) else None)
+                    write(part, values[line.node])
+                else:
+                    line.run(values, None if reused is None else values[reused])
+                for at in drops:
+                    del values[at]
+            ready = {at: values[at].clone() if values[at].data_ptr() in held else values[at] for at, _ in copied}
+            for at, parts in copied:
+                write(parts[block], ready[at])
+
+
+def _needed(step: RecordedStep, targets: Collection[fx.Node], known: Collection[fx.Node]) -> list[fx.Node]:
+    """The operations that the targets need, if some values are known."""
+    needed, lines = set(targets) - set(known), []
+    for node in reversed(step.nodes):
+        if node in needed:
+            needed.update(set(node.all_input_nodes) - set(known))
+            lines += [node] if node.op != "placeholder" and mixed(node) is None else []
+    return lines[::-1]
+
+
+class _Line:
+    """One operation on the values of a block: the `mix`-th mix, or one of PyTorch's."""
+
+    def __init__(self, node: fx.Node, mixes: Sequence[fx.Node]) -> None:
+        self.node, self.mix = node, mixes.index(node) if node.target is MIX else None
+        if self.mix is None:
+            self.operation = cast("OpOverload", node.target)
+            self.into = _into(self.operation)
+            placed = ("device", "layout", "pin_memory")
+            self.options = {name: one for name, one in node.kwargs.items() if name not in placed}
+
+    def run(self, values: dict[fx.Node, Tensor], out: Tensor | None) -> None:
+        """Compute the result, into `out` if given."""
+        given = [values[one] if isinstance(one, fx.Node) else one for one in self.node.args]
+        if out is None:
+            values[self.node] = self.operation(*given, **self.options)
+        elif self.into is not None:
+            values[self.node] = self.into(*given, **self.options, out=out)
+        else:
+            values[self.node] = out.copy_(self.operation(*given, **self.options))
+
+    def exchange(self, values: dict[fx.Node, Tensor], mix: Mix, columns: slice) -> None:
+        """Mix the values; some of the results may not be needed."""
+        results = mix(tuple([values[one] for one in sources(self.node)]), columns)
+        for part in self.node.users:
+            values[part] = results[cast(int, part.args[1])]
+
+
+def _into(operation: OpOverload) -> OpOverload | None:
+    """The overload of an operation that writes its result to an argument `out`; None if there is none."""
+    own = [(one.name, str(one.type)) for one in operation._schema.arguments]
+    packet = operation.overloadpacket
+    for name in packet.overloads():
+        overload: OpOverload = getattr(packet, name)
+        theirs = [(one.name, str(one.type)) for one in overload._schema.arguments]
+        if theirs == [*own, ("out", "Tensor")]:
+            return overload
+    return None
+
+
+def blocks_of(rows: int, widths: Sequence[int], shared: int | None) -> list[slice]:
+    """Return the blocks of the columns of pieces side by side; none has both shared columns and others.
+
+    A piece that is larger than a block has blocks of its own: parts of two pieces would have to be copied together.
+
+    >>> blocks_of(2, [100], shared=40)
+    [slice(0, 40, None), slice(40, 100, None)]
+    """
+    size = max(1, BLOCK * torch.get_num_threads() // rows)
+    ends, begin, end = {sum(widths)}, 0, 0                  # of the block to which pieces are still added
+    for width in widths:
+        if end + width - begin > size:
+            parts = math.ceil(width / size)
+            ends |= {end, end + width} if parts > 1 else {end}
+            ends.update(end + width * part // parts for part in range(1, parts))
+            begin = end + width if parts > 1 else end
+        end += width
+    ends = {*ends, min(shared or end, end)} - {0}
+    return [slice(first, last) for first, last in itertools.pairwise([0, *sorted(ends)])]
