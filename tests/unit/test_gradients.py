@@ -13,7 +13,7 @@ from quasiglobal.stacked.compiling import traced
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.precision import PRECISIONS
 from quasiglobal.stacked.routes import OneByOne, Traced
-from quasiglobal.stacked.stack import StackedModel
+from quasiglobal.stacked.stack import Stack
 from quasiglobal.stacked.stackable import cross_entropy
 
 NORMS = ("bn", "gn", "evonorm", "evonorm-released")
@@ -39,7 +39,7 @@ def stacked(name, norm, device, precision, route=None):
     x = x + 0.01 * torch.randn(x.shape, dtype=x.dtype)
     buffers = {name: torch.stack([value] * K).to(device) for name, value in module.named_buffers()}
     inputs, targets = torch.randn(K, BATCH, *shape, dtype=x.dtype), torch.randint(0, 10, (K, BATCH))
-    model = StackedModel(module.to(device), nn.functional.cross_entropy, layout, precision, route=route, right=accuracy)
+    model = Stack(module.to(device), nn.functional.cross_entropy, layout, precision, route=route, right=accuracy)
     return model, x.to(device), buffers, inputs.to(device), targets.to(device)
 
 
@@ -138,7 +138,7 @@ def test_padding_is_not_learned_by_any_model():
     layout = Layout.of(module)
     x = layout.row(dict(module.named_parameters())).repeat(K, 1)
     ids, targets = torch.randint(0, 3, (K, BATCH, 5)), torch.randint(0, 10, (K, BATCH))
-    _, _, g, _ = StackedModel(module, nn.functional.cross_entropy, layout, "fp64").gradients(x, {}, ids, targets)
+    _, _, g, _ = Stack(module, nn.functional.cross_entropy, layout, "fp64").gradients(x, {}, ids, targets)
     for i in range(K):
         module.zero_grad()
         nn.functional.cross_entropy(module(ids[i]), targets[i]).backward()

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.routes import Traced
-from quasiglobal.stacked.stack import StackedModel
+from quasiglobal.stacked.stack import Stack
 from quasiglobal.stacked.stackable import LOSSES, stackable
 
 K, BATCH, CLASSES = 3, 8, 5
@@ -71,7 +71,7 @@ def test_a_loss_of_all_models_is_pytorchs_for_each(name, caplog):
     layout = Layout.of(module)
     x = layout.row(dict(module.named_parameters())) + 0.3 * torch.randn(K, layout.size, dtype=torch.float64)
     inputs, targets = torch.randn(K, BATCH, 6, dtype=torch.float64), torch.randint(0, CLASSES, (K, BATCH))
-    model = StackedModel(module, loss, layout, "fp64")
+    model = Stack(module, loss, layout, "fp64")
     found = model.gradients(x, {}, inputs, targets)
     assert type(model.route) is Traced
     assert not caplog.records, "vmap computes no operation for one model after the other"

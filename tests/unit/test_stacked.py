@@ -17,7 +17,7 @@ from quasiglobal.stacked.kernels.program import Kernels, convolves, is_linear, s
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.precision import PRECISIONS
 from quasiglobal.stacked.routes import Compiled, OneByOne, Vectorised
-from quasiglobal.stacked.stack import StackedModel
+from quasiglobal.stacked.stack import Stack
 from quasiglobal.stacked.stackable import stackable
 
 K, BATCH = 2, 3
@@ -270,7 +270,7 @@ def by_the_kernels(module, precision="fp32"):
     torch.manual_seed(0)
     layout = Layout.of(module)
     x = layout.row(dict(module.named_parameters())).repeat(K, 1)
-    model = StackedModel(module, nn.functional.cross_entropy, layout, precision, route=Kernels)
+    model = Stack(module, nn.functional.cross_entropy, layout, precision, route=Kernels)
     dtype = PRECISIONS[precision]
     arguments = x.to(dtype), {}, torch.randn(K, BATCH, 3, 16, 16, dtype=dtype), torch.randint(0, 10, (K, BATCH))
     return model, (model.gradients(*arguments), arguments)
@@ -373,7 +373,7 @@ class Mistaken(nn.Conv2d):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_kernels_cost_no_precision(name):
     module, layout, x, buffers, inputs, targets = example(name, torch.float32, "cuda")
-    model = StackedModel(module, nn.functional.cross_entropy, layout, "bf16")
+    model = Stack(module, nn.functional.cross_entropy, layout, "bf16")
     _, _, ours, _ = model.gradients(x, buffers, inputs, targets)
     plain, _ = one_by_one(module, layout, x, buffers, inputs, targets, autocast=True)
     doubles = {key: value.double() if value.is_floating_point() else value for key, value in buffers.items()}
@@ -386,7 +386,7 @@ def test_the_kernels_cost_no_precision(name):
 def test_a_test_costs_no_precision(name):
     """Batches stay separate: some networks normalise with the statistics of the current batch."""
     module, layout, x, buffers, inputs, _ = example(name, torch.float32, "cuda")
-    model = StackedModel(module, nn.functional.cross_entropy, layout, "bf16")
+    model = Stack(module, nn.functional.cross_entropy, layout, "bf16")
     ours = model.outputs(x, buffers, inputs)
     assert any(program for program in model.route.programs.values()), "uses the kernels"
     errors = []

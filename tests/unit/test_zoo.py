@@ -27,7 +27,7 @@ from quasiglobal.stacked.layout import Layout, own_state
 from quasiglobal.stacked.one_model import Gradients, arguments
 from quasiglobal.stacked.precision import PRECISIONS, full_precision
 from quasiglobal.stacked.routes import Compiled, OneByOne, Route, Traced, Vectorised
-from quasiglobal.stacked.stack import StackedModel
+from quasiglobal.stacked.stack import Stack
 from quasiglobal.stacked.stackable import no_fast_path
 
 K, BATCH = 2, 3
@@ -76,7 +76,7 @@ class Copies:
         return Copies(self.entry, module, self.layout, *values)
 
     def stacked(self, precision="fp64", route=None):
-        return StackedModel(self.module, self.entry.loss, self.layout, precision, route=route)
+        return Stack(self.module, self.entry.loss, self.layout, precision, route=route)
 
     def gradients(self, model):
         """The copies' gradients; a network may write into its inputs."""

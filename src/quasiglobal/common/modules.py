@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+RandomGenerator = np.random.Generator | np.random.RandomState | random.Random | torch.Generator
+"""Generator of random numbers that a model may have of its own."""
 
-def copied(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> nn.Module:
-    """A deep copy of a module; tensors whose id is in `shared` are those of the mapping.
+
+def copied(module: nn.Module, shared: Mapping[int, object] | None = None) -> nn.Module:
+    """A deep copy of a module; objects whose id is in `shared` are those of the mapping.
 
     `copy.deepcopy` fails on tensors that are computed from others, such as the weights of a pruned layer, drops the
     gradient hooks of parameters, and leaves those of a scripted part connected to the original's.
@@ -44,15 +49,6 @@ def copied(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> nn.
             for hook in (before._post_accumulate_grad_hooks or {}).values():
                 after.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     return result
-
-
-def kept_from_vmap(module: nn.Module) -> str:
-    """Name of an attribute that is a tensor of a call inside vmap, which has ended; empty if there is none."""
-    return next((
-        f"{name}.{key}".removeprefix(".")
-        for name, key, value in _attributes(module) for leaf in leaves_of(value)
-        if isinstance(leaf, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(leaf)
-    ), "")
 
 
 USUAL = frozenset(vars(nn.Module()))
@@ -87,6 +83,11 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
                 yield name, key, value
 
 
+def generators_of(module: nn.Module) -> list[RandomGenerator]:
+    """The generators of random numbers among the attributes of a module."""
+    return [leaf for _, _, value in _attributes(module) for leaf in leaves_of(value) if isinstance(leaf, RandomGenerator)]
+
+
 class Numbers:
     """The numbers, yes and no among the attributes of a module: counters of calls, flags of what is done once."""
 
@@ -116,6 +117,14 @@ def numbers_restored(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         numbers.write(before)
+
+
+def give_numbers(module: nn.Module, to: nn.Module) -> None:
+    """Give a copy of a module the numbers among its attributes."""
+    for part, twin in zip(module.modules(), to.modules(), strict=False):
+        for key, value in vars(part).items():
+            if key not in USUAL and isinstance(value, int | float):
+                setattr(twin, key, value)
 
 
 def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

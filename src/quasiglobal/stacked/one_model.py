@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.common.modules import copied, generators_of
 from quasiglobal.stacked.layout import Layout
 
 Tree = Any
@@ -55,17 +60,20 @@ class OneModel:
     """Accuracy of each training example; None if the task has none."""
     counts_hits: bool = False
     """Whether `right` is 1 for class outputs whose largest is the target's, else 0, so that a kernel may count."""
-    own: dict[str, nn.Parameter] = field(default_factory=dict)
-    """The module's own parameters; of a part that is used in two places, `functional_call` does not restore them."""
-
-    def __post_init__(self) -> None:
-        if not self.own:
-            self.own.update(self.module.named_parameters())
+    first: tuple[nn.Module, Loss] | None = None
+    """The module and the loss as they were before any call, of which further copies are made; None: they still are."""
+    keeps: bool = False
+    """Whether a call changes attributes, which the next call may read."""
 
     @property
     def is_ours(self) -> bool:
         """Whether the module is the library's, which keeps nothing between calls and asks no tensor for its history."""
         return type(self.module).__module__.startswith("quasiglobal.")
+
+    def copied(self) -> RealModel:
+        """A copy with attributes of its own, as they were before any call; its weights are set in each call."""
+        module, loss = self.first or (self.module, self.loss)
+        return RealModel(replace(self, module=with_shared_weights(module), loss=copied_loss(loss), first=None))
 
     def output(self, row: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         """The output on one batch; in training, `buffers` gets the new values, as BatchNorm writes them."""
@@ -100,6 +108,107 @@ class OneModel:
     def autocast(self, device: torch.device) -> torch.autocast:
         """Autocast to bf16 inside the model, if that is its precision."""
         return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+class RealModel:
+    """One model as its user would call it: a module of its own, whose weights are set to those of a row in each call.
+
+    So hooks, activation checkpointing, other references to the parameters and what the module keeps in attributes work
+    as in a loop of the user's own.
+    """
+
+    def __init__(self, one: OneModel) -> None:
+        self.one, self.module = one, one.module
+        parameters = dict(self.module.named_parameters())
+        self._trained = {name: parameters[name] for name in one.layout.shapes}
+        self._places: dict[int, list[tuple[dict[str, Tensor | None], str]]] = defaultdict(list)
+        for part in self.module.modules():
+            for key, value in part._buffers.items():
+                self._places[id(value)].append((part._buffers, key))
+        self._buffers = {name: self._places[id(value)] for name, value in self.module.named_buffers()}
+        self._frozen = {name: value for name, value in parameters.items() if name not in self._trained}
+
+    def gradients(self, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+        """Gradients at a row, which gets what the model writes into its own weights."""
+        one, layout = self.one, self.one.layout
+        with self._at(row, buffers):
+            self.module.train()
+            loss, right = one.score(in_dtype(self._output(row, inputs), row.dtype), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            g = layout.row({name: _gradient(parameter) for name, parameter in self._trained.items()})
+            written, after = layout.row(self._trained), {name: self._buffer(name).detach() for name in buffers}
+        if row.is_cuda or not written.equal(row):           # on a GPU, a comparison would wait
+            row.copy_(written)
+        return Gradients(loss.detach(), right.detach(), g, after)
+
+    def outputs(self, row: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+        """The outputs on one batch after the other, [batches, batch, …], in evaluation mode."""
+        batches = range(len(tree_leaves(inputs)[0]))
+        found = []
+        for k in batches:
+            with self._at(row, buffers):
+                self.module.eval()
+                found.append(self._output(row, tree_map(lambda values, k=k: values[k].clone(), inputs)))
+        return tree_map(lambda *of: torch.stack(of), *found)
+
+    def _output(self, row: Tensor, inputs: Tree) -> Tree:
+        given, named = arguments(self.module, inputs)
+        with self.one.autocast(row.device), self.one.around((row, inputs)):
+            return self.module(*given, **named)
+
+    def tested(self) -> RealModel:
+        """The model for a test, after which it is as before."""
+        return self.one.copied() if self.one.keeps else self
+
+    @contextmanager
+    def _at(self, row: Tensor, buffers: Buffers) -> Iterator[None]:
+        """Set the weights and buffers; the memory of the weights is given back afterwards."""
+        before = [(parameter, parameter.data) for parameter in (*self._trained.values(), *self._frozen.values())]
+        for parameter, view in zip(self._trained.values(), self.one.layout.views(row.detach()).values(), strict=True):
+            parameter.data = view.clone()
+        for name, value in buffers.items():
+            if name in self._frozen:
+                self._frozen[name].data = value.clone()
+            else:
+                for part, key in self._buffers[name]:
+                    part[key] = value.clone()
+        try:
+            yield
+        finally:
+            for parameter, data in before:
+                parameter.data, parameter.grad = data, None
+
+    def _buffer(self, name: str) -> Tensor:
+        """A buffer, which forward may have assigned anew, or a frozen parameter that it changes."""
+        if name in self._frozen:
+            return self._frozen[name]
+        part, key = self._buffers[name][0]
+        return cast(Tensor, part[key])
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    g = parameter.grad
+    return torch.zeros_like(parameter) if g is None else g.to_dense() if g.is_sparse else g
+
+
+def with_shared_weights(module: nn.Module) -> nn.Module:
+    """A copy with parameters of its own in the same memory, and the same generators of random numbers.
+
+    The module itself if it cannot be copied.
+    """
+    plain = (one for one in module.parameters() if type(one) is nn.Parameter)
+    own = {id(one): nn.Parameter(one.detach(), one.requires_grad) for one in plain}
+    with suppress(Exception):
+        return copied(module, shared={**own, **{id(one): one for one in generators_of(module)}})
+    return module
+
+
+def copied_loss(loss: Loss) -> Loss:
+    """A copy of a loss that is an object, which may keep something between calls; functions are as they are."""
+    if not isinstance(loss, FunctionType | BuiltinFunctionType | MethodType | partial):
+        with suppress(Exception):
+            return copy.deepcopy(loss)
+    return loss
 
 
 def in_fp32(one: OneModel) -> OneModel:

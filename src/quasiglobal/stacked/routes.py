@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.common.modules import Numbers
 from quasiglobal.stacked.compiling import Programs, by_inductor, traced
-from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, Tree, arguments, in_dtype
+from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, RealModel, Tree
 from quasiglobal.stacked.recording import Untraceable
 from quasiglobal.stacked.stackable import cross_entropy, stackable, unstacked
 
@@ -49,6 +48,8 @@ class Route(ABC):
         """Whether the training is so long that compiling small parts of a step pays off."""
         self.unchecked = not one.is_ours
         """Whether the next gradient is to be compared with plain PyTorch's: it is the first one of a new program."""
+        self.rows: Sequence[int] = ()
+        """Numbers of the rows that are asked for, if they are not all; for a route that has a module for each."""
 
     @abstractmethod
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
@@ -60,9 +61,9 @@ class Route(ABC):
 
 
 class OneByOne(Route):
-    """One model after the other, by ordinary autograd.
+    """One model after the other, each a module of its own, by ordinary autograd: whatever the module does.
 
-    For deep networks on a CPU, where stacking gains nothing, and for modules that vmap does not support.
+    For deep networks on a CPU, where stacking gains nothing, and for modules that other routes do not compute right.
     """
 
     cost = "one by one, which on a GPU takes about as long as a loop over the models"
@@ -70,66 +71,26 @@ class OneByOne(Route):
     def __init__(self, one: OneModel) -> None:
         super().__init__(replace(one, around=unstacked))
         self.unchecked = False                              # it is plain PyTorch
-        self._backward = BackwardPass(self.one)
-        self._numbers = None if one.is_ours else Numbers(one.module)
+        self.models: dict[int, RealModel] = {}
+        """The module of each row; those of other rows, such as averages, have negative numbers."""
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        before = self._numbers.read() if self._numbers else []
-
-        def at(*row: Any) -> Gradients:
-            if self._numbers:                               # a step counts once, as for models computed together
-                self._numbers.write(before)
-            return self._backward.at(*row)
-
-        result: Gradients = for_each_row(at, (0, 0, 0, 0), x, buffers, inputs, targets)
+        models = map(self.model, self.rows or range(len(x)))
+        result: Gradients = for_each_row(
+            lambda *of: next(models).gradients(*of), (0, 0, 0, 0), x, buffers, inputs, targets
+        )
         return result
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        return outputs_one_by_one(self.one, x, buffers, inputs)
+        """Tests change no module: those that keep something between calls are copied."""
+        models = map(self.model, self.rows or range(len(x)))
+        return for_each_row(lambda row, own: next(models).tested().outputs(row, own, inputs), (0, 0), x, buffers)
 
-
-class BackwardPass(nn.Module):
-    """The gradient of one model by `loss.backward()`, as in a loop of a user's own.
-
-    The module's parameters get the values of a row until the backward pass ends. So hooks, activation checkpointing and
-    other references to the parameters work, and what the model writes into its own weights is found.
-    """
-
-    def __init__(self, one: OneModel) -> None:
-        super().__init__()
-        self.model, self.one = one.module, one
-        self.own = {name: one.own[name] for name in one.layout.shapes}
-        names = [sum(1 for _ in one.module.named_modules(remove_duplicate=alike)) for alike in (True, False)]
-        self.swapped = self.own if len(set(names)) > 1 else {}
-        """Parameters that have to be put back: `functional_call` leaves others in parts that are used twice."""
-
-    def at(self, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        """Gradients at a row, which gets what the model writes into its own weights."""
-        layout, own = self.one.layout, self.own
-        values: dict[str, Tensor] = {f"model.{name}": value for name, value in self.swapped.items()}
-        values |= {f"model.{name}": value.clone() for name, value in buffers.items()}
-        for parameter, view in zip(own.values(), layout.views(row.detach()).values(), strict=True):
-            parameter.data, parameter.grad = view.clone(), None
-        loss, right = functional_call(self, values, (row, inputs, targets))
-        g, written = layout.row({name: _gradient(own[name]) for name in own}), layout.row(own)
-        if row.is_cuda or not written.equal(row):           # on a GPU, a comparison would wait
-            row.copy_(written)
-        after = {name: values[f"model.{name}"].detach() for name in buffers}    # some may be assigned anew
-        return Gradients(loss, right, g, after)
-
-    def forward(self, row: Tensor, inputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
-        """The loss and the accuracy; the parameters get their gradients."""
-        given, named = arguments(self.model, inputs)
-        with self.one.autocast(row.device), self.one.around((row, inputs)):
-            output = self.model(*given, **named)
-        loss, right = self.one.score(in_dtype(output, row.dtype), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), right.detach()
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    g = parameter.grad
-    return torch.zeros_like(parameter) if g is None else g.to_dense() if g.is_sparse else g
+    def model(self, row: int) -> RealModel:
+        """The module of a row."""
+        if row not in self.models:
+            self.models[row] = self.one.copied()
+        return self.models[row]
 
 
 class Vectorised(Route):

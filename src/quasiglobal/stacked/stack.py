@@ -20,8 +20,9 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,18 +31,30 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.memory import is_out_of_memory
-from quasiglobal.common.modules import Numbers, kept_from_vmap, numbers_restored
+from quasiglobal.common.modules import Numbers, converted, copied, numbers_restored
 from quasiglobal.errors import InputError
 from quasiglobal.stacked.compiling import Fused
-from quasiglobal.stacked.guard import check_first_gradient
+from quasiglobal.stacked.guard import check_gradient
 from quasiglobal.stacked.kernels.program import Kernels
-from quasiglobal.stacked.layout import Layout, stacking_of
-from quasiglobal.stacked.one_model import Buffers, Gradients, Loss, OneModel, Right, Tree, in_fp32
-from quasiglobal.stacked.precision import full_precision
+from quasiglobal.stacked.layout import Layout, load_state, stacking_of
+from quasiglobal.stacked.one_model import (
+    Buffers,
+    Gradients,
+    Loss,
+    OneModel,
+    RealModel,
+    Right,
+    Tree,
+    copied_loss,
+    in_fp32,
+    with_shared_weights,
+)
+from quasiglobal.stacked.precision import PRECISIONS, full_precision
 from quasiglobal.stacked.routes import Compiled, OneByOne, Route, Traced, Vectorised
+from quasiglobal.stacked.stackable import unstacked
 from quasiglobal.stacked.whereabouts import located
 
-__all__ = ["Fused", "Gradients", "StackedModel", "choose_route", "draws", "rows_of"]
+__all__ = ["Fused", "Gradients", "Stack", "choose_route", "draws", "rows_of"]
 
 log = logging.getLogger("quasiglobal")
 
@@ -52,33 +65,52 @@ DEEP = 4
 """With more convolutions than this, a CPU is faster with one model after the other (`benchmarks/simulator.py`)."""
 
 
-class StackedModel:
+class Stack:
     """k copies of a module: their parameters are the rows of x [k, d], their buffers are stacked.
 
-    `right` is the accuracy of a training example, if the task has one; `counts_hits`: it counts correct classes. `long`
-    means a long training, for which compiling a transformer pays off. `route` overrides the choice.
+    `model` is any module, of which this takes a copy, or a function that makes one, called for each seed of `start`.
+    `loss(output, target)` is a number, the mean over a batch. Frozen parameters are the same in all copies.
+
+    >>> stack = Stack(nn.Linear(2, 1), nn.functional.mse_loss)
+    >>> x, buffers = stack.start(seeds=range(3))
+    >>> found = stack.gradients(x, buffers, torch.ones(3, 5, 2), torch.zeros(3, 5, 1))
+    >>> found.losses.shape, found.g.shape, stack.outputs(x, buffers, torch.ones(1, 4, 2)).shape
+    (torch.Size([3]), torch.Size([3, 3]), torch.Size([3, 1, 4, 1]))
+
+    Further arguments are for trainings. `layout` says which parameters are which columns. `right` is the accuracy of a
+    training example, if the task has one; `counts_hits`: it counts correct classes. `long` means a long training, for
+    which compiling a transformer pays off. `keeps`: a call of the module changes its attributes. `route` overrides the
+    choice.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        model: nn.Module | Callable[[], nn.Module],
         loss: Loss,
-        layout: Layout,
+        layout: Layout | None = None,
         precision: str = "fp32",
         *,
+        device: str | torch.device | None = None,
         right: Right | None = None,
         counts_hits: bool = False,
         long: bool = False,
+        keeps: bool | None = None,
         route: Callable[[OneModel], Route] | None = None,
     ) -> None:
-        self.module, self.loss, self.layout, self.precision = module, loss, layout, precision
-        self.random = draws(module)
-        self.route = (route or choose_route(module, precision, long))(
-            OneModel(module, loss, layout, precision, right=right, counts_hits=counts_hits)
-        )
+        self._made, self.device, self.precision = model, None if device is None else torch.device(device), precision
+        self.module, self.loss = self._new(), loss
+        self.layout = layout or Layout.of(self.module)
+        self.random = draws(self.module)
+        one = OneModel(self.module, loss, self.layout, precision, right=right, counts_hits=counts_hits)
+        if not one.is_ours:
+            first = with_shared_weights(self.module), copied_loss(loss)
+            one = replace(one, first=first, keeps=True if keeps is None else keeps)
+        self.route = (route or choose_route(self.module, precision, long))(one)
         """The route of the gradients."""
         self.test_route = self.route
         """The route of the outputs, which may fail on other operations."""
+        self.changed = False
+        """Whether a slower route took over after gradients had been returned."""
         self._worked: set[str] = set()
         """Methods of the routes that have succeeded."""
         self._writes = False
@@ -87,26 +119,45 @@ class StackedModel:
         """Whether the model fails without gradients in a test."""
         self._is_slow = False
         """Whether vmap computes some operations for one model after the other."""
-        for part in module.modules():
+        for part in self.module.modules():
             if isinstance(part, nn.RNNBase):
                 part.flatten_parameters = _nothing  # type: ignore[method-assign]
 
-    def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+    def start(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
+        """The first x and buffers, a row for each seed, with which a function makes its model; others start alike."""
+        modules = []
+        for seed in seeds:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                modules.append(self.module if isinstance(self._made, nn.Module) else self._new())
+        return stacked_rows(self.layout, modules)
+
+    def model(self, x: Tensor, buffers: Buffers, row: int) -> nn.Module:
+        """A plain module with the weights and buffers of a row."""
+        module = copied(self.module)
+        load_state(module, self.layout.views(x[row]) | {name: value[row] for name, value in buffers.items()})
+        return module.eval()
+
+    def gradients(
+        self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree, rows: Sequence[int] = ()
+    ) -> Gradients:
         """Each row's loss, accuracy and gradient on its own batch, and the new buffers.
 
-        `inputs` is [k, batch, …], `targets` [k, batch].
+        `inputs` is [k, batch, …], `targets` [k, batch]. `rows` are the numbers of the rows, if these are not all.
         """
         self.module.train()
+        self.route.rows = rows
         with self._full_precision(x):
             result: Gradients = self._by_a_route_that_works("gradients", x, buffers, inputs, targets)
         return result
 
-    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
+    def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree, rows: Sequence[int] = ()) -> Tree:
         """Each row's outputs [k, batches, batch, …] on the same inputs [batches, batch, …].
 
         The batches stay separate, for models that normalise by the batch.
         """
         self.module.eval()
+        self.test_route.rows = rows
         with torch.set_grad_enabled(self._tests_need_gradients), self._full_precision(x):
             try:
                 found = self._by_a_route_that_works("outputs", x, buffers, inputs)
@@ -114,17 +165,73 @@ class StackedModel:
                 if self._tests_need_gradients or "outputs" in self._worked or is_out_of_memory(error):
                     raise
                 self._tests_need_gradients = True           # as of a model that differentiates in its forward pass
-                return self.outputs(x, buffers, inputs)
+                return self.outputs(x, buffers, inputs, rows)
         return tree_map(torch.detach, found)
 
-    def losses(self, outputs: Tree, targets: Tree) -> Tensor:
+    def losses(self, outputs: Tree, targets: Tree, rows: Sequence[int] = ()) -> Tensor:
         """Each row's loss [k]: its outputs [k, examples, …] against the same targets [examples, …]."""
         with torch.no_grad():
             if tree_leaves(outputs)[0].device.type != "cpu" and not isinstance(self.test_route, OneByOne):
                 with suppress(Exception):                   # a loss that vmap does not support
                     result: Tensor = vmap(self.loss, in_dims=(0, None), randomness="different")(outputs, targets)
                     return result
-            return torch.stack([self.loss(output, targets) for output in rows_of(outputs)])
+            each = rows_of(outputs)
+            if not isinstance(self.test_route, OneByOne):
+                return torch.stack([self.loss(output, targets) for output in each])
+            tested = (self.test_route.model(row).tested() for row in rows or range(len(each)))
+            return torch.stack([model.one.loss(output, targets) for model, output in zip(tested, each, strict=True)])
+
+    def still_agrees(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> bool:
+        """Whether the route still computes plain PyTorch's gradients; if not, take the slowest one, which is that."""
+        route = self.route
+        if isinstance(route, OneByOne) or route.one.is_ours:
+            return True
+        given = tree_map(torch.clone, (x, buffers, inputs, targets))
+        try:
+            with numbers_restored(self.module), torch.random.fork_rng([x.device] if x.is_cuda else []):
+                check_gradient(route.gradients(*given), route.one, x, buffers, inputs, targets)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            self._replace(OneByOne(route.one), error, ("gradients", "outputs"))
+            return False
+        return True
+
+    def must_repeat(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> bool:
+        """Whether the gradients so far were not those of plain PyTorch; then it computes the next ones, from the start.
+
+        Either the route does not agree any more, or it failed in a later call, which what modules keep may be lost by.
+        """
+        lost = self.changed and isinstance(self.route, OneByOne) and self.route.one.keeps
+        if not lost and self.still_agrees(x, buffers, inputs, targets):
+            return False
+        self.route = self.test_route = OneByOne(self.route.one)
+        self.changed = False
+        return True
+
+    def move(self, rows: Sequence[int | None]) -> None:
+        """Give the modules of rows that move their new numbers: each place has an earlier one's row, or a new one."""
+        for route in {self.route, self.test_route}:
+            if isinstance(route, OneByOne):
+                before = route.models
+                route.models = {to: before[at] for to, at in enumerate(rows) if at is not None and at in before}
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether steps have effects in Python, which a captured step would not have."""
+        return isinstance(self.route, OneByOne) and self.route.one.keeps
+
+    @property
+    def called(self) -> nn.Module:
+        """The module that is called for the first row."""
+        return self.route.model(0).module if isinstance(self.route, OneByOne) else self.module
+
+    def _new(self) -> nn.Module:
+        """A new module in the precision, on the device."""
+        module = copied(self._made) if isinstance(self._made, nn.Module) else self._made()
+        if self.device is not None:
+            module = converted(module, self.device, PRECISIONS[self.precision])
+        return module
 
     def _by_a_route_that_works(self, what: str, *arguments: Any) -> Any:
         """The result of the route's method `what`; if it fails, of the first slower route that does not, from now on.
@@ -155,7 +262,7 @@ class StackedModel:
                     with numbers_restored(self.module):
                         if numbers:
                             numbers.write(counts)           # as for the gradient that it is compared with
-                        check_first_gradient(result, route.one, *arguments)
+                        check_gradient(result, route.one, *arguments)
                     unchecked = False
                 route.unchecked = unchecked
                 break
@@ -167,29 +274,31 @@ class StackedModel:
                         said = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
                         name = type(self.module).__name__
                         raise InputError(f"{name} does not work under autocast to bf16 ({said}); use fp32") from None
-                    kept = kept_from_vmap(self.module)
-                    if kept:
-                        raise InputError(
-                            f"{type(self.module).__name__} keeps a tensor in its attribute {kept} from one call to the "
-                            "next; make it a buffer, so that each node has its own"
-                        ) from None
                     raise
-                failure = failure or error
+                failure, rows = failure or error, route.rows
                 route = route.slower(route.one)
+                route.rows = rows
         if careful and what == "gradients" and not given[0].equal(arguments[0]):
             arguments[0].copy_(given[0])                    # what the model wrote into its own weights
         self._worked.add(what)
         if failure is not None:
             place = located(route.one, *tree_map(torch.clone, arguments[:3]))
-            reason = " ".join(str(failure).split())[:160]
-            log.warning(
-                f"{place} fails on the route {type(first).__name__} ({type(failure).__name__}: {reason}); the "
-                f"models are {'trained' if what == 'gradients' else 'tested'} {route.cost}"
-            )
-            self.test_route = route
-            if what == "gradients":
-                self.route = route
+            self.changed = self.changed or (what == "gradients" and not new)
+            self._replace(route, failure, ("outputs",) if what == "outputs" else ("gradients", "outputs"), place)
         return result
+
+    def _replace(self, route: Route, failure: Exception, what: Sequence[str], place: str = "") -> None:
+        """Compute by another route from now on, and say why."""
+        first = self.route if "gradients" in what else self.test_route
+        reason = " ".join(str(failure).split())[:160]
+        log.warning(
+            f"{place or type(self.module).__name__} fails on the route {type(first).__name__} "
+            f"({type(failure).__name__}: {reason}); the models are {'trained' if 'gradients' in what else 'tested'} "
+            f"{route.cost}"
+        )
+        self.test_route = route
+        if "gradients" in what:
+            self.route = route
 
     def _own(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Copies, if the model writes into its inputs."""
@@ -218,16 +327,32 @@ class StackedModel:
         return nullcontext() if self.precision == "bf16" else full_precision(x.device.type)
 
 
+def stacked_rows(layout: Layout, modules: Sequence[nn.Module], each: int = 1) -> tuple[Tensor, Buffers]:
+    """The weights and buffers of modules as rows, `each` of them several times."""
+    kept = [layout.buffers(module) for module in modules]
+
+    def stacked(values: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(values)).repeat_interleave(each, dim=0)
+
+    x = stacked([layout.row(dict(module.named_parameters())) for module in modules])
+    return x, {name: stacked([own[name] for own in kept]) for name in kept[0]}
+
+
 def rows_of(outputs: Tree) -> list[Tree]:
     """The outputs [k, …] of k models as k trees."""
     return [tree_map(lambda values, i=i: values[i], outputs) for i in range(len(tree_leaves(outputs)[0]))]
 
 
 def _works_alone(one: OneModel, what: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether plain PyTorch computes this for the first model."""
-    first = tree_map(lambda values: values[:1].clone(), arguments)
+    """Whether the module itself computes this for the first row, by plain PyTorch."""
+    x, buffers, inputs, *targets = tree_map(torch.clone, arguments)
     with suppress(Exception), numbers_restored(one.module):
-        getattr(OneByOne(one), what)(*first)
+        model = RealModel(replace(one, around=unstacked))
+        row, own = tree_map(lambda values: values[0], (x, buffers))
+        if what == "gradients":
+            model.gradients(row, own, *tree_map(lambda values: values[0], (inputs, *targets)))
+        else:
+            model.outputs(row, own, tree_map(lambda values: values[:1], inputs))
         return True
     return False
 

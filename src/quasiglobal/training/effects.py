@@ -5,80 +5,45 @@ All nodes share what is no parameter and no buffer, and a traced, compiled or ca
 
 from __future__ import annotations
 
-import copy
 import random
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import CellType, FunctionType, MethodType
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_leaves
 
-from quasiglobal.common.modules import USUAL, leaves_of
+from quasiglobal.common.modules import USUAL, RandomGenerator, leaves_of
 from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
 from quasiglobal.stacked.layout import own_names
-
-GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-"""Generators of random numbers that a model may have of its own."""
 
 
 class Attributes:
     """The attributes of a model and its parts, or of a loss, at one time."""
 
-    def __init__(self, of: Any) -> None:
-        self._values = [
-            {key: _copied(value) for key, value in own.items() if key not in USUAL} for _, own in _parts(of)
-        ]
+    def __init__(self, of: object) -> None:
         leaves = [
             (f"{name}.{key}".removeprefix("."), leaf)
-            for (name, _), values in zip(_parts(of), self._values, strict=True)
-            for key, value in values.items()
-            for leaf in leaves_of(value) if isinstance(leaf, (int, float, Tensor, *GENERATORS))
+            for name, own in _parts(of) for key, value in own.items() if key not in USUAL for leaf in leaves_of(value)
         ]
         self.numbers = [(key, leaf) for key, leaf in leaves if isinstance(leaf, int | float)]
         """Numbers, yes and no, and the names of their attributes, such as counters of calls."""
-        self.generators = [(key, _state(leaf)) for key, leaf in leaves if isinstance(leaf, GENERATORS)]
+        self.generators = [(key, _state(leaf)) for key, leaf in leaves if isinstance(leaf, RandomGenerator)]
         """States of generators of random numbers."""
         self.tensors = [(key, leaf) for key, leaf in leaves if isinstance(leaf, Tensor)]
 
-    def restore_tensors(self, of: Any) -> None:
-        """Give attributes of `of`, a copy, that have tensors now or had some here the values that they had here."""
-        for (_, own), values in zip(_parts(of), self._values, strict=True):
-            for key in own.keys() - USUAL:
-                if any(isinstance(leaf, Tensor) for leaf in (*leaves_of(own[key]), *leaves_of(values.get(key)))):
-                    own[key] = _refilled(own[key], values.get(key))
+    def keeps(self, before: Attributes) -> bool:
+        """Whether there are other tensors than before."""
+        return {id(value) for _, value in self.tensors} != {id(value) for _, value in before.tensors}
 
 
-def changed(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]) -> list[str]:
-    """Names of values that are other ones; none if some have appeared, as of a table that is made at the first call."""
+def changed(before: Sequence[tuple[str, object]], after: Sequence[tuple[str, object]]) -> list[str]:
+    """Names of the values that changed; empty if values were added, as of a table that is made at the first call."""
     if [key for key, _ in before] != [key for key, _ in after]:
         return []
-    pairs = zip(before, after, strict=True)
-    return [key for (key, old), (_, new) in pairs if old is not new and old != new]
-
-
-def kept_tensor(of: Any, before: Attributes, copy_of: Callable[[], Any], call: Callable[[Any], Any]) -> str:
-    """Name of an attribute with a tensor that the first call has changed, if the result of another call depends on it.
-
-    `before` are the attributes before the first call. The calls are those of copies. Empty if they fail.
-    """
-    known = {id(value) for _, value in before.tensors}
-    suspects = [key for key, value in Attributes(of).tensors if id(value) not in known]
-    found = []
-    with suppress(Exception):                               # the model may refuse these inputs
-        for forgets in (False, True) if suspects else ():
-            twin = copy_of()
-            if forgets:
-                before.restore_tensors(twin)
-            with restored_generators(), torch.no_grad():
-                found.append([leaf.clone() for leaf in tree_leaves(call(twin)) if isinstance(leaf, Tensor)])
-    return suspects[0] if len(found) == 2 and not all(map(_alike, *found)) else ""
+    return [key for (key, old), (_, new) in zip(before, after, strict=True) if old is not new and old != new]
 
 
 def reads(original: nn.Module, module: nn.Module, value: Callable[[], Tensor]) -> bool:
@@ -104,7 +69,7 @@ def reads(original: nn.Module, module: nn.Module, value: Callable[[], Tensor]) -
     return _alike(results[0], results[2]) and not _alike(results[0], results[1])
 
 
-def constants(of: Any) -> dict[str, Tensor]:
+def constants(of: object) -> dict[str, Tensor]:
     """What all nodes share: a model's frozen parameters and temporary buffers, and all tensors of a loss."""
     if not isinstance(of, nn.Module):
         return {}
@@ -116,17 +81,16 @@ def constants(of: Any) -> dict[str, Tensor]:
 
 
 class Constants:
-    """Frozen weights and temporary buffers, which all nodes share, and which parameters are trained."""
+    """Frozen weights and temporary buffers, which all nodes share."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._sums = {name: (value.shape, value.dtype, _sum(value)) for name, value in constants(module).items()}
-        self._trained = {name for name, value in _alive(module.named_parameters()) if value.requires_grad}
 
-    def check(self) -> None:
-        """Raise InputError if one has changed."""
-        name, parameters = type(self._module).__name__, _alive(self._module.named_parameters())
-        unfrozen = [key for key, value in parameters if value.requires_grad and key not in self._trained]
+    def check(self, called: nn.Module, trained: Collection[str]) -> None:
+        """Raise InputError if one has changed, or if the module that is called trains others than these parameters."""
+        name, parameters = type(self._module).__name__, _alive(called.named_parameters())
+        unfrozen = [key for key, value in parameters if value.requires_grad and key not in trained]
         if unfrozen:
             raise InputError(
                 f"{name} unfreezes its {unfrozen[0]} in training, but what is trained is fixed at the start; train it "
@@ -168,7 +132,7 @@ def _alive(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]
     return (one for one in tensors if not torch._C._functorch.is_functorch_wrapped_tensor(one[1]))
 
 
-def _parts(of: Any) -> list[tuple[str, dict[str, Any]]]:
+def _parts(of: object) -> list[tuple[str, dict[str, object]]]:
     """Names and attributes of a module's parts, of an object, or the variables that a function refers to."""
     if isinstance(of, nn.Module):
         return [(name, vars(part)) for name, part in of.named_modules()]
@@ -180,32 +144,14 @@ def _parts(of: Any) -> list[tuple[str, dict[str, Any]]]:
     return [] if isinstance(of, type) or not hasattr(of, "__dict__") else [("", vars(of))]
 
 
-def _copied(value: Any, depth: int = 3) -> Any:
-    """A copy of a container and of those in it, with the same values."""
-    if type(value) is dict and depth:
-        return {key: _copied(one, depth - 1) for key, one in value.items()}
-    if type(value) in (list, tuple) and depth:
-        return type(value)(_copied(one, depth - 1) for one in value)
-    return copy.copy(value) if type(value) is deque else value
-
-
-def _refilled(value: Any, content: Any) -> Any:
-    """The content; of a list, dict or deque in place, since other attributes may be the same object."""
-    if type(value) is not type(content) or type(value) not in (list, dict, deque):
-        return content
-    value.clear()
-    value.update(content) if isinstance(value, dict) else value.extend(content)
-    return value
-
-
-def _state(generator: Any) -> str:
+def _state(generator: RandomGenerator) -> str:
     if isinstance(generator, random.SystemRandom):
         return ""                                           # it has none
     if isinstance(generator, torch.Generator):
         return str(generator.get_state().tolist())
     if isinstance(generator, np.random.Generator):
         return str(generator.bit_generator.state)
-    return str(generator.get_state() if isinstance(generator, np.random.RandomState) else generator.getstate())
+    return str(generator.getstate() if isinstance(generator, random.Random) else generator.get_state())
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

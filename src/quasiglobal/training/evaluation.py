@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from quasiglobal.data.dataset import Indices
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.records import ExampleShards
 from quasiglobal.stacked.one_model import Buffers, in_dtype
-from quasiglobal.stacked.stack import StackedModel, rows_of
+from quasiglobal.stacked.stack import Stack, rows_of
 from quasiglobal.training.tallies import TestTally
 from quasiglobal.training.task import Task
 
@@ -36,7 +37,7 @@ Batch = tuple[int, Tensor, tuple[int, ...]]
 class Evaluation:
     """The test data on the device, in batches, and the metrics of the test."""
 
-    def __init__(self, task: Task, model: StackedModel, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, task: Task, model: Stack, device: torch.device, dtype: torch.dtype) -> None:
         self.data, self.metrics, self.model, self.device, self.dtype = task.data, task.metrics, model, device, dtype
         self.classes = len(task.data.classes) if task.classifies else 0
         self.inputs = inputs_of(task.data, task.data.test, device=device, dtype=dtype)
@@ -45,14 +46,19 @@ class Evaluation:
         self._batches: dict[tuple[int, bool], list[Batch]] = {}
         self.output_size = task.output_size
 
-    def __call__(self, x: Tensor, buffers: Buffers, owners: Sequence[int] = ()) -> TestTally:
-        """Evaluate every model of x [k, d] on the test data; `owners` are the nodes of the models, −1 for none."""
+    def __call__(
+        self, x: Tensor, buffers: Buffers, owners: Sequence[int] = (), rows: Sequence[int] = ()
+    ) -> TestTally:
+        """Evaluate every model of x [k, d] on the test data; `owners` are the nodes of the models, −1 for none.
+
+        `rows` are their numbers in the program, negative for averages.
+        """
         parts = self.data.test_parts
-        tally = TestTally(self.metrics, self.model.losses, x, self.classes, own=parts is not None)
+        tally = TestTally(self.metrics, partial(self.model.losses, rows=rows), x, self.classes, own=parts is not None)
         whole = self.output_size * len(x) * len(self.data.test) <= KEPT
         kept = []
         for part, index, need in self._batches_for(len(x), whole):
-            outputs = in_dtype(self.model.outputs(x, buffers, self.inputs.show(index, *need)), self.dtype)
+            outputs = in_dtype(self.model.outputs(x, buffers, self.inputs.show(index, *need), rows), self.dtype)
             outputs = tree_map(lambda values: values.flatten(1, 2), outputs)
             if whole:
                 kept.append((index.flatten(), outputs))
@@ -67,7 +73,7 @@ class Evaluation:
             shapes = {tuple(leaf.shape[2:] for leaf in tree_leaves(outputs)) for _, outputs in kept}
             if len(shapes) > 1:                             # the outputs depend on the batch: one batch at a time
                 self.output_size = KEPT + 1
-                return self(x, buffers, owners)
+                return self(x, buffers, owners, rows)
             self._add_whole(tally, kept, owners)
         return tally
 

@@ -223,19 +223,22 @@ class Loop:
         """Train an epoch of every run, test those that are due, and note those that end."""
         program, before = self.program, self.program.seconds["training"]
         keys = [EPOCHS + done for done in program.state.epochs]
-        with program.seeded(*keys, always=True):            # for a model that begins to draw in a later step
-            constants = Constants(program.model.module) if program.task.is_own else None
-            self.measures = program.train_epoch(after_step)
-            if constants:
-                constants.check()
-            self._epoch_seconds = program.seconds["training"] - before
-            self.step = self.measures[0]["step"]
-            due = [place for place in range(len(self.members)) if program.due(place)]
-            self.tested = bool(due)
-            if due:
-                with program.timed("testing"):
-                    for place, test in zip(due, program.evaluate(due), strict=True):
-                        self.measures[place] |= test
+        repeats = True
+        while repeats:
+            with program.seeded(*keys, always=True):        # for a model that begins to draw in a later step
+                constants = Constants(program.model.module) if program.task.is_own else None
+                self.measures = program.train_epoch(after_step)
+                if constants:
+                    constants.check(program.model.called, program.layout.shapes)
+                repeats = program.repeats_first_epoch()
+                self._epoch_seconds = program.seconds["training"] - before
+                self.step = self.measures[0]["step"]
+                due = [place for place in range(len(self.members)) if program.due(place)] if not repeats else []
+                self.tested = bool(due)
+                if due:
+                    with program.timed("testing"):
+                        for place, test in zip(due, program.evaluate(due), strict=True):
+                            self.measures[place] |= test
         for measures in self.measures:                      # without rows that are computed in vain
             measures["images_per_second"] *= len(self.going) / len(self.members)
         self.latest = {k: combined([self.measures[self.place(k)]]) for k in self.going}
@@ -270,9 +273,12 @@ class Loop:
         self.experiments += [one.experiment for one in entering]
         stay += [(k, one.rows, one.epochs) for k, one in zip(new, entering, strict=True)]
         stay.sort(key=lambda run: (step_order(self.experiments[run[0]]), run[2]))
+        places = {k: at for at, k in enumerate(self.members)}
         self.members = [k for k, _, _ in stay]
         _, saved, epochs = zip(*stay, strict=True)
-        self.program.regroup([self.experiments[k] for k in self.members], saved, epochs)
+        self.program.regroup(
+            [self.experiments[k] for k in self.members], saved, epochs, [places.get(k) for k in self.members]
+        )
         self._begin(new)
 
     def _pays_off(self, gone: int) -> bool:

@@ -18,7 +18,7 @@ from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.one_model import Buffers, arguments
 from quasiglobal.stacked.precision import PRECISIONS
 from quasiglobal.stacked.routes import OneByOne, Vectorised
-from quasiglobal.stacked.stack import StackedModel
+from quasiglobal.stacked.stack import Stack, stacked_rows
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
@@ -53,29 +53,27 @@ class Networks:
 
     def start(self, nodes: int) -> tuple[Tensor, Buffers]:
         """Initial x [rows, d] and buffers of all rows; all nodes of an experiment start from the same weights."""
-        rows = [self.layout.row(dict(module.named_parameters())) for module in self._modules]
-        kept = [self.layout.buffers(module) for module in self._modules]
+        x, buffers = stacked_rows(self.layout, self._modules, nodes)
+        return x.to(self.device), {name: value.to(self.device) for name, value in buffers.items()}
 
-        def for_nodes(values: list[Tensor]) -> Tensor:
-            return torch.stack(values).repeat_interleave(nodes, dim=0).to(self.device)
+    def stack(self, *, recomputing: bool, long: bool) -> Stack:
+        """All copies as one stack; see `Stack` for `long`."""
+        def made() -> nn.Module:
+            module = self.task.module(0, self.dtype).to(self.device)
+            if recomputing:
+                recompute(module)
+            return module
 
-        return for_nodes(rows), {name: for_nodes([own[name] for own in kept]) for name in kept[0]}
-
-    def stacked(self, *, recomputing: bool, long: bool) -> StackedModel:
-        """All copies as one stacked model; see `StackedModel` for `long`."""
-        module = self.task.module(0, self.dtype).to(self.device)
-        if recomputing:
-            recompute(module)
         loss = self.task.loss
         if isinstance(loss, nn.Module):
             loss = converted(copy.deepcopy(loss), self.device, self.dtype)
-        if self.task.draws_elsewhere:
-            name = type(module).__name__
-            log.warning(f"{name} draws random numbers of NumPy or Python; the models are trained {OneByOne.cost}")
         route = OneByOne if self.task.draws_elsewhere else Vectorised if self.task.changes_itself else None
-        model = StackedModel(
-            module, loss, self.layout, self.precision, right=self.task.right,
-            counts_hits=self.task.right is accuracy, long=long, route=route,
+        stack = Stack(
+            made, loss, self.layout, self.precision, right=self.task.right, counts_hits=self.task.right is accuracy,
+            long=long, keeps=self.task.keeps, route=route,
         )
-        model.random = model.random or self.task.draws or self.task.draws_elsewhere
-        return model
+        if self.task.draws_elsewhere:
+            name = type(stack.module).__name__
+            log.warning(f"{name} draws random numbers of NumPy or Python; the models are trained {OneByOne.cost}")
+        stack.random = stack.random or self.task.draws or self.task.draws_elsewhere
+        return stack

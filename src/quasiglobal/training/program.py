@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from quasiglobal.data.randomness import seeded
 from quasiglobal.stacked.capture import Captured, overwrite, release
-from quasiglobal.stacked.stack import Fused, Gradients, StackedModel
+from quasiglobal.stacked.stack import Fused, Gradients, Stack
 from quasiglobal.training.bands import Bands, EngineFactory
 from quasiglobal.training.evaluation import Evaluation
 from quasiglobal.training.experiment import Experiment, together
@@ -79,7 +79,7 @@ class Program:
         *,
         recomputing: bool = False,
         workers: int = 0,
-        model: StackedModel | None = None,
+        model: Stack | None = None,
         capture: Callable[[], StepRunner] | None = None,
     ) -> None:
         self._ahead = 0
@@ -96,11 +96,14 @@ class Program:
         if capture is None and can_capture and not recomputing:     # recomputing reads RNG states: not capturable
             capture = Captured
         self._capture = capture
-        self._begin(*networks.start(len(self.engine.nodes)), epochs=[0] * len(experiments))
+        self._start = partial(networks.start, len(self.engine.nodes))
+        self._begin(*self._start(), epochs=[0] * len(experiments))
+        self._from_start = True
+        """Whether all experiments began here, so that their first epoch can be repeated."""
         changed = self.steps * self.state.x.numel()
         self._fused = changed >= WORTH_FUSING
         long = capture is not None and changed >= WORTH_COMPILING
-        self.model = model or networks.stacked(recomputing=recomputing, long=long)
+        self.model = model or networks.stack(recomputing=recomputing, long=long)
         if self._fused and device.type == "cuda":
             self.model.route.fuses = True
             by_kernel = getattr(self.feed.inputs, "by_kernel", False)
@@ -185,6 +188,20 @@ class Program:
             for r in range(len(self.experiments))
         ]
 
+    def repeats_first_epoch(self) -> bool:
+        """Whether the first epoch was computed wrong, and the program is at its start again (`Stack.must_repeat`).
+
+        Over processes it cannot be repeated: neighbours have the messages. Then the next epochs are computed right.
+        """
+        if self.task.is_own and self._from_start and set(self.state.epochs) == {1}:
+            step = self.feed.steps_per_epoch - 1
+            self.feed.counter.fill_(step)
+            batch = self.feed.batch(*self.feed.shapes[step])
+            if self.model.must_repeat(self.state.x, self.state.buffers, *batch) and self.engine.waits_for_nobody:
+                self._begin(*self._start(), epochs=[0] * len(self.experiments))
+                return True
+        return False
+
     def _train_steps(self, after_step: Callable[[int], object]) -> tuple[int, int]:
         """Train the steps of an epoch; return the number of epochs that have passed, and of examples in these steps.
 
@@ -213,11 +230,11 @@ class Program:
         shape = self.feed.shapes[step]
         self.feed.read(step)
         with self.seeded(*t):
-            if self._runner is None:
-                self._step(t, *shape)
+            if self._runner is None or self.model.has_effects:
+                self._step(t, *shape, in_place=False)
             else:
                 self.bands.refresh(t)
-                self._runner((*self.bands.kind(t), shape), partial(self._step, t, *shape))
+                self._runner((*self.bands.kind(t), shape), partial(self._step, t, *shape, in_place=True))
 
     def sums(self) -> tuple[list[list[float]], list[list[float]]]:
         """Loss and number of correct predictions of each experiment's nodes, summed over the epoch so far."""
@@ -264,9 +281,9 @@ class Program:
         """Seconds spent on recording the steps of these rows."""
         return self._runner.seconds if isinstance(self._runner, Captured) else 0.0
 
-    def _step(self, t: Sequence[int], size: int, *need: int) -> None:
+    def _step(self, t: Sequence[int], size: int, *need: int, in_place: bool) -> None:
         """Run one step on the current batch, entirely on the device: step `t[r]` of experiment r."""
-        state, in_place = self.state, self._runner is not None
+        state = self.state
         batch = self.feed.batch(size, *need)
         found = self.model.gradients(state.x, state.buffers, *batch)
         state.x = self.bands.step(
@@ -288,7 +305,7 @@ class Program:
         """The gradient of some rows on their part of the batch, at other models x; no buffer changes."""
         buffers = {name: value[rows] for name, value in self.state.buffers.items()}
         inputs, targets = (tree_map(lambda values: values[rows], part) for part in batch)
-        return self._clipped(self.model.gradients(x, buffers, inputs, targets).g)
+        return self._clipped(self.model.gradients(x, buffers, inputs, targets, _numbers(rows)).g)
 
     def _full_gradient(self, rows: slice, x: Tensor) -> Tensor:
         """The gradient over all examples of each node, without augmentation."""
@@ -297,7 +314,7 @@ class Program:
         for positions, need in self.feed.everything:
             index = positions[rows]
             targets = tree_map(lambda values, index=index: values[index], self.feed.targets)
-            g = self.model.gradients(x, buffers, self.feed.inputs.show(index, *need), targets).g
+            g = self.model.gradients(x, buffers, self.feed.inputs.show(index, *need), targets, _numbers(rows)).g
             total += g * index.shape[1]
         return total / examples
 
@@ -310,8 +327,9 @@ class Program:
         x, buffers = self.models(chosen, averages=everybody)
         owners = [*self.engine.nodes] * len(chosen) + [-1] * (len(x) - len(chosen) * nodes)
         steps = [self.state.epochs[run] * self.feed.steps_per_epoch for run in chosen]
+        places = [run * nodes + at for run in chosen for at in range(nodes)] + [-1 - run for run in chosen]
         with self.seeded(*(TESTS + done for done in steps)):        # for models that draw random numbers in tests too
-            tested = self.evaluation(x, buffers, owners)
+            tested = self.evaluation(x, buffers, owners, places)
         found: list[Measures] = []
         for k, run in enumerate(chosen):
             rows, sent = slice(k * nodes, (k + 1) * nodes), self.bands.bytes_sent(run, steps[k], self._merged_buffers)
@@ -326,7 +344,7 @@ class Program:
         """The measures that need all models of a run; `rows` are the rows of all nodes, as returned by `rows_of`."""
         x, weights = rows["x"].to(self.device), self.weights[run]
         buffers = {name: average(of.to(self.device), 0, weights)[None] for name, of in buffers_of(rows).items()}
-        averaged = self.evaluation(average(x, 0, weights)[None], buffers, [-1]).of_model(0)
+        averaged = self.evaluation(average(x, 0, weights)[None], buffers, [-1], [-1 - run]).of_model(0)
         return measures_of_all(x, averaged, weights)
 
     def models(self, runs: Sequence[int], averages: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
@@ -364,14 +382,17 @@ class Program:
         x, kept = stacked([rows["x"] for rows in saved]), [buffers_of(rows) for rows in saved]
         buffers = {name: stacked([of[name] for of in kept]) for name in self.state.buffers}
         self._begin(x, buffers, [epochs] * len(saved))
+        self._from_start = False
         self.bands.restore([state_of(rows) for rows in saved], self.device)
 
     def regroup(
-        self, experiments: Sequence[Experiment], saved: Sequence[NamedRows | None], epochs: Sequence[int]
+        self, experiments: Sequence[Experiment], saved: Sequence[NamedRows | None], epochs: Sequence[int],
+        places: Sequence[int | None] = (),
     ) -> None:
         """Continue with these experiments, each after its own number of epochs and from its rows; None: from its start.
 
-        The data, the compiled models and the kernels of the steps are used again.
+        `places` are their places so far, None for those that enter; none are known by default. The data, the compiled
+        models and the kernels of the steps are used again.
         """
         with self.timed("loading"):
             earlier, self._runner = self.bands, None
@@ -381,11 +402,18 @@ class Program:
             self.bands.take_kernels(earlier)
             self.restore(rows, 0)
             self.state.epochs = list(epochs)
+            self._from_start = False
+            nodes = len(self.engine.nodes)
+            self.model.move([None if at is None else at * nodes + node for at in places for node in range(nodes)])
 
     def _first_rows(self, experiment: Experiment) -> NamedRows:
         """The models of an experiment before its first epoch."""
         x, buffers = Networks(self.task, [experiment], self.device).start(len(self.engine.nodes))
         return named_rows(x, {}, buffers)
+
+
+def _numbers(rows: slice) -> range:
+    return range(rows.start, rows.stop)
 
 
 def clipped(g: Tensor, largest: float) -> Tensor:

@@ -27,6 +27,9 @@ from quasiglobal.training.trial import Trial, copy_of, initialised, made, tried
 LARGE_LOSS = 1e4
 """Loss above which a run of class numbers counts as diverged."""
 
+BOUND_EXAMPLES = 16
+"""Most examples whose loss at the start bounds that of other tasks: what the nodes of a small run have in a step."""
+
 
 class Task:
     """A model, a loss, data and metrics: anything that PyTorch can train.
@@ -168,6 +171,11 @@ class Task:
         return self.is_own and (self.trial.draws_elsewhere or self.trial.counts)
 
     @property
+    def keeps(self) -> bool:
+        """Whether a trial found that each call changes attributes, which the next may read."""
+        return self.is_own and (self.trial.keeps or self.changes_itself)
+
+    @property
     def given_metrics(self) -> dict[str, Any] | None:
         """The metrics that the user named; None for the default ones."""
         return self._metrics
@@ -189,7 +197,9 @@ class Task:
         """Loss above which a run counts as diverged; numbers may be of any size, so it grows with the initial loss."""
         if self.classifies:
             return LARGE_LOSS
-        inputs, targets = self.examples(2 if self.data.fresh else 512)
+        count = len(self.data.train)
+        rows = torch.arange(min(2, count)) if self.data.fresh else torch.arange(0, count, -(-count // BOUND_EXAMPLES))
+        inputs, targets = self._shown(self.data.train, rows)
         module = self.module(0, torch.float32).eval()
         given, named = arguments(module, inputs)
         with torch.random.fork_rng(devices=[]):             # with gradients, which a model may compute itself

@@ -22,8 +22,8 @@ from quasiglobal.data.dataset import Dataset
 from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import ambiguous, name_of, percent
-from quasiglobal.stacked.one_model import Loss, arguments
-from quasiglobal.training.effects import Attributes, changed, constants, kept_tensor, overlapping, reads
+from quasiglobal.stacked.one_model import Loss, Tree, arguments
+from quasiglobal.training.effects import Attributes, changed, constants, overlapping, reads
 from quasiglobal.training.remedies import (
     is_cross_entropy,
     misfit,
@@ -50,6 +50,8 @@ class Trial:
     """Whether it draws random numbers of NumPy or Python, which compiled and traced programs would repeat."""
     counts: bool = False
     """Whether it changes a number among its attributes, which compiled and traced programs would not."""
+    keeps: bool = False
+    """Whether each call changes tensors among its attributes, or the loss does; what is made once does not count."""
 
 
 def made(model: Callable[[], nn.Module], name: str) -> nn.Module:
@@ -122,8 +124,7 @@ def tried(
         )
         drawn = not torch.get_rng_state().equal(before[0])
         elsewhere = (str(np.random.get_state()), random.getstate()) != before[1:]
-        _check_kept(module, loss, batches[0], first.output, attributes, original)
-        counted, drawing = _attributes_changed(both, attributes, batches[0][0])
+        counted, drawing, keeps = _attributes_changed(both, attributes, batches[0][0])
         if of_loss:
             raise InputError(
                 f"{_loss_in_words(loss)} changes its own {of_loss[0]}, which the nodes would share; make it a buffer "
@@ -132,19 +133,25 @@ def tried(
         for inputs, targets in batches[1:]:
             _tried_on(module.eval(), loss, inputs, targets, metrics, name, data, original)
     _warn_of_broadcasting(loss, first.output, batches[0][1])
-    return replace(first, draws=drawn, draws_elsewhere=elsewhere or drawing, state=state, counts=counted)
+    return replace(first, draws=drawn, draws_elsewhere=elsewhere or drawing, state=state, counts=counted, keeps=keeps)
 
 
 def _attributes_changed(
-    both: tuple[nn.Module, Loss], before: Sequence[Attributes], inputs: Any
-) -> tuple[bool, bool]:
-    """Whether the model or the loss counts its calls, and whether one draws from its own generator; warn of both."""
-    counts = draws = False
+    both: tuple[nn.Module, Loss], before: Sequence[Attributes], inputs: Tree
+) -> tuple[bool, bool, bool]:
+    """Whether the model or the loss counts its calls, draws from its own generator, or keeps tensors of each call.
+
+    Warn of the first two. What a further call of the model does not change is made once, as a table.
+    """
+    counts = draws = keeps = False
     for of, old in zip(both, before, strict=True):
         new = Attributes(of)
-        counted, drawing = changed(old.numbers, new.numbers), changed(old.generators, new.generators)
-        if counted and of is both[0]:
-            counted = _changes_again(both[0], inputs)
+        counted, keeping = changed(old.numbers, new.numbers), new.keeps(old)
+        drawing = changed(old.generators, new.generators)
+        if (counted or keeping) and isinstance(of, nn.Module) and of is both[0]:
+            again = _called_again(of, inputs)
+            if again is not None:
+                counted, keeping = changed(again[0].numbers, again[1].numbers), again[1].keeps(again[0])
         if counted:
             warnings.warn(
                 f"{_kind(of)} changes its attribute {counted[0]} in each call, and all nodes share it; "
@@ -155,8 +162,20 @@ def _attributes_changed(
                 f"{_kind(of)} draws from its own generator {drawing[0]}, which all nodes share and a resumed run "
                 "starts again; draw from torch's own, as torch.rand does", stacklevel=3,
             )
-        counts, draws = counts or bool(counted), draws or bool(drawing)
-    return counts, draws
+        counts, draws, keeps = counts or bool(counted), draws or bool(drawing), keeps or keeping
+    return counts, draws, keeps
+
+
+def _called_again(module: nn.Module, inputs: Tree) -> tuple[Attributes, Attributes] | None:
+    """The attributes of a copy before and after a further call; None if it fails."""
+    twin = copied(module)
+    before, (given, named) = Attributes(twin), arguments(twin, inputs)
+    try:
+        with restored_generators(), torch.no_grad():
+            twin(*given, **named)
+    except Exception:
+        return None
+    return before, Attributes(twin)
 
 
 def _own_loss(loss: Loss, original: nn.Module | None) -> Loss:
@@ -183,46 +202,8 @@ def _differs(value: Tensor, before: Tensor) -> bool:
     return value.shape == before.shape and not value.equal(before)
 
 
-def _changes_again(module: nn.Module, inputs: Any) -> list[str]:
-    """Names of attributes with numbers that a further call changes: they are not set once, as the length of a table."""
-    twin = copied(module)
-    before, (given, named) = Attributes(twin), arguments(twin, inputs)
-    try:
-        with restored_generators(), torch.no_grad():
-            twin(*given, **named)
-    except Exception:
-        return [key for key, _ in before.numbers]
-    return changed(before.numbers, Attributes(twin).numbers)
-
-
 def _kind(of: Any) -> str:
     return type(of).__name__ if isinstance(of, nn.Module) else f"the loss {name_of(of)}"
-
-
-def _check_kept(
-    module: nn.Module, loss: Loss, batch: tuple[Any, Any], output: Any, attributes: Sequence[Attributes],
-    original: nn.Module | None,
-) -> None:
-    """Refuse a model or a loss that keeps a tensor from one call to the next."""
-    given, named = arguments(module, tree_map(_moved, batch[0]))
-    kept = kept_tensor(module, attributes[0], lambda: copied(module), lambda twin: twin(*given, **named))
-    if kept:
-        raise InputError(
-            f"{type(module).__name__} keeps a tensor in its attribute {kept} from one call to the next; make it a "
-            "buffer, so that each node has its own"
-        )
-    shown = tree_map(lambda value: _moved(value.detach()), output)
-    kept = kept_tensor(loss, attributes[1], lambda: _own_loss(loss, original), lambda twin: twin(shown, batch[1]))
-    if kept:
-        raise InputError(
-            f"{_loss_in_words(loss)} keeps a tensor in its attribute {kept} from one call to the next, which the nodes "
-            "would share; make it a buffer of the model"
-        )
-
-
-def _moved(value: Any) -> Any:
-    """Other numbers of the same kind."""
-    return 1.1 * value + 0.1 if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _tried_on(

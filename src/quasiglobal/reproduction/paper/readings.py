@@ -104,7 +104,7 @@ def _evaluation(program: Program, norm: str) -> Evaluation:
     one = replace(program.experiment, norm=norm)
     task = make_task(one, program.task.data)
     networks = Networks(task, [one], program.device)
-    return Evaluation(task, networks.stacked(recomputing=False, long=False), program.device, networks.dtype)
+    return Evaluation(task, networks.stack(recomputing=False, long=False), program.device, networks.dtype)
 
 
 def _accuracies(program: Program, test: Evaluation, runs: Sequence[int]) -> list[tuple[float, float]]:
