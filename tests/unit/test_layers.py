@@ -109,3 +109,24 @@ def test_each_update_is_written_once_and_in_algorithms():
             places.setdefault(body, []).append(place)
     assert len(places) >= 11
     assert [same for same in places.values() if len(same) > 1] == []
+
+
+ALONE = """
+import runpy, sys
+from importlib.abc import MetaPathFinder
+
+class Closed(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        room = name.split(".")[1] if name.startswith("quasiglobal.") else ""
+        if room not in ("", "errors", "common", {room!r}):
+            raise ImportError(f"{{name}} is closed")
+
+sys.meta_path.insert(0, Closed())
+"""
+
+
+def test_stacked_trains_an_ensemble_with_the_rest_of_the_package_closed(tmp_path):
+    script = ALONE.format(room="stacked") + f"runpy.run_path({str(ROOT.parents[1] / 'examples' / 'ensemble.py')!r})"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "the ensemble in" in done.stdout

@@ -85,7 +85,8 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
 
 def generators_of(module: nn.Module) -> list[RandomGenerator]:
     """The generators of random numbers among the attributes of a module."""
-    return [leaf for _, _, value in _attributes(module) for leaf in leaves_of(value) if isinstance(leaf, RandomGenerator)]
+    leaves = (leaf for _, _, value in _attributes(module) for leaf in leaves_of(value))
+    return [leaf for leaf in leaves if isinstance(leaf, RandomGenerator)]
 
 
 class Numbers:
