@@ -12,7 +12,7 @@ from torch import nn
 from quasiglobal.data.sources import load
 from quasiglobal.runs.building import make_task
 from quasiglobal.stacked.compiling import Fused
-from quasiglobal.stacked.kernels.program import Kernels
+from quasiglobal.stacked.kernels.network import Kernels
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import state_dict_of
@@ -144,7 +144,7 @@ def test_bytes_sent_count_neighbours_and_exact_means():
 def test_compiled_parts_of_a_step_compute_the_same(monkeypatch):
     """Augmentation and loss, which long trainings on a GPU compile; here they are traced."""
     monkeypatch.setattr("quasiglobal.stacked.compiling.by_inductor", lambda program: program)
-    monkeypatch.setattr("quasiglobal.stacked.kernels.program.triton_runs", lambda x: False)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.network.triton_runs", lambda x: False)
     one = replace(SHORT, model="cnn", topology="ring:3", partition="iid", epochs=1, steps=3, precision="fp64")
     task, ends = make_task(one, load("digits")), []
     for fuses in (False, True):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_stacked import NETWORKS, example
 
-from quasiglobal.stacked.kernels.program import stacked_program
+from quasiglobal.stacked.kernels.network import kernel_network
 from quasiglobal.stacked.kernels.rehearsal import rehearse, sum_of
 
 pytest.importorskip("triton")
@@ -39,7 +39,7 @@ def test_after_a_rehearsal_a_step_compiles_no_kernel(name, monkeypatch):
     forget(quasiglobal.stacked.kernels)
     kernels: list[str] = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **found: kernels.append(found["src"].name))
-    program, state = stacked_program(module, layout, x, buffers, inputs), torch.cuda.get_rng_state()
+    program, state = kernel_network(module, layout, x, buffers, inputs), torch.cuda.get_rng_state()
     with torch.autocast("cuda", torch.bfloat16):
         rehearse(program, name, x, buffers, inputs, sum_of)
         rehearsed = len(kernels)
@@ -56,10 +56,10 @@ def test_after_a_rehearsal_a_step_compiles_no_segment(monkeypatch):
     if "TRITON_INTERPRET" not in os.environ:
         pytest.skip("the kernels are compiled here")
     compiled: list[object] = []
-    monkeypatch.setattr("quasiglobal.stacked.kernels.program._compiler_runs", lambda x: True)
-    monkeypatch.setattr("quasiglobal.stacked.kernels.program.by_inductor", lambda part: compiled.append(part) or part)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.network._compiler_runs", lambda x: True)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.network.by_inductor", lambda part: compiled.append(part) or part)
     module, layout, x, buffers, inputs, _ = example("signals")
-    program = stacked_program(module, layout, x, buffers, inputs)
+    program = kernel_network(module, layout, x, buffers, inputs)
     rehearse(program, "signals", x, buffers, inputs, sum_of)
     rehearsed = len(compiled)
     outputs, _, gradient = program(x, buffers, inputs)
@@ -88,7 +88,7 @@ import logging, torch, triton
 from threading import Thread
 from quasiglobal.stacked.kernels import rehearsal
 from quasiglobal.stacked.kernels.cross_entropy import CrossEntropy, _cross_entropy
-from quasiglobal.stacked.kernels.program import stacked_program
+from quasiglobal.stacked.kernels.network import kernel_network
 from test_stacked import example
 from torch.overrides import _get_current_function_mode_stack
 from triton.backends.compiler import GPUTarget
@@ -113,7 +113,7 @@ logging.getLogger("quasiglobal").setLevel(logging.DEBUG)
 triton.knobs.compilation.listener = lambda **found: kernels.append(found["src"].name)
 rehearsal.QUICK = 0
 module, layout, x, buffers, inputs, targets = example("evonorm", torch.float32)
-program = stacked_program(module, layout, x, buffers, inputs, by_kernels=True)
+program = kernel_network(module, layout, x, buffers, inputs, by_kernels=True)
 def elsewhere():
     run, JITFunction.run = JITFunction.run, lambda kernel, grid, warmup: warmup
     print(_cross_entropy[1,](), _get_current_function_mode_stack())

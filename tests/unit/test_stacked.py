@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from quasiglobal.models import RESIDUAL, build
 from quasiglobal.stacked.compiling import traced
-from quasiglobal.stacked.kernels.program import Kernels, convolves, is_linear, stacked_program
+from quasiglobal.stacked.kernels.network import Kernels, convolves, is_linear, kernel_network
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.precision import PRECISIONS
 from quasiglobal.stacked.routes import Compiled, OneByOne, Vectorised
@@ -192,7 +192,7 @@ CASES = [("operations", name) for name in NETWORKS] + [
 @pytest.mark.parametrize(("by_kernels", "name"), CASES, indirect=["by_kernels"])
 def test_gradients_and_buffers_are_each_models_own(name, by_kernels):
     module, layout, x, buffers, inputs, targets = example(name)
-    program = stacked_program(module, layout, x, buffers, inputs, by_kernels)
+    program = kernel_network(module, layout, x, buffers, inputs, by_kernels)
     before = {key: value.clone() for key, value in buffers.items()}
     assert_own(program, module, layout, x, buffers, inputs, targets)
     assert all(buffers[key].equal(before[key]) for key in buffers), "the input buffers are unchanged"
@@ -211,13 +211,13 @@ def assert_own(program, module, layout, x, buffers, inputs, targets):
 
 def test_casts_are_recorded():
     """Also those that change nothing in the trace; `test_the_kernels_cost_no_precision` shows what they are for."""
-    nodes = stacked_program(*example("cast")[:-1]).program.graph.nodes
+    nodes = kernel_network(*example("cast")[:-1]).program.graph.nodes
     assert "aten._to_copy.default" in [str(node.target) for node in nodes]
 
 
 def test_normalisations_take_over_what_follows_them():
     module, layout, x, buffers, inputs, _ = example("bn")
-    nodes = stacked_program(module, layout, x, buffers, inputs).program.graph.nodes
+    nodes = kernel_network(module, layout, x, buffers, inputs).program.graph.nodes
     names = [str(node.target) for node in nodes]
     assert names.count("quasiglobal.normalise.default") == 9
     assert not {"aten.relu.default", "aten.clone.default", "aten.copy.default"} & set(names)
@@ -231,10 +231,10 @@ def test_normalisations_take_over_what_follows_them():
 @pytest.mark.parametrize("by_kernels", ["kernels"], indirect=True)
 def test_segments_between_the_kernels_are_functions_of_what_they_read(name, by_kernels, monkeypatch):
     """Compiled on a GPU; here traced: a value missing from a segment's inputs would be wrong at the second x."""
-    monkeypatch.setattr("quasiglobal.stacked.kernels.program._compiler_runs", lambda x: True)
-    monkeypatch.setattr("quasiglobal.stacked.kernels.program.by_inductor", lambda program: program)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.network._compiler_runs", lambda x: True)
+    monkeypatch.setattr("quasiglobal.stacked.kernels.network.by_inductor", lambda program: program)
     module, layout, x, buffers, inputs, targets = example(name)
-    program = stacked_program(module, layout, x, buffers, inputs, by_kernels)
+    program = kernel_network(module, layout, x, buffers, inputs, by_kernels)
     assert program.segments
     for _ in range(2):
         assert_own(program, module, layout, x, buffers, inputs, targets)
@@ -253,14 +253,14 @@ def test_what_is_traced_has_a_derivative_where_it_writes():
 def test_only_convolutions_with_shared_or_frozen_weights_are_left_to_vmap(name, without):
     pytest.importorskip("triton")
     module, layout, x, buffers, inputs, _ = example(name)
-    nodes = stacked_program(module, layout, x, buffers, inputs, by_kernels=True).program.graph.nodes
+    nodes = kernel_network(module, layout, x, buffers, inputs, by_kernels=True).program.graph.nodes
     assert sum("convolution" in str(node.target) for node in nodes) == without
     assert all("kernel" in node.meta for node in nodes if convolves(node))
 
 
 def test_convolutions_take_over_what_follows_them():
     module, layout, x, buffers, inputs, _ = example("usual")
-    nodes = stacked_program(module, layout, x, buffers, inputs).program.graph.nodes
+    nodes = kernel_network(module, layout, x, buffers, inputs).program.graph.nodes
     assert [node.args[-1] for node in nodes if convolves(node) and not is_linear(node)] == [True, False, False]
     assert "aten.relu.default" not in {str(node.target) for node in nodes}
 
@@ -280,7 +280,7 @@ def test_a_model_without_convolutions_needs_no_program():
     module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 10))
     layout = Layout.of(module)
     x = layout.row(dict(module.named_parameters())).repeat(K, 1)
-    assert stacked_program(module, layout, x, {}, torch.randn(K, BATCH, 3, 16, 16)) is None
+    assert kernel_network(module, layout, x, {}, torch.randn(K, BATCH, 3, 16, 16)) is None
 
 
 class Strided(nn.Conv2d):
@@ -434,20 +434,20 @@ def test_pooling_is_pytorchs(dtype):
 @pytest.mark.parametrize("n", [1, 11])
 def test_weights_are_packed_and_gradients_collected_in_the_kernels_order(n):
     pytest.importorskip("triton")
-    from quasiglobal.stacked.kernels import rows
+    from quasiglobal.stacked.kernels import packing
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     size, most = 300, 6
     x = torch.randn(n, 2 * size, device=device).bfloat16().float()          # the interpreter rounds towards 0
     columns, places = torch.randperm(2 * size, device=device)[:size].int(), torch.randperm(size, device=device).int()
-    assert rows.pack(x, columns, torch.bfloat16).equal(x[:, columns.long()].bfloat16())
+    assert packing.pack(x, columns, torch.bfloat16).equal(x[:, columns.long()].bfloat16())
     counts = torch.where(torch.arange(size, device=device) < 260, 1, most).int()    # the first block has one share
     there = torch.arange(most, device=device)[:, None, None] < counts
     shares = torch.randint(-9, 9, (most, n, size), device=device).float()
     shares[:, :, places.long()] = shares.where(there, torch.nan)
     g = torch.full_like(x, 3.0)
-    rows.collect(shares, columns, places, counts, g)
+    packing.collect(shares, columns, places, counts, g)
     expected = torch.full_like(x, 3.0)
     expected[:, columns.long()] = shares[:, :, places.long()].nan_to_num(0.0).sum(0)
     assert g.equal(expected)

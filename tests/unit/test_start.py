@@ -40,7 +40,7 @@ from quasiglobal.algorithms import algorithm
 from quasiglobal.engines.band import Band
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.stacked import step_kernel
-from quasiglobal.stacked.kernels.program import Kernels
+from quasiglobal.stacked.kernels.network import Kernels
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.stack import Stack
 from quasiglobal.metrics import accuracy

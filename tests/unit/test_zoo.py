@@ -22,7 +22,7 @@ from zoo import ZOO, Entry
 
 import quasiglobal.stacked.routes
 from quasiglobal.common.modules import converted, copied
-from quasiglobal.stacked.kernels.program import stacked_program
+from quasiglobal.stacked.kernels.network import kernel_network
 from quasiglobal.stacked.layout import Layout, own_state
 from quasiglobal.stacked.one_model import Gradients, arguments
 from quasiglobal.stacked.precision import PRECISIONS, full_precision
@@ -157,7 +157,7 @@ class AsProgram(Route):
     def _program(self, x, buffers, inputs):
         module = self.one.module
         if module.training not in self._programs:
-            program = stacked_program(module, self.one.layout, x, buffers, inputs, self.by_kernels)
+            program = kernel_network(module, self.one.layout, x, buffers, inputs, self.by_kernels)
             assert program is not None, "the network cannot be traced, or has no convolution for the kernels"
             self._programs[module.training] = program
         return self._programs[module.training]

@@ -26,7 +26,7 @@ class EvoNormS0(nn.Module):
     """
 
     stacked_kernel = "evonorm"
-    """Our kernel for many copies (`stacked/kernels/program.py`)."""
+    """Our kernel for many copies (`stacked/kernels/network.py`)."""
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
         super().__init__()

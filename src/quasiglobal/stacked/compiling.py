@@ -124,7 +124,7 @@ def _reshape(graph: fx.Graph) -> None:
                 node.target = aten.reshape.default
 
 
-class Programs:
+class OnePerShape:
     """Traced or compiled programs, one for each function and the shapes and dtypes of its arguments."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class Fused:
     """A function of tensors, traced and compiled for each shape of its arguments; called as it is if that fails."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self._programs = function, Programs()
+        self.function, self._programs = function, OnePerShape()
         self.compiles = True
         """False after a failure."""
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.stacked.compiling import Programs, by_inductor, traced
+from quasiglobal.stacked.compiling import OnePerShape, by_inductor, traced
 from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, RealModel, Tree
 from quasiglobal.stacked.recording import Untraceable
 from quasiglobal.stacked.stackable import cross_entropy, stackable, unstacked
@@ -106,7 +106,7 @@ class Vectorised(Route):
     def __init__(self, one: OneModel) -> None:
         super().__init__(one)
         self._stacked_one = replace(one, around=stackable)
-        self._programs = Programs()
+        self._programs = OnePerShape()
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         result: Gradients = self._on_new_tensors(

@@ -35,7 +35,7 @@ from quasiglobal.common.modules import Numbers, converted, copied, numbers_resto
 from quasiglobal.errors import InputError
 from quasiglobal.stacked.compiling import Fused
 from quasiglobal.stacked.guard import check_gradient
-from quasiglobal.stacked.kernels.program import Kernels
+from quasiglobal.stacked.kernels.network import Kernels
 from quasiglobal.stacked.layout import Layout, load_state, stacking_of
 from quasiglobal.stacked.one_model import (
     Buffers,

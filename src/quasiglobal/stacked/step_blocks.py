@@ -57,7 +57,7 @@ class BlockStep:
         if any(shape_of(value) != few[0].shape for value in self.step.changed.values()):
             raise Untraceable("a result is not like the first argument")
         self._mixes = [node for node in self.step.nodes if node.target is MIX]
-        self._programs: dict[object, _Program] = {}
+        self._programs: dict[object, _Plan] = {}
 
     def __call__(
         self, arguments: Sequence[ByColumns], places: Sequence[tuple[int, ModelRows]], blocks: Sequence[slice],
@@ -102,7 +102,7 @@ class BlockStep:
         wanted = tuple((value, argument) for value, _, argument in targets)
         kind = frozenset(known), wanted
         if kind not in self._programs:
-            self._programs[kind] = _Program(self.step, known, wanted, self._mixes)
+            self._programs[kind] = _Plan(self.step, known, wanted, self._mixes)
         with full_precision("cpu"):
             self._programs[kind].run(known, [place for _, place, _ in targets], blocks, mixes)
 
@@ -127,7 +127,7 @@ def _check(node: fx.Node, shape: torch.Size) -> None:
         raise Untraceable(f"{node.target} with the result {node.meta.get('val')}")
 
 
-class _Program:
+class _Plan:
     """The lines of a step that some targets need, in the order in which each block runs them.
 
     A target is a value, and the argument that its place has, if any.

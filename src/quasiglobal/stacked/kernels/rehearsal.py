@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
-    from quasiglobal.stacked.kernels.program import Segment, StackedProgram
+    from quasiglobal.stacked.kernels.network import KernelNetwork, Segment
     from quasiglobal.stacked.one_model import Tree
 
 log = logging.getLogger("quasiglobal")
@@ -51,7 +51,7 @@ def sum_of(outputs: Tree) -> Tensor:
 
 
 def rehearse(
-    program: StackedProgram, name: str, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor,
+    program: KernelNetwork, name: str, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor,
     loss: Callable[[Tree], Tensor],
 ) -> None:
     """Compile a program for arguments like these, and log it under the network's `name` if that takes a while.
@@ -101,7 +101,7 @@ class _Loaded(ThreadPoolExecutor):
 
 
 def _run_without_kernels(
-    program: StackedProgram, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Callable[[Tree], Tensor],
+    program: KernelNetwork, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Callable[[Tree], Tensor],
 ) -> list[tuple[Segment, Sequence[Tensor]]]:
     """Run the forward pass, and the backward pass if gradients are enabled; return the calls of segments."""
     from quasiglobal.stacked.kernels.shared import launches_only_compile

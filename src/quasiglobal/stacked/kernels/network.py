@@ -51,13 +51,13 @@ MOST_CLASSES = 1024
 
 
 class Kernels(Compiled):
-    """One `StackedProgram` per shape of images; a model without convolutions is compiled."""
+    """One `KernelNetwork` per shape of images; a model without convolutions is compiled."""
 
     slower = Compiled
 
     def __init__(self, one: OneModel) -> None:
         super().__init__(one)
-        self.programs: dict[object, StackedProgram | None] = {}
+        self.programs: dict[object, KernelNetwork | None] = {}
         self.score = vmap(self._stacked_one.score, randomness="different")
         self.fused_score = Fused(self.score)
         prepare()
@@ -109,14 +109,14 @@ class Kernels(Compiled):
 
     def _stacked(
         self, x: Tensor, buffers: Buffers, inputs: Tree, loss: Callable[[Tree], Tensor] = sum_of
-    ) -> StackedProgram | None:
+    ) -> KernelNetwork | None:
         """The program for a shape, built and compiled with the loss at its first call; None if none can be built."""
         if not self._are_images(inputs):
             return None
         module = self.one.module
         key = (module.training, inputs.shape, inputs.dtype)
         if key not in self.programs:
-            program = stacked_program(module, self.one.layout, x, buffers, inputs)
+            program = kernel_network(module, self.one.layout, x, buffers, inputs)
             if program is not None and x.is_cuda:
                 with self.one.autocast(x.device):
                     rehearse(program, type(module).__name__, x, buffers, inputs, loss)
@@ -134,14 +134,14 @@ SIGNALS = (nn.Conv1d, nn.ConvTranspose1d)
 """Layers whose inputs are [b, c, length]."""
 
 
-def stacked_program(
+def kernel_network(
     module: nn.Module,
     layout: Layout,
     x: Tensor,
     buffers: dict[str, Tensor],
     inputs: Tensor,
     by_kernels: bool | None = None,
-) -> StackedProgram | None:
+) -> KernelNetwork | None:
     """Build the program for arguments of these shapes; None if the model has no convolution for the kernels.
 
     It is None for a model with complex parameters too. With `by_kernels` false, vmap executes all operations; by
@@ -150,7 +150,7 @@ def stacked_program(
     if layout.pairs:
         return None
     traced = traced_forward(module, layout, x, buffers, inputs)
-    program = StackedProgram(traced, layout, x, triton_runs(x) if by_kernels is None else by_kernels)
+    program = KernelNetwork(traced, layout, x, triton_runs(x) if by_kernels is None else by_kernels)
     if program.strided and program.convolves:
         raise Untraceable(f"{program.strided} depends on the memory layout of tensors")
     return program if program.gains else None
@@ -166,7 +166,7 @@ def _compiler_runs(x: Tensor) -> bool:
     return x.is_cuda
 
 
-class StackedProgram:
+class KernelNetwork:
     """All models' forward and backward pass, for one shape of x [n, d], buffers and inputs [n, batch, …]."""
 
     def __init__(self, traced: fx.GraphModule, layout: Layout, x: Tensor, by_kernels: bool) -> None:
@@ -310,7 +310,7 @@ class Region:
 
     def close(self, g: Tensor) -> None:
         """Sum the shares into g; operations without a gradient get 0."""
-        from quasiglobal.stacked.kernels.rows import collect
+        from quasiglobal.stacked.kernels.packing import collect
 
         for node in list(self.missing):
             self.own_shares(node).zero_()
@@ -322,7 +322,7 @@ class WeightRegion(Region):
     """The weights of convolutions, which the kernels read in their order (`Geometry.order`) and in autocast's type."""
 
     def open(self, x: Tensor) -> None:
-        from quasiglobal.stacked.kernels.rows import pack
+        from quasiglobal.stacked.kernels.packing import pack
 
         super().open(x)
         device = x.device.type
