@@ -25,7 +25,7 @@ def rows(folder):
     (run,) = find_runs(folder)
     found = checkpoints.newest(run.folder / "checkpoint")
     assert found is not None
-    return found[0]
+    return found.rows
 
 
 def same(one, other, tolerance):

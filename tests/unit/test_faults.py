@@ -260,7 +260,7 @@ def test_a_training_with_faults_resumes_bit_for_bit_and_is_another_one_than_with
         whole.train_epoch()
         spared.train_epoch()
     first.train_epoch()
-    second.restore([first.rows_of(0), first.rows_of(1)], 1)
+    second.restore([first.checkpoint(0), first.checkpoint(1)])
     second.train_epoch()
     assert second.state.x.equal(whole.state.x)
     assert not spared.state.x.equal(whole.state.x)

@@ -186,7 +186,7 @@ def test_a_stopped_training_with_dropout_goes_on_bit_for_bit(tmp_path, train):
     first, second = (Program(task(chosen), [chosen], CPU) for _ in range(2))
     torch.rand(7)                                           # unrelated random draws
     first.train_epoch()
-    second.restore([first.rows_of(0)], 1)
+    second.restore([first.checkpoint(0)])
     torch.rand(5)
     Loop(second).run()
     assert second.state.x.equal(whole.state.x)

@@ -90,7 +90,7 @@ def test_your_own_dropout_is_drawn_anew_each_step_and_again_on_resume():
     whole, _ = run_all(SHORT, task=task)
     first, second = (Program(task, [SHORT], CPU) for _ in range(2))
     first.train_epoch()
-    second.restore([first.rows_of(0)], 1)
+    second.restore([first.checkpoint(0)])
     Loop(second).run()
     assert second.state.x.equal(whole.state.x)
     assert not whole.state.x.isclose(run_all(SHORT, task=plain)[0].state.x).all()

@@ -1,12 +1,13 @@
 """Run folders: contents, and resume after stops, kills and damage."""
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from quasiglobal.runs.local import train
 from quasiglobal.runs.store import RunFolder, find_runs, read_run
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program
+from quasiglobal.training.rows import Checkpoint
 
 
 def test_a_run_is_a_folder_and_is_not_run_twice(tmp_path):
@@ -159,8 +161,7 @@ def test_ctrl_c_saves_the_epoch_and_says_how_to_go_on(tmp_path):
     assert process.returncode == 130
     assert said == "qg: stopped; run the same command again to resume\n"
     (run,) = find_runs(tmp_path)
-    _, progress = checkpoints.newest(run.folder / "checkpoint")
-    assert progress.epochs == len(run.records()) > 0
+    assert checkpoints.newest(run.folder / "checkpoint").epochs == len(run.records()) > 0
 
 
 def test_seeds_that_stopped_at_different_epochs_all_finish(tmp_path):
@@ -216,7 +217,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "save_file", full)
     with pytest.raises(qg.InputError, match="No space left on device"):
-        RunFolder.of(run.experiment, tmp_path).checkpoint(before, 3)
+        RunFolder.of(run.experiment, tmp_path).save(Checkpoint(before, 3))
     assert all(final(run)[name].equal(before[name]) for name in before)
     assert not list((run.folder / "checkpoint").glob(".*"))
 
@@ -236,15 +237,31 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):
 
 def test_what_a_killed_process_left_half_written_is_passed_over(tmp_path):
     rows = {"x": torch.zeros(2, 3)}
-    checkpoints.save(tmp_path, rows, checkpoints.Progress(1, 0))
+    checkpoints.save(tmp_path, Checkpoint(rows, 1))
     for name in (".000002.17.json", ".000002.17.safetensors"):
         (tmp_path / name).write_bytes(b"half")
     assert checkpoints.epochs(tmp_path) == [1]
     found = checkpoints.newest(tmp_path)
     assert found is not None
-    assert found[1].epochs == 1
-    checkpoints.save(tmp_path, rows, checkpoints.Progress(2, 0))
+    assert found.epochs == 1
+    checkpoints.save(tmp_path, Checkpoint(rows, 2))
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["000001", "000001", "000002", "000002"]
+
+
+def test_a_checkpoint_returns_all_its_fields_and_older_files_give_the_defaults_of_later_ones(tmp_path):
+    values = {"epochs": 4, "metrics": 120, "topology": "abc"}
+    assert {field.name for field in fields(Checkpoint)} == {"rows", *values}
+    checkpoints.save(tmp_path, Checkpoint({"x": torch.ones(2, 3)}, **values))
+    for saved in (checkpoints.newest(tmp_path), checkpoints.at(tmp_path, 4)):
+        assert {name: getattr(saved, name) for name in values} == values
+        assert saved.rows["x"].equal(torch.ones(2, 3))
+    note = tmp_path / "000004.json"
+    note.write_text(json.dumps({name: value for name, value in json.loads(note.read_text()).items() if name in OLDEST}))
+    assert checkpoints.newest(tmp_path).topology == ""
+
+
+OLDEST = ("epochs", "metrics", "sha256")
+"""The entries that files of all versions have."""
 
 
 def test_a_lost_or_damaged_file_costs_no_run(tmp_path):

@@ -14,7 +14,7 @@ from quasiglobal.common.files import alone
 from quasiglobal.errors import InputError
 from quasiglobal.peers.gloo import until
 from quasiglobal.runs.callbacks import facts
-from quasiglobal.runs.parts import Part, common_rows, parts_of, records_of, stacked
+from quasiglobal.runs.parts import Part, joined_checkpoint, parts_of, records_of, stacked
 from quasiglobal.runs.saving import plan_path
 from quasiglobal.runs.store import RunFolder
 from quasiglobal.runs.tensorboard import EventFiles
@@ -130,11 +130,11 @@ class Assembly(Callback):
         for k, (run, parts) in enumerate(zip(self.runs, self.parts, strict=True)):
             for part in parts:
                 part.drop_tested(program.experiment.epochs)
-            rows, epoch = common_rows(parts)
+            saved = joined_checkpoint(parts)
             diverged = any(part.read_status() == "diverged" for part in parts)
             run.take_over(records_of(parts))
-            if epoch and not diverged:
-                run.checkpoint(rows, epoch)
+            if saved and not diverged:
+                run.save(saved)
             run.finish("diverged" if diverged else "finished", facts(program, k))
         if self.board:
             self._show()
@@ -204,5 +204,5 @@ def _tidy(run: RunFolder, hosted: Sequence[tuple[int, ...]]) -> None:
     if any(part.nodes != list(nodes) for part, nodes in zip(parts_of(run.folder), hosted, strict=False)):
         newest = run.newest()
         if newest is not None:
-            run.checkpoint(newest[0], newest[1].epochs)
+            run.save(newest)
         shutil.rmtree(run.folder / "parts")

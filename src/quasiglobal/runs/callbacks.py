@@ -69,7 +69,7 @@ class SaveCheckpoints(Callback):
         if saved:
             with self.saving.timed():
                 for k in saved:
-                    self.runs[k].checkpoint(loop.rows_of(k), loop.epochs_of(k))
+                    self.runs[k].save(loop.program.checkpoint(loop.place(k)))
 
 
 class Watch(Callback):

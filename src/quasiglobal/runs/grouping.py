@@ -12,11 +12,15 @@ import torch
 from quasiglobal.common.objects import is_own
 from quasiglobal.data.batches import step_sizes
 from quasiglobal.runs.memory import enough_memory, fewer, runs_that_fit
-from quasiglobal.runs.store import RunFolder, Saved
+from quasiglobal.runs.store import RunFolder
 from quasiglobal.stacked.capture import release
 from quasiglobal.training.experiment import Experiment, program_key, step_order
 from quasiglobal.training.loop import Entrant
+from quasiglobal.training.rows import Checkpoint
 from quasiglobal.training.task import Task
+
+Newest = dict[RunFolder, Checkpoint | None]
+"""Runs with their newest checkpoints."""
 
 
 @dataclass
@@ -27,13 +31,13 @@ class Waiting:
     runs: list[RunFolder]
     most: int
     """Number of runs that fit the memory."""
-    saved: dict[RunFolder, Saved]
+    saved: Newest
     device: torch.device
 
     def __len__(self) -> int:
         return len(self.runs)
 
-    def train(self, train_group: TrainGroup, again: Callable[[list[RunFolder]], dict[RunFolder, Saved]]) -> None:
+    def train(self, train_group: TrainGroup, again: Callable[[list[RunFolder]], Newest]) -> None:
         """Train groups of runs until none waits; the memory of a group is released before the next.
 
         If the memory does not suffice, half as many runs continue at a time. `again` returns those of the given runs
@@ -78,14 +82,14 @@ class Entering:
     def enter(self, run: RunFolder) -> Entrant:
         """Let a run enter."""
         self.locks.enter_context(run.locked())
-        rows, progress = self.waiting.saved.pop(run) or (None, None)
-        run.begin(progress)
+        saved = self.waiting.saved.pop(run)
+        run.begin(saved)
         self.runs.append(run)
-        return Entrant(run.experiment, run.folder, rows, progress.epochs if progress else 0, run.read_records())
+        return Entrant(run.experiment, run.folder, saved, run.read_records())
 
 
 def queues(
-    saved: dict[RunFolder, Saved], task_of: Callable[[Experiment], Task], device: torch.device, **how: Any
+    saved: Newest, task_of: Callable[[Experiment], Task], device: torch.device, **how: Any
 ) -> Iterator[Waiting]:
     """Yield the runs that can be rows of one program, those with a checkpoint first.
 
@@ -101,8 +105,8 @@ def queues(
             yield Waiting(task, same, most, saved, device)
 
 
-def _epochs(saved: Saved) -> int:
-    return saved[1].epochs if saved else 0
+def _epochs(saved: Checkpoint | None) -> int:
+    return saved.epochs if saved else 0
 
 
 def _of_equal_epochs(runs: Sequence[RunFolder], task: Task) -> list[list[RunFolder]]:

@@ -16,11 +16,11 @@ from quasiglobal.runs.callbacks import (
     WriteUtilisation,
     facts,
 )
-from quasiglobal.runs.grouping import Entering, Waiting, queues
+from quasiglobal.runs.grouping import Entering, Newest, Waiting, queues
 from quasiglobal.runs.loading import task_of
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.own_objects import check_objects, identified
-from quasiglobal.runs.store import Run, RunFolder, Saved, Watcher, folders_of, unwatched
+from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched
 from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.callbacks import patient_interrupts
 from quasiglobal.training.experiment import Experiment
@@ -68,10 +68,10 @@ def train(
         return task or task_of(one, options)
 
     for folder, found in list(saved.items()):
-        if found and found[1].epochs >= folder.experiment.epochs:       # its summary is missing or damaged
+        if found and found.epochs >= folder.experiment.epochs:          # its summary is missing or damaged
             program = Program(task_for(folder.experiment), [folder.experiment], device, **options.of_program)
             with folder.locked():
-                folder.begin(found[1])
+                folder.begin(found)
                 folder.finish("finished", facts(program, 0))
             del saved[folder]
     before, model = None, None                              # a model keeps its compiled programs
@@ -91,7 +91,7 @@ def train(
     return [folder.read() for folder in folders]
 
 
-def _newest(runs: Sequence[RunFolder]) -> dict[RunFolder, Saved]:
+def _newest(runs: Sequence[RunFolder]) -> Newest:
     """The runs that have not ended, with their newest checkpoints."""
     return {run: run.newest_locked() for run in runs if run.read_summary() is None}
 
@@ -113,8 +113,8 @@ def _train_together(
     with ExitStack() as locks, patient_interrupts() as noted:
         queue = Entering(waiting, locks, entered)
         first = [queue.enter(run) for run in group]
-        if any(one.epochs for one in first):
-            program.regroup(program.experiments, [one.rows for one in first], [one.epochs for one in first])
+        if any(one.saved for one in first):
+            program.regroup(program.experiments, [one.saved for one in first])
         further: list[Any] = [WriteTensorBoard(queue.runs, board)] if board else []
         if options.keep_best:
             further.append(KeepBest())

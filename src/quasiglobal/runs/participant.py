@@ -6,11 +6,9 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
-
-from torch import Tensor
 
 from quasiglobal.common.files import alone
 from quasiglobal.engines.distributed import Distributed
@@ -24,6 +22,7 @@ from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.callbacks import patient_interrupts
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.program import Program
+from quasiglobal.training.rows import NamedRows
 from quasiglobal.training.task import Task
 
 STALE_EPOCHS = 5
@@ -45,8 +44,7 @@ class Seat:
     def parts(self, run: RunFolder, mine: bool = False) -> list[Part]:
         """The parts of all processes in a run folder, or only this process's if `mine`."""
         ranks = [self.rank] if mine else range(len(self.hosted))
-        topology = run.experiment.resolved.external
-        return [Part(run.folder, rank, self.hosted[rank], topology) for rank in ranks]
+        return [Part(run.folder, rank, self.hosted[rank]) for rank in ranks]
 
 
 class Participant:
@@ -80,7 +78,7 @@ class Participant:
     def resume(self, epoch: int) -> None:
         """Resume from the checkpoint of an epoch; 0: start from the initial models."""
         if epoch:
-            self.program.restore([part.load(epoch) for part in self.parts], epoch)
+            self.program.restore([part.load(epoch) for part in self.parts])
 
     def rejoin(self) -> None:
         """Rejoin the others at their next epoch, with the models saved here or with the neighbours' mean."""
@@ -88,7 +86,7 @@ class Participant:
         theirs = math.ceil(self.engine.members.step_of_others / program.feed.steps_per_epoch)
         epoch = max(saved, min(theirs, program.experiment.epochs - 1))      # no claim of others ends a run
         if saved:
-            program.restore([part.load(saved) for part in self.parts], epoch)
+            program.restore([part.load(saved) for part in self.parts])
         model = self.engine.mean_of_neighbours(program.state.x)
         if model is not None and epoch - saved > STALE_EPOCHS:
             program.begin_at(model)
@@ -132,11 +130,11 @@ class Participant:
             self.engine.members.end()
         return ended
 
-    def write_part(self, measures: Mapping[str, Any], rows: dict[str, Tensor]) -> None:
+    def write_part(self, measures: Mapping[str, Any], rows: NamedRows) -> None:
         """End the only run here with these measures and rows of its last epoch, which others have trained."""
         (part,), accounts = self.parts, self.engine.accounts()
         part.write(dict(measures) | {"lost": self.engine.lost, "edges": accounts, "written": time.time()})
-        part.save(rows, measures["epoch"])
+        part.save(replace(self.program.checkpoint(0), rows=rows))
         part.finish("finished", accounts)
 
     def finish_alone(self, further: Mapping[str, Any] | None = None) -> None:
@@ -197,4 +195,4 @@ class SaveParts(Callback):
     def _save(self, loop: Loop) -> None:
         with self.saving.timed():
             for k, part in enumerate(self.parts):
-                part.save(loop.program.rows_of(k), self.saving.at or loop.epoch)
+                part.save(replace(loop.program.checkpoint(k), epochs=self.saving.at or loop.epoch))

@@ -10,12 +10,10 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
-
-from torch import Tensor
 
 from quasiglobal.common.files import alone, append_line, read_epochs, read_json, write_json, write_lines
 from quasiglobal.errors import InputError
@@ -25,9 +23,7 @@ from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts, parts_of, records_of
 from quasiglobal.training.experiment import Experiment, from_mapping, setting, stored
 from quasiglobal.training.metrics import Ranking, Record, last_and_best, ranking
-
-Saved = tuple[dict[str, Tensor], checkpoints.Progress] | None
-"""The last saved rows of a run and its progress; None if nothing was saved."""
+from quasiglobal.training.rows import Checkpoint, NamedRows
 
 
 @dataclass(frozen=True)
@@ -83,17 +79,17 @@ class Run:
         """finished, diverged or unfinished."""
         return self.summary.status if self.summary else "unfinished"
 
-    def rows(self) -> tuple[dict[str, Tensor], list[int]]:
+    def rows(self) -> tuple[NamedRows, list[int]]:
         """The rows of the newest checkpoint and their nodes; raise InputError if there is none."""
         found = checkpoints.newest(self.folder / "checkpoint")
         if found is not None:
-            return found[0], list(range(len(found[0]["x"])))
-        rows, epoch, nodes = newest_of_parts(self.folder)
-        if not epoch and self.status == "diverged":
+            return found.rows, list(range(len(found.rows["x"])))
+        of_parts, nodes = newest_of_parts(self.folder)
+        if of_parts is not None:
+            return of_parts.rows, nodes
+        if self.status == "diverged":
             raise InputError(f"{self.folder} diverged and has no model; try a smaller learning rate")
-        if not epoch:
-            raise InputError(f"{self.folder} has no checkpoint yet; train it first")
-        return rows, nodes
+        raise InputError(f"{self.folder} has no checkpoint yet; train it first")
 
     @property
     def score(self) -> Ranking:
@@ -144,17 +140,17 @@ class RunFolder:
             return own
         return _followed_by(own, records_of(parts_of(self.folder)))
 
-    def newest(self) -> Saved:
+    def newest(self) -> Checkpoint | None:
         """The newest checkpoint, of the whole run or of its processes, whichever is newer."""
         whole = checkpoints.newest(self.folder / "checkpoint")
-        rows, epoch, nodes = newest_of_parts(self.folder)
-        older = whole is not None and whole[1].epochs >= epoch
-        if older or epoch == 0 or nodes != list(range(self.experiment.resolved.nodes)):
+        joined, nodes = newest_of_parts(self.folder)
+        older = joined is None or (whole is not None and whole.epochs >= joined.epochs)
+        if joined is None or older or nodes != list(range(self.experiment.resolved.nodes)):
             return whole
-        self.take_over([record for record in records_of(parts_of(self.folder)) if record["epoch"] <= epoch])
-        return rows, checkpoints.Progress(epoch, (self.folder / "metrics.jsonl").stat().st_size)
+        self.take_over([record for record in records_of(parts_of(self.folder)) if record["epoch"] <= joined.epochs])
+        return replace(joined, metrics=(self.folder / "metrics.jsonl").stat().st_size)
 
-    def newest_locked(self) -> Saved:
+    def newest_locked(self) -> Checkpoint | None:
         """The newest checkpoint; raise InputError if processes still train in the folder."""
         if not (self.folder / "parts").exists():
             return self.newest()
@@ -185,14 +181,14 @@ class RunFolder:
         """Create the folder and write experiment.json."""
         write_json(self.folder / "experiment.json", stored(self.experiment))
 
-    def begin(self, progress: checkpoints.Progress | None) -> None:
+    def begin(self, saved: Checkpoint | None) -> None:
         """Create the folder, or truncate the records to the checkpoint that the run resumes from."""
         self.describe()
-        path, kept = self.folder / "metrics.jsonl", progress.metrics if progress else 0
-        if progress and (not path.exists() or path.stat().st_size < kept):
+        path, kept = self.folder / "metrics.jsonl", saved.metrics if saved else 0
+        if saved and (not path.exists() or path.stat().st_size < kept):
             warnings.warn(f"{path} has lost records; the run continues without them", stacklevel=2)
             records = cast(list[Record], read_epochs(path))
-            self.rewrite([record for record in records if record["epoch"] <= progress.epochs])
+            self.rewrite([record for record in records if record["epoch"] <= saved.epochs])
             return
         try:
             with open(path, "ab") as metrics:
@@ -213,11 +209,10 @@ class RunFolder:
         """Add an epoch's record."""
         append_line(self.folder / "metrics.jsonl", record)
 
-    def checkpoint(self, rows: dict[str, Tensor], epochs: int) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """Save a checkpoint to resume from."""
         size = (self.folder / "metrics.jsonl").stat().st_size
-        progress = checkpoints.Progress(epochs, size, self.experiment.resolved.external)
-        checkpoints.save(self.folder / "checkpoint", rows, progress)
+        checkpoints.save(self.folder / "checkpoint", replace(checkpoint, metrics=size))
 
     def finish(self, status: str, facts: dict[str, Any]) -> None:
         """Write the summary: the status, the last and the best test, and further facts."""
