@@ -17,8 +17,8 @@ from federations import Sites
 
 from quasiglobal.peers.edge import HEADER
 from quasiglobal.runs import checkpoints
+from quasiglobal.runs.building import data_of
 from quasiglobal.runs.export import export
-from quasiglobal.runs.loading import data_of
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts

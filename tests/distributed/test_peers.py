@@ -13,8 +13,8 @@ from quasiglobal.cli import share
 from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.agreement import agreement
+from quasiglobal.runs.building import data_of
 from quasiglobal.runs.export import export
-from quasiglobal.runs.loading import data_of
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts

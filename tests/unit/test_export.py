@@ -8,8 +8,7 @@ from small_runs import SHORT, settled
 
 import quasiglobal as qg
 from quasiglobal.data.sources import load
-from quasiglobal.runs.export import export
-from quasiglobal.runs.exported import read, save
+from quasiglobal.runs.export import export, read, save
 from quasiglobal.runs.local import train
 
 

@@ -13,8 +13,7 @@ from quasiglobal.data.randomness import seeded
 from quasiglobal.errors import InputError
 from quasiglobal.models.language import language_model, recompute
 from quasiglobal.runs import local as runs
-from quasiglobal.runs.export import export
-from quasiglobal.runs.exported import read, save
+from quasiglobal.runs.export import export, read, save
 from quasiglobal.runs.options import Options
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.routes import OneByOne, Vectorised

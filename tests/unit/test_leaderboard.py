@@ -30,7 +30,7 @@ from quasiglobal.reproduction.leaderboard.summary import (
     refresh,
 )
 from quasiglobal.reproduction.report.formats import markdown
-from quasiglobal.runs.loading import data_for
+from quasiglobal.runs.building import data_for
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import find_runs
 from quasiglobal.runs.tuning import FACTOR

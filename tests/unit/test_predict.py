@@ -17,12 +17,10 @@ import quasiglobal as qg
 from quasiglobal.cli import share
 from quasiglobal.data.sources import load
 from quasiglobal.runs import standalone
-from quasiglobal.runs.export import export
-from quasiglobal.runs.exported import read, save
+from quasiglobal.runs.export import export, read, save, score
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.predict import predict
-from quasiglobal.runs.score import score
 from quasiglobal.runs.standalone import save_folder
 from quasiglobal.training.experiment import Experiment
 

@@ -16,10 +16,8 @@ from quasiglobal.cli import share
 from quasiglobal.data.readers.tables import read_texts
 from quasiglobal.data.sources import Examples
 from quasiglobal.errors import InputError
-from quasiglobal.runs.building import make_task
-from quasiglobal.runs.export import export
-from quasiglobal.runs.exported import save
-from quasiglobal.runs.loading import data_of
+from quasiglobal.runs.building import data_of, make_task
+from quasiglobal.runs.export import export, save
 from quasiglobal.runs.local import train
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.standalone import save_folder

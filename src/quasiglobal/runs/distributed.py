@@ -19,7 +19,7 @@ from quasiglobal.peers.rendezvous import all_gather, join
 from quasiglobal.runs.agreement import refuse_faults, trust_of
 from quasiglobal.runs.assembly import Assembly, tidied
 from quasiglobal.runs.attempts import end_attempt, ending, seat_in
-from quasiglobal.runs.loading import task_of
+from quasiglobal.runs.building import task_of
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.own_objects import check_objects, identified
 from quasiglobal.runs.participant import Participant, Seat

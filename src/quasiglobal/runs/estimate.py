@@ -14,8 +14,7 @@ import torch
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.data.shards import Blank, Shards, undecoded
 from quasiglobal.runs.agreement import agreement, has_own_data, stand_in
-from quasiglobal.runs.building import model_of
-from quasiglobal.runs.loading import task_of
+from quasiglobal.runs.building import model_of, task_of
 from quasiglobal.runs.memory import bytes_of_data, enough_memory, fewer, runs_that_fit, trial
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.store import folders_of

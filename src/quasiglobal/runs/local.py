@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from quasiglobal.runs.building import task_of
 from quasiglobal.runs.callbacks import (
     KeepBest,
     SaveCheckpoints,
@@ -17,7 +18,6 @@ from quasiglobal.runs.callbacks import (
     facts,
 )
 from quasiglobal.runs.grouping import Entering, Newest, Waiting, queues
-from quasiglobal.runs.loading import task_of
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.own_objects import check_objects, identified
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unwatched

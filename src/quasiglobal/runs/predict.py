@@ -16,8 +16,8 @@ from quasiglobal.data.readers import folders, unlabelled
 from quasiglobal.data.readers.tables import SUFFIXES
 from quasiglobal.data.sources import MEMORY_LIMIT, SOURCES, TEXT_SOURCES, DataName, Dataset, Examples
 from quasiglobal.errors import InputError
-from quasiglobal.runs.exported import Exported
-from quasiglobal.runs.loading import as_tokens, data_of
+from quasiglobal.runs.building import as_tokens, data_of
+from quasiglobal.runs.export import Exported
 
 AT_ONCE = 256
 """Image files that are read together."""

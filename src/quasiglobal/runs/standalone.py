@@ -20,7 +20,7 @@ from quasiglobal.common.files import write_json
 from quasiglobal.data.readers.folders import SIDE
 from quasiglobal.errors import InputError
 from quasiglobal.models.language import LanguageModel, tokenizer_of
-from quasiglobal.runs.exported import LANGUAGE, WEIGHTS, Exported, save
+from quasiglobal.runs.export import LANGUAGE, WEIGHTS, Exported, save
 from quasiglobal.training.experiment import Experiment
 
 TERMS, PROGRAM, ONNX = "model.json", "model.pt2", "model.onnx"
