@@ -19,7 +19,7 @@ from quasiglobal.peers.edge import HEADER
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.building import data_of
 from quasiglobal.runs.export import export
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
@@ -36,7 +36,7 @@ IMPATIENT = (str(Path(__file__).parent / "impatient.py"),)
 def same_as_the_simulator(folder, nodes=range(4), **how):
     """Assert that the sites have the models that the simulator gets from the data of all."""
     pooled = {"data": f"folder:{folder / 'all.npz'}", "partition": "by:owner", **how}
-    (simulated,) = train(
+    (simulated,) = simulate(
         Experiment(**{**from_toml(folder / "experiment.toml").__dict__, **pooled}), Options(runs=folder / "runs")
     )
     rows = checkpoints.newest(simulated.folder / "checkpoint").rows

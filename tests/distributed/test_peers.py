@@ -15,7 +15,7 @@ from quasiglobal.runs import checkpoints
 from quasiglobal.runs.agreement import agreement
 from quasiglobal.runs.building import data_of
 from quasiglobal.runs.export import export
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
@@ -41,7 +41,7 @@ def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owner
 
     pooled = {"data": f"folder:{tmp_path / 'all.npz'}", "partition": "by:owner"}
     whole = {**from_toml(tmp_path / "experiment.toml").__dict__, **pooled}
-    (simulated,) = train(Experiment(**whole), Options(runs=tmp_path / "runs"))
+    (simulated,) = simulate(Experiment(**whole), Options(runs=tmp_path / "runs"))
     found = checkpoints.newest(simulated.folder / "checkpoint")
     assert found is not None
     for k in range(4):

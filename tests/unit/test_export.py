@@ -9,13 +9,13 @@ from small_runs import SHORT, settled
 import quasiglobal as qg
 from quasiglobal.data.sources import load
 from quasiglobal.runs.export import export, read, save
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 
 
 @pytest.mark.parametrize("bn", ["shared", "local"])
 def test_an_exported_model_scores_as_its_node_did(tmp_path, bn):
     data = load("digits")
-    (run,) = train(replace(SHORT, model="cnn", norm="bn", bn=bn, lr=0.02), settled(tmp_path))
+    (run,) = simulate(replace(SHORT, model="cnn", norm="bn", bn=bn, lr=0.02), settled(tmp_path))
     scores = []
     for node in range(4):
         save(export(run, str(node)), tmp_path / "model.safetensors")
@@ -32,7 +32,7 @@ def test_an_exported_model_scores_as_its_node_did(tmp_path, bn):
 
 
 def test_a_bad_export_is_one_sentence(tmp_path):
-    (run,) = train(replace(SHORT, epochs=1), settled(tmp_path))
+    (run,) = simulate(replace(SHORT, epochs=1), settled(tmp_path))
     with pytest.raises(qg.InputError, match="node must be average or one of 0 to 3, got '4'"):
         export(run, "4")
     (tmp_path / "junk").write_bytes(b"junk")

@@ -240,7 +240,7 @@ def test_a_probability_is_in_its_range(name, value):
 
 def test_processes_do_not_simulate_faults(tmp_path):
     with pytest.raises(qg.InputError, match="use --engine simulator"):
-        distributed.train(Experiment(drop=0.1), Options(runs=tmp_path, engine="distributed"))
+        distributed.train_over_processes(Experiment(drop=0.1), Options(runs=tmp_path, engine="distributed"))
 
 
 # -------------------------------------------------------------------------------------------------------- training

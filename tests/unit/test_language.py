@@ -254,7 +254,7 @@ def test_what_is_frozen_is_nobodys_row_and_the_same_for_all_seeds(tmp_path, trai
 def test_an_exported_model_has_what_was_trained_and_scores_as_its_node_did(tmp_path, train):
     names = tuple(map(str, range(CLASSES)))
     chosen = experiment(write_model(tmp_path / "model"), train=train, precision="fp32", classes=names, shape=(16,))
-    (run,) = runs.train(chosen, Options(runs=tmp_path, device="cpu"), task=task(chosen))
+    (run,) = runs.simulate(chosen, Options(runs=tmp_path, device="cpu"), task=task(chosen))
     data = dataset()
     scores = []
     for node in range(4):

@@ -18,7 +18,7 @@ from quasiglobal.data.sources import Examples
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import data_of, make_task
 from quasiglobal.runs.export import export, save
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.standalone import save_folder
 from quasiglobal.runs.store import read_run
@@ -106,7 +106,7 @@ def trained_on_texts(tmp_path):
         data=f"csv:{tmp_path}/mine", model=write_reader(tmp_path / "reader"), pretrained=False, topology="ring:3",
         partition="iid", algorithm="dadam", epochs=4, batch=10, lr=0.01, milestones=(), shape=(16,), eval_every=4,
     )
-    (run,) = train(chosen, Options(runs=tmp_path / "runs", device="cpu"))
+    (run,) = simulate(chosen, Options(runs=tmp_path / "runs", device="cpu"))
     return run
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from quasiglobal.api.progress import progress
 from quasiglobal.api.trained import Trained, TrainedRun
 from quasiglobal.errors import InputError
-from quasiglobal.runs import distributed, in_memory, local
+from quasiglobal.runs import distributed, local
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import folders_of
 from quasiglobal.training.experiment import Experiment
@@ -27,17 +27,17 @@ def trained(task: Task, experiment: Experiment, options: Options, callbacks: Seq
     if options.engine == "distributed":
         if not keep:
             return _told(_over_processes_without_folder(task, experiment, options, callbacks))
-        distributed.train(experiment, options, task=task, callbacks=callbacks, wait=True)
+        distributed.train_over_processes(experiment, options, task=task, callbacks=callbacks, wait=True)
         return _told(_from_folders(task, experiment, options))
     with progress(experiment) as bar:
         if not keep:
-            found = in_memory.train(task, experiment, options, [*callbacks, bar])
+            found = local.simulate_in_memory(task, experiment, options, [*callbacks, bar])
             return _told(Trained([
                 TrainedRun(records, one, task, partial(dict, rows), status) for one, records, rows, status in found
             ]))
         _tell_of_early_ends(experiment, options)
         try:
-            local.train(experiment, options, task=task, callbacks=[*callbacks, bar])
+            local.simulate(experiment, options, task=task, callbacks=[*callbacks, bar])
         except local.Stopped:
             warnings.warn("stopped by Ctrl-C; the same call resumes", stacklevel=3)
     return _told(_from_folders(task, experiment, options))
@@ -51,7 +51,7 @@ def _over_processes_without_folder(
         raise InputError("processes on several machines need runs=…, a folder that all of them share")
     name = f"quasiglobal-{os.environ.get('MASTER_PORT', '')}-{experiment.hash}"
     there = replace(options, runs=Path(tempfile.gettempdir()) / name)
-    distributed.train(experiment, there, task=task, callbacks=callbacks, wait=True, temporary=True)
+    distributed.train_over_processes(experiment, there, task=task, callbacks=callbacks, wait=True, temporary=True)
     found = Trained([run.in_memory() for run in _from_folders(task, experiment, there).runs])
     distributed.wait_for_all(experiment, options)           # all have read the folder
     shutil.rmtree(there.runs, ignore_errors=True)

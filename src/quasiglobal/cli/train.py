@@ -36,7 +36,7 @@ def train(command: Train, words: Sequence[str]) -> None:
         console.print(schedule_in_words(experiment))
     with watcher(options.log) as watch:
         if options.engine == "distributed":
-            runs = distributed.train(experiment, options, watch)
+            runs = distributed.train_over_processes(experiment, options, watch)
         else:
             runs = sweep([experiment], options, watch)
     for folder in finished:

@@ -21,9 +21,8 @@ from quasiglobal.runs.assembly import Assembly, tidied
 from quasiglobal.runs.attempts import end_attempt, ending, seat_in
 from quasiglobal.runs.building import task_of
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.own_objects import check_objects, identified
 from quasiglobal.runs.participant import Participant, Seat
-from quasiglobal.runs.store import Run, Watcher, folders_of, unwatched
+from quasiglobal.runs.store import Run, Watcher, unchanged_folders, unwatched
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
@@ -31,7 +30,7 @@ GRACE = 60.0
 """Minimum timeout in seconds for processes to wait for each other at the start and at the end."""
 
 
-def train(
+def train_over_processes(
     experiment: Experiment,
     options: Options,
     watch: Watcher = unwatched,
@@ -52,10 +51,7 @@ def train(
     meeting, rank, size = join(patience)
     _check_alike(meeting, experiment, rank, size, patience)
     store, seat = seat_in(experiment, Meeting(meeting, experiment.hash), rank, size)
-    folders = folders_of(identified(experiment), options)
-    for folder in folders:
-        folder.check_topology()
-        check_objects(folder)
+    folders = unchanged_folders(experiment, options)
     runs = [folder for folder in folders if folder.read_summary() is None]
     if runs:
         first = not store.check([f"tidied/{rank}"])         # else an earlier start of this process got this far
@@ -116,7 +112,7 @@ def _train_share(
     here = [one for one in callbacks if getattr(one, "everywhere", False)]
     of_all = [one for one in callbacks if one not in here]
     assembly = Assembly(runs, everybody, board[0] if board else None, patience, of_all)
-    ended = mine.train(watch, *here, *([assembly] if seat.rank == 0 else []), shared=True)
+    ended = mine.run(watch, *here, *([assembly] if seat.rank == 0 else []), shared=True)
     if not ended:
         end_attempt(store)
         mine.engine.close()

@@ -68,11 +68,12 @@ def prepare(experiment: Experiment, options: Options) -> tuple[Task, list[Experi
 
 def estimate(task: Task, experiments: Sequence[Experiment], options: Options) -> Estimate:
     """Run a few steps of what `prepare` returns, with as many runs at a time as `train`; warn of likely problems."""
-    device, how = choose_device(options.device), options.of_program
-    most, found = runs_that_fit(task, experiments, device, **how), list[Estimate]()
+    device, found = choose_device(options.device), list[Estimate]()
+    most = runs_that_fit(task, experiments, options)
 
     def measure(together: Sequence[Experiment]) -> None:
-        found.append(_estimate(Program(task, together, device, **how), len(experiments), options.runs))
+        program = Program(task, together, device, **options.of_program)
+        found.append(_estimate(program, len(experiments), options.runs))
 
     while not enough_memory(measure, experiments[:most]):
         release(device)

@@ -18,11 +18,10 @@ from quasiglobal.peers.sites import SiteOpener
 from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_between_sites, trust_of
 from quasiglobal.runs.attempts import ending, seat_in
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.own_objects import check_objects, identified
 from quasiglobal.runs.participant import Participant, Seat
 from quasiglobal.runs.prometheus import Prometheus
 from quasiglobal.runs.result import give, has_result, offer, take
-from quasiglobal.runs.store import Run, RunFolder, Watcher, unwatched
+from quasiglobal.runs.store import Run, RunFolder, Watcher, unchanged_folders, unwatched
 from quasiglobal.training.experiment import Experiment
 
 log = logging.getLogger("quasiglobal")
@@ -65,12 +64,10 @@ def train_node(
     `metrics` is the PORT or HOST:PORT where Prometheus finds them. In a federation, neighbours that missed the end can
     fetch the model for `linger` seconds, and a node whose neighbours have all ended fetches the model of one of them.
     """
-    experiment = identified(agreement(experiment))
-    node = _number(place)
+    experiment, node = agreement(experiment), _number(place)
     n = check_node(experiment, node)
-    run = RunFolder.of(experiment, options.runs)
-    run.check_topology()
-    check_objects(run)
+    (run,) = unchanged_folders(experiment, options)
+    experiment = run.experiment
     if isinstance(place, InFederation):
         refuse_between_sites(experiment)
     usual = SUGGESTED if isinstance(place, InFederation) else math.inf
@@ -101,7 +98,7 @@ def train_node(
             if max(mine.saved) or mine.engine.members.step_of_others:
                 mine.rejoin()
         board = mine.board()
-        ended = mine.train(watch, page, *(board[1:] if board else ()), shared=False)
+        ended = mine.run(watch, page, *(board[1:] if board else ()), shared=False)
         missing = mine.engine.members.missing
         mine.engine.close()
         if not ended:

@@ -6,7 +6,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypedDict, get_type_hints
 
 import torch
 
@@ -82,11 +82,17 @@ class Options:
         if self.on == "ray" and self.engine == "distributed":
             raise InputError("--on ray runs whole experiments; use it without --engine distributed")
 
-
     @property
-    def of_program(self) -> dict[str, Any]:
+    def of_program(self) -> ProgramOptions:
         """The options of `training.program.Program`."""
         return {"recomputing": self.recompute, "workers": self.workers}
+
+
+class ProgramOptions(TypedDict):
+    """Arguments of `training.program.Program`."""
+
+    recomputing: bool
+    workers: int
 
 
 def split_options(values: dict[str, Any], source: str) -> tuple[dict[str, Any], Options]:

@@ -101,7 +101,7 @@ class Participant:
                 locks.enter_context(alone(part.folder))
             yield
 
-    def train(self, watch: Watcher, *further: Any, shared: bool) -> bool:
+    def run(self, watch: Watcher, *further: Any, shared: bool) -> bool:
         """Train to the end with the other processes; return False if Ctrl-C, here or elsewhere, stopped it before.
 
         `shared`: whether all processes share the run folder, so that they save and stop after the same epoch.

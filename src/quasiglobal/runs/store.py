@@ -9,20 +9,23 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from quasiglobal.common.files import alone, append_line, read_epochs, read_json, write_json, write_lines
+from quasiglobal.common.fingerprint import fingerprint
+from quasiglobal.common.objects import Named, facts_of, imported, is_path
+from quasiglobal.data.sources import DataName
 from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.best import kept_in
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts, parts_of, records_of
 from quasiglobal.training.experiment import Experiment, from_mapping, setting, stored
-from quasiglobal.training.metrics import Ranking, Record, last_and_best, ranking
+from quasiglobal.training.metrics import Ranking, Record, facts_of_metric, last_and_best, ranking
 from quasiglobal.training.rows import Checkpoint, NamedRows
 
 
@@ -161,19 +164,29 @@ class RunFolder:
         """Lock the folder; raise InputError if another command trains in it."""
         return alone(self.folder)
 
-    def check_topology(self) -> None:
-        """Raise InputError if the file or code that defines the graph has changed since the run was saved."""
+    def check_unchanged(self) -> None:
+        """Raise InputError if the graph of a file, or an object named by its path, has changed since the training."""
         mine = self.experiment.resolved.external
-        if not mine:
-            return
-        places = [self.folder / "checkpoint", *self.folder.glob("parts/*/checkpoint")]
-        summary = self.read_summary()
-        theirs = set().union(*map(checkpoints.topologies, places), {summary.topology or ""} if summary else ())
-        if theirs - {mine, ""}:
-            raise InputError(
-                f"{self.experiment.topology} is another graph than {self.folder} was trained on; restore that graph, "
-                "or train into another --runs folder"
-            )
+        if mine:
+            places = [self.folder / "checkpoint", *self.folder.glob("parts/*/checkpoint")]
+            summary = self.read_summary()
+            theirs = set().union(*map(checkpoints.topologies, places), {summary.topology or ""} if summary else ())
+            if theirs - {mine, ""}:
+                raise InputError(
+                    f"{self.experiment.topology} is another graph than {self.folder} was trained on; restore that "
+                    "graph, or train into another --runs folder"
+                )
+        for what, text in _paths(self.experiment):
+            digest = facts_of(text).get("digest")
+            try:
+                before = read_json(self.folder / "experiment.json")["objects"][text]["digest"]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            if digest is not None and before != digest:
+                raise InputError(
+                    f"{text} is another {what} than {self.folder} was trained with; restore it, or train into another "
+                    "--runs folder"
+                )
 
     # -------------------------------------------------------------------------------------------- writing
 
@@ -262,6 +275,38 @@ def folders_of(experiment: Experiment, options: Options) -> list[RunFolder]:
     if options.runs.is_file():
         raise InputError(f"{options.runs} is a file; name a folder for the runs")
     return [RunFolder.of(experiment.with_seed(experiment.seed + k), options.runs) for k in range(options.seeds)]
+
+
+def unchanged_folders(experiment: Experiment, options: Options) -> list[RunFolder]:
+    """The folder of each seed, to train in; raise InputError if it was trained with other objects than named now."""
+    found = folders_of(_identified(experiment), options)
+    for folder in found:
+        folder.check_unchanged()
+    return found
+
+
+def _identified(experiment: Experiment) -> Experiment:
+    """The same experiment; the texts that name objects by their paths carry the digest of the objects' content."""
+    found = {}
+    for what, text in _paths(experiment):
+        with suppress(InputError):                          # a finished run is readable without its code
+            further = facts_of_metric(text) if what == "metric" else {}
+            found[text] = Named(text, None, {"digest": fingerprint(imported(text, what))} | further)
+
+    def named(text: str) -> str:
+        return found.get(text, text)
+
+    return replace(
+        experiment, data=named(experiment.data), model=named(experiment.model), loss=named(experiment.loss),
+        metric=tuple(map(named, experiment.metric)),
+    )
+
+
+def _paths(one: Experiment) -> Iterator[tuple[str, str]]:
+    """What each path in an experiment names, and the path."""
+    data = [one.data] if DataName.parse(one.data).kind == "python" else []
+    for what, texts in (("model", [one.model]), ("loss", [one.loss]), ("metric", one.metric), ("data set", data)):
+        yield from ((what, text) for text in texts if is_path(text))
 
 
 @dataclass(frozen=True)
