@@ -23,28 +23,10 @@ from typing import Any
 from quasiglobal.common.files import write_csv
 from quasiglobal.errors import InputError
 from quasiglobal.runs.best import KeepBest
-from quasiglobal.runs.tensorboard import EventFiles
+from quasiglobal.runs.callbacks import TensorBoard
 from quasiglobal.training.metrics import Ranking, Record, number, tests
 
 __all__ = ["CSV", "EarlyStopping", "KeepBest", "MLflow", "TensorBoard", "WandB"]
-
-
-class TensorBoard:
-    """Writes every number of the records for TensorBoard: into each run folder, or into `folder`."""
-
-    def __init__(self, folder: str | os.PathLike[str] = "tensorboard") -> None:
-        """`folder` is used if the training has no run folders."""
-        self.folder = Path(folder)
-        self._files = EventFiles()
-
-    def on_epoch(self, run: Any) -> None:
-        """Write the epoch's records."""
-        for k, record in run.latest.items():
-            self._files.write(run.folders[k] if run.folders else self.folder / _name(run, k), record)
-
-    def on_end(self, run: Any) -> None:
-        """Close the files."""
-        self._files.close()
 
 
 class CSV:

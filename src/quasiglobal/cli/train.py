@@ -10,9 +10,8 @@ from quasiglobal.cli.arguments import ExperimentCommand, parsed
 from quasiglobal.cli.tables import comparison
 from quasiglobal.cli.terminal import console, log_as, watcher
 from quasiglobal.peers.rendezvous import launched, spread
-from quasiglobal.runs import distributed
 from quasiglobal.runs.agreement import refuse_faults
-from quasiglobal.runs.launch import launch
+from quasiglobal.runs.distributed import launch, train_over_processes
 from quasiglobal.runs.store import Run, folders_of
 from quasiglobal.runs.sweep import sweep
 from quasiglobal.training.experiment import Experiment
@@ -36,7 +35,7 @@ def train(command: Train, words: Sequence[str]) -> None:
         console.print(schedule_in_words(experiment))
     with watcher(options.log) as watch:
         if options.engine == "distributed":
-            runs = distributed.train_over_processes(experiment, options, watch)
+            runs = train_over_processes(experiment, options, watch)
         else:
             runs = sweep([experiment], options, watch)
     for folder in finished:

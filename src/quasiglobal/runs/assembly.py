@@ -13,11 +13,10 @@ from torch import nn
 from quasiglobal.common.files import alone
 from quasiglobal.errors import InputError
 from quasiglobal.peers.gloo import until
-from quasiglobal.runs.callbacks import facts
+from quasiglobal.runs.callbacks import TensorBoard, facts
 from quasiglobal.runs.parts import Part, joined_checkpoint, parts_of, records_of, stacked
 from quasiglobal.runs.saving import plan_path
 from quasiglobal.runs.store import RunFolder
-from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.metrics import Record, RecordList
 from quasiglobal.training.program import Program
@@ -68,7 +67,7 @@ class Assembly(Callback):
         self,
         runs: Sequence[RunFolder],
         parts: Sequence[Sequence[Part]],
-        board: EventFiles | None,
+        board: TensorBoard | None,
         patience: float,
         callbacks: Sequence[Any] = (),
     ) -> None:

@@ -14,21 +14,14 @@ import torch
 
 from quasiglobal.common.objects import is_own
 from quasiglobal.data.batches import step_sizes
+from quasiglobal.runs.best import KeepBest
 from quasiglobal.runs.building import task_of
-from quasiglobal.runs.callbacks import (
-    KeepBest,
-    SaveCheckpoints,
-    Watch,
-    WriteRecords,
-    WriteSummaries,
-    WriteTensorBoard,
-    WriteUtilisation,
-    facts,
-)
+from quasiglobal.runs.callbacks import TensorBoard, Watch, WriteRecords, WriteSummaries, facts
 from quasiglobal.runs.memory import enough_memory, fewer, runs_that_fit
 from quasiglobal.runs.options import Options, choose_device
+from quasiglobal.runs.saving import SaveCheckpoints
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unchanged_folders, unwatched
-from quasiglobal.runs.tensorboard import EventFiles
+from quasiglobal.runs.utilisation import WriteUtilisation
 from quasiglobal.stacked.capture import release
 from quasiglobal.training.callbacks import Interrupts, patient_interrupts
 from quasiglobal.training.experiment import Experiment, program_key, step_order
@@ -63,7 +56,7 @@ def simulate(
         run = folder.read()
         if run.summary is not None and not run.begun:
             folder.describe()                               # `find_runs` needs experiment.json
-    board = EventFiles() if options.tensorboard else None
+    board = [TensorBoard()] if options.tensorboard else []
     device = choose_device(options.device)
     saved = _unfinished(dict.fromkeys(folders))
 
@@ -89,8 +82,6 @@ def simulate(
 
     for waiting in queues(saved, task_for, options):
         waiting.train_groups(train_group, _unfinished)
-    if board:
-        board.close()
     return [folder.read() for folder in folders]
 
 
@@ -253,7 +244,7 @@ def _train_together(
     entered: list[RunFolder],
     options: Options,
     watch: Watcher,
-    board: EventFiles | None,
+    board: Sequence[TensorBoard],
     callbacks: Sequence[object],
 ) -> None:
     """Train runs as rows of one program, and waiting runs in the rows of those that end; `entered` gets all of them.
@@ -265,15 +256,12 @@ def _train_together(
         first = [queue.enter(run) for run in group]
         if any(one.saved for one in first):
             program.regroup(program.experiments, [one.saved for one in first])
-        further: list[object] = [WriteTensorBoard(queue.runs, board)] if board else []
-        if options.keep_best:
-            further.append(KeepBest())
-        if options.utilisation:
-            further.append(WriteUtilisation(options.utilisation))
+        best = [KeepBest()] if options.keep_best else []
+        used = [WriteUtilisation(options.utilisation)] if options.utilisation else []
         Loop(
             program,
             [
-                WriteRecords(queue.runs), *further, Watch(queue.runs, watch), *callbacks,
+                WriteRecords(queue.runs), *board, *best, *used, Watch(queue.runs, watch), *callbacks,
                 SaveCheckpoints(queue.runs, options.checkpoint_seconds, noted), WriteSummaries(queue.runs),
             ],
             folders=[one.folder for one in first],

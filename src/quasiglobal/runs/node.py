@@ -16,9 +16,9 @@ from quasiglobal.peers.rendezvous import meet, spread
 from quasiglobal.peers.site import SiteFolder
 from quasiglobal.peers.sites import SiteOpener
 from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_between_sites, trust_of
-from quasiglobal.runs.attempts import ending, seat_in
+from quasiglobal.runs.callbacks import TensorBoard
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.participant import Participant, Seat
+from quasiglobal.runs.participant import Participant, Seat, ending, seat_in
 from quasiglobal.runs.prometheus import Prometheus
 from quasiglobal.runs.result import give, has_result, offer, take
 from quasiglobal.runs.store import Run, RunFolder, Watcher, unchanged_folders, unwatched
@@ -97,8 +97,8 @@ def train_node(
                 return run.read()
             if max(mine.saved) or mine.engine.members.step_of_others:
                 mine.rejoin()
-        board = mine.board()
-        ended = mine.run(watch, page, *(board[1:] if board else ()), shared=False)
+        board = [TensorBoard()] if options.tensorboard else []
+        ended = mine.run(watch, page, *board, shared=False)
         missing = mine.engine.members.missing
         mine.engine.close()
         if not ended:
