@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import File, Json, call
-from quasiglobal.cli.listing import Listing
+from quasiglobal.cli.tables import Listing
 from quasiglobal.cli.terminal import console, print_json, say_written
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.peers import federation_file, requests

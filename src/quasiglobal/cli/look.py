@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quasiglobal.cli.arguments import File, Folders, Json, RunArgument, RunsFolder, call, store_at
-from quasiglobal.cli.listing import Listing, Values
-from quasiglobal.cli.tables import comparison, models_in_words
+from quasiglobal.cli.tables import Listing, Values, comparison, models_in_words
 from quasiglobal.cli.terminal import say_written, size_in_words, time_in_words
 from quasiglobal.common.files import markdown_table
 from quasiglobal.errors import InputError, unknown

@@ -12,8 +12,7 @@ from rich.table import Table
 from tyro.conf import UseAppendAction, arg
 
 from quasiglobal.cli.arguments import ExperimentCommand, Json, only_simulated, parsed
-from quasiglobal.cli.listing import facts_table
-from quasiglobal.cli.tables import comparison, topology_facts, topology_values
+from quasiglobal.cli.tables import comparison, facts_table, topology_facts, topology_values
 from quasiglobal.cli.terminal import (
     console,
     log_as,

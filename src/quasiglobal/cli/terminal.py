@@ -17,8 +17,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from quasiglobal.cli import discard_output
-from quasiglobal.cli.wrapping import wrapped
+from quasiglobal.cli import discard_output, wrapped
 from quasiglobal.common.files import as_line, finite
 from quasiglobal.common.progress import showing
 from quasiglobal.runs.store import RunFolder, Watcher

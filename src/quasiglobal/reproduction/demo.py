@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quasiglobal.cli.arguments import Folder, Json, call
-from quasiglobal.cli.listing import Listing
+from quasiglobal.cli.tables import Listing
 from quasiglobal.cli.terminal import console, print_json, progress_bar, say_written
 from quasiglobal.common.files import write_csv
 from quasiglobal.runs import plots

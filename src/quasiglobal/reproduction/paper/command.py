@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import Around, Folder, Json, call, only_simulated, store_at
-from quasiglobal.cli.listing import Listing, Values
+from quasiglobal.cli.tables import Listing, Values
 from quasiglobal.cli.terminal import (
     WIDE,
     console,
