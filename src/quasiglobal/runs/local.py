@@ -104,7 +104,7 @@ def simulate_in_memory(
             rows = diverged.models[k] if k in diverged.models else models_of(loop.rows_of(k))
             found[run.experiment] = loop.runs[k], rows, loop.ends.get(k, "unfinished")
         if loop.interrupted and not loop.ended:
-            warnings.warn(f"stopped by Ctrl-C after epoch {loop.epoch} of {experiment.epochs}", stacklevel=6)
+            warnings.warn(f"stopped by Ctrl-C after epoch {loop.epoch} of {experiment.epochs}", stacklevel=7)
 
     with patient_interrupts() as noted:
         for waiting in queues(dict.fromkeys(folders), lambda one: task, options):
