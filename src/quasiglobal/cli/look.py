@@ -32,8 +32,8 @@ def runs(folder: RunsFolder = Path("runs"), json: Json = False) -> None:
     found = store_at(folder).runs
     if not found:
         raise InputError(f"there are no runs in {folder}; name another folder, or create runs with `qg train`")
-    (title, *others) = {run.score.title for run in found}
-    scores = {run.folder.name: run.score for run in found}
+    scores = {run.folder.name: run.ranking() for run in found}
+    (title, *others) = {one.title for one in scores.values()}
 
     def score(row: Values) -> str:
         one = scores[row["run"]]
@@ -51,11 +51,11 @@ def runs(folder: RunsFolder = Path("runs"), json: Json = False) -> None:
 
 def _run_values(run: Run) -> dict[str, Any]:
     """A run as raw values."""
-    records, one = run.records(), run.experiment
-    last, best = (number(test, run.score.name) for test in last_and_best(records, one.metric))
+    records, one, metric = run.records(), run.experiment, run.ranking().name
+    last, best = (number(test, metric) for test in last_and_best(records, one.metric))
     return {
         "run": run.folder.name, "status": run.status, "epoch": len(records), "epochs": one.epochs,
-        "metric": run.score.name, "score": last, "best": best, "data": one.data, "model": one.model,
+        "metric": metric, "score": last, "best": best, "data": one.data, "model": one.model,
         "algorithm": one.algorithm, "topology": one.topology, "partition": one.partition,
         "alpha": one.alpha if one.uses_alpha else None, "lr": one.peak_lr, "seed": one.seed,
     }
@@ -106,12 +106,13 @@ MOST_CURVES = 12
 
 def _drawn(run: Run, metric: str | None) -> Ranking:
     """The score of a run, or the named entry of its records."""
+    score = run.ranking()
     if metric is None:
-        return run.score
+        return score
     entries = {name for record in run.records() for name in record}
     if metric not in entries:
         raise unknown("metric", metric, sorted(entries))
-    return replace(run.score if metric.startswith(run.score.name) else Ranking(percent=False), name=metric)
+    return replace(score if metric.startswith(score.name) else Ranking(percent=False), name=metric)
 
 
 def status(folder: RunArgument, json: Json = False) -> None:

@@ -113,7 +113,7 @@ def tune(command: Tune) -> None:
     else:
         _show_tuned(tuned, command.cap)
     if plot is not None:
-        plots.save_as(plots.draw_tuning(tuned.grid, tuned.scores, tuned.best, tuned.trials[tuned.best].score), plot)
+        plots.save_as(plots.draw_tuning(tuned.grid, tuned.scores, tuned.best, tuned.trials[tuned.best].ranking()), plot)
         say_written([plot])
 
 
@@ -122,7 +122,7 @@ def _tuned_values(tuned: tuning.Tuned) -> dict[str, Any]:
     def at(point: tuple[float, ...]) -> dict[str, float]:
         return dict(zip(tuned.grid, point, strict=True))
 
-    score = tuned.trials[tuned.best].score
+    score = tuned.trials[tuned.best].ranking()
     trials = [
         {**at(point), "score": number(run.summary.last if run.summary else None, score.name), "status": run.status,
          "run": str(run.folder)}
@@ -150,7 +150,7 @@ def _show_tuned(tuned: tuning.Tuned, cap: int) -> None:
 
 def _grid(tuned: tuning.Tuned) -> Table:
     """A table of the score at every point, with the best marked; of two names, the second is in the columns."""
-    score = tuned.trials[tuned.best].score
+    score = tuned.trials[tuned.best].ranking()
 
     def cell(point: tuple[float, ...]) -> str:
         reached = tuned.scores[point]

@@ -122,7 +122,7 @@ SCORES = ("score", "best", "worst_node", "averaged_model")
 
 def comparison(runs: Sequence[Run]) -> Listing:
     """One row per setting, mean ± std over its seeds."""
-    titles = {run.score.title for run in runs}
+    titles = {run.ranking().title for run in runs}
     title = titles.pop() if len(titles) == 1 else "score"
     best = "best, %" if title.endswith("%") else "best"
     headings = (title, best, "worst node", "averaged model")
@@ -141,7 +141,8 @@ def models_in_words(run: Run) -> str:
     """Lines about the models of a run besides the last: the best of each node, and where a fetched one is from."""
     lines = []
     for one in kept_in(run.folder):
-        value = "" if one.value is None else f", {run.score.name} {run.score.shown(one.value)}{'%' * run.score.percent}"
+        score = run.ranking()
+        value = "" if one.value is None else f", {score.name} {score.shown(one.value)}{'%' * score.percent}"
         lines.append(f"best model of node {one.node}: epoch {one.epoch}{value}")
     if run.summary and run.summary.fetched:
         lines.append("last model: that of node {node} ({site}), at step {step}".format(**run.summary.fetched))
@@ -150,7 +151,7 @@ def models_in_words(run: Run) -> str:
 
 def _compared(one: Setting) -> dict[str, Any]:
     """A setting as raw values; the scores are null if a seed diverged."""
-    values: dict[str, Any] = {"setting": one.label, "seeds": len(one.runs), "metric": one.runs[0].score.name}
+    values: dict[str, Any] = {"setting": one.label, "seeds": len(one.runs), "metric": one.score.name}
     for key, found in zip(SCORES, one.measured, strict=True):
         values |= {key: found and found.mean, f"{key}_std": found and found.std}
     return values | {"status": one.status, "runs": [str(run.folder) for run in one.runs]}

@@ -69,14 +69,14 @@ class Assembly(Callback):
         parts: Sequence[Sequence[Part]],
         board: TensorBoard | None,
         patience: float,
-        callbacks: Sequence[Any] = (),
+        callbacks: Sequence[object] = (),
     ) -> None:
         """`parts` has the parts of all processes for each run; `wait` takes at most `patience` seconds.
 
         The user's `callbacks` are called with the records of all nodes, once all processes have completed an epoch.
         """
         self.runs, self.parts, self.board, self.patience = runs, parts, board, patience
-        self.callbacks, self._steps = callbacks, [one for one in callbacks if hasattr(one, "on_step")]
+        self.callbacks = callbacks
         self._pending: list[int] = []
         self._shown = [0] * len(runs)
 
@@ -91,8 +91,7 @@ class Assembly(Callback):
         self._call("on_start")
 
     def on_step(self, loop: Loop) -> None:
-        for callback in self._steps:
-            callback.on_step(self._view)
+        self._call("on_step")
 
     def on_epoch(self, loop: Loop) -> None:
         if loop.tested:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,12 +25,13 @@ from quasiglobal.metrics import BUILT_IN
 from quasiglobal.models import build
 from quasiglobal.models.language import language_model, tokenizer_of, vocabulary_of
 from quasiglobal.runs.options import Options
+from quasiglobal.stacked.one_model import Loss
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.metrics import LOSS, imported_metric, ranking_of
 from quasiglobal.training.task import Task
 from quasiglobal.training.trial import made
 
-LOSSES: dict[str, Callable[..., Any]] = {
+LOSSES: dict[str, Loss] = {
     "cross-entropy": nn.functional.cross_entropy,
     "mse": nn.functional.mse_loss,
     "mae": nn.functional.l1_loss,
@@ -64,7 +65,7 @@ def make_task(experiment: Experiment, data: Dataset) -> Task:
     return task
 
 
-def loss_of(experiment: Experiment, data: Dataset) -> Callable[..., Any]:
+def loss_of(experiment: Experiment, data: Dataset) -> Loss:
     """The experiment's loss; by default cross-entropy for class numbers, else the mean squared error."""
     name = experiment.loss or ("cross-entropy" if data.classes else "mse")
     if name in LOSSES:

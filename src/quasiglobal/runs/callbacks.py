@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +13,7 @@ from quasiglobal.data.partition import fingerprint
 from quasiglobal.errors import InputError
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.training.loop import Callback, Loop
+from quasiglobal.training.metrics import Record
 from quasiglobal.training.program import Program
 
 if TYPE_CHECKING:
@@ -81,25 +82,25 @@ class TensorBoard:
             writer.close()
         self._writers.clear()
 
-    def write(self, folder: Path, record: Mapping[str, Any]) -> None:
+    def write(self, folder: Path, record: Record) -> None:
         """Add an epoch's record; the epochs of a resumed run replace earlier entries."""
         epoch = record["epoch"]
         if folder not in self._writers:
             self._writers[folder] = self._make(str(folder / "tensorboard"), purge_step=epoch)
         for name, value in record.items():
-            if name.endswith("_nodes"):
-                for node, own in enumerate(value):
+            if isinstance(value, list):
+                for node, own in enumerate(value if name.endswith("_nodes") else ()):
                     if own is not None:
                         self._writers[folder].add_scalar(f"{name}/{node}", own, epoch)
-            elif name not in ("epoch", "step") and value is not None and not isinstance(value, list):
+            elif name not in ("epoch", "step") and value is not None:
                 self._writers[folder].add_scalar(name, value, epoch)
         self._writers[folder].flush()
 
 
-def facts(program: Program, run: int) -> dict[str, Any]:
+def facts(program: Program, run: int) -> dict[str, object]:
     """Entries of a run's summary besides its scores."""
     features, weights = program.task.data.train.features, program.weights[run]
-    further = ({"features": list(features)} if features else {})
+    further: dict[str, object] = {"features": list(features)} if features else {}
     return further | ({} if weights is None else {"weights": weights.tolist()}) | {
         "parameters": program.layout.size,
         "partition": fingerprint(program.partitions[run]),

@@ -53,6 +53,7 @@ class Setting:
     label: str
     """The settings that vary between all compared runs."""
     runs: Sequence[Run]
+    score: Ranking
     named: bool = False
     """Whether the score has the metric's name before it."""
 
@@ -64,18 +65,17 @@ class Setting:
         """
         lasts = [run.summary.last for run in self.runs if run.summary]
         bests = [run.summary.best for run in self.runs if run.summary]
-        of = self.runs[0].score.name
+        of = self.score.name
         found = ((lasts, of), (bests, of), (lasts, f"{of}_worst"), (lasts, f"{of}_averaged"))
         return tuple(None if self.diverged else _mean_std(records, name) for records, name in found)
 
     @property
     def scores(self) -> tuple[str, ...]:
         """`measured` as text: mean ± std, or ⋆ if a seed diverged."""
-        score = self.runs[0].score
         if self.diverged:
             return (NOT_CONVERGED,) * len(self.measured)
-        last, *others = (_shown(found, score) for found in self.measured)
-        return f"{score.title} {last}" if self.named else last, *others
+        last, *others = (_shown(found, self.score) for found in self.measured)
+        return f"{self.score.title} {last}" if self.named else last, *others
 
     @property
     def diverged(self) -> bool:
@@ -94,9 +94,9 @@ def compared(runs: Sequence[Run], named: bool = False) -> list[Setting]:
     The score has the metric's name before it if the runs have different scores, or with `named`.
     """
     groups = group_by_seed(runs, lambda run: run.experiment)
-    named = named or len({run.score for run in runs}) > 1
+    named = named or len({run.ranking() for run in runs}) > 1
     return [
-        Setting(label, group, named)
+        Setting(label, group, group[0].ranking(), named)
         for label, group in sorted(groups.items(), key=lambda item: _order(item[1][0].experiment))
     ]
 

@@ -16,10 +16,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TypeVar
 
 from quasiglobal.errors import InputError
-from quasiglobal.peers.gloo import Meeting
+from quasiglobal.peers.gloo import Meeting, Store
 from quasiglobal.peers.rendezvous import all_gather, join, serve
 from quasiglobal.runs.agreement import refuse_faults, trust_of
 from quasiglobal.runs.assembly import Assembly, tidied
@@ -34,6 +34,8 @@ from quasiglobal.training.task import Task
 GRACE = 60.0
 """Minimum timeout in seconds for processes to wait for each other at the start and at the end."""
 
+Value = TypeVar("Value")
+
 RESTARTS = 3
 """Maximum number of restarts of killed processes, over all processes."""
 
@@ -43,7 +45,7 @@ def train_over_processes(
     options: Options,
     watch: Watcher = unwatched,
     task: Task | None = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[object] = (),
     wait: bool = False,
     temporary: bool = False,
 ) -> list[Run]:
@@ -81,7 +83,7 @@ CALLS = itertools.count()
 """Numbers the trainings of this process, in the same order in every process."""
 
 
-def _check_alike(meeting: Any, experiment: Experiment, rank: int, size: int, patience: float) -> None:
+def _check_alike(meeting: Store, experiment: Experiment, rank: int, size: int, patience: float) -> None:
     """Raise InputError in every process if one trains another experiment, as with unseeded models or data."""
     about = f"experiment/{next(CALLS)}"
     if meeting.check([f"{about}/{rank}"]):                  # by an earlier start of this process
@@ -105,7 +107,7 @@ def wait_for_all(experiment: Experiment, options: Options) -> None:
 
 
 def _train_share(
-    mine: Participant, store: Meeting, patience: float, watch: Watcher, callbacks: Sequence[Any]
+    mine: Participant, store: Meeting, patience: float, watch: Watcher, callbacks: Sequence[object]
 ) -> None:
     """Join the other processes, train to the end, and combine the parts in process 0."""
     seat, runs = mine.seat, mine.runs
@@ -139,15 +141,13 @@ def _agreed_epoch(store: Meeting, seat: Seat, epochs: set[int], timeout: float) 
     return max(common, default=0)
 
 
-def _parsed(texts: Sequence[str], kind: type) -> list[Any]:
+def _parsed(texts: Sequence[str], kind: type[Value]) -> list[Value]:
     """The JSON values that all processes wrote into the store."""
-    try:
-        values = [json.loads(text) for text in texts]
-    except ValueError:
-        values = [None]
-    if not all(isinstance(value, kind) for value in values):
-        raise InputError("the rendezvous has values that no process of this run wrote; keep strangers from its port")
-    return values
+    with suppress(ValueError):
+        values = [value for text in texts if isinstance(value := json.loads(text), kind)]
+        if len(values) == len(texts):
+            return values
+    raise InputError("the rendezvous has values that no process of this run wrote; keep strangers from its port")
 
 
 # ---------------------------------------------------------------------------------------- one machine

@@ -185,10 +185,10 @@ def _weights(run: Run, data_dir: Path | None, nodes: Sequence[int]) -> Tensor | 
     """How much these nodes count, from the summary, or else from the data; None if all count alike."""
     if run.experiment.weights == "equal":
         return None
-    known: Any = run.summary.weights if run.summary else run.experiment.resolved.weights
-    if not known:
-        known = run.experiment.resolved.weights_on(data_of(run.experiment, data_dir))
-    return torch.tensor(known, dtype=torch.float64)[list(nodes)]
+    resolved = run.experiment.resolved
+    known = run.summary.weights if run.summary else resolved.weights
+    found = known or resolved.weights_on(data_of(run.experiment, data_dir))
+    return torch.tensor(found, dtype=torch.float64)[list(nodes)]
 
 
 def _in_its_terms(run: Run, data_dir: Path | None) -> Experiment:

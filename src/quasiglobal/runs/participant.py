@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from quasiglobal.common.files import alone
 from quasiglobal.engines.costs import traffic
@@ -29,6 +28,7 @@ from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.training.callbacks import patient_interrupts
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import Callback, Loop
+from quasiglobal.training.metrics import Measures
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import NamedRows
 from quasiglobal.training.task import Task
@@ -175,14 +175,14 @@ class Participant:
             self.engine.members.end()
         return ended
 
-    def write_part(self, measures: Mapping[str, Any], rows: NamedRows) -> None:
+    def write_part(self, measures: Measures, rows: NamedRows) -> None:
         """End the only run here with these measures and rows of its last epoch, which others have trained."""
         (part,), accounts = self.parts, self.engine.accounts()
         part.write(dict(measures) | {"lost": self.engine.lost, "edges": accounts, "written": time.time()})
         part.save(replace(self.program.checkpoint(0), rows=rows))
         part.finish("finished", accounts)
 
-    def finish_alone(self, further: Mapping[str, Any] | None = None) -> None:
+    def finish_alone(self, further: Mapping[str, object] | None = None) -> None:
         """Write the runs from this process's parts alone: a node with its own data has no access to other parts.
 
         `further` are entries of the summary.

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -65,7 +64,7 @@ class Part:
                 self._tested_at(later).unlink(missing_ok=True)
         (self.folder / "summary.json").unlink(missing_ok=True)
 
-    def read_measures(self) -> list[dict[str, Any]]:
+    def read_measures(self) -> list[Measures]:
         """The measures so far, one entry per epoch; the part of process 0 also has the measures over all models."""
         of_all = {found["epoch"]: found for found in read_epochs(self._of_all)}
         return [found | of_all.get(found["epoch"], {}) for found in read_epochs(self._metrics)]
@@ -74,7 +73,7 @@ class Part:
         """The last epoch that was measured; 0 if none."""
         return max((found["epoch"] for found in read_epochs(self._metrics)), default=0)
 
-    def write(self, measures: Mapping[str, Any]) -> None:
+    def write(self, measures: Mapping[str, object]) -> None:
         """Add an epoch's measures."""
         append_line(self._metrics, measures)
 
@@ -89,7 +88,7 @@ class Part:
         except (OSError, ValueError, KeyError):
             return None
 
-    def finish(self, status: str, edges: Mapping[str, Any]) -> None:
+    def finish(self, status: str, edges: Mapping[str, object]) -> None:
         """Write the final status and the traffic of each edge."""
         write_json(self.folder / "summary.json", {"status": status, "edges": edges})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -42,7 +42,7 @@ class Summary:
     parameters: int | None = None
     partition: str | None = None
     """Fingerprint of the partition of the examples."""
-    terms: dict[str, list[Any]] | None = None
+    terms: dict[str, list[object]] | None = None
     """The classes, shape, mean and std of the data, as fields of `Experiment`."""
     features: list[str] | None = None
     """Names of the columns of numbers that are the input."""
@@ -52,9 +52,9 @@ class Summary:
     """Fingerprint of the topology, if a file or Python code defines it."""
     weights: list[float] | None = None
     """How much each node counts, if not all alike."""
-    fetched: dict[str, Any] | None = None
+    fetched: dict[str, object] | None = None
     """For a site that missed the end: the node and site whose model it took, the step, and its own epochs before."""
-    kept: list[dict[str, Any]] | None = None
+    kept: list[dict[str, object]] | None = None
     """The best model of each node in best/: its node, epoch, metric and value."""
 
     @classmethod
@@ -94,8 +94,7 @@ class Run:
             raise InputError(f"{self.folder} diverged and has no model; try a smaller learning rate")
         raise InputError(f"{self.folder} has no checkpoint yet; train it first")
 
-    @property
-    def score(self) -> Ranking:
+    def ranking(self) -> Ranking:
         """The metric that ranks the run's tests."""
         ends = self.summary and [test for test in (self.summary.last, self.summary.best) if test]
         return ranking(self.experiment.metric, ends or self.records())
@@ -227,13 +226,15 @@ class RunFolder:
         size = (self.folder / "metrics.jsonl").stat().st_size
         checkpoints.save(self.folder / "checkpoint", replace(checkpoint, metrics=size))
 
-    def finish(self, status: str, facts: dict[str, Any]) -> None:
+    def finish(self, status: str, facts: Mapping[str, object]) -> None:
         """Write the summary: the status, the last and the best test, and further facts."""
         last, best = last_and_best(self.read_records(), self.experiment.metric)
-        topology = self.experiment.resolved.external
-        facts = facts | ({"topology": topology} if topology else {})
-        facts |= {"kept": [asdict(one) for one in kept]} if (kept := kept_in(self.folder)) else {}
-        write_json(self.folder / "summary.json", {"status": status, "last": last, "best": best} | facts)
+        values = {"status": status, "last": last, "best": best, **facts}
+        if topology := self.experiment.resolved.external:
+            values["topology"] = topology
+        if kept := kept_in(self.folder):
+            values["kept"] = [asdict(one) for one in kept]
+        write_json(self.folder / "summary.json", values)
 
 
 def _followed_by(own: Sequence[Record], later: Sequence[Record]) -> list[Record]:

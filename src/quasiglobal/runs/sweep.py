@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 from quasiglobal.data.sources import data_folder
 from quasiglobal.errors import InputError
@@ -69,7 +69,7 @@ def _train(experiments: Sequence[Experiment], options: Options) -> str | None:
     return None
 
 
-def _connected() -> Any:
+def _connected() -> ModuleType:
     """Ray, connected to the cluster that this machine belongs to."""
     try:
         ray = import_module("ray")

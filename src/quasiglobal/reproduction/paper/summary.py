@@ -531,7 +531,8 @@ def own_section(store: RunStore, tables: Iterable[PaperTable]) -> Section | None
         return None
     groups: dict[tuple[str, str, Ranking], list[Run]] = {}
     for run in found:
-        groups.setdefault((readable(run.experiment.model), readable(run.experiment.data), run.score), []).append(run)
+        one = run.experiment
+        groups.setdefault((readable(one.model), readable(one.data), run.ranking()), []).append(run)
     rows: list[Row] = []
     plots: list[Plot] = []
     for k, ((model, data, score), group) in enumerate(groups.items()):
@@ -570,7 +571,7 @@ OWN_COLUMNS = (
 
 
 def _own_row(one: Setting, anchor: str) -> Row:
-    experiment, score = one.runs[0].experiment, one.runs[0].score
+    experiment, score = one.runs[0].experiment, one.score
     lasts = [number(run.summary.last, score.name) if run.summary else None for run in one.runs]
     last = next((value for value in lasts if value is not None), None)
     return Row((
