@@ -13,9 +13,10 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from quasiglobal.api.naming import OF_TASK, experiment_of
+from quasiglobal.api.naming import OF_TASK, AlgorithmLike, experiment_of
 from quasiglobal.api.progress import progress
 from quasiglobal.api.trained import Trained, TrainedRun
+from quasiglobal.data.partition import Split
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.runs.distributed import train_over_processes, wait_for_all
 from quasiglobal.runs.local import Stopped, simulate, simulate_in_memory
@@ -25,28 +26,29 @@ from quasiglobal.topology.parsing import Graph
 from quasiglobal.training.callbacks import Call
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import checked_callbacks
+from quasiglobal.training.metrics import Record
 from quasiglobal.training.task import Task
 
 
 def train(
     task: Task,
-    algorithm: Any = "qg-dsgdm-n",
+    algorithm: AlgorithmLike = "qg-dsgdm-n",
     topology: Graph = "ring:16",
     epochs: int = 30,
     *,
     lr: float | Callable[[int], float] | None = None,
     batch: int = 32,
-    partition: Any = None,
+    partition: str | Split | None = None,
     seeds: int = 1,
     runs: str | os.PathLike[str] | None = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[object] = (),
     device: str = "auto",
     engine: str = "simulator",
     precision: str = "fp32",
     schedule: str | Callable[[float], float] = "constant",
     clip: float | None = None,
     weight_decay: float = 0.0,
-    watch: Callable[[Any], None] | None = None,
+    watch: Callable[[Record], None] | None = None,
     **experiment: Any,
 ) -> Trained:
     """Train a task of your own. Ctrl-C stops after the current epoch and returns what is trained so far.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional, arg
 
@@ -91,13 +91,11 @@ def _commands() -> Iterator[Described]:
             values = VALUES | places.get("VALUES", {})
             below = places.get("SUBCOMMANDS", {}).get(name)
             kinds = below.values() if below else [places.get(name.capitalize()) or places[name]]
-            for field, hint in (one for kind in kinds for one in _arguments(kind)):
-                plain, marks = _plain(hint)
-                config = next((mark for mark in marks if hasattr(mark, "metavar")), None)
+            for field, plain, marks in (one for kind in kinds for one in _arguments(kind)):
                 if Positional in marks:
-                    words = _accepted(f"{name} {config.metavar if config else ''}", plain, values)
+                    words = _accepted(f"{name} {_said(marks, 'metavar')}", plain, values)
                 elif plain is bool:
-                    flag = (config and config.name) or field.replace("_", "-")
+                    flag = _said(marks, "name") or field.replace("_", "-")
                     options |= {f"--{flag}": Accepted(takes=False), f"--no-{flag}": Accepted(takes=False)}
                 else:
                     options[f"--{field.replace('_', '-')}"] = _accepted(field, plain, values)
@@ -106,30 +104,36 @@ def _commands() -> Iterator[Described]:
             yield Described(name, summary, options, words)
 
 
-def _arguments(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Names and annotated types of a command's arguments; those of nested dataclasses are its own."""
+def _arguments(kind: Callable[..., object]) -> Iterator[tuple[str, object, list[object]]]:
+    """Names, types and annotations of a command's arguments; those of nested dataclasses are its own."""
     hints = get_type_hints(kind, include_extras=True)
     for name in hints if is_dataclass(kind) else inspect.signature(kind).parameters:
-        plain, _ = _plain(hints[name])
-        if is_dataclass(plain):
+        plain, marks = _plain(hints[name])
+        if isinstance(plain, type) and is_dataclass(plain):
             yield from _arguments(plain)
         else:
-            yield name, hints[name]
+            yield name, plain, marks
 
 
-def _plain(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+def _plain(hint: object) -> tuple[object, list[object]]:
     """The type without annotations, `None` and tuple, and its annotations."""
-    marks: tuple[Any, ...] = ()
+    marks: list[object] = []
     while True:
         if get_origin(hint) is Annotated:
-            marks, hint = (*marks, *hint.__metadata__), hint.__origin__
+            hint, *further = get_args(hint)
+            marks += further
         elif type(None) in get_args(hint) or get_origin(hint) is tuple:
             hint = get_args(hint)[0]
         else:
             return hint, marks
 
 
-def _accepted(name: str, plain: Any, values: Mapping[str, tuple[str, ...]]) -> Accepted:
+def _said(marks: Sequence[object], what: str) -> str:
+    """The metavar or the name in tyro's `arg` among the annotations; empty without it."""
+    return next((said for mark in marks if isinstance(said := getattr(mark, what, None), str)), "")
+
+
+def _accepted(name: str, plain: object, values: Mapping[str, tuple[str, ...]]) -> Accepted:
     """The values of an option or argument."""
     if get_origin(plain) is Literal:
         return Accepted(get_args(plain))

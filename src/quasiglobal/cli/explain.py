@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 from json import dumps
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
@@ -72,7 +72,7 @@ def _check(names: Sequence[str], json: bool, each: bool) -> None:
         print_json(rows if each else rows[0])
 
 
-def _entry_values(entry: Entry) -> dict[str, Any]:
+def _entry_values(entry: Entry) -> Values:
     """An algorithm's costs as raw values."""
     return {
         "name": entry.name, "traffic_neighbours": float(entry.traffic.neighbours),

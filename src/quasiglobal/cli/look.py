@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from quasiglobal.cli.arguments import File, Folders, Json, RunArgument, RunsFolder, call, store_at
 from quasiglobal.cli.tables import Listing, Values, comparison, models_in_words
@@ -20,7 +20,9 @@ from quasiglobal.runs.best import kept_in
 from quasiglobal.runs.parts import Part, parts_of
 from quasiglobal.runs.store import Run, read_run
 from quasiglobal.training.experiment import group_by_seed
-from quasiglobal.training.metrics import Ranking, last_and_best, number
+from quasiglobal.training.metrics import Measures, Ranking, last_and_best, number
+
+Value = TypeVar("Value")
 
 
 def runs(folder: RunsFolder = Path("runs"), json: Json = False) -> None:
@@ -49,7 +51,7 @@ def runs(folder: RunsFolder = Path("runs"), json: Json = False) -> None:
     }).show(json)
 
 
-def _run_values(run: Run) -> dict[str, Any]:
+def _run_values(run: Run) -> Values:
     """A run as raw values."""
     records, one, metric = run.records(), run.experiment, run.ranking().name
     last, best = (number(test, metric) for test in last_and_best(records, one.metric))
@@ -162,19 +164,21 @@ def _in_short(row: Values) -> str:
     ))
 
 
-def _part_values(part: Part, last: Mapping[str, Any] | None, furthest: int) -> dict[str, Any]:
+def _part_values(part: Part, last: Measures | None, furthest: int) -> Values:
     """A process of a distributed run as raw values; null before its first epoch."""
-    values: dict[str, Any] = {"process": part.process, "nodes": list(part.nodes)}
     names = ("epoch", "step", "behind", "loss", "sent_bytes", "waited_seconds", "age_seconds", "lost", "clipped")
-    measured: dict[str, Any] = dict.fromkeys(names)
+    values: Values = {"process": part.process, "nodes": list(part.nodes), **dict.fromkeys(names)}
     if last:
-        loss = None if None in last["loss"] else statistics.fmean(last["loss"])         # null: it diverged
-        sent, waited = ({there: one[of] for there, one in last["edges"].items()} for of in ("sent", "waited"))
-        measured = dict(zip(names, (
-            last["epoch"], last["step"], furthest - last["step"], loss, sent, waited, time.time() - last["written"],
-            last["lost"], {there: count for there, one in last["edges"].items() if (count := one.get("clipped"))},
-        ), strict=True))
-    return values | measured | {"status": part.read_status() or "training"}
+        edges = last["edges"].items()
+        values |= {
+            "epoch": last["epoch"], "step": last["step"], "behind": furthest - last["step"], "lost": last["lost"],
+            "loss": None if None in last["loss"] else statistics.fmean(last["loss"]),       # null: it diverged
+            "sent_bytes": {there: one["sent"] for there, one in edges},
+            "waited_seconds": {there: one["waited"] for there, one in edges},
+            "age_seconds": time.time() - last["written"],
+            "clipped": {there: count for there, one in edges if (count := one.get("clipped"))},
+        }
+    return values | {"status": part.read_status() or "training"}
 
 
 def _or_dash(name: str, row: Values) -> str:
@@ -185,7 +189,7 @@ def _range(nodes: Sequence[int]) -> str:
     return f"{nodes[0]}-{nodes[-1]}" if len(nodes) > 1 else str(nodes[0])
 
 
-def _by_neighbour(values: Mapping[str, Any] | None, text: Callable[[Any], str]) -> str:
+def _by_neighbour(values: Mapping[str, Value] | None, text: Callable[[Value], str]) -> str:
     """One value for each neighbouring process."""
     return "-" if values is None else ", ".join(f"{there}: {text(value)}" for there, value in values.items())
 

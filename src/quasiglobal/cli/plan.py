@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.table import Table
 from tyro.conf import UseAppendAction, arg
 
 from quasiglobal.cli.arguments import ExperimentCommand, Json, only_simulated, parsed
-from quasiglobal.cli.tables import comparison, facts_table, topology_facts, topology_values
+from quasiglobal.cli.tables import Values, comparison, facts_table, topology_facts, topology_values
 from quasiglobal.cli.terminal import (
     console,
     log_as,
@@ -117,7 +117,7 @@ def tune(command: Tune) -> None:
         say_written([plot])
 
 
-def _tuned_values(tuned: tuning.Tuned) -> dict[str, Any]:
+def _tuned_values(tuned: tuning.Tuned) -> Values:
     """The result of a tuning as raw values."""
     def at(point: tuple[float, ...]) -> dict[str, float]:
         return dict(zip(tuned.grid, point, strict=True))

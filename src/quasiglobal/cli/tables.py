@@ -17,7 +17,9 @@ from quasiglobal.runs.store import Run
 from quasiglobal.topology import Topology
 from quasiglobal.topology.parsing import FROM_LABELS, KINDS, parse
 
-Values = Mapping[str, Any]
+Values = dict[str, Any]
+"""A row of a table, or another part of a JSON document."""
+
 Text = str | Callable[[Values], str]
 """Text of a column in a row: the row's value under this key, or a function of the row."""
 
@@ -130,7 +132,7 @@ def comparison(runs: Sequence[Run]) -> Listing:
     rows = [_compared(one) for one in settings]
     texts = {one.label: dict(zip(SCORES, one.scores, strict=True)) for one in settings}
 
-    def text(key: str) -> Any:
+    def text(key: str) -> Callable[[Values], str]:
         return lambda row: texts[row["setting"]][key]
 
     scores = {heading: text(key) for heading, key in zip(headings, SCORES, strict=True)}
@@ -149,9 +151,9 @@ def models_in_words(run: Run) -> str:
     return "\n".join(lines)
 
 
-def _compared(one: Setting) -> dict[str, Any]:
+def _compared(one: Setting) -> Values:
     """A setting as raw values; the scores are null if a seed diverged."""
-    values: dict[str, Any] = {"setting": one.label, "seeds": len(one.runs), "metric": one.score.name}
+    values: Values = {"setting": one.label, "seeds": len(one.runs), "metric": one.score.name}
     for key, found in zip(SCORES, one.measured, strict=True):
         values |= {key: found and found.mean, f"{key}_std": found and found.std}
     return values | {"status": one.status, "runs": [str(run.folder) for run in one.runs]}
@@ -160,7 +162,7 @@ def _compared(one: Setting) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------- topologies
 
 
-def topology_values(graph: Topology) -> dict[str, Any]:
+def topology_values(graph: Topology) -> Values:
     """A topology's spectral properties and traffic; null where they are not defined."""
     degrees = [len(graph.neighbours(i)) for i in range(graph.n)]
     return {

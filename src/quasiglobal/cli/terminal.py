@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -49,7 +49,7 @@ def print_json(value: object) -> None:
     print(json.dumps(finite(value), indent=2, ensure_ascii=False, default=str))
 
 
-def show_warning(message: Warning | str, *rest: Any) -> None:
+def show_warning(message: Warning | str, *rest: object) -> None:
     """Print a warning as one line."""
     console.print(f"warning: {message}")
 
