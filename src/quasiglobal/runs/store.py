@@ -95,9 +95,9 @@ class Run:
         raise InputError(f"{self.folder} has no checkpoint yet; train it first")
 
     def ranking(self) -> Ranking:
-        """The metric that ranks the run's tests."""
-        ends = self.summary and [test for test in (self.summary.last, self.summary.best) if test]
-        return ranking(self.experiment.metric, ends or self.records())
+        """The metric that ranks the run's tests, found in its records until it has ended."""
+        found = [self.summary.last or {}] if self.summary else self.records()
+        return ranking(self.experiment.metric, found)
 
     def records(self) -> list[Record]:
         """One record per epoch, read from disk at the first call."""

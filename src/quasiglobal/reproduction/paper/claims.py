@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from quasiglobal.algorithms import algorithm
+from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.algorithms.sgd import DSGDm
 from quasiglobal.reproduction.paper.outcomes import Gap, Outcome, Verdict, gap, our_sample, paper_sample
 from quasiglobal.reproduction.paper.tables import (
@@ -402,7 +402,7 @@ def momentum_tuning(store: RunStore, scale: Scale = "paper") -> PaperTable:
 
 def _other_beta(experiment: Experiment) -> float | None:
     """β of an experiment whose algorithm differs from the paper's dsgdm-n in β alone; otherwise None."""
-    chosen, papers = experiment.resolved.algorithm, algorithm("dsgdm-n")
+    chosen, papers = experiment.resolved.algorithm, ALGORITHMS["dsgdm-n"]
     if not isinstance(chosen, DSGDm) or not isinstance(papers, DSGDm) or chosen.beta == papers.beta:
         return None
     return chosen.beta if replace(chosen, beta=papers.beta) == papers else None
