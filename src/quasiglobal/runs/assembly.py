@@ -169,9 +169,9 @@ class Assembly(Callback):
         """Call the user's callbacks for the epochs that all processes have completed since the last time."""
         if not self.callbacks:
             return
-        end, told = min(self._pending, default=math.inf), len(self._view.records)
+        end = min(self._pending, default=math.inf)
         whole = [[record for record in records_of(parts) if record["epoch"] < end] for parts in self.parts]
-        for count in range(told + 1, min(map(len, whole)) + 1):
+        for count in range(len(self._view.records) + 1, min(map(len, whole)) + 1):
             self._view.runs = [RecordList(records[:count]) for records in whole]
             self._call("on_epoch")
 
@@ -186,21 +186,19 @@ class Assembly(Callback):
 
 
 def tidied(runs: Sequence[RunFolder], hosted: Sequence[tuple[int, ...]]) -> str:
-    """Prepare the run folders for these processes; return the error if another command trains in one of them."""
+    """Prepare run folders for these processes: delete old save plans, and merge parts if nodes have moved.
+
+    Return the error if another command trains in one of them.
+    """
     try:
         for run in runs:
             with alone(run.folder):
-                _tidy(run, hosted)
+                plan_path(run.folder).unlink(missing_ok=True)
+                moved = zip(parts_of(run.folder), hosted, strict=False)
+                if any(part.nodes != list(nodes) for part, nodes in moved):
+                    if newest := run.newest():
+                        run.save(newest)                    # the old parts, merged
+                    shutil.rmtree(run.folder / "parts")
     except InputError as error:
         return str(error)
     return ""
-
-
-def _tidy(run: RunFolder, hosted: Sequence[tuple[int, ...]]) -> None:
-    """Delete the old save plan; if nodes have moved between processes, merge the old parts into one checkpoint."""
-    plan_path(run.folder).unlink(missing_ok=True)
-    if any(part.nodes != list(nodes) for part, nodes in zip(parts_of(run.folder), hosted, strict=False)):
-        newest = run.newest()
-        if newest is not None:
-            run.save(newest)
-        shutil.rmtree(run.folder / "parts")

@@ -123,7 +123,8 @@ def _estimate(program: Program, runs: int, folder: Path) -> Estimate:
             f"not {experiment.partition}",
             stacklevel=2,
         )
-    free = shutil.disk_usage(_existing(folder)).free
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    free = shutil.disk_usage(there).free
     if saved > free:
         warnings.warn(
             f"the checkpoints take {saved / 1e9:.3g} GB, but {folder} has {free / 1e9:.3g} GB left; use another --runs",
@@ -155,8 +156,3 @@ def images_per_second(experiment: Experiment, classes: int, shape: Sequence[int]
 def _fits(shards: Shards) -> bool:
     """Whether the training would keep these images in memory."""
     return isinstance(shards, Blank) and shards.in_memory
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or its nearest existing parent."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())

@@ -64,27 +64,27 @@ def train_node(
     `metrics` is the PORT or HOST:PORT where Prometheus finds them. In a federation, neighbours that missed the end can
     fetch the model for `linger` seconds, and a node whose neighbours have all ended fetches the model of one of them.
     """
+    site = place if isinstance(place, InFederation) else None
     experiment, node = agreement(experiment), _number(place)
     n = check_node(experiment, node)
     (run,) = unchanged_folders(experiment, options)
     experiment = run.experiment
-    if isinstance(place, InFederation):
+    if site:
         refuse_between_sites(experiment)
-    usual = SUGGESTED if isinstance(place, InFederation) else math.inf
-    options = replace(options, trust=trust_of(experiment, options.trust, usual))
+    options = replace(options, trust=trust_of(experiment, options.trust, SUGGESTED if site else math.inf))
     if run.read_summary() is not None:
-        if isinstance(place, InFederation):
-            give(run.read(), _opener(place, run), None, options.peer_timeout, linger)
+        if site:
+            give(run.read(), _opener(site, run), None, options.peer_timeout, linger)
         return run.read()
     task = own_task(experiment, data)
     with ExitStack() as around:
         mine = Participant(task, [run], _seat(place, run, node, n, patience, around), options)
-        page = Prometheus(mine.engine, experiment.epochs, _site(place))
+        page = Prometheus(mine.engine, experiment.epochs, SiteFolder(site.folder) if site else None)
         around.enter_context(mine.locked())
         if metrics is not None:
             around.enter_context(page.served(metrics))
         log.info("run folder: %s", run.folder)
-        fetches, missing = isinstance(place, InFederation) and has_result(experiment), []
+        fetches, missing = site is not None and has_result(experiment), []
         if fetches:
             offer(mine)
         if max(mine.saved) >= experiment.epochs:            # an earlier start has trained to the end
@@ -104,8 +104,8 @@ def train_node(
         if not ended:
             raise KeyboardInterrupt
         mine.finish_alone()
-    if isinstance(place, InFederation) and missing:
-        give(run.read(), _opener(place, run), missing, options.peer_timeout, linger)
+    if site and missing:
+        give(run.read(), _opener(site, run), missing, options.peer_timeout, linger)
     return run.read()
 
 
@@ -117,10 +117,6 @@ def _number(place: MeetingPlace) -> int:
     if not host or not port.isdigit():
         raise InputError(f"rendezvous must be HOST:PORT, got {place.address!r}")
     return place.node
-
-
-def _site(place: MeetingPlace) -> SiteFolder | None:
-    return SiteFolder(place.folder) if isinstance(place, InFederation) else None
 
 
 def _seat(place: MeetingPlace, run: RunFolder, node: int, n: int, patience: float, around: ExitStack) -> Seat:

@@ -28,7 +28,13 @@ Standings = Mapping[str, Sequence[Standing]]
 def leaderboard_document(standings: Standings) -> Document:
     """All tables and answers."""
     tiers = [tier for tier in TIERS.values() if standings.get(tier.name)]
-    tables = [section for tier in tiers for section in _tier_sections(tier, standings[tier.name])]
+    tables: list[Section] = []
+    for tier in tiers:                                      # all conditions side by side, then one by one
+        of = standings[tier.name]
+        tables.append(_overview(tier, of))
+        for one in tier.conditions:
+            there = [found for found in of if one.name in found.conditions]
+            tables.append(_condition_section(tier, one, ranked(there, one.name)))
     counts = ", ".join(f"{len(standings[tier.name])} in tier {tier.name}" for tier in tiers)
     return Document(
         title="Leaderboard of decentralized methods",
@@ -60,15 +66,6 @@ LEGEND = (
 )
 
 
-def _tier_sections(tier: Tier, standings: Sequence[Standing]) -> list[Section]:
-    """A section with all conditions side by side, and one for each condition."""
-    details = [
-        _condition_section(tier, one, ranked([found for found in standings if one.name in found.conditions], one.name))
-        for one in tier.conditions
-    ]
-    return [_overview(tier, standings), *details]
-
-
 def _overview(tier: Tier, standings: Sequence[Standing]) -> Section:
     """All methods of a tier, with the mean of nodes under each condition; best first under the first one."""
     columns = (
@@ -79,7 +76,7 @@ def _overview(tier: Tier, standings: Sequence[Standing]) -> Section:
         Row(
             (
                 Cell(one.name), Cell(one.graph), *(score_cell(one.conditions.get(c.name)) for c in tier.conditions),
-                _megabytes(_any_placing(one)),
+                _megabytes(next((placing for placing in one.conditions.values() if placing.score()), None)),
             ),
             algorithm=readable(name_of(one.algorithm)),
         )
@@ -147,10 +144,6 @@ def _merging(placing: Placing | None) -> Cell:
 
 def _signed(difference: float) -> Cell:
     return Cell(f"{round(difference, 2) + 0.0:+.2f}".replace("-", "−"), difference)         # + 0.0: −0 is 0
-
-
-def _any_placing(one: Standing) -> Placing | None:
-    return next((placing for placing in one.conditions.values() if placing.score()), None)
 
 
 def _megabytes(placing: Placing | None) -> Cell:
@@ -283,25 +276,15 @@ class Number:
     condition: str
     measure: str = "mean"
 
-    def sample(self, standings: Mapping[str, Sequence[Standing]]) -> Sample | None:
+    def placing(self, standings: Standings) -> Placing:
+        """The results that the number is of; without any if there is no record of it."""
+        found = (one.conditions.get(self.condition) for one in standings.get(self.tier, ()) if one.name == self.method)
+        return next(found, None) or Placing()
+
+    def sample(self, standings: Standings) -> Sample | None:
         """The number; None if there is no record of it, or if it has no score."""
         data = self.condition.removesuffix(", 30 % loss")                  # a seed draws one partition, lossy or not
-        placing = self._placing(standings)
-        return placing.sample(self.measure, f"{self.tier}, {data}") if placing else None
-
-    def learns(self, standings: Mapping[str, Sequence[Standing]]) -> bool:
-        """Whether a trial of its rates learnt something."""
-        placing = self._placing(standings)
-        return placing is None or placing.learns
-
-    def diverges(self, standings: Mapping[str, Sequence[Standing]]) -> bool:
-        """Whether there is no number since a seed diverged."""
-        placing = self._placing(standings)
-        return placing is not None and placing.diverged > 0
-
-    def _placing(self, standings: Mapping[str, Sequence[Standing]]) -> Placing | None:
-        found = (one.conditions.get(self.condition) for one in standings.get(self.tier, ()) if one.name == self.method)
-        return next(found, None)
+        return self.placing(standings).sample(self.measure, f"{self.tier}, {data}")
 
 
 @dataclass(frozen=True)
@@ -312,15 +295,15 @@ class Contrast:
     ours: Number
     other: Number
 
-    def answer(self, standings: Mapping[str, Sequence[Standing]]) -> Answer | None:
+    def answer(self, standings: Standings) -> Answer | None:
         """The difference and its noise, seed by seed; None if a number is missing."""
         ours, other = self.ours.sample(standings), self.other.sample(standings)
-        if other is not None and ours is None and self.ours.diverges(standings):
+        if other is not None and ours is None and self.ours.placing(standings).diverged:
             return Answer(self.says, None, other.mean)
         if ours is None or other is None:
             return None
         terms = paired([(1.0, ours), (-1.0, other)])
-        learns = self.ours.learns(standings) and self.other.learns(standings)
+        learns = all(one.placing(standings).learns for one in (self.ours, self.other))
         return Answer(self.says, ours.mean, other.mean, difference(terms), tolerance(terms), learns)
 
 
@@ -414,7 +397,7 @@ QUESTIONS: dict[str, tuple[Contrast, ...]] = {
 """The questions, and the differences that answer them."""
 
 
-def answers(standings: Mapping[str, Sequence[Standing]]) -> dict[str, list[Answer]]:
+def answers(standings: Standings) -> dict[str, list[Answer]]:
     """The answers that the records give to each question."""
     return {
         question: [found for one in comparisons if (found := one.answer(standings))]
