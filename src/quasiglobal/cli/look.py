@@ -22,7 +22,7 @@ from quasiglobal.runs.store import Run, read_run
 from quasiglobal.training.experiment import group_by_seed
 from quasiglobal.training.metrics import Measures, Ranking, last_and_best, number
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 
 def runs(folder: RunsFolder = Path("runs"), json: Json = False) -> None:
@@ -189,7 +189,7 @@ def _range(nodes: Sequence[int]) -> str:
     return f"{nodes[0]}-{nodes[-1]}" if len(nodes) > 1 else str(nodes[0])
 
 
-def _by_neighbour(values: Mapping[str, Value] | None, text: Callable[[Value], str]) -> str:
+def _by_neighbour(values: Mapping[str, _Value] | None, text: Callable[[_Value], str]) -> str:
     """One value for each neighbouring process."""
     return "-" if values is None else ", ".join(f"{there}: {text(value)}" for there, value in values.items())
 

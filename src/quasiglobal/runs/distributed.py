@@ -34,7 +34,7 @@ from quasiglobal.training.task import Task
 GRACE = 60.0
 """Minimum timeout in seconds for processes to wait for each other at the start and at the end."""
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 RESTARTS = 3
 """Maximum number of restarts of killed processes, over all processes."""
@@ -141,7 +141,7 @@ def _agreed_epoch(store: Meeting, seat: Seat, epochs: set[int], timeout: float) 
     return max(common, default=0)
 
 
-def _parsed(texts: Sequence[str], kind: type[Value]) -> list[Value]:
+def _parsed(texts: Sequence[str], kind: type[_Value]) -> list[_Value]:
     """The JSON values that all processes wrote into the store."""
     with suppress(ValueError):
         values = [value for text in texts if isinstance(value := json.loads(text), kind)]
