@@ -389,8 +389,8 @@ def test_a_difference_is_compared_with_the_noise_seed_by_seed():
     found = Contrast("", Number("digits", "edm", "sorted"), Number("digits", "dsgd", "sorted")).answer(
         {"digits": [standing(), better]}
     )
-    assert found.difference == pytest.approx(2.0)
-    assert found.noise == pytest.approx(0.0, abs=1e-9)
+    assert found.gap.value == pytest.approx(2.0)
+    assert found.gap.noise == pytest.approx(0.0, abs=1e-9)
     assert found.verdict == "higher"
     assert Contrast("", Number("digits", "edm", "lost"), Number("digits", "dsgd", "sorted")).answer({}) is None
     gone = standing("ab")

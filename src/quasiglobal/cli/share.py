@@ -15,7 +15,6 @@ from quasiglobal.cli.terminal import console, print_json, say_written
 from quasiglobal.common.files import write_csv, write_json
 from quasiglobal.errors import InputError
 from quasiglobal.runs import export as exports
-from quasiglobal.runs.predict import Predictions
 from quasiglobal.runs.predict import predict as predictions
 from quasiglobal.runs.standalone import save_folder
 from quasiglobal.runs.store import read_run
@@ -112,7 +111,10 @@ def predict(
         raise InputError(f"{out} is neither a .csv nor a .json file")
     found = predictions(exports.read(model), data, data_dir, resize)
     if out is not None:
-        _write(found, out)
+        if out.suffix == ".json":
+            write_json(out, found.objects())
+        else:
+            write_csv(out, found.rows())
         say_written([out])
     elif json:
         print_json(found.objects())
@@ -121,13 +123,6 @@ def predict(
         writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-
-
-def _write(found: Predictions, out: Path) -> None:
-    if out.suffix == ".json":
-        write_json(out, found.objects())
-    else:
-        write_csv(out, found.rows())
 
 
 def run(name: str, words: Sequence[str]) -> None:

@@ -160,7 +160,7 @@ def watcher(log: str, runs: int | None = None, timed: bool = False) -> Iterator[
             progress.update(bar, completed=record["epoch"], total=total, description=f"{what}  {text}")
             speed = f"{record['images_per_second']:,.0f} examples/s"
             if whole:
-                speed += f" with {sum(map(_rows, runs))} rows"
+                speed += f" with {sum(run.experiment.resolved.nodes for run in runs)} rows"
                 whole.update(runs, records)
                 progress.update(over_all, completed=whole.done, total=whole.total, description=f"all runs, {speed}")
             if log == "json":
@@ -222,10 +222,6 @@ def _preparing(progress: Progress, bar: TaskID) -> Iterator[None]:
 
     with showing(show):
         yield
-
-
-def _rows(run: RunFolder) -> int:
-    return run.experiment.resolved.nodes
 
 
 def _in_words(records: Sequence[Record], score: Ranking) -> str:

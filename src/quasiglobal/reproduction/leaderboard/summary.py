@@ -16,7 +16,7 @@ from quasiglobal.reproduction.leaderboard.protocol import SEEDS, TIERS, VERSION,
 from quasiglobal.reproduction.leaderboard.standings import MEASURES, Placing, Standing
 from quasiglobal.reproduction.report.document import Cell, Column, Document, Row, Section
 from quasiglobal.reproduction.report.formats import escaped, write_report
-from quasiglobal.reproduction.report.noise import Sample, difference, paired, tolerance
+from quasiglobal.reproduction.report.noise import Gap, Sample, gap
 
 TOP = 5
 """Rows of the table in the README."""
@@ -191,11 +191,11 @@ def _question_sections(standings: Standings) -> list[Section]:
 
 
 def _answer_cells(one: Answer) -> list[Cell]:
-    noise = Cell("") if one.noise is None else Cell(f"±{one.noise:.2f}", one.noise)
+    noise = Cell("") if one.gap.noise is None else Cell(f"±{one.gap.noise:.2f}", one.gap.noise)
     ours, apart = Cell("⋆", None, "bad"), Cell("")
     if one.ours is not None:
         ours = Cell(f"{one.ours:.2f}", one.ours)
-        apart = _signed(one.difference)
+        apart = _signed(one.gap.value)
     return [Cell(one.says), ours, Cell(f"{one.other:.2f}", one.other), apart, noise, Cell(one.verdict)]
 
 
@@ -299,12 +299,11 @@ class Contrast:
         """The difference and its noise, seed by seed; None if a number is missing."""
         ours, other = self.ours.sample(standings), self.other.sample(standings)
         if other is not None and ours is None and self.ours.placing(standings).diverged:
-            return Answer(self.says, None, other.mean)
+            return Answer(self.says, None, other.mean, Gap(math.nan, None))
         if ours is None or other is None:
             return None
-        terms = paired([(1.0, ours), (-1.0, other)])
         learns = all(one.placing(standings).learns for one in (self.ours, self.other))
-        return Answer(self.says, ours.mean, other.mean, difference(terms), tolerance(terms), learns)
+        return Answer(self.says, ours.mean, other.mean, gap([(1.0, ours), (-1.0, other)]), learns)
 
 
 @dataclass(frozen=True)
@@ -314,8 +313,7 @@ class Answer:
     says: str
     ours: float | None
     other: float
-    difference: float = math.nan
-    noise: float | None = None
+    gap: Gap
     learns: bool = True
 
     @property
@@ -325,10 +323,9 @@ class Answer:
             return "diverges"
         if not self.learns:
             return "not tuned: no rate learnt anything"
-        if self.noise is None:
+        if self.gap.within is None:
             return "noise unknown"
-        beyond = abs(self.difference) > self.noise
-        return ("higher" if self.difference > 0 else "lower") if beyond else "no difference beyond the noise"
+        return "no difference beyond the noise" if self.gap.within else "higher" if self.gap.value > 0 else "lower"
 
 
 def _loss(method: str, data: str) -> Contrast:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.algorithms.sgd import DSGDm
-from quasiglobal.reproduction.paper.outcomes import Gap, Outcome, Verdict, gap, our_sample, paper_sample
+from quasiglobal.reproduction.paper.outcomes import Outcome, Verdict, our_sample, paper_sample
 from quasiglobal.reproduction.paper.tables import (
     TABLES,
     ColumnLabel,
@@ -19,7 +19,7 @@ from quasiglobal.reproduction.paper.tables import (
     at_scale,
     published,
 )
-from quasiglobal.reproduction.report.noise import Sample
+from quasiglobal.reproduction.report.noise import Gap, Sample, gap
 from quasiglobal.runs.store import RunStore
 from quasiglobal.training.experiment import Experiment, setting
 

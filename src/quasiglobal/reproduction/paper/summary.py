@@ -25,7 +25,6 @@ from quasiglobal.reproduction.paper.claims import (
 from quasiglobal.reproduction.paper.figures import TRAINED, Canvas, draw_outcomes, title_of
 from quasiglobal.reproduction.paper.outcomes import (
     PAPER_SEEDS,
-    Gap,
     Order,
     Outcome,
     Verdict,
@@ -58,7 +57,7 @@ from quasiglobal.reproduction.report.document import (
     Row,
     Section,
 )
-from quasiglobal.reproduction.report.noise import EXPLANATION
+from quasiglobal.reproduction.report.noise import EXPLANATION, Gap
 from quasiglobal.reproduction.report.page import drawing
 from quasiglobal.runs import tuning
 from quasiglobal.runs.comparison import NOT_CONVERGED, Score, Setting, compared
