@@ -1,15 +1,19 @@
 """Export of models from runs."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
 from small_runs import SHORT, settled
 
 import quasiglobal as qg
 from quasiglobal.data.sources import load
-from quasiglobal.runs.export import export, read, save
+from quasiglobal.runs.export import Exported, export, read, save
 from quasiglobal.runs.local import simulate
+from quasiglobal.training.experiment import Experiment
 
 
 @pytest.mark.parametrize("bn", ["shared", "local"])
@@ -39,3 +43,20 @@ def test_a_bad_export_is_one_sentence(tmp_path):
     for path in (tmp_path / "junk", tmp_path / "nowhere"):
         with pytest.raises(qg.InputError, match="cannot read a model from"):
             read(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Later(Experiment):
+    """The experiments of a version with one more setting."""
+
+    extra: float = 0.0
+
+
+@pytest.mark.parametrize("extra", [0.0, 0.5])
+def test_a_setting_that_is_added_later_is_in_an_export_only_if_it_is_set(tmp_path, extra):
+    save(Exported(Later(extra=extra), {"weight": torch.zeros(1)}), tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        settings = json.loads(file.metadata()["experiment"])
+    assert settings.keys() - {"extra"} == asdict(Experiment()).keys()
+    assert settings.get("extra", 0.0) == extra
+    assert ("extra" in settings) == (extra != 0.0)

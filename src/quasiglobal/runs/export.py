@@ -26,12 +26,19 @@ from quasiglobal.runs.store import Run
 from quasiglobal.stacked.layout import Layout, load_state
 from quasiglobal.stacked.one_model import arguments
 from quasiglobal.training.evaluation import test_batch
-from quasiglobal.training.experiment import Experiment, from_mapping
+from quasiglobal.training.experiment import FIRST_FIELDS, Experiment, from_mapping
 from quasiglobal.training.remedies import misfit
 from quasiglobal.training.rows import complete_state, state_dict_of
 
 WEIGHTS, LANGUAGE = "model.safetensors", "language"
 """Parts of an exported folder: the weights, and the configuration and tokenizer of a transformers model."""
+
+
+ALWAYS_WRITTEN = (
+    *FIRST_FIELDS, "steps", "schedule", "clip", "drop", "churn", "wire", "communication", "classes", "shape", "mean",
+    "std", "pretrained", "loss", "metric", "label", "validation", "draws", "train", "round_deadline", "weights",
+)
+"""Settings that every export names; later ones stand in it only if they are not at their default."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +122,12 @@ def export(run: Run, node: str, data_dir: Path | None = None, best: bool = False
 
 def save(exported: Exported, path: Path) -> None:
     """Write a plain safetensors state_dict, with the experiment in the file's metadata."""
-    said = {
-        "experiment": json.dumps(asdict(exported.experiment)), "frozen": exported.frozen,
-        "features": json.dumps(exported.features),
+    one = exported.experiment
+    settings = {
+        name: value for name, value in asdict(one).items()
+        if name in ALWAYS_WRITTEN or value != getattr(type(one), name)
     }
+    said = {"experiment": json.dumps(settings), "frozen": exported.frozen, "features": json.dumps(exported.features)}
     write_tensors(path, exported.state, said)
 
 
