@@ -97,7 +97,7 @@ class Assembly(Callback):
         if loop.tested:
             self._pending.append(loop.epoch)
         self._test_averages(loop.program)
-        if self.board and loop.tested:
+        if loop.tested:
             self._show()
         self._tell()
 
@@ -107,10 +107,7 @@ class Assembly(Callback):
             with suppress(TimeoutError):
                 until(lambda: all(part.last_epoch() >= loop.epoch for part in everything), STOPPING)
             self._test_averages(loop.program)
-            if self.board:
-                self._show()
-            self._tell()
-            self._call("on_end")
+            self._end()
 
     def wait(self) -> None:
         """Wait until all processes have ended, at most `patience` seconds."""
@@ -134,8 +131,10 @@ class Assembly(Callback):
             if saved and not diverged:
                 run.save(saved)
             run.finish("diverged" if diverged else "finished", facts(program, k))
-        if self.board:
-            self._show()
+        self._end()
+
+    def _end(self) -> None:
+        self._show()
         self._tell()
         self._call("on_end")
 
@@ -157,7 +156,8 @@ class Assembly(Callback):
 
     def _show(self) -> None:
         """Write to TensorBoard the epochs that all processes have completed and whose averages are tested."""
-        assert self.board is not None
+        if self.board is None:
+            return
         end = min(self._pending, default=math.inf)
         for k, (run, parts) in enumerate(zip(self.runs, self.parts, strict=True)):
             for record in records_of(parts):
