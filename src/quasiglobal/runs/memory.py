@@ -122,7 +122,7 @@ def fewer(experiments: Sequence[Experiment], device: torch.device) -> int:
     """Number of runs to try next if these do not fit the memory together; raise InputError if it is a single run."""
     one, here = experiments[0], "the GPU's memory" if device.type == "cuda" else "the memory"
     if len(experiments) == 1:
-        further = ", fewer nodes, --recompute or --train lora:8" if one.model.startswith("hf:") else " or fewer nodes"
+        further = ", fewer nodes, --recompute or --train lora:8" if one.reads_texts else " or fewer nodes"
         raise InputError(
             f"{one.resolved.nodes} models {one.model} with batch {one.batch} do not fit {here}; use a smaller "
             f"--batch{further}"

@@ -452,13 +452,13 @@ MOTIVATION = "ResNet-EvoNorm-20"
 
 def _by_alpha(found: Sequence[Outcome]) -> list[Plot]:
     """Figure 1 for each network and graph: scores against the degree of heterogeneity."""
-    here = [one for one in found if not one.cell.text and one.cell.column.setting.startswith("α = ")]
+    here = [one for one in found if not one.cell.text and one.cell.experiment.uses_alpha]
     places = dict.fromkeys((one.cell.row.model, one.cell.column.group) for one in here)
     plots: list[Plot] = []
     for model, graph in sorted(places, key=lambda place: place[0] != MOTIVATION):
         group = [one for one in here if (one.cell.row.model, one.cell.column.group) == (model, graph)]
         number = NUMBERS["motivation" if model == MOTIVATION else "cifar10"]
-        at = {one.cell.column: float(one.cell.column.setting.removeprefix("α = ")) for one in group}
+        at = {one.cell.column: one.cell.experiment.alpha for one in group}
         x = "α (smaller: the nodes' data differ more)"
         plots.append(_scores(f"scores-{len(plots)}", f"{number}: {model}, {graph}", group, x, at))
     return plots
@@ -469,7 +469,7 @@ def _by_size(found: Sequence[Outcome]) -> list[Plot]:
     plots: list[Plot] = []
     for alpha in ("α = 1", "α = 0.1"):
         group = [one for one in found if one.cell.column.setting in (alpha, "iid")]
-        at = {one.cell.column: float(one.cell.column.group.removeprefix("ring ")) for one in group}
+        at = {one.cell.column: float(one.cell.experiment.resolved.nodes) for one in group}
         title = f"{NUMBERS['figure-ring-scales']}: rings, {alpha}"
         plots.append(_scores(f"rings-{len(plots)}", title, group, "nodes on the ring", at))
     return plots
