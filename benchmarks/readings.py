@@ -23,7 +23,7 @@ from quasiglobal.common.files import markdown_table
 from quasiglobal.data import load, split
 from quasiglobal.data.partition import class_counts
 from quasiglobal.reproduction.paper.readings import ScoreReadings, experiments, table, table_of_more_tests
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunStore
 from quasiglobal.topology.parsing import parse
@@ -57,7 +57,7 @@ def main() -> None:
         every = experiments(RunStore.read(chosen.tuned), chosen.seeds, chosen.draws)
         wanted = [one for one in every if any(fnmatch(one.name, pattern) for pattern in chosen.cells)]
         wanted = [replace(every[0], **TINY)] if chosen.tiny else wanted
-        train(wanted, options, callbacks=[scores])
+        simulate(wanted, options, callbacks=[scores])
     store = RunStore.read(chosen.tuned if chosen.tiny else chosen.runs)
     print("Mean of the nodes\n", table(store, draws=chosen.draws), sep="\n")
     print("Averaged model\n", table(store, averaged=True, draws=chosen.draws), sep="\n")

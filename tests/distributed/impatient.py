@@ -6,14 +6,14 @@ OTHER_VERSION is another library version to greet with; PAUSE are seconds of sle
 import os
 import time
 
-from quasiglobal.cli import main, node
+from quasiglobal.cli import main, train
 from quasiglobal.peers import sites
 
 sites.WATCH = 0.3
 if "OTHER_VERSION" in os.environ:
     sites._version = lambda: os.environ["OTHER_VERSION"]
 
-train_node, pause = node.train_node, float(os.environ.get("PAUSE", "0"))
+train_node, pause = train.train_node, float(os.environ.get("PAUSE", "0"))
 
 
 def paused(experiment, place, data, options, patience, watch, *further):
@@ -26,5 +26,5 @@ def paused(experiment, place, data, options, patience, watch, *further):
 
 
 if __name__ == "__main__":
-    node.train_node = paused
+    train.train_node = paused
     main()

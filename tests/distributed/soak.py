@@ -52,7 +52,7 @@ def take_part(rank, port, experiment, folder):
     """Run one process, as `qg train --engine distributed` does under torchrun."""
     import torch
 
-    from quasiglobal.runs.distributed import train
+    from quasiglobal.runs.distributed import train_over_processes
 
     torch.set_num_threads(1)
     logging.basicConfig(format="%(asctime)s %(message)s")
@@ -61,7 +61,7 @@ def take_part(rank, port, experiment, folder):
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     options = Options(runs=folder, device="cpu", engine="distributed", peer_timeout=TIMEOUT)
-    train(experiment, options, watch=lambda runs, records: time.sleep(PAUSE))
+    train_over_processes(experiment, options, watch=lambda runs, records: time.sleep(PAUSE))
 
 
 def survive(experiment, faults, folder, seconds=120):

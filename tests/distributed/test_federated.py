@@ -17,9 +17,9 @@ from federations import Sites
 
 from quasiglobal.peers.edge import HEADER
 from quasiglobal.runs import checkpoints
+from quasiglobal.runs.building import data_of
 from quasiglobal.runs.export import export
-from quasiglobal.runs.loading import data_of
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
@@ -36,14 +36,14 @@ IMPATIENT = (str(Path(__file__).parent / "impatient.py"),)
 def same_as_the_simulator(folder, nodes=range(4), **how):
     """Assert that the sites have the models that the simulator gets from the data of all."""
     pooled = {"data": f"folder:{folder / 'all.npz'}", "partition": "by:owner", **how}
-    (simulated,) = train(
+    (simulated,) = simulate(
         Experiment(**{**from_toml(folder / "experiment.toml").__dict__, **pooled}), Options(runs=folder / "runs")
     )
-    rows, _ = checkpoints.newest(simulated.folder / "checkpoint")
+    rows = checkpoints.newest(simulated.folder / "checkpoint").rows
     for k in nodes:
         (run,) = find_runs(folder / f"runs{k}")
         assert run.status == "finished"
-        assert torch.allclose(newest_of_parts(run.folder)[0]["x"][0], rows["x"][k], rtol=0, atol=1e-12)
+        assert torch.allclose(newest_of_parts(run.folder)[0].rows["x"][0], rows["x"][k], rtol=0, atol=1e-12)
 
 
 def audit(folder, number, event):
@@ -102,7 +102,8 @@ def test_a_killed_site_and_a_stopped_site_come_back(tmp_path, owners):
             assert f"process {k} reconnected to process 2" in said
             assert f"process {k} continues without process 0" in said
             assert f"process {k} reconnected to process 0" in said
-    models = torch.cat([newest_of_parts(next(find_runs(tmp_path / f"runs{k}")).folder)[0]["x"] for k in range(4)])
+    runs = [next(find_runs(tmp_path / f"runs{k}")) for k in range(4)]
+    models = torch.cat([newest_of_parts(run.folder)[0].rows["x"] for run in runs])
     assert (models - models.mean(dim=0)).norm() < 0.05 * models.norm()
 
 
@@ -113,7 +114,7 @@ def test_a_site_that_missed_the_end_fetches_the_result_at_once_or_later(tmp_path
 
     def model(number):
         (run,) = find_runs(tmp_path / f"runs{number}")
-        return models_of(newest_of_parts(run.folder)[0])
+        return models_of(newest_of_parts(run.folder)[0].rows)
 
     def took(number):
         """Assert that site 3 has the whole model of this one, with the statistics of its layers."""

@@ -12,7 +12,7 @@ from owners import Owners
 
 from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs import checkpoints
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
@@ -49,9 +49,9 @@ def test_hospitals_learn_together_what_the_simulator_learns_from_the_notes_of_al
 
     pooled = {"data": "csv:notes", "partition": "by:hospital"}
     whole = Experiment(**{**from_toml(tmp_path / "experiment.toml").__dict__, **pooled})
-    (simulated,) = train(whole, Options(runs=tmp_path / "runs", device="cpu"))
-    together = checkpoints.newest(simulated.folder / "checkpoint")[0]["x"]
+    (simulated,) = simulate(whole, Options(runs=tmp_path / "runs", device="cpu"))
+    together = checkpoints.newest(simulated.folder / "checkpoint").rows["x"]
     for k in range(4):
         (run,) = find_runs(tmp_path / f"runs{k}")
-        assert torch.allclose(newest_of_parts(run.folder)[0]["x"][0], together[k], rtol=0, atol=1e-10)
+        assert torch.allclose(newest_of_parts(run.folder)[0].rows["x"][0], together[k], rtol=0, atol=1e-10)
         assert run.summary.last["accuracy"] > 0.95

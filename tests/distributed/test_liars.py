@@ -179,5 +179,6 @@ def test_sites_that_were_killed_or_stopped_come_back(tmp_path, owners, capsys):
     for k, process in enumerate(nodes):
         four.said(process, k)
         assert all(count < 50 for count in clipped_by(tmp_path / f"runs{k}", capsys).values())
-    models = torch.cat([newest_of_parts(next(find_runs(tmp_path / f"runs{k}")).folder)[0]["x"] for k in range(4)])
+    runs = [next(find_runs(tmp_path / f"runs{k}")) for k in range(4)]
+    models = torch.cat([newest_of_parts(run.folder)[0].rows["x"] for run in runs])
     assert (models - models.mean(dim=0)).norm() < 0.05 * models.norm()

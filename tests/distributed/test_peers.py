@@ -13,9 +13,9 @@ from quasiglobal.cli import share
 from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.agreement import agreement
+from quasiglobal.runs.building import data_of
 from quasiglobal.runs.export import export
-from quasiglobal.runs.loading import data_of
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
@@ -41,14 +41,14 @@ def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owner
 
     pooled = {"data": f"folder:{tmp_path / 'all.npz'}", "partition": "by:owner"}
     whole = {**from_toml(tmp_path / "experiment.toml").__dict__, **pooled}
-    (simulated,) = train(Experiment(**whole), Options(runs=tmp_path / "runs"))
+    (simulated,) = simulate(Experiment(**whole), Options(runs=tmp_path / "runs"))
     found = checkpoints.newest(simulated.folder / "checkpoint")
     assert found is not None
     for k in range(4):
         (run,) = find_runs(tmp_path / f"runs{k}")
-        rows, epoch, nodes_here = newest_of_parts(run.folder)
-        assert (epoch, nodes_here) == (3, [k])
-        assert torch.allclose(rows["x"][0], found[0]["x"][k], rtol=0, atol=1e-12)
+        saved, nodes_here = newest_of_parts(run.folder)
+        assert (saved.epochs, nodes_here) == (3, [k])
+        assert torch.allclose(saved.rows["x"][0], found.rows["x"][k], rtol=0, atol=1e-12)
 
     model = export(run, "3")                            # needs no data
     tests = data_of(run.experiment, None, f"folder:{tmp_path / 'all.npz'}")
@@ -79,7 +79,8 @@ def test_a_node_and_the_rendezvous_come_back(tmp_path, owners):
         if k in (1, 3):
             assert f"process {k} continues without process 2" in said
             assert f"process {k} reconnected to process 2" in said
-    models = torch.cat([newest_of_parts(next(find_runs(tmp_path / f"runs{k}")).folder)[0]["x"] for k in range(4)])
+    runs = [next(find_runs(tmp_path / f"runs{k}")) for k in range(4)]
+    models = torch.cat([newest_of_parts(run.folder)[0].rows["x"] for run in runs])
     assert (models - models.mean(dim=0)).norm() < 0.05 * models.norm()
     assert server.port == port
 

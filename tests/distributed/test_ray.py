@@ -11,7 +11,7 @@ import quasiglobal
 from quasiglobal import InputError
 from quasiglobal.reproduction.paper.reproduce import run_missing
 from quasiglobal.reproduction.paper.tables import TABLES
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.sweep import by_setting, sweep
 from quasiglobal.runs.tuning import tune
@@ -111,7 +111,7 @@ def test_both_workers_take_part_and_a_cell_whose_worker_dies_is_run_again(cluste
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_what_is_in_the_store_is_not_sent_and_bad_input_is_not_retried(cluster, folder, tmp_path):
-    train(TINY, Options(runs=tmp_path))
+    simulate(TINY, Options(runs=tmp_path))
     before = set(folder.iterdir())
     (run,) = sweep([TINY], Options(runs=tmp_path, on="ray"))
     assert run.status == "finished"

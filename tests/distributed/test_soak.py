@@ -22,7 +22,7 @@ def test_a_random_schedule_of_faults_is_survived(tmp_path, seed):
         return
     assert run.status == "finished", (experiment, faults)
     assert run.records()[-1]["epoch"] == soak.EPOCHS
-    rows, _ = checkpoints.newest(run.folder / "checkpoint")
+    rows = checkpoints.newest(run.folder / "checkpoint").rows
     assert len(rows["x"]) == qg.topology.parse(experiment.topology).n
     assert all(torch.isfinite(value).all() for value in rows.values())
     if not experiment.algorithm.startswith("qg"):

@@ -76,4 +76,4 @@ def test_a_random_schedule_of_faults_between_sites_is_survived(tmp_path, owners,
             (run,) = find_runs(tmp_path / f"runs{k}")
             assert run.status == "finished"
             assert run.records()[-1]["epoch"] == EPOCHS
-            assert all(torch.isfinite(value).all() for value in newest_of_parts(run.folder)[0].values())
+            assert all(torch.isfinite(value).all() for value in newest_of_parts(run.folder)[0].rows.values())

@@ -12,7 +12,7 @@ from commands import PATIENCE, ended, rank, scalars, train, train_apart, wait_fo
 
 from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs import checkpoints
-from quasiglobal.runs.local import train as simulate
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import Part, records_of
 from quasiglobal.runs.store import find_runs
@@ -25,7 +25,7 @@ def rows(folder):
     (run,) = find_runs(folder)
     found = checkpoints.newest(run.folder / "checkpoint")
     assert found is not None
-    return found[0]
+    return found.rows
 
 
 def same(one, other, tolerance):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import quasiglobal as qg
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import Experiment, from_toml
 
@@ -74,7 +74,7 @@ WRONG = {
 
 
 def start(root, entries):
-    return train(Experiment(**{"epochs": 1} | RIGHT | entries), Options(runs=root, data_dir=root, device="cpu"))
+    return simulate(Experiment(**{"epochs": 1} | RIGHT | entries), Options(runs=root, data_dir=root, device="cpu"))
 
 
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field in WRONG for value in WRONG[field]])

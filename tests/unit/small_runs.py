@@ -49,9 +49,9 @@ def stop_at(epoch, error=Stop):
 
 def final(run):
     """The checkpoint rows of a finished run."""
-    rows, progress = checkpoints.newest(run.folder / "checkpoint")
-    assert progress.epochs == run.experiment.epochs
-    return rows
+    found = checkpoints.newest(run.folder / "checkpoint")
+    assert found.epochs == run.experiment.epochs
+    return found.rows
 
 
 def assert_same_run(a, b):

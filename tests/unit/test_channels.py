@@ -14,7 +14,7 @@ from quasiglobal.engines.draws import Faults, hashed
 from quasiglobal.engines.ledger import Ledger
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.wire import wire_of
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.training.program import Program
 
 STAR = qg.topology.star(4)
@@ -231,10 +231,10 @@ def test_in_a_training_it_is_of_the_same_batch():
 @pytest.mark.parametrize(("name", "graph"), [("relaysgd:beta=0.9", "star:4"), ("push-diging:sums=true", "ring:4")])
 def test_a_run_with_lost_messages_resumes_bit_for_bit(name, graph, tmp_path):
     experiment = replace(SHORT, algorithm=name, topology=graph, drop=0.3, epochs=2)
-    (whole,) = train(experiment, settled(tmp_path / "whole"))
+    (whole,) = simulate(experiment, settled(tmp_path / "whole"))
     with pytest.raises(Stopped):
-        train(experiment, settled(tmp_path / "half"), stop_at(1))
-    (resumed,) = train(experiment, settled(tmp_path / "half"))
+        simulate(experiment, settled(tmp_path / "half"), stop_at(1))
+    (resumed,) = simulate(experiment, settled(tmp_path / "half"))
     assert_same_run(whole, resumed)
     per_edge = [value for key, value in final(whole).items() if key.startswith("state.") and value.ndim == 3]
     assert per_edge

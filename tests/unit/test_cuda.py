@@ -158,7 +158,7 @@ def test_a_resumed_run_goes_on_with_the_same_numbers(norm):
     first = Program(task, [experiment], torch.device("cuda"))
     first.train_epoch()
     second = Program(task, [experiment], torch.device("cuda"))
-    second.restore([first.rows_of(0)], 1)
+    second.restore([first.checkpoint(0)])
     second.train_epoch()
     assert (second.state.x - whole.state.x).abs().max() <= 1e-9 * whole.state.x.abs().max()
 
@@ -191,7 +191,7 @@ def test_a_captured_transformer_with_dropout_goes_on_with_the_same_numbers(tmp_p
     whole, first, second = (Program(tiny_models.task(chosen), [chosen], torch.device("cuda")) for _ in range(3))
     Loop(whole).run()
     first.train_epoch()
-    second.restore([first.rows_of(0)], 1)
+    second.restore([first.checkpoint(0)])
     Loop(second).run()
     torch.testing.assert_close(second.state.x, whole.state.x, rtol=0, atol=1e-9)
 

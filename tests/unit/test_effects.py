@@ -1,6 +1,7 @@
 """Models and losses that change something besides their result: refused, warned of, or followed."""
 
 import copy
+import json
 import math
 import random
 from collections import deque
@@ -174,6 +175,22 @@ def test_the_first_epoch_is_repeated_one_by_one_where_a_faster_route_went_wrong(
     assert [record["epoch"] for record in run.records] == [1, 2]
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line.endswith("as a loop over the models") for line in said] == [True]
+
+
+def test_a_resumed_run_keeps_the_route(tmp_path, caplog):
+    """What the module hides is not in the checkpoint, and is not what decides."""
+    def stop(run):
+        if run.epoch == 2:
+            raise KeyboardInterrupt
+
+    module, how = Lagged(False), {"epochs": 3, "steps": 6, "runs": tmp_path}
+    with pytest.raises(KeyboardInterrupt):
+        train(module, callbacks=[type("Stop", (), {"on_epoch": staticmethod(stop)})()], checkpoint_seconds=0, **how)
+    (note, *_) = sorted(tmp_path.rglob("checkpoint/*.json"))
+    assert json.loads(note.read_text())["route"] == "OneByOne"
+    caplog.clear()
+    assert len(train(module, **how).records) == 3
+    assert not [record for record in caplog.records if record.levelname == "WARNING"], "no other route was tried"
 
 
 class Annealed:

@@ -7,14 +7,14 @@ import pytest
 from small_runs import SHORT, settled
 
 import quasiglobal as qg
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import Experiment, from_mapping, from_toml, group_by_seed
 
 
 def test_runs_are_compared_by_what_sets_them_apart(tmp_path):
     for algorithm in ("dsgd", "qg-dsgdm"):
-        train(replace(SHORT, algorithm=algorithm, epochs=1), settled(tmp_path, seeds=2))
+        simulate(replace(SHORT, algorithm=algorithm, epochs=1), settled(tmp_path, seeds=2))
     groups = group_by_seed(list(find_runs(tmp_path)), lambda run: run.experiment)
     assert {label: len(group) for label, group in groups.items()} == {"dsgd": 2, "qg-dsgdm": 2}
 

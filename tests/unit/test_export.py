@@ -1,22 +1,25 @@
 """Export of models from runs."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
 from small_runs import SHORT, settled
 
 import quasiglobal as qg
 from quasiglobal.data.sources import load
-from quasiglobal.runs.export import export
-from quasiglobal.runs.exported import read, save
-from quasiglobal.runs.local import train
+from quasiglobal.runs.export import Exported, export, read, save
+from quasiglobal.runs.local import simulate
+from quasiglobal.training.experiment import Experiment
 
 
 @pytest.mark.parametrize("bn", ["shared", "local"])
 def test_an_exported_model_scores_as_its_node_did(tmp_path, bn):
     data = load("digits")
-    (run,) = train(replace(SHORT, model="cnn", norm="bn", bn=bn, lr=0.02), settled(tmp_path))
+    (run,) = simulate(replace(SHORT, model="cnn", norm="bn", bn=bn, lr=0.02), settled(tmp_path))
     scores = []
     for node in range(4):
         save(export(run, str(node)), tmp_path / "model.safetensors")
@@ -33,10 +36,27 @@ def test_an_exported_model_scores_as_its_node_did(tmp_path, bn):
 
 
 def test_a_bad_export_is_one_sentence(tmp_path):
-    (run,) = train(replace(SHORT, epochs=1), settled(tmp_path))
+    (run,) = simulate(replace(SHORT, epochs=1), settled(tmp_path))
     with pytest.raises(qg.InputError, match="node must be average or one of 0 to 3, got '4'"):
         export(run, "4")
     (tmp_path / "junk").write_bytes(b"junk")
     for path in (tmp_path / "junk", tmp_path / "nowhere"):
         with pytest.raises(qg.InputError, match="cannot read a model from"):
             read(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Later(Experiment):
+    """The experiments of a version with one more setting."""
+
+    extra: float = 0.0
+
+
+@pytest.mark.parametrize("extra", [0.0, 0.5])
+def test_a_setting_that_is_added_later_is_in_an_export_only_if_it_is_set(tmp_path, extra):
+    save(Exported(Later(extra=extra), {"weight": torch.zeros(1)}), tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        settings = json.loads(file.metadata()["experiment"])
+    assert settings.keys() - {"extra"} == asdict(Experiment()).keys()
+    assert settings.get("extra", 0.0) == extra
+    assert ("extra" in settings) == (extra != 0.0)

@@ -240,7 +240,7 @@ def test_a_probability_is_in_its_range(name, value):
 
 def test_processes_do_not_simulate_faults(tmp_path):
     with pytest.raises(qg.InputError, match="use --engine simulator"):
-        distributed.train(Experiment(drop=0.1), Options(runs=tmp_path, engine="distributed"))
+        distributed.train_over_processes(Experiment(drop=0.1), Options(runs=tmp_path, engine="distributed"))
 
 
 # -------------------------------------------------------------------------------------------------------- training
@@ -260,7 +260,7 @@ def test_a_training_with_faults_resumes_bit_for_bit_and_is_another_one_than_with
         whole.train_epoch()
         spared.train_epoch()
     first.train_epoch()
-    second.restore([first.rows_of(0), first.rows_of(1)], 1)
+    second.restore([first.checkpoint(0), first.checkpoint(1)])
     second.train_epoch()
     assert second.state.x.equal(whole.state.x)
     assert not spared.state.x.equal(whole.state.x)

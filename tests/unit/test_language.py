@@ -13,8 +13,7 @@ from quasiglobal.data.randomness import seeded
 from quasiglobal.errors import InputError
 from quasiglobal.models.language import language_model, recompute
 from quasiglobal.runs import local as runs
-from quasiglobal.runs.export import export
-from quasiglobal.runs.exported import read, save
+from quasiglobal.runs.export import export, read, save
 from quasiglobal.runs.options import Options
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.routes import OneByOne, Vectorised
@@ -187,7 +186,7 @@ def test_a_stopped_training_with_dropout_goes_on_bit_for_bit(tmp_path, train):
     first, second = (Program(task(chosen), [chosen], CPU) for _ in range(2))
     torch.rand(7)                                           # unrelated random draws
     first.train_epoch()
-    second.restore([first.rows_of(0)], 1)
+    second.restore([first.checkpoint(0)])
     torch.rand(5)
     Loop(second).run()
     assert second.state.x.equal(whole.state.x)
@@ -256,7 +255,7 @@ def test_what_is_frozen_is_nobodys_row_and_the_same_for_all_seeds(tmp_path, trai
 def test_an_exported_model_has_what_was_trained_and_scores_as_its_node_did(tmp_path, train):
     names = tuple(map(str, range(CLASSES)))
     chosen = experiment(write_model(tmp_path / "model"), train=train, precision="fp32", classes=names, shape=(16,))
-    (run,) = runs.train(chosen, Options(runs=tmp_path, device="cpu"), task=task(chosen))
+    (run,) = runs.simulate(chosen, Options(runs=tmp_path, device="cpu"), task=task(chosen))
     data = dataset()
     scores = []
     for node in range(4):

@@ -17,7 +17,7 @@ from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.data.dataset import validating
 from quasiglobal.data.sources import load
 from quasiglobal.errors import InputError
-from quasiglobal.reproduction.leaderboard.contenders import contender, contenders, newcomer, select, source
+from quasiglobal.reproduction.leaderboard.contenders import contender, contenders, newcomer, objections, select, source
 from quasiglobal.reproduction.leaderboard.contest import compete, contest
 from quasiglobal.reproduction.leaderboard.protocol import DIGITS, RELAY, SEEDS, TIERS, Condition, Tier, tier_named
 from quasiglobal.reproduction.leaderboard.standings import Placing, SeedResult, Standing, read_standing, write_standing
@@ -30,7 +30,7 @@ from quasiglobal.reproduction.leaderboard.summary import (
     refresh,
 )
 from quasiglobal.reproduction.report.formats import markdown
-from quasiglobal.runs.loading import data_for
+from quasiglobal.runs.building import data_for
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import find_runs
 from quasiglobal.runs.tuning import FACTOR
@@ -100,7 +100,7 @@ def test_every_algorithm_that_learns_takes_part_on_a_graph_that_it_accepts():
     assert set(ALGORITHMS) - set(names) == {"gossip", "qg-gossip"}
     assert len(names) == len(set(names))
     for one in contenders(DIGITS):
-        assert one.objections(DIGITS.at(DIGITS.conditions[0]))[0] == "", one.name
+        assert objections(one.set_on(DIGITS.at(DIGITS.conditions[0])))[0] == "", one.name
 
 
 def test_a_tier_without_tuning_has_a_rate_for_every_condition():
@@ -389,8 +389,8 @@ def test_a_difference_is_compared_with_the_noise_seed_by_seed():
     found = Contrast("", Number("digits", "edm", "sorted"), Number("digits", "dsgd", "sorted")).answer(
         {"digits": [standing(), better]}
     )
-    assert found.difference == pytest.approx(2.0)
-    assert found.noise == pytest.approx(0.0, abs=1e-9)
+    assert found.gap.value == pytest.approx(2.0)
+    assert found.gap.noise == pytest.approx(0.0, abs=1e-9)
     assert found.verdict == "higher"
     assert Contrast("", Number("digits", "edm", "lost"), Number("digits", "dsgd", "sorted")).answer({}) is None
     gone = standing("ab")

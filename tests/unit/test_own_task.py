@@ -13,7 +13,7 @@ from quasiglobal.data.sources import Dataset, Examples, load
 from quasiglobal.errors import InputError
 from quasiglobal.models import build
 from quasiglobal.runs.building import make_task
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task
@@ -90,7 +90,7 @@ def test_your_own_dropout_is_drawn_anew_each_step_and_again_on_resume():
     whole, _ = run_all(SHORT, task=task)
     first, second = (Program(task, [SHORT], CPU) for _ in range(2))
     first.train_epoch()
-    second.restore([first.rows_of(0)], 1)
+    second.restore([first.checkpoint(0)])
     Loop(second).run()
     assert second.state.x.equal(whole.state.x)
     assert not whole.state.x.isclose(run_all(SHORT, task=plain)[0].state.x).all()
@@ -121,7 +121,7 @@ def test_a_model_of_ones_own_is_left_as_it_is(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     experiment = replace(SHORT, model="own_network:net", epochs=1)
-    train(experiment, settled(tmp_path / "runs"))
+    simulate(experiment, settled(tmp_path / "runs"))
     from own_network import net
 
     assert net[2].num_batches_tracked == 0

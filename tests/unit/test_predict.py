@@ -17,12 +17,10 @@ import quasiglobal as qg
 from quasiglobal.cli import share
 from quasiglobal.data.sources import load
 from quasiglobal.runs import standalone
-from quasiglobal.runs.export import export
-from quasiglobal.runs.exported import read, save
-from quasiglobal.runs.local import train
+from quasiglobal.runs.export import export, read, save, score
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.predict import predict
-from quasiglobal.runs.score import score
 from quasiglobal.runs.standalone import save_folder
 from quasiglobal.training.experiment import Experiment
 
@@ -31,7 +29,7 @@ from quasiglobal.training.experiment import Experiment
 def digits(tmp_path_factory):
     """A run on the digits, and its exported weights."""
     folder = tmp_path_factory.mktemp("digits")
-    (run,) = train(SHORT, settled(folder))
+    (run,) = simulate(SHORT, settled(folder))
     save(export(run, "average"), folder / "model.safetensors")
     return run, folder / "model.safetensors"
 
@@ -112,7 +110,7 @@ def test_a_table_of_numbers_is_read_by_its_columns_names(tmp_path, loss):
         data=f"csv:{tmp_path}/t.csv", label="outcome", loss=loss, model="mlp", topology="ring:3", epochs=2, lr=0.05,
         batch=8, partition="iid", metric=("test_loss",) if loss else (),
     )
-    (run,) = train(one, Options(runs=tmp_path / "runs", device="cpu"))
+    (run,) = simulate(one, Options(runs=tmp_path / "runs", device="cpu"))
     save(export(run, "average"), tmp_path / "model.safetensors")
     model = read(tmp_path / "model.safetensors")
     assert model.features == ("age", "dose")

@@ -16,7 +16,7 @@ from quasiglobal.reproduction.paper.readings import (
     table,
     table_of_more_tests,
 )
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.store import RunFolder, RunStore
 
 ONE = replace(SHORT, model="resnet8", norm="evonorm-running", width=0.25, epochs=2, lr=0.05)
@@ -25,11 +25,11 @@ ONE = replace(SHORT, model="resnet8", norm="evonorm-running", width=0.25, epochs
 @pytest.mark.slow
 def test_each_reading_scores_as_a_run_with_its_norm(tmp_path):
     """Training is the same for all norms, so a run with a reading's norm ends with the same weights and its score."""
-    (run,) = train(ONE, settled(tmp_path / "all"), callbacks=[ScoreReadings()])
+    (run,) = simulate(ONE, settled(tmp_path / "all"), callbacks=[ScoreReadings()])
     lines = read_readings(run)
     assert [line["epoch"] for line in lines] == [1, 2]
     for name, norm in READINGS.items():
-        (own,) = train(replace(ONE, norm=norm), settled(tmp_path / norm))
+        (own,) = simulate(replace(ONE, norm=norm), settled(tmp_path / norm))
         for line, record in zip(lines, own.records(), strict=True):
             assert line[name] == pytest.approx(record["accuracy"], abs=1e-6)
             assert line[f"{name}_averaged"] == pytest.approx(record["accuracy_averaged"], abs=1e-6)
@@ -45,8 +45,8 @@ def test_each_reading_scores_as_a_run_with_its_norm(tmp_path):
 def test_chosen_runs_are_tested_in_every_epoch_and_stay_the_same_runs(tmp_path):
     one = replace(ONE, topology="ring:3", epochs=3, eval_every=2, steps=2)
     both = [one, one.with_seed(1)]
-    plain = train(both, settled(tmp_path / "plain"), callbacks=[ScoreReadings()])
-    often = train(both, settled(tmp_path / "often"), callbacks=[ScoreReadings(["*-s1-*"])])
+    plain = simulate(both, settled(tmp_path / "plain"), callbacks=[ScoreReadings()])
+    often = simulate(both, settled(tmp_path / "often"), callbacks=[ScoreReadings(["*-s1-*"])])
     for usual, run, tested in zip(plain, often, ([2, 3], [1, 2, 3]), strict=True):
         assert_same_run(usual, run)
         assert run.folder.name == usual.folder.name
@@ -80,4 +80,4 @@ def test_the_table_of_readings_measures_deviations_in_units_of_the_noise(tmp_pat
 
 def test_readings_need_all_running_statistics_and_a_folder(tmp_path):
     with pytest.raises(qg.InputError, match="the readings need norm = 'evonorm-running', got 'bn'"):
-        train(replace(ONE, norm="bn"), settled(tmp_path), callbacks=[ScoreReadings()])
+        simulate(replace(ONE, norm="bn"), settled(tmp_path), callbacks=[ScoreReadings()])

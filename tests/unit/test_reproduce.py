@@ -11,15 +11,16 @@ from rich.console import Console
 from terminal import inside
 
 from quasiglobal import InputError
-from quasiglobal.cli import listing, terminal
+from quasiglobal.cli import tables, terminal
 from quasiglobal.reproduction.paper import command
 from quasiglobal.reproduction.paper.figures.training import TRAINED, draw_from_store
 from quasiglobal.reproduction.paper.outcomes import outcomes
 from quasiglobal.reproduction.paper.reproduce import TARGETS, cost, recorded, run_missing, seeds_to_run, stand
 from quasiglobal.reproduction.paper.tables import TABLES, at_scale
+from quasiglobal.runs import store
 from quasiglobal.runs.comparison import Score
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.store import RunFolder, RunStore
+from quasiglobal.runs.store import RunFolder, RunStore, find_runs
 from quasiglobal.runs.tuning import tune
 
 
@@ -343,7 +344,7 @@ def wide(monkeypatch, columns):
     """Set the width of the terminal."""
     monkeypatch.setenv("COLUMNS", str(columns))
     console = Console(highlight=False, markup=False, width=columns)
-    for module in (terminal, listing, command):
+    for module in (terminal, tables, command):
         monkeypatch.setattr(module, "console", console)
     return console
 
@@ -407,3 +408,21 @@ def test_what_cannot_be_asked_for_is_said_in_a_sentence(monkeypatch, capsys, tmp
     }.items():
         status, _, err = qg(monkeypatch, capsys, "reproduce", *words)
         assert (status, err.startswith(sentence)) == (2, True), err
+
+
+@pytest.mark.parametrize("words", [
+    ("runs",), ("compare",), ("plot", "--out", "curves.png"), ("report", "--out", "page"), ("reproduce", "--list"),
+    ("reproduce", "motivation", "--cells", HEADLINE.name, "--data-dir", "."),
+    ("reproduce", "figure-ring-scales", "--data-dir", ".", "--out", "out"),
+    ("leaderboard", "digits", "--again", "--methods", "dsgd", "edm", "--runs", ".", "--records", "records"),
+])  # fmt: skip
+def test_a_command_reads_the_store_once(monkeypatch, capsys, tmp_path, words):
+    monkeypatch.chdir(tmp_path)
+    headline(tmp_path / "runs", {0.4: 0.7, 0.8: 0.8, 1.6: 0.6})
+    ended(tmp_path / "runs", replace(TABLES["ring-scales"].cells[0].experiment, lr=0.1), 0.5)
+    monkeypatch.setattr(command, "cost", lambda experiments, device, speeds: (90.0, True))
+    monkeypatch.setattr("quasiglobal.reproduction.leaderboard.command.contest", lambda *_: iter(()))
+    read = []
+    monkeypatch.setattr(store, "find_runs", lambda root: read.append(root) or find_runs(root))
+    status, _, err = qg(monkeypatch, capsys, *words)
+    assert (status, len(read)) == (0, 1), err

@@ -10,7 +10,7 @@ from small_runs import CPU, SHORT, final, only_runs_together, settled
 import quasiglobal as qg
 from quasiglobal.data.sources import load
 from quasiglobal.runs.building import make_task
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.store import RunFolder
 from quasiglobal.runs.utilisation import utilisation
 from quasiglobal.training.program import Program
@@ -22,8 +22,8 @@ from quasiglobal.training.program import Program
 def test_learning_rates_and_partitions_are_rows_too(tmp_path, algorithm):
     common = replace(SHORT, algorithm=algorithm, topology="lazy/ring:4", precision="fp64", warmup=0.0, epochs=2)
     settings = [common, replace(common, lr=0.01), replace(common, lr=0.02, alpha=10.0), replace(common, milestones=())]
-    rows = train(settings, settled(tmp_path / "rows"))
-    alone = [run for one in settings for run in train(one, settled(tmp_path / "alone"))]
+    rows = simulate(settings, settled(tmp_path / "rows"))
+    alone = [run for one in settings for run in simulate(one, settled(tmp_path / "alone"))]
     for one, other in zip(rows, alone, strict=True):
         assert one.experiment == other.experiment
         found = final(one)
@@ -39,10 +39,10 @@ def test_algorithms_and_topologies_share_the_gradients_and_step_on_their_own_row
     settings = [replace(common, algorithm=name, topology="lazy/ring:4") for name in names]
     settings += [replace(common, topology=name) for name in ("one-peer-exponential:4", "complete:4")]
     programs = []
-    rows = train(settings, settled(tmp_path / "rows", seeds=2), lambda runs, records: programs.append(len(runs)))
+    rows = simulate(settings, settled(tmp_path / "rows", seeds=2), lambda runs, records: programs.append(len(runs)))
     assert set(programs) == {2 * len(settings)}, "all runs share one program"
     assert [run.experiment.algorithm for run in rows[::2]] == [one.algorithm for one in settings], "requested order"
-    alone = [run for one in settings for run in train(one, settled(tmp_path / "alone", seeds=2))]
+    alone = [run for one in settings for run in simulate(one, settled(tmp_path / "alone", seeds=2))]
     for one, other in zip(rows, alone, strict=True):
         assert one.experiment == other.experiment
         found = final(one)
@@ -59,11 +59,11 @@ def test_runs_that_cannot_share_a_program_train_one_after_the_other(tmp_path, mo
     def watch(runs, records):
         programs.append(len(runs))
 
-    runs = train([*settings, common], settled(tmp_path / "a"), watch)
+    runs = simulate([*settings, common], settled(tmp_path / "a"), watch)
     assert programs == [2, 1, 1]
     assert [run.experiment for run in runs] == [*settings, common]
-    monkeypatch.setattr("quasiglobal.runs.grouping.runs_that_fit", lambda *_, **how: 2)
-    train(common, settled(tmp_path / "b", seeds=5), watch)
+    monkeypatch.setattr("quasiglobal.runs.local.runs_that_fit", lambda *_, **how: 2)
+    simulate(common, settled(tmp_path / "b", seeds=5), watch)
     assert programs[3:] == [2, 2, 1], "as many at a time as fit in memory"
     with pytest.raises(qg.InputError, match="runs that train together need one batch, got 64 and 32"):
         Program(make_task(common, load("digits")), settings[:2], CPU)
@@ -72,9 +72,9 @@ def test_runs_that_cannot_share_a_program_train_one_after_the_other(tmp_path, mo
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_runs_that_do_not_fit_the_memory_together_continue_as_smaller_groups(tmp_path, monkeypatch, caplog, epoch):
     common = replace(SHORT, precision="fp64", epochs=2)
-    whole = train(common, settled(tmp_path / "whole", seeds=5))
+    whole = simulate(common, settled(tmp_path / "whole", seeds=5))
     sizes = only_runs_together(monkeypatch, 2, epoch)
-    split = train(common, settled(tmp_path / "split", seeds=5))
+    split = simulate(common, settled(tmp_path / "split", seeds=5))
     assert list(dict.fromkeys(sizes)) == [5, 3, 2, 1]
     for runs, fewer in ((5, 3), (3, 2)):
         assert caplog.text.count(f"{runs} runs together do not fit the memory: {fewer} at a time") == 1
@@ -86,7 +86,7 @@ def test_runs_that_do_not_fit_the_memory_together_continue_as_smaller_groups(tmp
 def test_a_run_that_does_not_fit_the_memory_is_one_sentence(tmp_path, monkeypatch):
     only_runs_together(monkeypatch, 0)
     with pytest.raises(qg.InputError, match="4 models mlp with batch 64 do not fit the memory; use a smaller --batch"):
-        train(SHORT, settled(tmp_path))
+        simulate(SHORT, settled(tmp_path))
 
 
 @pytest.mark.parametrize("rate", [0.1, 1e30])
@@ -98,7 +98,7 @@ def test_a_stop_in_the_last_epoch_of_a_program_keeps_the_next_from_beginning(tmp
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train([first, second], settled(tmp_path), stop)
+        simulate([first, second], settled(tmp_path), stop)
     assert RunFolder.of(first, tmp_path).read().status == ("diverged" if rate > 1 else "finished")
     assert not RunFolder.of(second, tmp_path).read().begun
 
@@ -107,8 +107,8 @@ def test_partitions_whose_epochs_differ_do_not_share_a_program(tmp_path):
     common = replace(SHORT, epochs=1, precision="fp64")
     settings = [replace(common, partition=partition) for partition in ("dirichlet", "whole", "iid", "shards:2")]
     for row, alone in zip(
-        train(settings, settled(tmp_path / "rows")),
-        [run for one in settings for run in train(one, settled(tmp_path / "alone"))],
+        simulate(settings, settled(tmp_path / "rows")),
+        [run for one in settings for run in simulate(one, settled(tmp_path / "alone"))],
         strict=True,
     ):
         assert row.records()[0]["step"] == alone.records()[0]["step"]
@@ -132,7 +132,7 @@ def test_a_run_that_diverged_leaves_its_program_and_changes_no_other(tmp_path, m
     bad = replace(good, lr=1e12)
     watched = []
     options = settled(tmp_path, utilisation=tmp_path / "utilisation.jsonl")
-    *runs, diverged = train([*settings, bad], options, lambda runs, records: watched.append(len(runs)))
+    *runs, diverged = simulate([*settings, bad], options, lambda runs, records: watched.append(len(runs)))
     used = utilisation(options.utilisation, since=0.0)
     assert used.examples == (5 + 4 + 4) * 4 * 2 * 64, "nodes, steps, batch"
     assert 12 < used.row_seconds / used.seconds["training"] < 20
@@ -141,8 +141,8 @@ def test_a_run_that_diverged_leaves_its_program_and_changes_no_other(tmp_path, m
     assert rows == [4 * 4]
     assert diverged.status == "diverged"
     assert [record["epoch"] for record in diverged.records()] == [1]
-    assert diverged.summary.partition == train(replace(bad, lr=0.1), settled(tmp_path))[0].summary.partition
-    for run, alone in zip(runs, train(settings, settled(tmp_path / "alone")), strict=True):
+    assert diverged.summary.partition == simulate(replace(bad, lr=0.1), settled(tmp_path))[0].summary.partition
+    for run, alone in zip(runs, simulate(settings, settled(tmp_path / "alone")), strict=True):
         ours, theirs = final(run), final(alone)
         assert all((ours[name] - theirs[name]).abs().max() <= 1e-12 for name in ours), run.folder.name
         assert [record["epoch"] for record in run.records()] == [1, 2, 3]
@@ -151,7 +151,7 @@ def test_a_run_that_diverged_leaves_its_program_and_changes_no_other(tmp_path, m
 @pytest.mark.filterwarnings("ignore:.*reveal")
 def test_waiting_runs_take_the_rows_of_runs_that_end(tmp_path, monkeypatch):
     """Rows are at different epochs then, also after a stop; each run is the same as alone, also its final merge."""
-    monkeypatch.setattr("quasiglobal.runs.grouping.runs_that_fit", lambda *_, **how: 2)
+    monkeypatch.setattr("quasiglobal.runs.local.runs_that_fit", lambda *_, **how: 2)
     common = replace(SHORT, precision="fp64", topology="lazy/ring:4", warmup=0.0, eval_every=2, steps=2)
     common = replace(common, communication="merge@end")
     names = ("qg-dsgdm-n", "lt-admm:tau=2", "mimelite")     # lt-admm has a state per edge
@@ -169,10 +169,10 @@ def test_waiting_runs_take_the_rows_of_runs_that_end(tmp_path, monkeypatch):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(settings, settled(tmp_path / "rows", checkpoint_seconds=1e9), watch)
-    runs = train(settings, settled(tmp_path / "rows"), watch)
+        simulate(settings, settled(tmp_path / "rows", checkpoint_seconds=1e9), watch)
+    runs = simulate(settings, settled(tmp_path / "rows"), watch)
     assert seen == [[1, 1], [1, 2], [2, 3], [1, 3], [1, 2], [2, 3], [3]]
-    alone = [run for one in settings for run in train(one, settled(tmp_path / "alone"))]
+    alone = [run for one in settings for run in simulate(one, settled(tmp_path / "alone"))]
     assert [run.status for run in runs] == ["diverged", *["finished"] * 4] == [run.status for run in alone]
     for run, other in zip(runs[1:], alone[1:], strict=True):
         ours, theirs = final(run), final(other)

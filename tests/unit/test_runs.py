@@ -1,12 +1,13 @@
 """Run folders: contents, and resume after stops, kills and damage."""
 
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
@@ -23,14 +24,15 @@ from quasiglobal.runs import checkpoints
 from quasiglobal.runs.best import best_state, kept_in
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.export import export
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.store import RunFolder, find_runs, read_run
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program
+from quasiglobal.training.rows import Checkpoint
 
 
 def test_a_run_is_a_folder_and_is_not_run_twice(tmp_path):
-    (run,) = train(SHORT, settled(tmp_path))
+    (run,) = simulate(SHORT, settled(tmp_path))
     assert {path.name for path in run.folder.iterdir()} == {
         "experiment.json", "metrics.jsonl", "summary.json", "checkpoint"}
     assert run.status == "finished"
@@ -39,17 +41,17 @@ def test_a_run_is_a_folder_and_is_not_run_twice(tmp_path):
     assert run.summary.best["accuracy"] == max(record["accuracy"] for record in run.records())
     assert read_run(run.folder).experiment == SHORT
     stamp = (run.folder / "metrics.jsonl").stat().st_mtime_ns
-    train(SHORT, settled(tmp_path))
+    simulate(SHORT, settled(tmp_path))
     assert (run.folder / "metrics.jsonl").stat().st_mtime_ns == stamp
 
 
 def test_the_best_models_are_kept_also_over_a_stop(tmp_path):
     setting = replace(SHORT, epochs=5, lr=0.4)
-    (whole,) = train(setting, settled(tmp_path / "whole", keep_best=True))
+    (whole,) = simulate(setting, settled(tmp_path / "whole", keep_best=True))
     for epoch in (2, 4):                                    # after its best models are written, before its checkpoint
         with pytest.raises(Stop):
-            train(setting, settled(tmp_path, keep_best=True), stop_at(epoch))
-    (run,) = train(setting, settled(tmp_path, keep_best=True))
+            simulate(setting, settled(tmp_path, keep_best=True), stop_at(epoch))
+    (run,) = simulate(setting, settled(tmp_path, keep_best=True))
     assert kept_in(run.folder) == kept_in(whole.folder)
     assert run.summary.kept == [asdict(one) for one in kept_in(run.folder)]
     for one in kept_in(run.folder):
@@ -70,7 +72,7 @@ def test_what_an_algorithm_keeps_can_be_saved_and_loaded(tmp_path):
     names = sorted(["slowmo:tau=1", *(name for name in ALGORITHMS if name not in TWINS)])   # the row order of `train`
     graphs = {name: "star:5" if name == "relaysgd" else "ring:5" for name in names}
     experiments = [replace(SHORT, algorithm=name, topology=graphs[name], partition="iid", epochs=1) for name in names]
-    runs = train(experiments, settled(tmp_path))
+    runs = simulate(experiments, settled(tmp_path))
     program = Program(make_task(SHORT, load("digits")), experiments, CPU)
     Loop(program).run()
     for k, (name, run) in enumerate(zip(names, runs, strict=True)):
@@ -80,7 +82,7 @@ def test_what_an_algorithm_keeps_can_be_saved_and_loaded(tmp_path):
 
 
 def test_a_record_has_the_promised_measures(tmp_path):
-    (run,) = train(SHORT, settled(tmp_path))
+    (run,) = simulate(SHORT, settled(tmp_path))
     record = run.records()[-1]
     for name in ("loss", "train_accuracy", "accuracy", "accuracy_std", "accuracy_worst", "accuracy_best",
                  "accuracy_averaged", "consensus_distance", "weight_norm", "effective_step", "images_per_second"):
@@ -102,10 +104,10 @@ def test_stopped_runs_go_on_bit_for_bit(tmp_path, algorithms):
     """A single run, and several runs as rows of one program."""
     alike = replace(SHORT, topology="lazy/ring:4", lr=0.01, model="cnn", norm="bn", epochs=4)
     experiments = [replace(alike, algorithm=name) for name in algorithms]
-    whole = train(experiments, settled(tmp_path / "whole"))
+    whole = simulate(experiments, settled(tmp_path / "whole"))
     with pytest.raises(Stop):
-        train(experiments, settled(tmp_path / "cut"), stop_at(2))
-    for one, other in zip(whole, train(experiments, settled(tmp_path / "cut")), strict=True):
+        simulate(experiments, settled(tmp_path / "cut"), stop_at(2))
+    for one, other in zip(whole, simulate(experiments, settled(tmp_path / "cut")), strict=True):
         assert_same_run(one, other)
 
 
@@ -130,7 +132,7 @@ def train_and_kill(folder, algorithm, kills, epochs):
         process.send_signal(signal.SIGKILL)
         process.wait()
     (killed,) = find_runs(folder / "cut")
-    (cut,), (whole,) = (train(killed.experiment, settled(folder / place)) for place in ("cut", "whole"))
+    (cut,), (whole,) = (simulate(killed.experiment, settled(folder / place)) for place in ("cut", "whole"))
     assert_same_run(whole, cut)
 
 
@@ -159,26 +161,25 @@ def test_ctrl_c_saves_the_epoch_and_says_how_to_go_on(tmp_path):
     assert process.returncode == 130
     assert said == "qg: stopped; run the same command again to resume\n"
     (run,) = find_runs(tmp_path)
-    _, progress = checkpoints.newest(run.folder / "checkpoint")
-    assert progress.epochs == len(run.records()) > 0
+    assert checkpoints.newest(run.folder / "checkpoint").epochs == len(run.records()) > 0
 
 
 def test_seeds_that_stopped_at_different_epochs_all_finish(tmp_path):
     with pytest.raises(Stop):
-        train(SHORT, settled(tmp_path), stop_at(1))
-    runs = train(SHORT, settled(tmp_path, seeds=2))
+        simulate(SHORT, settled(tmp_path), stop_at(1))
+    runs = simulate(SHORT, settled(tmp_path, seeds=2))
     assert [run.status for run in runs] == ["finished", "finished"]
-    (alone,) = train(SHORT.with_seed(1), settled(tmp_path / "alone"))
+    (alone,) = simulate(SHORT.with_seed(1), settled(tmp_path / "alone"))
     assert runs[1].summary.last["accuracy"] == pytest.approx(alone.summary.last["accuracy"], abs=0.02)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
 def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path, damage):
     experiment = replace(SHORT, epochs=4)
-    (whole,) = train(experiment, settled(tmp_path / "whole"))
+    (whole,) = simulate(experiment, settled(tmp_path / "whole"))
 
     with pytest.raises(Stop):
-        train(experiment, settled(tmp_path / "cut"), stop_at(3))
+        simulate(experiment, settled(tmp_path / "cut"), stop_at(3))
     (folder,) = (tmp_path / "cut").glob("*/checkpoint")
     newest = sorted(folder.glob("*.safetensors"))[-1]
     content = bytearray(newest.read_bytes())
@@ -190,24 +191,24 @@ def test_a_damaged_checkpoint_falls_back_and_says_so(tmp_path, damage):
     else:
         newest.unlink()
     with pytest.warns(UserWarning, match="is damaged"):
-        (cut,) = train(experiment, settled(tmp_path / "cut"))
+        (cut,) = simulate(experiment, settled(tmp_path / "cut"))
     assert_same_run(whole, cut)
 
 
 def test_only_two_checkpoints_are_kept(tmp_path):
-    (run,) = train(SHORT, settled(tmp_path))
+    (run,) = simulate(SHORT, settled(tmp_path))
     assert sorted(path.name for path in (run.folder / "checkpoint").iterdir()) == [
         "000002.json", "000002.safetensors", "000003.json", "000003.safetensors"]
 
 
 def test_a_diverged_seed_ends_cleanly(tmp_path):
-    runs = train(replace(SHORT, lr=1e18, algorithm="dsgd"), settled(tmp_path, seeds=2))
+    runs = simulate(replace(SHORT, lr=1e18, algorithm="dsgd"), settled(tmp_path, seeds=2))
     assert [run.status for run in runs] == ["diverged", "diverged"]
     assert runs[0].records()[-1]["loss"] is None or runs[0].records()[-1]["loss"] > 1e4
 
 
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
-    (run,) = train(replace(SHORT, epochs=2), settled(tmp_path))
+    (run,) = simulate(replace(SHORT, epochs=2), settled(tmp_path))
     before = final(run)
 
     def full(tensors, path, metadata):
@@ -216,7 +217,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "save_file", full)
     with pytest.raises(qg.InputError, match="No space left on device"):
-        RunFolder.of(run.experiment, tmp_path).checkpoint(before, 3)
+        RunFolder.of(run.experiment, tmp_path).save(Checkpoint(before, 3))
     assert all(final(run)[name].equal(before[name]) for name in before)
     assert not list((run.folder / "checkpoint").glob(".*"))
 
@@ -236,15 +237,31 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):
 
 def test_what_a_killed_process_left_half_written_is_passed_over(tmp_path):
     rows = {"x": torch.zeros(2, 3)}
-    checkpoints.save(tmp_path, rows, checkpoints.Progress(1, 0))
+    checkpoints.save(tmp_path, Checkpoint(rows, 1))
     for name in (".000002.17.json", ".000002.17.safetensors"):
         (tmp_path / name).write_bytes(b"half")
     assert checkpoints.epochs(tmp_path) == [1]
     found = checkpoints.newest(tmp_path)
     assert found is not None
-    assert found[1].epochs == 1
-    checkpoints.save(tmp_path, rows, checkpoints.Progress(2, 0))
+    assert found.epochs == 1
+    checkpoints.save(tmp_path, Checkpoint(rows, 2))
     assert sorted(path.stem for path in tmp_path.iterdir()) == ["000001", "000001", "000002", "000002"]
+
+
+def test_a_checkpoint_returns_all_its_fields_and_older_files_give_the_defaults_of_later_ones(tmp_path):
+    values = {"epochs": 4, "metrics": 120, "topology": "abc", "route": "OneByOne", "device": "cpu"}
+    assert {field.name for field in fields(Checkpoint)} == {"rows", *values}
+    checkpoints.save(tmp_path, Checkpoint({"x": torch.ones(2, 3)}, **values))
+    for saved in (checkpoints.newest(tmp_path), checkpoints.at(tmp_path, 4)):
+        assert {name: getattr(saved, name) for name in values} == values
+        assert saved.rows["x"].equal(torch.ones(2, 3))
+    note = tmp_path / "000004.json"
+    note.write_text(json.dumps({name: value for name, value in json.loads(note.read_text()).items() if name in OLDEST}))
+    assert checkpoints.newest(tmp_path).topology == ""
+
+
+OLDEST = ("epochs", "metrics", "sha256")
+"""The entries that files of all versions have."""
 
 
 def test_a_lost_or_damaged_file_costs_no_run(tmp_path):
@@ -252,18 +269,18 @@ def test_a_lost_or_damaged_file_costs_no_run(tmp_path):
     options = settled(tmp_path, checkpoint_seconds=0.0)
 
     with pytest.raises(KeyboardInterrupt):
-        train(SHORT, options, stop_at(2, KeyboardInterrupt))
+        simulate(SHORT, options, stop_at(2, KeyboardInterrupt))
     folder = RunFolder.of(SHORT, tmp_path).folder
     (folder / "metrics.jsonl").unlink()
     with pytest.warns(UserWarning, match="lost records"):
-        (run,) = train(SHORT, options)
+        (run,) = simulate(SHORT, options)
     assert [record["epoch"] for record in run.records()] == [2, 3]
     (folder / "summary.json").write_text("")
     with pytest.warns(UserWarning, match="summary.json is damaged"):
-        (run,) = train(SHORT, options)
+        (run,) = simulate(SHORT, options)
     assert run.status == "finished"
     (folder / "experiment.json").unlink()
-    train(SHORT, options)
+    simulate(SHORT, options)
     assert [found.experiment for found in find_runs(tmp_path)] == [SHORT]
     with open(folder / "metrics.jsonl", "a") as file:
         file.write("{\n")
@@ -276,7 +293,7 @@ def test_a_lost_or_damaged_file_costs_no_run(tmp_path):
 
 def test_two_processes_do_not_train_one_run(tmp_path):
     with files.alone(RunFolder.of(SHORT, tmp_path).folder), pytest.raises(qg.InputError, match="another process"):
-        train(SHORT, settled(tmp_path))
+        simulate(SHORT, settled(tmp_path))
 
 
 def test_a_graph_that_has_changed_is_refused(tmp_path):
@@ -285,13 +302,13 @@ def test_a_graph_that_has_changed_is_refused(tmp_path):
     experiment = replace(SHORT, topology=f"lazy/file:{graph}")
     options = settled(tmp_path / "runs")
     with pytest.raises(Stop):
-        train(experiment, options, stop_at(2))
+        simulate(experiment, options, stop_at(2))
     before, _ = graph.read_text(), graph.write_text(other)
     with pytest.raises(qg.InputError, match=r"is another graph than .* was trained on; restore that graph"):
-        train(experiment, options)
+        simulate(experiment, options)
     graph.write_text(f"# the same\n{before}")
-    (run,) = train(experiment, options)
+    (run,) = simulate(experiment, options)
     assert run.status == "finished"
     graph.write_text(other)
     with pytest.raises(qg.InputError, match="is another graph"):
-        train(experiment, options)
+        simulate(experiment, options)

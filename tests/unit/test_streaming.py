@@ -20,7 +20,7 @@ from quasiglobal.data.sources import load
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.estimate import estimate, prepare
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import Loop
@@ -66,10 +66,10 @@ def test_images_beyond_the_memory_limit_stay_on_disk_and_are_the_same(folder):
 @pytest.mark.parametrize("how", [{"stream": True}, {"memory_limit": 1e-6}])
 def test_a_streamed_run_equals_one_in_memory_bit_for_bit(folder, tmp_path, how):
     one = experiment_on(folder)
-    (kept,) = train(one, Options(runs=tmp_path / "kept", device="cpu"))
-    (streamed,) = train(one, Options(runs=tmp_path / "streamed", device="cpu", **how))
+    (kept,) = simulate(one, Options(runs=tmp_path / "kept", device="cpu"))
+    (streamed,) = simulate(one, Options(runs=tmp_path / "streamed", device="cpu", **how))
     assert streamed.folder.name == kept.folder.name
-    (ours, *_), (theirs, *_) = (checkpoints.newest(run.folder / "checkpoint") for run in (streamed, kept))
+    ours, theirs = (checkpoints.newest(run.folder / "checkpoint").rows for run in (streamed, kept))
     assert all(ours[name].equal(theirs[name]) for name in theirs)
     for new, old in zip(streamed.records(), kept.records(), strict=True):
         assert {**new, "images_per_second": 0} == {**old, "images_per_second": 0}
@@ -83,7 +83,7 @@ def test_augmentation_and_resume_are_exact(folder, augmentation):
     Loop(whole).run()
     first, second = (Program(make_task(one, streamed), [one], CPU) for _ in range(2))
     first.train_epoch()
-    second.restore([first.rows_of(0)], 1)
+    second.restore([first.checkpoint(0)])
     Loop(second).run()
     assert second.state.x.equal(whole.state.x)
 

@@ -17,7 +17,7 @@ from quasiglobal.data.batches import Owner, Plan
 from quasiglobal.data.corpus import Corpus, Rows, check_vocabulary, fingerprint_of, tokenised
 from quasiglobal.data.texts import Texts
 from quasiglobal.runs.agreement import agreement
-from quasiglobal.runs.loading import data_of
+from quasiglobal.runs.building import data_of
 from quasiglobal.training.experiment import Experiment
 
 CPU = torch.device("cpu")
@@ -412,8 +412,8 @@ def test_a_model_of_images_does_not_read(tmp_path):
 @pytest.fixture
 def tiny(monkeypatch):
     """Give every model the tokenizer `Words` and a vocabulary of 6."""
-    monkeypatch.setattr("quasiglobal.runs.loading.tokenizer_of", lambda model: Words(*ABC))
-    monkeypatch.setattr("quasiglobal.runs.loading.vocabulary_of", lambda model: 6)
+    monkeypatch.setattr("quasiglobal.runs.building.tokenizer_of", lambda model: Words(*ABC))
+    monkeypatch.setattr("quasiglobal.runs.building.vocabulary_of", lambda model: 6)
 
 
 @pytest.mark.usefixtures("tiny")

@@ -16,11 +16,9 @@ from quasiglobal.cli import share
 from quasiglobal.data.readers.tables import read_texts
 from quasiglobal.data.sources import Examples
 from quasiglobal.errors import InputError
-from quasiglobal.runs.building import make_task
-from quasiglobal.runs.export import export
-from quasiglobal.runs.exported import save
-from quasiglobal.runs.loading import data_of
-from quasiglobal.runs.local import train
+from quasiglobal.runs.building import data_of, make_task
+from quasiglobal.runs.export import export, save
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.standalone import save_folder
 from quasiglobal.runs.store import read_run
@@ -108,7 +106,7 @@ def trained_on_texts(tmp_path):
         data=f"csv:{tmp_path}/mine", model=write_reader(tmp_path / "reader"), pretrained=False, topology="ring:3",
         partition="iid", algorithm="dadam", epochs=4, batch=10, lr=0.01, milestones=(), shape=(16,), eval_every=4,
     )
-    (run,) = train(chosen, Options(runs=tmp_path / "runs", device="cpu"))
+    (run,) = simulate(chosen, Options(runs=tmp_path / "runs", device="cpu"))
     return run
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from quasiglobal import InputError
 from quasiglobal.reproduction.paper.figures import drawing
-from quasiglobal.reproduction.paper.figures.canvas import write_figure
-from quasiglobal.reproduction.paper.figures.drawing import BETAS, QUASI_GLOBAL, RATES, local_momentum
+from quasiglobal.reproduction.paper.figures.drawing import BETAS, QUASI_GLOBAL, RATES, local_momentum, write_figure
 from quasiglobal.reproduction.paper.figures.training import TRAINED, draw_from_store
 from quasiglobal.reproduction.paper.tables import TABLES, at_scale
 from quasiglobal.runs.store import RunFolder, RunStore, find_runs

@@ -12,7 +12,7 @@ from quasiglobal.engines.links import misfit
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.runs.agreement import agreement
 from quasiglobal.runs.export import export
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import read_run
 from quasiglobal.training.experiment import Experiment, from_mapping
@@ -200,7 +200,7 @@ def test_all_averages_of_models_are_weighted(tmp_path):
 @pytest.mark.parametrize("weights", ["4,1,1,2", "equal"])
 def test_an_exported_average_is_weighted(tmp_path, weights):
     one = Experiment(model="mlp", topology="ring:4", epochs=1, weights=weights, algorithm="dsgd")
-    (run,) = train(one, Options(runs=tmp_path, device="cpu"))
+    (run,) = simulate(one, Options(runs=tmp_path, device="cpu"))
     rows, _ = run.rows()
     p = torch.tensor([4.0, 1.0, 1.0, 2.0] if weights != "equal" else [1.0] * 4, dtype=torch.float64)
     mean = (p / p.sum()) @ rows["x"].double()

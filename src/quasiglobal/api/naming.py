@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from quasiglobal import algorithms
+from quasiglobal.algorithms import Algorithm
 from quasiglobal.common.fingerprint import fingerprint
 from quasiglobal.common.mixing import entries
 from quasiglobal.common.objects import named_text
@@ -14,10 +14,13 @@ from quasiglobal.data.dataset import Dataset
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import BUILT_IN, is_lower, name_of, percent
 from quasiglobal.runs.building import LOSSES
-from quasiglobal.topology.parsing import is_external, parse
+from quasiglobal.topology.parsing import Graph, is_external, parse
 from quasiglobal.training.experiment import Experiment, from_mapping
 from quasiglobal.training.metrics import LOSS
 from quasiglobal.training.task import Task
+
+AlgorithmLike = str | Algorithm | type[Algorithm]
+"""An algorithm as text or object: see `algorithms.algorithm`."""
 
 OF_TASK = {
     "data", "model", "loss", "metric", "classes", "shape", "mean", "std", "norm", "width", "pretrained", "train",
@@ -29,7 +32,7 @@ LIST = "list"
 """Text of the partition of data that came as one data set per node."""
 
 
-def experiment_of(task: Task, algorithm: Any, graph: Any, values: dict[str, Any]) -> Experiment:
+def experiment_of(task: Task, algorithm: AlgorithmLike, graph: Graph, values: Mapping[str, object]) -> Experiment:
     """The experiment that trains a task; `values` are further fields, with objects or functions for some."""
     values = dict(values)
     for name in OF_TASK & values.keys():
@@ -83,13 +86,13 @@ def _metrics(task: Task) -> tuple[str, ...]:
     return tuple(found.values())
 
 
-def _metric(name: str, metric: Any) -> str:
+def _metric(name: str, metric: object) -> str:
     if BUILT_IN.get(name) is metric:
         return name
     return named_text(name, fingerprint(metric), name=name, lower=is_lower(metric), percent=percent(metric))
 
 
-def _topology(given: Any) -> str:
+def _topology(given: Graph) -> str:
     """The text from which `topology.parse` returns an equal topology, elsewhere from its stored weights."""
     if isinstance(given, str) and not is_external(given):
         return given
@@ -106,7 +109,7 @@ def _topology(given: Any) -> str:
     return named_text(name, graph.fingerprint, graph, n=graph.n, **weights)
 
 
-def _partition(task: Task, partition: Any, has_alpha: bool) -> str:
+def _partition(task: Task, partition: object, has_alpha: bool) -> str:
     if task.data.parts is not None:
         if partition is not None or has_alpha:
             raise InputError("train is a list, so nothing is split; leave out partition and alpha")
@@ -120,7 +123,7 @@ def _partition(task: Task, partition: Any, has_alpha: bool) -> str:
     return named_text(name_of(partition), fingerprint(partition), partition)
 
 
-def _schedule(values: dict[str, Any]) -> dict[str, Any]:
+def _schedule(values: dict[str, object]) -> dict[str, object]:
     """The fields of the learning rate schedule; removes the functions among `values`."""
     lr, schedule = values.get("lr"), values.pop("schedule", "constant")
     for name, needed in (("decay", "milestones"), ("warmup_from", "warmup")):
@@ -148,5 +151,5 @@ def _schedule(values: dict[str, Any]) -> dict[str, Any]:
     return rest | {"schedule": "steps" if schedule == "constant" else schedule}
 
 
-def _function(function: Callable[[float], float], by_step: bool) -> str:
+def _function(function: Callable[..., object], by_step: bool) -> str:
     return named_text(name_of(function), fingerprint(function, by_step), (function, by_step))

@@ -1,45 +1,54 @@
-"""Train a task of your own: `qg.train`."""
+"""Train a task of your own, in memory, in run folders or over processes: `qg.train`."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from quasiglobal.api.naming import OF_TASK, experiment_of
-from quasiglobal.api.running import trained
-from quasiglobal.api.trained import Trained
+from quasiglobal.api.naming import OF_TASK, AlgorithmLike, experiment_of
+from quasiglobal.api.progress import progress
+from quasiglobal.api.trained import Trained, TrainedRun
+from quasiglobal.data.partition import Split
 from quasiglobal.errors import InputError, unknown, whole
+from quasiglobal.runs.distributed import train_over_processes, wait_for_all
+from quasiglobal.runs.local import Stopped, simulate, simulate_in_memory
 from quasiglobal.runs.options import Options
+from quasiglobal.runs.store import Run, folders_of
 from quasiglobal.topology.parsing import Graph
 from quasiglobal.training.callbacks import Call
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import checked_callbacks
+from quasiglobal.training.metrics import Record
 from quasiglobal.training.task import Task
 
 
 def train(
     task: Task,
-    algorithm: Any = "qg-dsgdm-n",
+    algorithm: AlgorithmLike = "qg-dsgdm-n",
     topology: Graph = "ring:16",
     epochs: int = 30,
     *,
     lr: float | Callable[[int], float] | None = None,
     batch: int = 32,
-    partition: Any = None,
+    partition: str | Split | None = None,
     seeds: int = 1,
     runs: str | os.PathLike[str] | None = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[object] = (),
     device: str = "auto",
     engine: str = "simulator",
     precision: str = "fp32",
     schedule: str | Callable[[float], float] = "constant",
     clip: float | None = None,
     weight_decay: float = 0.0,
-    watch: Callable[[Any], None] | None = None,
+    watch: Callable[[Record], None] | None = None,
     **experiment: Any,
 ) -> Trained:
     """Train a task of your own. Ctrl-C stops after the current epoch and returns what is trained so far.
@@ -108,4 +117,58 @@ def train(
     called = checked_callbacks(callbacks)
     if watch is not None:
         called.append(Call(lambda loop: watch(loop.latest[0]) if 0 in loop.latest else None))
-    return trained(task, one, options, called, keep=runs is not None)
+    found = Trained(_trained(task, one, options, called, keep=runs is not None))
+    for run in found.runs:
+        if run.status == "diverged":
+            what = f"{run.experiment.algorithm} with seed {run.experiment.seed}"
+            warnings.warn(
+                f"{what} diverged in epoch {len(run)} of {run.experiment.epochs}; try a smaller lr", stacklevel=2
+            )
+    return found
+
+
+def _trained(
+    task: Task, one: Experiment, options: Options, callbacks: Sequence[object], keep: bool
+) -> list[TrainedRun]:
+    """Train all seeds; `keep` writes run folders."""
+    if options.engine == "distributed":
+        if not keep:
+            return _over_processes_without_folder(task, one, options, callbacks)
+        runs = train_over_processes(one, options, task=task, callbacks=callbacks, wait=True)
+        return [_of_run(run, task) for run in runs]
+    with progress(one) as bar:
+        if not keep:
+            found = simulate_in_memory(task, one, options, [*callbacks, bar])
+            return [TrainedRun(records, of, task, partial(dict, rows), status) for of, records, rows, status in found]
+        for folder in folders_of(one, options):
+            run, epochs = folder.read(), len(folder.read_records())
+            if run.status == "finished" and epochs < one.epochs:
+                warnings.warn(
+                    f"a callback ended {run.folder} after epoch {epochs} of {one.epochs}; delete the folder to train "
+                    "it again", stacklevel=3,
+                )
+        try:
+            runs = simulate(one, options, task=task, callbacks=[*callbacks, bar])
+        except Stopped:
+            warnings.warn("stopped by Ctrl-C; the same call resumes", stacklevel=3)
+            runs = [folder.read() for folder in folders_of(one, options)]
+    return [_of_run(run, task) for run in runs]
+
+
+def _of_run(run: Run, task: Task) -> TrainedRun:
+    return TrainedRun(run.records(), run.experiment, task, lambda: run.rows()[0], run.status, run.folder)
+
+
+def _over_processes_without_folder(
+    task: Task, one: Experiment, options: Options, callbacks: Sequence[object]
+) -> list[TrainedRun]:
+    """Train over the processes of one machine, which share a temporary folder, and keep the result in memory."""
+    if os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE")) != os.environ.get("WORLD_SIZE"):
+        raise InputError("processes on several machines need runs=…, a folder that all of them share")
+    name = f"quasiglobal-{os.environ.get('MASTER_PORT', '')}-{one.hash}"
+    there = replace(options, runs=Path(tempfile.gettempdir()) / name)
+    runs = train_over_processes(one, there, task=task, callbacks=callbacks, wait=True, temporary=True)
+    found = [_of_run(run, task).in_memory() for run in runs]
+    wait_for_all(one, options)                              # all have read the folder
+    shutil.rmtree(there.runs, ignore_errors=True)
+    return found

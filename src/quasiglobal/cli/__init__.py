@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import shutil
 import sys
 import warnings
 from importlib import import_module
 from importlib.metadata import entry_points
 from textwrap import dedent, fill
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import quasiglobal
-from quasiglobal.cli.wrapping import wrapped
 from quasiglobal.errors import InputError, unknown
 
 CommandGroups = dict[str, dict[str, tuple[str, str]]]
@@ -25,8 +26,8 @@ OWN: CommandGroups = {
     "Train": {
         "train": ("quasiglobal.cli.train", "Train one model per node, or resume a run."),
         "tune": ("quasiglobal.cli.plan", "Tune the learning rate or other hyperparameters."),
-        "node": ("quasiglobal.cli.node", "Run one node of an experiment on your own data."),
-        "rendezvous": ("quasiglobal.cli.node", "Serve the store where processes find each other."),
+        "node": ("quasiglobal.cli.train", "Run one node of an experiment on your own data."),
+        "rendezvous": ("quasiglobal.cli.train", "Serve the store where processes find each other."),
     },
     "Between sites": {
         "federation": ("quasiglobal.cli.federation", "Found a federation, and approve and revoke its sites."),
@@ -47,8 +48,8 @@ OWN: CommandGroups = {
         "check": ("quasiglobal.cli.plan", "Estimate the cost of a training and report likely problems."),
         "algorithms": ("quasiglobal.cli.explain", "List the algorithms, or explain one."),
         "topology": ("quasiglobal.cli.explain", "List the topologies, or print one's spectral properties and traffic."),
-        "data": ("quasiglobal.cli.datasets", "List the data sets, or describe one."),
-        "partition": ("quasiglobal.cli.datasets", "Show how a partition splits the data among nodes."),
+        "data": ("quasiglobal.cli.explain", "List the data sets, or describe one."),
+        "partition": ("quasiglobal.cli.explain", "Show how a partition splits the data among nodes."),
         "completion": ("quasiglobal.cli.completion", "Install the completion of commands and options in a shell."),
     },
 }
@@ -56,6 +57,7 @@ OWN: CommandGroups = {
 
 REGISTERED = "quasiglobal.commands"
 """Entry points of packages that add commands: each is a `CommandGroups`, from a module that imports little."""
+
 
 def groups() -> CommandGroups:
     """All commands by group; those of other packages come before the library's last group."""
@@ -151,3 +153,24 @@ def _refuse(why: object) -> NoReturn:
 def discard_output() -> None:
     """Redirect standard output, and what is still buffered for it, to the null device."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def wrapped(text: str, to: TextIO | None = None, narrower: int = 0) -> str:
+    """Break the lines of a text at the width of the terminal, between words; a text for a file or a pipe stays.
+
+    Lines that are indented, such as equations, stay lines; the others of a paragraph are joined.
+    """
+    if not (to or sys.stdout).isatty():
+        return text
+    width = shutil.get_terminal_size().columns - narrower
+    return "\n\n".join(_paragraph(one, width) for one in text.split("\n\n"))
+
+
+def _paragraph(text: str, width: int) -> str:
+    if not re.search(r"^\s", text, re.MULTILINE):
+        return fill(text, width)
+    lines = []
+    for line in text.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        lines.append(fill(line, width, subsequent_indent=f"{indent}    ") if len(line) > width else line)
+    return "\n".join(lines)

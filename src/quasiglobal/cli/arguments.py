@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated, TypeVar
 
 import tyro
 from tyro.conf import Positional, arg
 
-from quasiglobal.cli.wrapping import about
+from quasiglobal.cli import wrapped
 from quasiglobal.errors import InputError
 from quasiglobal.runs.options import Options, split_options
 from quasiglobal.runs.store import RunStore
@@ -36,6 +39,15 @@ Around = Annotated[Options, arg(name="")]
 def call(commands: Mapping[str, Callable[..., None]], name: str, words: Sequence[str]) -> None:
     """Parse the words and call the command, a function with typed arguments."""
     tyro.cli(commands[name], prog=f"qg {name}", description=about(commands[name]), args=list(words))
+
+
+def about(command: object) -> str:
+    """The description of a command: its docstring without the arguments, wrapped and indented.
+
+    tyro joins lines that begin with a letter.
+    """
+    text = wrapped((inspect.getdoc(command) or "").partition("\n\nArgs:")[0], narrower=2)
+    return indent(text, "  ") if sys.stdout.isatty() else text
 
 
 @dataclass(frozen=True)

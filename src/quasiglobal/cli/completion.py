@@ -1,21 +1,24 @@
-"""`qg completion`: install the completion of commands, options and values in a shell."""
+"""`qg completion`: install the completion of commands, options and values in a shell.
+
+The scripts are static: completing starts no Python, which would take seconds to import PyTorch.
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional, arg
 
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.cli import groups
 from quasiglobal.cli.arguments import call
-from quasiglobal.cli.shells import SCRIPTS, Accepted, Described
 from quasiglobal.cli.terminal import console, say_written
 from quasiglobal.common.files import replacing
 from quasiglobal.data.sources import SOURCES, TEXT_SOURCES
@@ -88,13 +91,11 @@ def _commands() -> Iterator[Described]:
             values = VALUES | places.get("VALUES", {})
             below = places.get("SUBCOMMANDS", {}).get(name)
             kinds = below.values() if below else [places.get(name.capitalize()) or places[name]]
-            for field, hint in (one for kind in kinds for one in _arguments(kind)):
-                plain, marks = _plain(hint)
-                config = next((mark for mark in marks if hasattr(mark, "metavar")), None)
+            for field, plain, marks in (one for kind in kinds for one in _arguments(kind)):
                 if Positional in marks:
-                    words = _accepted(f"{name} {config.metavar if config else ''}", plain, values)
+                    words = _accepted(f"{name} {_said(marks, 'metavar')}", plain, values)
                 elif plain is bool:
-                    flag = (config and config.name) or field.replace("_", "-")
+                    flag = _said(marks, "name") or field.replace("_", "-")
                     options |= {f"--{flag}": Accepted(takes=False), f"--no-{flag}": Accepted(takes=False)}
                 else:
                     options[f"--{field.replace('_', '-')}"] = _accepted(field, plain, values)
@@ -103,30 +104,36 @@ def _commands() -> Iterator[Described]:
             yield Described(name, summary, options, words)
 
 
-def _arguments(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Names and annotated types of a command's arguments; those of nested dataclasses are its own."""
+def _arguments(kind: Callable[..., object]) -> Iterator[tuple[str, object, list[object]]]:
+    """Names, types and annotations of a command's arguments; those of nested dataclasses are its own."""
     hints = get_type_hints(kind, include_extras=True)
     for name in hints if is_dataclass(kind) else inspect.signature(kind).parameters:
-        plain, _ = _plain(hints[name])
-        if is_dataclass(plain):
+        plain, marks = _plain(hints[name])
+        if isinstance(plain, type) and is_dataclass(plain):
             yield from _arguments(plain)
         else:
-            yield name, hints[name]
+            yield name, plain, marks
 
 
-def _plain(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+def _plain(hint: object) -> tuple[object, list[object]]:
     """The type without annotations, `None` and tuple, and its annotations."""
-    marks: tuple[Any, ...] = ()
+    marks: list[object] = []
     while True:
         if get_origin(hint) is Annotated:
-            marks, hint = (*marks, *hint.__metadata__), hint.__origin__
+            hint, *further = get_args(hint)
+            marks += further
         elif type(None) in get_args(hint) or get_origin(hint) is tuple:
             hint = get_args(hint)[0]
         else:
             return hint, marks
 
 
-def _accepted(name: str, plain: Any, values: Mapping[str, tuple[str, ...]]) -> Accepted:
+def _said(marks: Sequence[object], what: str) -> str:
+    """The metavar or the name in tyro's `arg` among the annotations; empty without it."""
+    return next((said for mark in marks if isinstance(said := getattr(mark, what, None), str)), "")
+
+
+def _accepted(name: str, plain: object, values: Mapping[str, tuple[str, ...]]) -> Accepted:
     """The values of an option or argument."""
     if get_origin(plain) is Literal:
         return Accepted(get_args(plain))
@@ -140,3 +147,133 @@ WITH_FILES = ("data", "predict DATA")
 def run(name: str, words: Sequence[str]) -> None:
     """Run this command."""
     call({"completion": completion}, name, words)
+
+
+# -------------------------------------------------------------------------------------- the scripts
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Values of an option or of a command's arguments."""
+
+    words: tuple[str, ...] = ()
+    files: bool = False
+    takes: bool = True
+    """Whether there is a value; a switch has none."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """A command: its line of help, its options, and the values of its arguments."""
+
+    name: str
+    summary: str
+    options: Mapping[str, Accepted]
+    arguments: Accepted
+
+
+def bash(commands: Sequence[Described]) -> str:
+    """The script for bash. A word after a colon, as in folder:PATH, is a file."""
+    def found(accepted: Accepted) -> str:
+        words = f"words={shlex.quote(' '.join(accepted.words))}" if accepted.words else ""
+        return "; ".join(filter(None, (words, "files=yes" if accepted.files else ""))) or ":"
+
+    values = [
+        f"{' ' * 12}'{one.name}{option}') {found(accepted)};;"
+        for one in commands for option, accepted in one.options.items() if accepted.takes
+    ]
+    arguments = [f"{' ' * 16}{one.name}) {found(one.arguments)};;" for one in commands]
+    options = [f"{' ' * 12}{one.name}) words={shlex.quote(' '.join(one.options))};;" for one in commands]
+    names = " ".join(one.name for one in commands)
+    return "\n".join((
+        "# bash completion of qg; written by `qg completion bash`",
+        "_qg() {",
+        "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words= files=",
+        "    if ((COMP_CWORD == 1)); then",
+        f"        words='{names} --help --version'",
+        "    elif [[ $before == : || $before == = || $word == : ]]; then",
+        "        files=yes",
+        "        [[ $word == : ]] && word=",
+        "    else",
+        "        case ${COMP_WORDS[1]}$before in",
+        *values,
+        "            *) [[ $word == -* ]] || case ${COMP_WORDS[1]} in",
+        *arguments,
+        "            esac;;",
+        "        esac",
+        "        [[ $word == -* ]] && case ${COMP_WORDS[1]} in",
+        *options,
+        "        esac",
+        "    fi",
+        '    COMPREPLY=($(compgen -W "$words" -- "$word"))',
+        "    if [[ -n $files ]]; then",
+        "        compopt -o filenames 2>/dev/null",
+        "        local IFS=$'\\n'",
+        '        COMPREPLY+=($(compgen -f -- "$word"))',
+        "    fi",
+        "    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *[:/] ]] && compopt -o nospace 2>/dev/null",
+        "    return 0",
+        "}",
+        "complete -F _qg qg",
+        "",
+    ))
+
+
+def zsh(commands: Sequence[Described]) -> str:
+    """The script for zsh."""
+    def action(accepted: Accepted) -> str:
+        words = " ".join(word.replace(":", "\\:") for word in accepted.words)
+        if accepted.words and accepted.files:
+            return f":value:{{_alternative 'values:value:({words})' 'files:file:_files'}}"
+        return f":value:({words})" if words else f":value:{'_files' if accepted.files else ' '}"
+
+    def specs(one: Described) -> str:
+        options = [f"{option}{action(accepted) if accepted.takes else ''}" for option, accepted in one.options.items()]
+        return " ".join(_in_quotes(spec) for spec in (*options, f"*{action(one.arguments)}"))
+
+    lines = [f"            {one.name}) _arguments {specs(one)};;" for one in commands]
+    names = " ".join(_in_quotes(f"{one.name}:{one.summary}") for one in commands)
+    return "\n".join((
+        "#compdef qg",
+        "# zsh completion of qg; written by `qg completion zsh`",
+        "_qg() {",
+        f"    local -a commands=({names})",
+        "    if ((CURRENT == 2)); then",
+        "        _describe command commands",
+        "    else",
+        "        shift words; ((CURRENT--))",
+        "        case $words[1] in",
+        *lines,
+        "        esac",
+        "    fi",
+        "}",
+        'if [[ $funcstack[1] == _qg ]]; then _qg "$@"; else compdef _qg qg; fi',
+        "",
+    ))
+
+
+def fish(commands: Sequence[Described]) -> str:
+    """The script for fish."""
+    def values(accepted: Accepted) -> str:
+        words = f" -a {_in_quotes(' '.join(accepted.words))}" if accepted.words else ""
+        return words + (" -F" if accepted.files else " -f")
+
+    lines = ["# fish completion of qg; written by `qg completion fish`", "complete -c qg -f"]
+    first = "complete -c qg -n 'test (count (commandline -opc)) = 1' -a"
+    lines += [f"{first} {one.name} -d {_in_quotes(one.summary)}" for one in commands]
+    for one in commands:
+        when = f"complete -c qg -n 'set -l words (commandline -opc); test \"$words[2]\" = {one.name}'"
+        for option, accepted in one.options.items():
+            taken = f" -r{values(accepted)}" if accepted.takes else ""
+            lines.append(f"{when} -l {option.removeprefix('--')}{taken}")
+        if one.arguments.words or one.arguments.files:
+            lines.append(f"{when}{values(one.arguments)}")
+    return "\n".join((*lines, ""))
+
+
+def _in_quotes(text: str) -> str:
+    """Text in single quotes, for all three shells."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+SCRIPTS: dict[str, Callable[[Sequence[Described]], str]] = {"bash": bash, "zsh": zsh, "fish": fish}

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import File, Json, call
-from quasiglobal.cli.listing import Listing
+from quasiglobal.cli.tables import Listing, Values
 from quasiglobal.cli.terminal import console, print_json, say_written
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.peers import federation_file, requests
@@ -235,7 +235,7 @@ def _say_next(place: OrganiserFolder, federation: Federation) -> None:
     console.print("Send the file to the sites, who run: qg site install federation.json")
 
 
-def _show(federation: Federation, organiser: str, json: bool, more: dict[str, Any] | None = None) -> None:
+def _show(federation: Federation, organiser: str, json: bool, more: Values | None = None) -> None:
     sites = [
         {"node": site.node, "site": site.name, "address": site.address, "fingerprint": site.fingerprint}
         for site in federation.sites

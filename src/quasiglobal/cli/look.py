@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from quasiglobal.cli.arguments import File, Folders, Json, RunArgument, RunsFolder, call, store_at
-from quasiglobal.cli.listing import Listing, Values
-from quasiglobal.cli.tables import comparison, models_in_words
+from quasiglobal.cli.tables import Listing, Values, comparison, models_in_words
 from quasiglobal.cli.terminal import say_written, size_in_words, time_in_words
 from quasiglobal.common.files import markdown_table
 from quasiglobal.errors import InputError, unknown
@@ -21,7 +20,9 @@ from quasiglobal.runs.best import kept_in
 from quasiglobal.runs.parts import Part, parts_of
 from quasiglobal.runs.store import Run, read_run
 from quasiglobal.training.experiment import group_by_seed
-from quasiglobal.training.metrics import Ranking, last_and_best, number
+from quasiglobal.training.metrics import Measures, Ranking, last_and_best, number
+
+_Value = TypeVar("_Value")
 
 
 def runs(folder: RunsFolder = Path("runs"), json: Json = False) -> None:
@@ -33,8 +34,8 @@ def runs(folder: RunsFolder = Path("runs"), json: Json = False) -> None:
     found = store_at(folder).runs
     if not found:
         raise InputError(f"there are no runs in {folder}; name another folder, or create runs with `qg train`")
-    (title, *others) = {run.score.title for run in found}
-    scores = {run.folder.name: run.score for run in found}
+    scores = {run.folder.name: run.ranking() for run in found}
+    (title, *others) = {one.title for one in scores.values()}
 
     def score(row: Values) -> str:
         one = scores[row["run"]]
@@ -50,13 +51,13 @@ def runs(folder: RunsFolder = Path("runs"), json: Json = False) -> None:
     }).show(json)
 
 
-def _run_values(run: Run) -> dict[str, Any]:
+def _run_values(run: Run) -> Values:
     """A run as raw values."""
-    records, one = run.records(), run.experiment
-    last, best = (number(test, run.score.name) for test in last_and_best(records, one.metric))
+    records, one, metric = run.records(), run.experiment, run.ranking().name
+    last, best = (number(test, metric) for test in last_and_best(records, one.metric))
     return {
         "run": run.folder.name, "status": run.status, "epoch": len(records), "epochs": one.epochs,
-        "metric": run.score.name, "score": last, "best": best, "data": one.data, "model": one.model,
+        "metric": metric, "score": last, "best": best, "data": one.data, "model": one.model,
         "algorithm": one.algorithm, "topology": one.topology, "partition": one.partition,
         "alpha": one.alpha if one.uses_alpha else None, "lr": one.peak_lr, "seed": one.seed,
     }
@@ -107,12 +108,13 @@ MOST_CURVES = 12
 
 def _drawn(run: Run, metric: str | None) -> Ranking:
     """The score of a run, or the named entry of its records."""
+    score = run.ranking()
     if metric is None:
-        return run.score
+        return score
     entries = {name for record in run.records() for name in record}
     if metric not in entries:
         raise unknown("metric", metric, sorted(entries))
-    return replace(run.score if metric.startswith(run.score.name) else Ranking(percent=False), name=metric)
+    return replace(score if metric.startswith(score.name) else Ranking(percent=False), name=metric)
 
 
 def status(folder: RunArgument, json: Json = False) -> None:
@@ -162,19 +164,21 @@ def _in_short(row: Values) -> str:
     ))
 
 
-def _part_values(part: Part, last: Mapping[str, Any] | None, furthest: int) -> dict[str, Any]:
+def _part_values(part: Part, last: Measures | None, furthest: int) -> Values:
     """A process of a distributed run as raw values; null before its first epoch."""
-    values: dict[str, Any] = {"process": part.process, "nodes": list(part.nodes)}
     names = ("epoch", "step", "behind", "loss", "sent_bytes", "waited_seconds", "age_seconds", "lost", "clipped")
-    measured: dict[str, Any] = dict.fromkeys(names)
+    values: Values = {"process": part.process, "nodes": list(part.nodes), **dict.fromkeys(names)}
     if last:
-        loss = None if None in last["loss"] else statistics.fmean(last["loss"])         # null: it diverged
-        sent, waited = ({there: one[of] for there, one in last["edges"].items()} for of in ("sent", "waited"))
-        measured = dict(zip(names, (
-            last["epoch"], last["step"], furthest - last["step"], loss, sent, waited, time.time() - last["written"],
-            last["lost"], {there: count for there, one in last["edges"].items() if (count := one.get("clipped"))},
-        ), strict=True))
-    return values | measured | {"status": part.read_status() or "training"}
+        edges = last["edges"].items()
+        values |= {
+            "epoch": last["epoch"], "step": last["step"], "behind": furthest - last["step"], "lost": last["lost"],
+            "loss": None if None in last["loss"] else statistics.fmean(last["loss"]),       # null: it diverged
+            "sent_bytes": {there: one["sent"] for there, one in edges},
+            "waited_seconds": {there: one["waited"] for there, one in edges},
+            "age_seconds": time.time() - last["written"],
+            "clipped": {there: count for there, one in edges if (count := one.get("clipped"))},
+        }
+    return values | {"status": part.read_status() or "training"}
 
 
 def _or_dash(name: str, row: Values) -> str:
@@ -185,7 +189,7 @@ def _range(nodes: Sequence[int]) -> str:
     return f"{nodes[0]}-{nodes[-1]}" if len(nodes) > 1 else str(nodes[0])
 
 
-def _by_neighbour(values: Mapping[str, Any] | None, text: Callable[[Any], str]) -> str:
+def _by_neighbour(values: Mapping[str, _Value] | None, text: Callable[[_Value], str]) -> str:
     """One value for each neighbouring process."""
     return "-" if values is None else ", ".join(f"{there}: {text(value)}" for there, value in values.items())
 

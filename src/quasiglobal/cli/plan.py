@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.table import Table
 from tyro.conf import UseAppendAction, arg
 
 from quasiglobal.cli.arguments import ExperimentCommand, Json, only_simulated, parsed
-from quasiglobal.cli.listing import facts_table
-from quasiglobal.cli.tables import comparison, topology_facts, topology_values
+from quasiglobal.cli.tables import Values, comparison, facts_table, topology_facts, topology_values
 from quasiglobal.cli.terminal import (
     console,
     log_as,
@@ -114,16 +113,16 @@ def tune(command: Tune) -> None:
     else:
         _show_tuned(tuned, command.cap)
     if plot is not None:
-        plots.save_as(plots.draw_tuning(tuned.grid, tuned.scores, tuned.best, tuned.trials[tuned.best].score), plot)
+        plots.save_as(plots.draw_tuning(tuned.grid, tuned.scores, tuned.best, tuned.trials[tuned.best].ranking()), plot)
         say_written([plot])
 
 
-def _tuned_values(tuned: tuning.Tuned) -> dict[str, Any]:
+def _tuned_values(tuned: tuning.Tuned) -> Values:
     """The result of a tuning as raw values."""
     def at(point: tuple[float, ...]) -> dict[str, float]:
         return dict(zip(tuned.grid, point, strict=True))
 
-    score = tuned.trials[tuned.best].score
+    score = tuned.trials[tuned.best].ranking()
     trials = [
         {**at(point), "score": number(run.summary.last if run.summary else None, score.name), "status": run.status,
          "run": str(run.folder)}
@@ -151,7 +150,7 @@ def _show_tuned(tuned: tuning.Tuned, cap: int) -> None:
 
 def _grid(tuned: tuning.Tuned) -> Table:
     """A table of the score at every point, with the best marked; of two names, the second is in the columns."""
-    score = tuned.trials[tuned.best].score
+    score = tuned.trials[tuned.best].ranking()
 
     def cell(point: tuple[float, ...]) -> str:
         reached = tuned.scores[point]

@@ -14,11 +14,8 @@ from quasiglobal.cli.arguments import File, Folder, Json, RunArgument, call
 from quasiglobal.cli.terminal import console, print_json, say_written
 from quasiglobal.common.files import write_csv, write_json
 from quasiglobal.errors import InputError
-from quasiglobal.runs import exported as exports
-from quasiglobal.runs.export import export as exported_model
-from quasiglobal.runs.predict import Predictions
+from quasiglobal.runs import export as exports
 from quasiglobal.runs.predict import predict as predictions
-from quasiglobal.runs.score import score
 from quasiglobal.runs.standalone import save_folder
 from quasiglobal.runs.store import read_run
 
@@ -46,7 +43,7 @@ def export(
         data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
     run = read_run(folder)
-    exported = exported_model(run, node, data_dir, best)
+    exported = exports.export(run, node, data_dir, best)
     held = run.rows()[1]
     if node == "average" and len(held) == 1 < run.experiment.resolved.nodes:
         console.print(
@@ -78,7 +75,7 @@ def evaluate(
             of a file of texts or of a table, all rows count.
         data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
-    found = score(exports.read(model), data, data_dir)
+    found = exports.score(exports.read(model), data, data_dir)
     if json:
         print_json({"data": found.data, "examples": found.examples, "metric": found.metric, "value": found.value})
     elif found.metric == "accuracy":
@@ -114,7 +111,10 @@ def predict(
         raise InputError(f"{out} is neither a .csv nor a .json file")
     found = predictions(exports.read(model), data, data_dir, resize)
     if out is not None:
-        _write(found, out)
+        if out.suffix == ".json":
+            write_json(out, found.objects())
+        else:
+            write_csv(out, found.rows())
         say_written([out])
     elif json:
         print_json(found.objects())
@@ -123,13 +123,6 @@ def predict(
         writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-
-
-def _write(found: Predictions, out: Path) -> None:
-    if out.suffix == ".json":
-        write_json(out, found.objects())
-    else:
-        write_csv(out, found.rows())
 
 
 def run(name: str, words: Sequence[str]) -> None:

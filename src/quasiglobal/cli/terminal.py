@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from quasiglobal.cli import discard_output
-from quasiglobal.cli.wrapping import wrapped
+from quasiglobal.cli import discard_output, wrapped
 from quasiglobal.common.files import as_line, finite
 from quasiglobal.common.progress import showing
 from quasiglobal.runs.store import RunFolder, Watcher
@@ -50,7 +49,7 @@ def print_json(value: object) -> None:
     print(json.dumps(finite(value), indent=2, ensure_ascii=False, default=str))
 
 
-def show_warning(message: Warning | str, *rest: Any) -> None:
+def show_warning(message: Warning | str, *rest: object) -> None:
     """Print a warning as one line."""
     console.print(f"warning: {message}")
 
@@ -161,7 +160,7 @@ def watcher(log: str, runs: int | None = None, timed: bool = False) -> Iterator[
             progress.update(bar, completed=record["epoch"], total=total, description=f"{what}  {text}")
             speed = f"{record['images_per_second']:,.0f} examples/s"
             if whole:
-                speed += f" with {sum(map(_rows, runs))} rows"
+                speed += f" with {sum(run.experiment.resolved.nodes for run in runs)} rows"
                 whole.update(runs, records)
                 progress.update(over_all, completed=whole.done, total=whole.total, description=f"all runs, {speed}")
             if log == "json":
@@ -223,10 +222,6 @@ def _preparing(progress: Progress, bar: TaskID) -> Iterator[None]:
 
     with showing(show):
         yield
-
-
-def _rows(run: RunFolder) -> int:
-    return run.experiment.resolved.nodes
 
 
 def _in_words(records: Sequence[Record], score: Ranking) -> str:

@@ -162,6 +162,7 @@ _FORMER = {
     "quasiglobal.algorithms.base.Edges": "quasiglobal.algorithms.edges.Edges",
     "quasiglobal.algorithms.centralized.CompleteWindow": "quasiglobal.algorithms.complete_window.CompleteWindow",
     "quasiglobal.models.language": "quasiglobal.models.language.loading",
+    "quasiglobal.runs.callbacks.TensorBoard": "quasiglobal.callbacks.TensorBoard",
     "quasiglobal.stacked.layout.Stacking": "quasiglobal.models.stacking.Stacking",
     "quasiglobal.stacked.layout.stacking_of": "quasiglobal.models.stacking.stacking_of",
 }

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quasiglobal.cli.arguments import Folder, Json, call
-from quasiglobal.cli.listing import Listing
+from quasiglobal.cli.tables import Listing
 from quasiglobal.cli.terminal import console, print_json, progress_bar, say_written
 from quasiglobal.common.files import write_csv
 from quasiglobal.runs import plots
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.plots import COLOURS, draw_curve, panels, style
 from quasiglobal.runs.store import Run
@@ -130,7 +130,7 @@ def compare(setting: DemoSetting, root: Path, advance: Callable[[str], None] = l
 def _tuned(cell: Experiment, setting: DemoSetting, root: Path, advance: Callable[[str], None]) -> DemoOutcome:
     def run(rate: float, seed: int, seeds: int) -> list[Run]:
         experiment = replace(cell, lr=rate, seed=seed)
-        return train(experiment, Options(seeds=seeds, runs=root), lambda runs, records: advance(cell.algorithm))
+        return simulate(experiment, Options(seeds=seeds, runs=root), lambda runs, records: advance(cell.algorithm))
 
     (best,) = best_point({(rate,): score(*run(rate, 0, 1)) for rate in setting.rates})
     return DemoOutcome(replace(cell, lr=best), run(best, 1, setting.seeds))

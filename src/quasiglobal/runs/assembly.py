@@ -13,11 +13,10 @@ from torch import nn
 from quasiglobal.common.files import alone
 from quasiglobal.errors import InputError
 from quasiglobal.peers.gloo import until
-from quasiglobal.runs.callbacks import facts
-from quasiglobal.runs.parts import Part, common_rows, parts_of, records_of, stacked
+from quasiglobal.runs.callbacks import TensorBoard, facts
+from quasiglobal.runs.parts import Part, joined_checkpoint, parts_of, records_of, stacked
 from quasiglobal.runs.saving import plan_path
 from quasiglobal.runs.store import RunFolder
-from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.metrics import Record, RecordList
 from quasiglobal.training.program import Program
@@ -68,16 +67,16 @@ class Assembly(Callback):
         self,
         runs: Sequence[RunFolder],
         parts: Sequence[Sequence[Part]],
-        board: EventFiles | None,
+        board: TensorBoard | None,
         patience: float,
-        callbacks: Sequence[Any] = (),
+        callbacks: Sequence[object] = (),
     ) -> None:
         """`parts` has the parts of all processes for each run; `wait` takes at most `patience` seconds.
 
         The user's `callbacks` are called with the records of all nodes, once all processes have completed an epoch.
         """
         self.runs, self.parts, self.board, self.patience = runs, parts, board, patience
-        self.callbacks, self._steps = callbacks, [one for one in callbacks if hasattr(one, "on_step")]
+        self.callbacks = callbacks
         self._pending: list[int] = []
         self._shown = [0] * len(runs)
 
@@ -92,14 +91,13 @@ class Assembly(Callback):
         self._call("on_start")
 
     def on_step(self, loop: Loop) -> None:
-        for callback in self._steps:
-            callback.on_step(self._view)
+        self._call("on_step")
 
     def on_epoch(self, loop: Loop) -> None:
         if loop.tested:
             self._pending.append(loop.epoch)
         self._test_averages(loop.program)
-        if self.board and loop.tested:
+        if loop.tested:
             self._show()
         self._tell()
 
@@ -109,10 +107,7 @@ class Assembly(Callback):
             with suppress(TimeoutError):
                 until(lambda: all(part.last_epoch() >= loop.epoch for part in everything), STOPPING)
             self._test_averages(loop.program)
-            if self.board:
-                self._show()
-            self._tell()
-            self._call("on_end")
+            self._end()
 
     def wait(self) -> None:
         """Wait until all processes have ended, at most `patience` seconds."""
@@ -130,14 +125,16 @@ class Assembly(Callback):
         for k, (run, parts) in enumerate(zip(self.runs, self.parts, strict=True)):
             for part in parts:
                 part.drop_tested(program.experiment.epochs)
-            rows, epoch = common_rows(parts)
+            saved = joined_checkpoint(parts)
             diverged = any(part.read_status() == "diverged" for part in parts)
             run.take_over(records_of(parts))
-            if epoch and not diverged:
-                run.checkpoint(rows, epoch)
+            if saved and not diverged:
+                run.save(saved)
             run.finish("diverged" if diverged else "finished", facts(program, k))
-        if self.board:
-            self._show()
+        self._end()
+
+    def _end(self) -> None:
+        self._show()
         self._tell()
         self._call("on_end")
 
@@ -159,7 +156,8 @@ class Assembly(Callback):
 
     def _show(self) -> None:
         """Write to TensorBoard the epochs that all processes have completed and whose averages are tested."""
-        assert self.board is not None
+        if self.board is None:
+            return
         end = min(self._pending, default=math.inf)
         for k, (run, parts) in enumerate(zip(self.runs, self.parts, strict=True)):
             for record in records_of(parts):
@@ -171,9 +169,9 @@ class Assembly(Callback):
         """Call the user's callbacks for the epochs that all processes have completed since the last time."""
         if not self.callbacks:
             return
-        end, told = min(self._pending, default=math.inf), len(self._view.records)
+        end = min(self._pending, default=math.inf)
         whole = [[record for record in records_of(parts) if record["epoch"] < end] for parts in self.parts]
-        for count in range(told + 1, min(map(len, whole)) + 1):
+        for count in range(len(self._view.records) + 1, min(map(len, whole)) + 1):
             self._view.runs = [RecordList(records[:count]) for records in whole]
             self._call("on_epoch")
 
@@ -188,21 +186,19 @@ class Assembly(Callback):
 
 
 def tidied(runs: Sequence[RunFolder], hosted: Sequence[tuple[int, ...]]) -> str:
-    """Prepare the run folders for these processes; return the error if another command trains in one of them."""
+    """Prepare run folders for these processes: delete old save plans, and merge parts if nodes have moved.
+
+    Return the error if another command trains in one of them.
+    """
     try:
         for run in runs:
             with alone(run.folder):
-                _tidy(run, hosted)
+                plan_path(run.folder).unlink(missing_ok=True)
+                moved = zip(parts_of(run.folder), hosted, strict=False)
+                if any(part.nodes != list(nodes) for part, nodes in moved):
+                    if newest := run.newest():
+                        run.save(newest)                    # the old parts, merged
+                    shutil.rmtree(run.folder / "parts")
     except InputError as error:
         return str(error)
     return ""
-
-
-def _tidy(run: RunFolder, hosted: Sequence[tuple[int, ...]]) -> None:
-    """Delete the old save plan; if nodes have moved between processes, merge the old parts into one checkpoint."""
-    plan_path(run.folder).unlink(missing_ok=True)
-    if any(part.nodes != list(nodes) for part, nodes in zip(parts_of(run.folder), hosted, strict=False)):
-        newest = run.newest()
-        if newest is not None:
-            run.checkpoint(newest[0], newest[1].epochs)
-        shutil.rmtree(run.folder / "parts")

@@ -6,16 +6,18 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor
 
 from quasiglobal.common.files import finite, write_tensors
 from quasiglobal.errors import InputError
 from quasiglobal.training.metrics import Record
-from quasiglobal.training.rows import complete_state
+from quasiglobal.training.rows import NamedRows, complete_state
+
+if TYPE_CHECKING:
+    from quasiglobal.training.loop import Loop
 
 BEST = "best"
 """Folder in a run folder: a state_dict per node, node-<number>.safetensors."""
@@ -50,16 +52,16 @@ class KeepBest:
         self.metric, self.lower = metric, lower
         self.best: list[dict[int, tuple[int, float]]] = []
         """For each seed: the epoch and the value of each node's best model."""
-        self.models: list[dict[int, dict[str, Tensor]]] = []
+        self.models: list[dict[int, NamedRows]] = []
         """For each seed without a run folder: the state_dict of each node's best model."""
 
-    def on_start(self, run: Any) -> None:
+    def on_start(self, run: Loop) -> None:
         """Continue from the models that a stopped run has kept, also those of epochs after its last checkpoint."""
         run.ranking(self.metric)                            # raises for an unknown name
         self.models, self.best = [], []
         self._enter(run, trained=0)
 
-    def _enter(self, run: Any, trained: int) -> None:
+    def _enter(self, run: Loop, trained: int) -> None:
         """Begin with the runs that are new in the loop, and have trained this many epochs in it."""
         score, nodes = run.ranking(self.metric).name, run.program.engine.nodes
         for k in range(len(self.best), len(run.runs)):
@@ -70,7 +72,7 @@ class KeepBest:
                 for one in before if one.node in nodes and one.metric == score
             })
 
-    def on_epoch(self, run: Any) -> None:
+    def on_epoch(self, run: Loop) -> None:
         """Keep the models that are better than before."""
         self._enter(run, trained=1)
         score = run.ranking(self.metric, self.lower)
@@ -103,7 +105,7 @@ def path_of(run: Path, node: int) -> Path:
     return run / BEST / f"node-{node}.safetensors"
 
 
-def write_best(run: Path, note: Kept, state: dict[str, Tensor]) -> None:
+def write_best(run: Path, note: Kept, state: NamedRows) -> None:
     """Replace a node's best model, and the note about it, at once."""
     write_tensors(path_of(run, note.node), state, {NOTE: json.dumps(finite(asdict(note)))})
 
@@ -120,7 +122,7 @@ def kept_in(run: Path) -> list[Kept]:
     return sorted(found, key=lambda one: one.node)
 
 
-def best_state(run: Path, node: str) -> dict[str, Tensor]:
+def best_state(run: Path, node: str) -> NamedRows:
     """The state_dict of a node's best model; raise InputError if the run folder has none."""
     known = [one.node for one in kept_in(run)]
     if not node.isdigit() or int(node) not in known:

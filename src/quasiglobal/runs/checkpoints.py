@@ -1,40 +1,29 @@
-"""Checkpoints of a run's rows: atomic writes, checksums verified on reading, the last two kept."""
+"""Files of checkpoints: atomic writes, checksums verified on reading, the last two kept."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import fields
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from quasiglobal.common.files import read_json, write_json, write_tensors
+from quasiglobal.training.rows import Checkpoint
 
 KEEP = 2
 """Number of checkpoints to keep: the newest, and a fallback."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a run when it was saved."""
-
-    epochs: int
-    """Number of completed epochs."""
-    metrics: int
-    """Size of metrics.jsonl at that time, in bytes."""
-    topology: str = ""
-    """Fingerprint of the topology, if a file or Python code defines it."""
-
-
-def save(folder: Path, rows: dict[str, Tensor], progress: Progress) -> None:
+def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint, then delete all but the last two."""
-    data = folder / f"{progress.epochs:06d}.safetensors"
-    write_tensors(data, rows)
-    notes = {name: value for name, value in asdict(progress).items() if value != ""}
+    data = folder / f"{checkpoint.epochs:06d}.safetensors"
+    write_tensors(data, checkpoint.rows)
+    values = {field.name: getattr(checkpoint, field.name) for field in fields(Checkpoint) if field.name != "rows"}
+    notes = {name: value for name, value in values.items() if value != ""}
     write_json(data.with_suffix(".json"), notes | {"sha256": _checksum(data)})
     for old in _notes(folder)[:-KEEP]:
         old.unlink()
@@ -43,7 +32,7 @@ def save(folder: Path, rows: dict[str, Tensor], progress: Progress) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def newest(folder: Path) -> tuple[dict[str, Tensor], Progress] | None:
+def newest(folder: Path) -> Checkpoint | None:
     """The newest undamaged checkpoint; skip damaged ones with a warning."""
     for note in reversed(_notes(folder)):
         try:
@@ -59,13 +48,12 @@ def epochs(folder: Path) -> list[int]:
     return [int(note.stem) for note in _notes(folder)]
 
 
-def at(folder: Path, epoch: int) -> dict[str, Tensor] | None:
-    """The rows after an epoch; None if missing or damaged."""
+def at(folder: Path, epoch: int) -> Checkpoint | None:
+    """The checkpoint after an epoch; None if missing or damaged."""
     try:
-        rows, _ = _verified(folder / f"{epoch:06d}.json")
+        return _verified(folder / f"{epoch:06d}.json")
     except DAMAGE:
         return None
-    return rows
 
 
 def topologies(folder: Path) -> set[str]:
@@ -88,13 +76,13 @@ DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorEr
 """Exceptions that reading a damaged checkpoint may raise."""
 
 
-def _verified(note: Path) -> tuple[dict[str, Tensor], Progress]:
+def _verified(note: Path) -> Checkpoint:
     """Load the checkpoint of a note; raise ValueError if its checksum is wrong."""
     data = note.with_suffix(".safetensors")
     meta = json.loads(note.read_text())
     if meta.pop("sha256") != _checksum(data):
         raise ValueError("its checksum is wrong")
-    return load_file(data), Progress(**meta)
+    return Checkpoint(load_file(data), **meta)
 
 
 def _checksum(path: Path) -> str:

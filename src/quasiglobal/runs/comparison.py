@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quasiglobal.runs.store import Run
 from quasiglobal.training.experiment import Experiment, group_by_seed
-from quasiglobal.training.metrics import Ranking, Record, number
+from quasiglobal.training.metrics import Ranking, number
 
 NOT_CONVERGED = "⋆"
 """The paper's mark for a run that did not converge."""
@@ -53,6 +53,7 @@ class Setting:
     label: str
     """The settings that vary between all compared runs."""
     runs: Sequence[Run]
+    score: Ranking
     named: bool = False
     """Whether the score has the metric's name before it."""
 
@@ -64,18 +65,25 @@ class Setting:
         """
         lasts = [run.summary.last for run in self.runs if run.summary]
         bests = [run.summary.best for run in self.runs if run.summary]
-        of = self.runs[0].score.name
+        of = self.score.name
         found = ((lasts, of), (bests, of), (lasts, f"{of}_worst"), (lasts, f"{of}_averaged"))
-        return tuple(None if self.diverged else _mean_std(records, name) for records, name in found)
+        measured = ([value for test in tests if (value := number(test, name)) is not None] for tests, name in found)
+        return tuple(None if self.diverged or not values else Score.of(values) for values in measured)
 
     @property
     def scores(self) -> tuple[str, ...]:
         """`measured` as text: mean ± std, or ⋆ if a seed diverged."""
-        score = self.runs[0].score
         if self.diverged:
             return (NOT_CONVERGED,) * len(self.measured)
-        last, *others = (_shown(found, score) for found in self.measured)
-        return f"{score.title} {last}" if self.named else last, *others
+        last, *others = (self._shown(found) for found in self.measured)
+        return f"{self.score.title} {last}" if self.named else last, *others
+
+    def _shown(self, found: Score | None) -> str:
+        if found is None:
+            return "-"
+        if self.score.percent:
+            return str(found.times(100))
+        return " ± ".join(f"{x:.4g}" for x in (found.mean, found.std) if x is not None)
 
     @property
     def diverged(self) -> bool:
@@ -94,24 +102,11 @@ def compared(runs: Sequence[Run], named: bool = False) -> list[Setting]:
     The score has the metric's name before it if the runs have different scores, or with `named`.
     """
     groups = group_by_seed(runs, lambda run: run.experiment)
-    named = named or len({run.score for run in runs}) > 1
+    named = named or len({run.ranking() for run in runs}) > 1
     return [
-        Setting(label, group, named)
+        Setting(label, group, group[0].ranking(), named)
         for label, group in sorted(groups.items(), key=lambda item: _order(item[1][0].experiment))
     ]
-
-
-def _mean_std(records: Sequence[Record | None], name: str) -> Score | None:
-    values = [found for record in records if (found := number(record, name)) is not None]
-    return Score.of(values) if values else None
-
-
-def _shown(found: Score | None, score: Ranking) -> str:
-    if found is None:
-        return "-"
-    if score.percent:
-        return str(found.times(100))
-    return " ± ".join(f"{x:.4g}" for x in (found.mean, found.std) if x is not None)
 
 
 def _order(one: Experiment) -> tuple[object, ...]:

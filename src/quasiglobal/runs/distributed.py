@@ -1,4 +1,4 @@
-"""Distributed training: the processes of one run (`qg train --engine distributed`).
+"""Distributed training: the processes of one run (`qg train --engine distributed`), and their start on one machine.
 
 Process p writes its measures and checkpoints into parts/p/ of the run folder. When all processes are done, process 0
 combines the parts into the same files as the simulator's. Either engine resumes from the other's checkpoints.
@@ -8,35 +8,44 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TypeVar
 
 from quasiglobal.errors import InputError
-from quasiglobal.peers.gloo import Meeting
-from quasiglobal.peers.rendezvous import all_gather, join
+from quasiglobal.peers.gloo import Meeting, Store
+from quasiglobal.peers.rendezvous import all_gather, join, serve
 from quasiglobal.runs.agreement import refuse_faults, trust_of
 from quasiglobal.runs.assembly import Assembly, tidied
-from quasiglobal.runs.attempts import end_attempt, ending, seat_in
-from quasiglobal.runs.loading import task_of
+from quasiglobal.runs.building import task_of
+from quasiglobal.runs.callbacks import TensorBoard
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.own_objects import check_objects, identified
-from quasiglobal.runs.participant import Participant, Seat
-from quasiglobal.runs.store import Run, Watcher, folders_of, unwatched
+from quasiglobal.runs.participant import Participant, Seat, end_attempt, ending, needs_all, seat_in
+from quasiglobal.runs.store import Run, Watcher, unchanged_folders, unwatched
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
 GRACE = 60.0
 """Minimum timeout in seconds for processes to wait for each other at the start and at the end."""
 
+_Value = TypeVar("_Value")
 
-def train(
+RESTARTS = 3
+"""Maximum number of restarts of killed processes, over all processes."""
+
+
+def train_over_processes(
     experiment: Experiment,
     options: Options,
     watch: Watcher = unwatched,
     task: Task | None = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[object] = (),
     wait: bool = False,
     temporary: bool = False,
 ) -> list[Run]:
@@ -52,10 +61,7 @@ def train(
     meeting, rank, size = join(patience)
     _check_alike(meeting, experiment, rank, size, patience)
     store, seat = seat_in(experiment, Meeting(meeting, experiment.hash), rank, size)
-    folders = folders_of(identified(experiment), options)
-    for folder in folders:
-        folder.check_topology()
-        check_objects(folder)
+    folders = unchanged_folders(experiment, options)
     runs = [folder for folder in folders if folder.read_summary() is None]
     if runs:
         first = not store.check([f"tidied/{rank}"])         # else an earlier start of this process got this far
@@ -77,7 +83,7 @@ CALLS = itertools.count()
 """Numbers the trainings of this process, in the same order in every process."""
 
 
-def _check_alike(meeting: Any, experiment: Experiment, rank: int, size: int, patience: float) -> None:
+def _check_alike(meeting: Store, experiment: Experiment, rank: int, size: int, patience: float) -> None:
     """Raise InputError in every process if one trains another experiment, as with unseeded models or data."""
     about = f"experiment/{next(CALLS)}"
     if meeting.check([f"{about}/{rank}"]):                  # by an earlier start of this process
@@ -101,7 +107,7 @@ def wait_for_all(experiment: Experiment, options: Options) -> None:
 
 
 def _train_share(
-    mine: Participant, store: Meeting, patience: float, watch: Watcher, callbacks: Sequence[Any]
+    mine: Participant, store: Meeting, patience: float, watch: Watcher, callbacks: Sequence[object]
 ) -> None:
     """Join the other processes, train to the end, and combine the parts in process 0."""
     seat, runs = mine.seat, mine.runs
@@ -111,12 +117,12 @@ def _train_share(
         mine.rejoin()
     else:
         mine.resume(_agreed_epoch(store, seat, mine.saved, patience))
-    board = mine.board() if seat.rank == 0 else None
+    board = TensorBoard() if mine.options.tensorboard and seat.rank == 0 else None
     everybody = [seat.parts(run) for run in runs]
     here = [one for one in callbacks if getattr(one, "everywhere", False)]
     of_all = [one for one in callbacks if one not in here]
-    assembly = Assembly(runs, everybody, board[0] if board else None, patience, of_all)
-    ended = mine.train(watch, *here, *([assembly] if seat.rank == 0 else []), shared=True)
+    assembly = Assembly(runs, everybody, board, patience, of_all)
+    ended = mine.run(watch, *here, *([assembly] if seat.rank == 0 else []), shared=True)
     if not ended:
         end_attempt(store)
         mine.engine.close()
@@ -135,12 +141,72 @@ def _agreed_epoch(store: Meeting, seat: Seat, epochs: set[int], timeout: float) 
     return max(common, default=0)
 
 
-def _parsed(texts: Sequence[str], kind: type) -> list[Any]:
+def _parsed(texts: Sequence[str], kind: type[_Value]) -> list[_Value]:
     """The JSON values that all processes wrote into the store."""
+    with suppress(ValueError):
+        values = [value for text in texts if isinstance(value := json.loads(text), kind)]
+        if len(values) == len(texts):
+            return values
+    raise InputError("the rendezvous has values that no process of this run wrote; keep strangers from its port")
+
+
+# ---------------------------------------------------------------------------------------- one machine
+
+
+def launch(words: Sequence[str], experiment: Experiment, processes: int, all_print: bool = False) -> int:
+    """Run `qg` with the arguments `words` in local processes; return the exit status of the first failure, or 0.
+
+    Process 0 alone writes to standard output, or all do if `all_print`.
+    """
+    server = serve("127.0.0.1", 0)
+    shared = {
+        "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    restarts, failed, stopped = 0 if needs_all(experiment) else RESTARTS, 0, False
+
+    def start(rank: int) -> None:
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        running[rank] = subprocess.Popen(
+            [sys.executable, "-m", "quasiglobal", *words], env=os.environ | shared | own,
+            stdout=None if rank == 0 or all_print else subprocess.DEVNULL,
+            process_group=0,                                # signals come from here alone
+        )
+        if stopped:                                         # meanwhile
+            running[rank].terminate()
+
+    def stop(number: int, frame: object) -> None:
+        """Pass Ctrl-C, SIGTERM and SIGHUP on as SIGTERM: the first lets the epoch end, the second stops at once.
+
+        Unlike Ctrl-C, SIGTERM also stops a process that still imports its modules, or was started in the background.
+        """
+        nonlocal stopped
+        stopped = True
+        for process in list(running.values()):
+            process.terminate()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        values = [json.loads(text) for text in texts]
-    except ValueError:
-        values = [None]
-    if not all(isinstance(value, kind) for value in values):
-        raise InputError("the rendezvous has values that no process of this run wrote; keep strangers from its port")
-    return values
+        for rank in range(processes):
+            start(rank)
+        while running:
+            for rank, process in list(running.items()):
+                code = process.poll()
+                if code is None:
+                    continue
+                if code < 0 and restarts and len(running) > 1 and not stopped:  # the others continue, and it rejoins
+                    restarts -= 1
+                    print(f"qg: process {rank} was killed (signal {-code}); starting it again", file=sys.stderr)
+                    start(rank)
+                    continue
+                del running[rank]
+                failed = code if code > 0 or not failed else failed     # an error says more than a signal
+            time.sleep(0.05)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if stopped and failed == -signal.SIGTERM:               # before there was anything to save
+        raise KeyboardInterrupt
+    return failed

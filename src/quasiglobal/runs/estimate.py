@@ -14,8 +14,7 @@ import torch
 from quasiglobal.algorithms.centralized import Centralized
 from quasiglobal.data.shards import Blank, Shards, undecoded
 from quasiglobal.runs.agreement import agreement, has_own_data, stand_in
-from quasiglobal.runs.building import model_of
-from quasiglobal.runs.loading import task_of
+from quasiglobal.runs.building import model_of, task_of
 from quasiglobal.runs.memory import bytes_of_data, enough_memory, fewer, runs_that_fit, trial
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.store import folders_of
@@ -69,11 +68,12 @@ def prepare(experiment: Experiment, options: Options) -> tuple[Task, list[Experi
 
 def estimate(task: Task, experiments: Sequence[Experiment], options: Options) -> Estimate:
     """Run a few steps of what `prepare` returns, with as many runs at a time as `train`; warn of likely problems."""
-    device, how = choose_device(options.device), options.of_program
-    most, found = runs_that_fit(task, experiments, device, **how), list[Estimate]()
+    device, found = choose_device(options.device), list[Estimate]()
+    most = runs_that_fit(task, experiments, options)
 
     def measure(together: Sequence[Experiment]) -> None:
-        found.append(_estimate(Program(task, together, device, **how), len(experiments), options.runs))
+        program = Program(task, together, device, **options.of_program)
+        found.append(_estimate(program, len(experiments), options.runs))
 
     while not enough_memory(measure, experiments[:most]):
         release(device)
@@ -123,7 +123,8 @@ def _estimate(program: Program, runs: int, folder: Path) -> Estimate:
             f"not {experiment.partition}",
             stacklevel=2,
         )
-    free = shutil.disk_usage(_existing(folder)).free
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    free = shutil.disk_usage(there).free
     if saved > free:
         warnings.warn(
             f"the checkpoints take {saved / 1e9:.3g} GB, but {folder} has {free / 1e9:.3g} GB left; use another --runs",
@@ -155,8 +156,3 @@ def images_per_second(experiment: Experiment, classes: int, shape: Sequence[int]
 def _fits(shards: Shards) -> bool:
     """Whether the training would keep these images in memory."""
     return isinstance(shards, Blank) and shards.in_memory
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or its nearest existing parent."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())

@@ -1,31 +1,34 @@
-"""Train experiments in this process, all nodes as rows of one tensor."""
+"""Train experiments in this process, all nodes as rows of one tensor: in run folders, or in memory.
+
+Compatible runs are rows of one program, as many as fit the memory; the others wait for the rows of runs that end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import dataclass
 
-from quasiglobal.runs.callbacks import (
-    KeepBest,
-    SaveCheckpoints,
-    Watch,
-    WriteRecords,
-    WriteSummaries,
-    WriteTensorBoard,
-    WriteUtilisation,
-    facts,
-)
-from quasiglobal.runs.grouping import Entering, Waiting, queues
-from quasiglobal.runs.loading import task_of
+import torch
+
+from quasiglobal.common.objects import is_own
+from quasiglobal.data.batches import step_sizes
+from quasiglobal.runs.best import KeepBest
+from quasiglobal.runs.building import task_of
+from quasiglobal.runs.callbacks import TensorBoard, Watch, WriteRecords, WriteSummaries, facts
+from quasiglobal.runs.memory import enough_memory, fewer, runs_that_fit
 from quasiglobal.runs.options import Options, choose_device
-from quasiglobal.runs.own_objects import check_objects, identified
-from quasiglobal.runs.store import Run, RunFolder, Saved, Watcher, folders_of, unwatched
-from quasiglobal.runs.tensorboard import EventFiles
-from quasiglobal.training.callbacks import patient_interrupts
-from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.loop import Loop
+from quasiglobal.runs.saving import SaveCheckpoints
+from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unchanged_folders, unwatched
+from quasiglobal.runs.utilisation import WriteUtilisation
+from quasiglobal.stacked.capture import release
+from quasiglobal.training.callbacks import Interrupts, patient_interrupts
+from quasiglobal.training.experiment import Experiment, program_key, step_order
+from quasiglobal.training.loop import Callback, Entrant, Loop
+from quasiglobal.training.metrics import Record
 from quasiglobal.training.program import Program
+from quasiglobal.training.rows import Checkpoint, NamedRows, models_of
 from quasiglobal.training.task import Task
 
 
@@ -33,45 +36,38 @@ class Stopped(KeyboardInterrupt):
     """Ctrl-C stopped the training after an epoch, and everything is saved."""
 
 
-def train(
+def simulate(
     experiment: Experiment | Sequence[Experiment],
     options: Options,
     watch: Watcher = unwatched,
     task: Task | None = None,
-    callbacks: Sequence[Any] = (),
+    callbacks: Sequence[object] = (),
 ) -> list[Run]:
     """Train the unfinished runs of all experiments and seeds; return all runs.
 
     `task` replaces the task that the experiments name. `callbacks` are the user's.
 
-    Compatible runs train together as rows of one program, as many as fit the memory; the others wait for the rows of
-    runs that end. They may differ in the seed, the partition, the learning rate and its schedule, the algorithm, the
-    topology (with the same number of nodes) and the number of completed epochs.
+    Runs that train together may differ in the seed, the partition, the learning rate and its schedule, the algorithm,
+    the topology (with the same number of nodes) and the number of completed epochs.
     """
-    experiments = [experiment] if isinstance(experiment, Experiment) else list(experiment)
-    folders = [folder for one in map(identified, experiments) for folder in folders_of(one, options)]
-    for folder in dict.fromkeys(folders):
-        folder.check_topology()
-        check_objects(folder)
-    unfinished = []
+    experiments = [experiment] if isinstance(experiment, Experiment) else experiment
+    folders = [folder for one in experiments for folder in unchanged_folders(one, options)]
     for folder in dict.fromkeys(folders):
         run = folder.read()
-        if run.summary is None:
-            unfinished.append(folder)
-        elif not run.begun:
+        if run.summary is not None and not run.begun:
             folder.describe()                               # `find_runs` needs experiment.json
-    board = EventFiles() if options.tensorboard else None
+    board = [TensorBoard()] if options.tensorboard else []
     device = choose_device(options.device)
-    saved = _newest(unfinished)
+    saved = _unfinished(dict.fromkeys(folders))
 
     def task_for(one: Experiment) -> Task:
         return task or task_of(one, options)
 
     for folder, found in list(saved.items()):
-        if found and found[1].epochs >= folder.experiment.epochs:       # its summary is missing or damaged
+        if found and found.epochs >= folder.experiment.epochs:          # its summary is missing or damaged
             program = Program(task_for(folder.experiment), [folder.experiment], device, **options.of_program)
             with folder.locked():
-                folder.begin(found[1])
+                folder.begin(found)
                 folder.finish("finished", facts(program, 0))
             del saved[folder]
     before, model = None, None                              # a model keeps its compiled programs
@@ -84,16 +80,161 @@ def train(
         _train_together(program, group, waiting, entered, options, watch, board, callbacks)
         model = program.model
 
-    for waiting in queues(saved, task_for, device, **options.of_program):
-        waiting.train(train_group, _newest)
-    if board:
-        board.close()
+    for waiting in queues(saved, task_for, options):
+        waiting.train_groups(train_group, _unfinished)
     return [folder.read() for folder in folders]
 
 
-def _newest(runs: Sequence[RunFolder]) -> dict[RunFolder, Saved]:
-    """The runs that have not ended, with their newest checkpoints."""
+def simulate_in_memory(
+    task: Task, experiment: Experiment, options: Options, callbacks: Sequence[object] = ()
+) -> list[tuple[Experiment, list[Record], NamedRows, str]]:
+    """Train all seeds of an experiment without files; return the records, the models and the status of each."""
+    device = choose_device(options.device)
+    found: dict[Experiment, tuple[list[Record], NamedRows, str]] = {}
+    folders = folders_of(experiment, options)
+
+    def train_group(waiting: Waiting, group: list[RunFolder], entered: list[RunFolder]) -> None:
+        if noted:
+            return
+        diverged = KeepDiverged()
+        program = Program(task, [run.experiment for run in group], device, **options.of_program)
+        loop = Loop(program, [*callbacks, diverged, Interrupts(noted)])
+        loop.run()
+        for k, run in enumerate(group):
+            rows = diverged.models[k] if k in diverged.models else models_of(loop.rows_of(k))
+            found[run.experiment] = loop.runs[k], rows, loop.ends.get(k, "unfinished")
+        if loop.interrupted and not loop.ended:
+            warnings.warn(f"stopped by Ctrl-C after epoch {loop.epoch} of {experiment.epochs}", stacklevel=7)
+
+    with patient_interrupts() as noted:
+        for waiting in queues(dict.fromkeys(folders), lambda one: task, options):
+            waiting.train_groups(train_group, dict.fromkeys)
+    return [(run.experiment, *found[run.experiment]) for run in folders if run.experiment in found]
+
+
+class KeepDiverged(Callback):
+    """Keeps the models of runs that diverged, which leave their program."""
+
+    def __init__(self) -> None:
+        self.models: dict[int, NamedRows] = {}
+
+    def on_epoch(self, loop: Loop) -> None:
+        for k in loop.diverged:
+            self.models[k] = models_of(loop.rows_of(k))
+
+
+# ------------------------------------------------------------------------------------------ rows of one program
+
+Newest = dict[RunFolder, Checkpoint | None]
+"""Runs with their newest checkpoints."""
+
+
+def _unfinished(runs: Iterable[RunFolder]) -> Newest:
+    """The runs that have not ended."""
     return {run: run.newest_locked() for run in runs if run.read_summary() is None}
+
+
+def queues(saved: Newest, task_of: Callable[[Experiment], Task], options: Options) -> Iterator[Waiting]:
+    """Yield the runs that can be rows of one program, those with a checkpoint first."""
+    groups: dict[str, list[RunFolder]] = {}
+    for run in sorted(saved, key=lambda run: saved[run] is None):
+        groups.setdefault(program_key(run.experiment), []).append(run)
+    device = choose_device(options.device)
+    for alike in groups.values():
+        task = task_of(alike[0].experiment)
+        for same in _of_equal_epochs(alike, task):
+            most = runs_that_fit(task, [run.experiment for run in same], options)
+            yield Waiting(task, same, most, saved, device)
+
+
+def _of_equal_epochs(runs: Sequence[RunFolder], task: Task) -> list[list[RunFolder]]:
+    """Group runs with the same batch sizes per epoch.
+
+    These depend on the kind of partition, not on α or the seed, unless the partition is a user's function.
+    """
+    kinds = {run.experiment.partition for run in runs}
+    if len(kinds) == 1 and not any(map(is_own, kinds)):
+        return [list(runs)]
+    sizes: dict[tuple[str, int], tuple[int, ...]] = {}
+    groups: dict[tuple[int, ...], list[RunFolder]] = {}
+    for run in runs:
+        one = run.experiment
+        kind = (one.partition, one.seed if is_own(one.partition) else 0)
+        if kind not in sizes:
+            lengths = [len(part) for part in one.resolved.partition(task.data)]
+            sizes[kind] = tuple(step_sizes(lengths, one.batch, one.steps))
+        groups.setdefault(sizes[kind], []).append(run)
+    return list(groups.values())
+
+
+@dataclass
+class Waiting:
+    """Runs that can be rows of one program, in the order in which they get rows."""
+
+    task: Task
+    runs: list[RunFolder]
+    most: int
+    """Number of runs that fit the memory."""
+    saved: Newest
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def train_groups(self, train_group: TrainGroup, again: Callable[[list[RunFolder]], Newest]) -> None:
+        """Train groups of runs until none waits; the memory of a group is released before the next.
+
+        If the memory does not suffice, half as many runs continue at a time. `again` returns those of the given runs
+        that have not ended, with their newest checkpoints.
+        """
+        while self.runs:
+            group = self.take(self.most)
+            entered: list[RunFolder] = []
+            fits = enough_memory(train_group, self, group, entered)
+            release(self.device)
+            if not fits:
+                self.most = fewer([run.experiment for run in group], self.device)
+                left = again(list(dict.fromkeys([*group, *entered])))
+                self.saved.update(left)
+                self.runs = [*left, *self.runs]
+
+    def take(self, count: int) -> list[RunFolder]:
+        """Remove and return at most `count` runs, sorted by algorithm, topology and epochs."""
+        taken, self.runs = self.runs[:count], self.runs[count:]
+
+        def order(run: RunFolder) -> tuple[tuple[str, str], int]:
+            saved = self.saved[run]
+            return step_order(run.experiment), saved.epochs if saved else 0
+
+        return sorted(taken, key=order)
+
+
+TrainGroup = Callable[[Waiting, list[RunFolder], list[RunFolder]], None]
+"""Trains a group of runs; adds those that enter the program, also later, to the last argument."""
+
+
+class Entering:
+    """Lets waiting runs enter a loop: locks their folders, and cuts their records back to their checkpoints."""
+
+    def __init__(self, waiting: Waiting, locks: ExitStack, runs: list[RunFolder]) -> None:
+        self.waiting, self.locks = waiting, locks
+        self.runs = runs
+        """The runs that have entered, in the order of the loop."""
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def take(self, count: int) -> list[Entrant]:
+        """Let at most `count` runs enter."""
+        return [self.enter(run) for run in self.waiting.take(count)]
+
+    def enter(self, run: RunFolder) -> Entrant:
+        """Let a run enter."""
+        self.locks.enter_context(run.locked())
+        saved = self.waiting.saved.pop(run)
+        run.begin(saved)
+        self.runs.append(run)
+        return Entrant(run.experiment, run.folder, saved, run.read_records())
 
 
 def _train_together(
@@ -103,8 +244,8 @@ def _train_together(
     entered: list[RunFolder],
     options: Options,
     watch: Watcher,
-    board: EventFiles | None,
-    callbacks: Sequence[Any],
+    board: Sequence[TensorBoard],
+    callbacks: Sequence[object],
 ) -> None:
     """Train runs as rows of one program, and waiting runs in the rows of those that end; `entered` gets all of them.
 
@@ -113,17 +254,14 @@ def _train_together(
     with ExitStack() as locks, patient_interrupts() as noted:
         queue = Entering(waiting, locks, entered)
         first = [queue.enter(run) for run in group]
-        if any(one.epochs for one in first):
-            program.regroup(program.experiments, [one.rows for one in first], [one.epochs for one in first])
-        further: list[Any] = [WriteTensorBoard(queue.runs, board)] if board else []
-        if options.keep_best:
-            further.append(KeepBest())
-        if options.utilisation:
-            further.append(WriteUtilisation(options.utilisation))
+        if any(one.saved for one in first):
+            program.regroup(program.experiments, [one.saved for one in first])
+        best = [KeepBest()] if options.keep_best else []
+        used = [WriteUtilisation(options.utilisation)] if options.utilisation else []
         Loop(
             program,
             [
-                WriteRecords(queue.runs), *further, Watch(queue.runs, watch), *callbacks,
+                WriteRecords(queue.runs), *board, *best, *used, Watch(queue.runs, watch), *callbacks,
                 SaveCheckpoints(queue.runs, options.checkpoint_seconds, noted), WriteSummaries(queue.runs),
             ],
             folders=[one.folder for one in first],

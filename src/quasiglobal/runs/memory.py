@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import ParamSpec
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from quasiglobal.common.memory import USABLE, free_bytes, is_out_of_memory
 from quasiglobal.engines.costs import tensors_of_edges, traffic
 from quasiglobal.errors import InputError
+from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.stacked.capture import release
 from quasiglobal.stacked.one_model import arguments
 from quasiglobal.stacked.precision import PRECISIONS
@@ -23,6 +24,8 @@ from quasiglobal.training.task import Task
 
 log = logging.getLogger("quasiglobal")
 
+Given = ParamSpec("Given")
+
 COPIES = 17
 """Parameter-sized temporary tensors of a step, besides x and the algorithm's state: more than any step needs."""
 
@@ -30,20 +33,20 @@ MEASURED_USABLE = 0.9
 """Fraction of the free memory to use if the need of a run was measured; the rest is for fragmentation."""
 
 
-def runs_that_fit(task: Task, experiments: Sequence[Experiment], device: torch.device, **how: Any) -> int:
+def runs_that_fit(task: Task, experiments: Sequence[Experiment], options: Options) -> int:
     """Number of runs, each as large as the largest, that fit the free memory of the device; at least 1.
 
-    An upper bound of their need decides if all fit. If not, a GPU tries the largest run. `how` are options of its
-    `Program`.
+    An upper bound of their need decides if all fit. If not, a GPU tries the largest run.
     """
     if len(experiments) == 1:
         return 1
+    device = choose_device(options.device)
     largest, free = max(experiments, key=partial(_state, task)), free_bytes(device)
     by_bound = int(USABLE * free // bytes_of_run(task, largest))
     if by_bound >= len(experiments) or device.type != "cuda":
         return max(1, by_bound)
     found: list[tuple[int, int]] = []
-    if not enough_memory(lambda: found.append(_measured(task, largest, device, **how))):
+    if not enough_memory(lambda: found.append(_measured(task, largest, device, options))):
         release(device)
         return 1                                            # the training says that a single run does not fit
     shared, own = found[0]
@@ -104,10 +107,10 @@ def bytes_of_data(program: Program) -> int:
     return sum(tensor.nbytes for tensor in tree_leaves((feed.inputs.x, tests.inputs.x, feed.targets, tests.targets)))
 
 
-def enough_memory(function: Callable[..., object], *given: Any) -> bool:
+def enough_memory(function: Callable[Given, object], *given: Given.args, **named: Given.kwargs) -> bool:
     """Call a function; return False if memory for it could not be allocated. Its tensors can be released afterwards."""
     try:
-        function(*given)
+        function(*given, **named)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -119,7 +122,7 @@ def fewer(experiments: Sequence[Experiment], device: torch.device) -> int:
     """Number of runs to try next if these do not fit the memory together; raise InputError if it is a single run."""
     one, here = experiments[0], "the GPU's memory" if device.type == "cuda" else "the memory"
     if len(experiments) == 1:
-        further = ", fewer nodes, --recompute or --train lora:8" if one.model.startswith("hf:") else " or fewer nodes"
+        further = ", fewer nodes, --recompute or --train lora:8" if one.reads_texts else " or fewer nodes"
         raise InputError(
             f"{one.resolved.nodes} models {one.model} with batch {one.batch} do not fit {here}; use a smaller "
             f"--batch{further}"
@@ -129,12 +132,12 @@ def fewer(experiments: Sequence[Experiment], device: torch.device) -> int:
     return half
 
 
-def _measured(task: Task, experiment: Experiment, device: torch.device, **how: Any) -> tuple[int, int]:
+def _measured(task: Task, experiment: Experiment, device: torch.device, options: Options) -> tuple[int, int]:
     """Bytes that all runs share, the data, and bytes of each run, from a trial on the GPU."""
     release(device)
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
-    program = Program(task, [experiment], device, **how)
+    program = Program(task, [experiment], device, **options.of_program)
     shared = bytes_of_data(program)
     trial(program)
     peak = torch.cuda.max_memory_reserved(device) - before

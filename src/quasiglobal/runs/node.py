@@ -16,13 +16,12 @@ from quasiglobal.peers.rendezvous import meet, spread
 from quasiglobal.peers.site import SiteFolder
 from quasiglobal.peers.sites import SiteOpener
 from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_between_sites, trust_of
-from quasiglobal.runs.attempts import ending, seat_in
+from quasiglobal.runs.callbacks import TensorBoard
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.own_objects import check_objects, identified
-from quasiglobal.runs.participant import Participant, Seat
+from quasiglobal.runs.participant import Participant, Seat, ending, seat_in
 from quasiglobal.runs.prometheus import Prometheus
 from quasiglobal.runs.result import give, has_result, offer, take
-from quasiglobal.runs.store import Run, RunFolder, Watcher, unwatched
+from quasiglobal.runs.store import Run, RunFolder, Watcher, unchanged_folders, unwatched
 from quasiglobal.training.experiment import Experiment
 
 log = logging.getLogger("quasiglobal")
@@ -65,29 +64,27 @@ def train_node(
     `metrics` is the PORT or HOST:PORT where Prometheus finds them. In a federation, neighbours that missed the end can
     fetch the model for `linger` seconds, and a node whose neighbours have all ended fetches the model of one of them.
     """
-    experiment = identified(agreement(experiment))
-    node = _number(place)
+    site = place if isinstance(place, InFederation) else None
+    experiment, node = agreement(experiment), _number(place)
     n = check_node(experiment, node)
-    run = RunFolder.of(experiment, options.runs)
-    run.check_topology()
-    check_objects(run)
-    if isinstance(place, InFederation):
+    (run,) = unchanged_folders(experiment, options)
+    experiment = run.experiment
+    if site:
         refuse_between_sites(experiment)
-    usual = SUGGESTED if isinstance(place, InFederation) else math.inf
-    options = replace(options, trust=trust_of(experiment, options.trust, usual))
+    options = replace(options, trust=trust_of(experiment, options.trust, SUGGESTED if site else math.inf))
     if run.read_summary() is not None:
-        if isinstance(place, InFederation):
-            give(run.read(), _opener(place, run), None, options.peer_timeout, linger)
+        if site:
+            give(run.read(), _opener(site, run), None, options.peer_timeout, linger)
         return run.read()
     task = own_task(experiment, data)
     with ExitStack() as around:
         mine = Participant(task, [run], _seat(place, run, node, n, patience, around), options)
-        page = Prometheus(mine.engine, experiment.epochs, _site(place))
+        page = Prometheus(mine.engine, experiment.epochs, SiteFolder(site.folder) if site else None)
         around.enter_context(mine.locked())
         if metrics is not None:
             around.enter_context(page.served(metrics))
         log.info("run folder: %s", run.folder)
-        fetches, missing = isinstance(place, InFederation) and has_result(experiment), []
+        fetches, missing = site is not None and has_result(experiment), []
         if fetches:
             offer(mine)
         if max(mine.saved) >= experiment.epochs:            # an earlier start has trained to the end
@@ -100,15 +97,15 @@ def train_node(
                 return run.read()
             if max(mine.saved) or mine.engine.members.step_of_others:
                 mine.rejoin()
-        board = mine.board()
-        ended = mine.train(watch, page, *(board[1:] if board else ()), shared=False)
+        board = [TensorBoard()] if options.tensorboard else []
+        ended = mine.run(watch, page, *board, shared=False)
         missing = mine.engine.members.missing
         mine.engine.close()
         if not ended:
             raise KeyboardInterrupt
         mine.finish_alone()
-    if isinstance(place, InFederation) and missing:
-        give(run.read(), _opener(place, run), missing, options.peer_timeout, linger)
+    if site and missing:
+        give(run.read(), _opener(site, run), missing, options.peer_timeout, linger)
     return run.read()
 
 
@@ -120,10 +117,6 @@ def _number(place: MeetingPlace) -> int:
     if not host or not port.isdigit():
         raise InputError(f"rendezvous must be HOST:PORT, got {place.address!r}")
     return place.node
-
-
-def _site(place: MeetingPlace) -> SiteFolder | None:
-    return SiteFolder(place.folder) if isinstance(place, InFederation) else None
 
 
 def _seat(place: MeetingPlace, run: RunFolder, node: int, n: int, patience: float, around: ExitStack) -> Seat:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Literal, TypedDict, get_type_hints
 
 import torch
 
@@ -82,14 +83,20 @@ class Options:
         if self.on == "ray" and self.engine == "distributed":
             raise InputError("--on ray runs whole experiments; use it without --engine distributed")
 
-
     @property
-    def of_program(self) -> dict[str, Any]:
+    def of_program(self) -> ProgramOptions:
         """The options of `training.program.Program`."""
         return {"recomputing": self.recompute, "workers": self.workers}
 
 
-def split_options(values: dict[str, Any], source: str) -> tuple[dict[str, Any], Options]:
+class ProgramOptions(TypedDict):
+    """Arguments of `training.program.Program`."""
+
+    recomputing: bool
+    workers: int
+
+
+def split_options(values: Mapping[str, object], source: str) -> tuple[dict[str, object], Options]:
     """Take the options out of the settings in a file; return the other settings, and the options."""
     hints = get_type_hints(Options)
     found = {name: typed(hints[name], value, f"{name} in {source}") for name, value in values.items() if name in hints}

@@ -1,29 +1,36 @@
-"""One process of a distributed run: its program, its parts on disk, and joining the other processes."""
+"""One process of a distributed run: its seat, its program, its parts on disk, and joining the other processes.
+
+Where a lost process ends the run of all, the processes start again in another place of the store (an attempt): the
+store outlives the processes, and has the addresses and epochs of those that are gone.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
-
-from torch import Tensor
 
 from quasiglobal.common.files import alone
-from quasiglobal.engines.distributed import Distributed
+from quasiglobal.engines.costs import traffic
+from quasiglobal.engines.distributed import Distributed, MeanLost
+from quasiglobal.peers.gloo import Meeting
 from quasiglobal.peers.opening import Way
-from quasiglobal.runs.callbacks import KeepBest, Watch, WriteTensorBoard, facts
+from quasiglobal.peers.rendezvous import spread
+from quasiglobal.runs.best import KeepBest
+from quasiglobal.runs.callbacks import Watch, facts
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.parts import Part, records_of
-from quasiglobal.runs.saving import AgreedSaving, Saving
+from quasiglobal.runs.saving import AgreedSaving, SaveParts, Saving
 from quasiglobal.runs.store import RunFolder, Watcher
-from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.callbacks import patient_interrupts
+from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.loop import Callback, Loop
+from quasiglobal.training.metrics import Measures
 from quasiglobal.training.program import Program
+from quasiglobal.training.rows import NamedRows
 from quasiglobal.training.task import Task
 
 STALE_EPOCHS = 5
@@ -45,8 +52,44 @@ class Seat:
     def parts(self, run: RunFolder, mine: bool = False) -> list[Part]:
         """The parts of all processes in a run folder, or only this process's if `mine`."""
         ranks = [self.rank] if mine else range(len(self.hosted))
-        topology = run.experiment.resolved.external
-        return [Part(run.folder, rank, self.hosted[rank], topology) for rank in ranks]
+        return [Part(run.folder, rank, self.hosted[rank]) for rank in ranks]
+
+
+def needs_all(experiment: Experiment) -> bool:
+    """Whether a process that was lost cannot come back: the algorithm needs exact means of all models."""
+    return bool(traffic(experiment.resolved.algorithm).everybody)
+
+
+def seat_in(experiment: Experiment, store: Meeting, rank: int, size: int) -> tuple[Meeting, Seat]:
+    """The place in the store and the seat of process `rank` of `size`, in the first attempt that has not ended.
+
+    A process that comes back to a run that needs all ends the attempt: the others cannot continue it either.
+    """
+    number = 0
+    while True:
+        place = Meeting(store, f"attempt/{number}")
+        if not place.check(["ended"]):
+            if not (place.check([f"epochs/{rank}"]) and needs_all(experiment)):
+                hosted = spread(experiment.resolved.nodes, size)
+                return place, Seat(place, rank, hosted, experiment.hash)
+            end_attempt(place)
+        number += 1
+
+
+@contextmanager
+def ending(place: Meeting) -> Iterator[None]:
+    """End the attempt if a mean over all nodes has lost a process."""
+    try:
+        yield
+    except MeanLost:
+        end_attempt(place)
+        raise
+
+
+def end_attempt(place: Meeting) -> None:
+    """Note that this attempt has ended for all processes."""
+    with suppress(RuntimeError):                            # the store may be gone, and with it all attempts
+        place.set("ended", "")
 
 
 class Participant:
@@ -80,7 +123,7 @@ class Participant:
     def resume(self, epoch: int) -> None:
         """Resume from the checkpoint of an epoch; 0: start from the initial models."""
         if epoch:
-            self.program.restore([part.load(epoch) for part in self.parts], epoch)
+            self.program.restore([part.load(epoch) for part in self.parts])
 
     def rejoin(self) -> None:
         """Rejoin the others at their next epoch, with the models saved here or with the neighbours' mean."""
@@ -88,7 +131,7 @@ class Participant:
         theirs = math.ceil(self.engine.members.step_of_others / program.feed.steps_per_epoch)
         epoch = max(saved, min(theirs, program.experiment.epochs - 1))      # no claim of others ends a run
         if saved:
-            program.restore([part.load(saved) for part in self.parts], epoch)
+            program.restore([part.load(saved) for part in self.parts])
         model = self.engine.mean_of_neighbours(program.state.x)
         if model is not None and epoch - saved > STALE_EPOCHS:
             program.begin_at(model)
@@ -103,7 +146,7 @@ class Participant:
                 locks.enter_context(alone(part.folder))
             yield
 
-    def train(self, watch: Watcher, *further: Any, shared: bool) -> bool:
+    def run(self, watch: Watcher, *further: object, shared: bool) -> bool:
         """Train to the end with the other processes; return False if Ctrl-C, here or elsewhere, stopped it before.
 
         `shared`: whether all processes share the run folder, so that they save and stop after the same epoch.
@@ -132,14 +175,14 @@ class Participant:
             self.engine.members.end()
         return ended
 
-    def write_part(self, measures: Mapping[str, Any], rows: dict[str, Tensor]) -> None:
+    def write_part(self, measures: Measures, rows: NamedRows) -> None:
         """End the only run here with these measures and rows of its last epoch, which others have trained."""
         (part,), accounts = self.parts, self.engine.accounts()
         part.write(dict(measures) | {"lost": self.engine.lost, "edges": accounts, "written": time.time()})
-        part.save(rows, measures["epoch"])
+        part.save(replace(self.program.checkpoint(0), rows=rows))
         part.finish("finished", accounts)
 
-    def finish_alone(self, further: Mapping[str, Any] | None = None) -> None:
+    def finish_alone(self, further: Mapping[str, object] | None = None) -> None:
         """Write the runs from this process's parts alone: a node with its own data has no access to other parts.
 
         `further` are entries of the summary.
@@ -147,14 +190,6 @@ class Participant:
         for k, (run, part) in enumerate(zip(self.runs, self.parts, strict=True)):
             run.take_over(records_of([part]))
             run.finish(part.read_status() or "finished", facts(self.program, k) | dict(further or {}))
-
-    def board(self) -> tuple[EventFiles, WriteTensorBoard] | None:
-        """TensorBoard and its callback for the nodes here; None unless requested."""
-        if not self.options.tensorboard:
-            return None
-        board = EventFiles()
-        return board, WriteTensorBoard(self.runs, board)
-
 
 class WriteParts(Callback):
     """Writes the measures of every epoch and the final status; if one run diverges, all runs of this process stop."""
@@ -178,23 +213,3 @@ class WriteParts(Callback):
         for k, part in enumerate(self.parts):
             if k in self.diverged or loop.ended:
                 part.finish("diverged" if k in self.diverged else "finished", self.engine.accounts())
-
-
-class SaveParts(Callback):
-    """Saves the rows of the nodes here when `saving` decides so."""
-
-    def __init__(self, parts: Sequence[Part], saving: Saving) -> None:
-        self.parts, self.saving = parts, saving
-
-    def on_start(self, loop: Loop) -> None:
-        if loop.program.finished:                           # resumed after the last epoch, before the assembly
-            self._save(loop)
-
-    def on_epoch(self, loop: Loop) -> None:
-        if self.saving.now(loop):
-            self._save(loop)
-
-    def _save(self, loop: Loop) -> None:
-        with self.saving.timed():
-            for k, part in enumerate(self.parts):
-                part.save(loop.program.rows_of(k), self.saving.at or loop.epoch)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from quasiglobal.common.files import append_line, read_epochs, read_json, write_json, write_lines, write_tensors
 from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
 from quasiglobal.training.metrics import Measures, Record, combined
-from quasiglobal.training.rows import models_of
+from quasiglobal.training.rows import Checkpoint, NamedRows, models_of
 
 UNREAD = 8
 """Tested epochs whose models a part keeps for process 0; older ones are deleted even if unread."""
@@ -26,9 +25,8 @@ UNREAD = 8
 class Part:
     """The files of one process of a run."""
 
-    def __init__(self, run: Path, process: int, nodes: Sequence[int], topology: str = "") -> None:
-        """`topology` is the topology's fingerprint, if a file or Python code defines it."""
-        self.process, self.nodes, self.topology = process, list(nodes), topology
+    def __init__(self, run: Path, process: int, nodes: Sequence[int]) -> None:
+        self.process, self.nodes = process, list(nodes)
         self.folder, self._whole = run / "parts" / str(process), run / "checkpoint"
         self._metrics, self._of_all = self.folder / "metrics.jsonl", self.folder / "of_all.jsonl"
         self._tested = self.folder / "tested"
@@ -39,19 +37,19 @@ class Part:
         """Epoch 0 and the epochs saved in its own checkpoints or in checkpoints of the whole run."""
         return {0, *checkpoints.epochs(self.folder / "checkpoint"), *checkpoints.epochs(self._whole)}
 
-    def load(self, epoch: int) -> dict[str, Tensor]:
-        """The rows of its nodes after an epoch."""
-        rows = checkpoints.at(self.folder / "checkpoint", epoch)
-        if rows is not None:
-            return rows
-        rows = checkpoints.at(self._whole, epoch)
-        if rows is None:
+    def load(self, epoch: int) -> Checkpoint:
+        """The checkpoint of its nodes after an epoch."""
+        own = checkpoints.at(self.folder / "checkpoint", epoch)
+        if own is not None:
+            return own
+        whole = checkpoints.at(self._whole, epoch)
+        if whole is None:
             raise InputError(f"{self._whole} has no checkpoint of epoch {epoch} any more; start the run anew")
-        return {name: value[self.nodes].contiguous() for name, value in rows.items()}
+        return replace(whole, rows={name: value[self.nodes].contiguous() for name, value in whole.rows.items()})
 
-    def save(self, rows: dict[str, Tensor], epoch: int) -> None:
-        """Save the rows of its nodes."""
-        checkpoints.save(self.folder / "checkpoint", rows, checkpoints.Progress(epoch, 0, self.topology))
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Save a checkpoint of its nodes."""
+        checkpoints.save(self.folder / "checkpoint", checkpoint)
 
     # -------------------------------------------------------------------------------------------- measures
 
@@ -66,7 +64,7 @@ class Part:
                 self._tested_at(later).unlink(missing_ok=True)
         (self.folder / "summary.json").unlink(missing_ok=True)
 
-    def read_measures(self) -> list[dict[str, Any]]:
+    def read_measures(self) -> list[Measures]:
         """The measures so far, one entry per epoch; the part of process 0 also has the measures over all models."""
         of_all = {found["epoch"]: found for found in read_epochs(self._of_all)}
         return [found | of_all.get(found["epoch"], {}) for found in read_epochs(self._metrics)]
@@ -75,7 +73,7 @@ class Part:
         """The last epoch that was measured; 0 if none."""
         return max((found["epoch"] for found in read_epochs(self._metrics)), default=0)
 
-    def write(self, measures: Mapping[str, Any]) -> None:
+    def write(self, measures: Mapping[str, object]) -> None:
         """Add an epoch's measures."""
         append_line(self._metrics, measures)
 
@@ -90,13 +88,13 @@ class Part:
         except (OSError, ValueError, KeyError):
             return None
 
-    def finish(self, status: str, edges: Mapping[str, Any]) -> None:
+    def finish(self, status: str, edges: Mapping[str, object]) -> None:
         """Write the final status and the traffic of each edge."""
         write_json(self.folder / "summary.json", {"status": status, "edges": edges})
 
     # -------------------------------------------------------------------------------------------- tested models
 
-    def leave_tested(self, rows: dict[str, Tensor], epoch: int) -> None:
+    def leave_tested(self, rows: NamedRows, epoch: int) -> None:
         """Write the models of a tested epoch for process 0, without the algorithm's state."""
         write_tensors(self._tested_at(epoch), models_of(rows))
         for old in sorted(self._tested.glob("*.safetensors"))[:-UNREAD]:
@@ -110,7 +108,7 @@ class Part:
         """Whether the models of a tested epoch are on disk."""
         return self._tested_at(epoch).exists()
 
-    def read_tested(self, epoch: int) -> dict[str, Tensor] | None:
+    def read_tested(self, epoch: int) -> NamedRows | None:
         """The models of a tested epoch; None if they are missing or unreadable."""
         try:
             return load_file(self._tested_at(epoch))
@@ -157,18 +155,19 @@ def records_of(parts: Sequence[Part]) -> list[Record]:
     return [combined([epochs[epoch] for epochs in measured if epoch in epochs]) for epoch in at]
 
 
-def newest_of_parts(run: Path) -> tuple[dict[str, Tensor], int, list[int]]:
-    """The rows after the last epoch that all parts have saved, that epoch (0: none), and the nodes of the rows."""
+def newest_of_parts(run: Path) -> tuple[Checkpoint | None, list[int]]:
+    """The checkpoint of the last epoch that all parts of a run have saved, and the nodes of its rows."""
     parts = parts_of(run)
-    return *common_rows(parts), [node for part in parts for node in part.nodes]
+    return joined_checkpoint(parts), [node for part in parts for node in part.nodes]
 
 
-def common_rows(parts: Sequence[Part]) -> tuple[dict[str, Tensor], int]:
-    """The rows after the last epoch that all of these parts have saved, and that epoch (0: none)."""
+def joined_checkpoint(parts: Sequence[Part]) -> Checkpoint | None:
+    """The checkpoint of the last epoch that all of these parts have saved; notes besides the rows are the first's."""
     epoch = max(set.intersection(*(part.epochs() for part in parts))) if parts else 0
-    return stacked([part.load(epoch) for part in parts] if epoch else []), epoch
+    saved = [part.load(epoch) for part in parts] if epoch else []
+    return replace(saved[0], rows=stacked([one.rows for one in saved])) if saved else None
 
 
-def stacked(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def stacked(rows: Sequence[NamedRows]) -> NamedRows:
     """Concatenate the rows of several parts."""
-    return {name: torch.cat([part[name] for part in rows]) for name in (rows[0] if rows else ())}
+    return {name: torch.cat([part[name] for part in rows]) for name in rows[0]}

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +15,8 @@ from quasiglobal.data.readers import folders, unlabelled
 from quasiglobal.data.readers.tables import SUFFIXES
 from quasiglobal.data.sources import MEMORY_LIMIT, SOURCES, TEXT_SOURCES, DataName, Dataset, Examples
 from quasiglobal.errors import InputError
-from quasiglobal.runs.exported import Exported
-from quasiglobal.runs.loading import as_tokens, data_of
+from quasiglobal.runs.building import as_tokens, data_of
+from quasiglobal.runs.export import Exported
 
 AT_ONCE = 256
 """Image files that are read together."""
@@ -42,32 +41,27 @@ class Predictions:
     classifies: bool
     """Whether each example belongs to one of the classes."""
 
-    def objects(self) -> list[dict[str, Any]]:
+    def objects(self) -> list[dict[str, object]]:
         """One object per example: its name, and its class and the probability of each class, or its outputs."""
-        found: list[dict[str, Any]] = []
-        for name, values in zip(self.names, self.outputs.tolist(), strict=True):
-            one: dict[str, Any] = {self.kind: name if self.kind == "file" else int(name)}
-            by_name = {column: float(f"{value:.7g}") for column, value in zip(self.columns, values, strict=True)}
-            if self.classifies:
-                one["class"] = self.columns[values.index(max(values))]
-                one["probabilities"] = by_name
-            else:
-                one["outputs"] = by_name
-            found.append(one)
-        return found
+        return [
+            {self.kind: name, **({"class": of, "probabilities": values} if self.classifies else {"outputs": values})}
+            for name, of, values in self._examples()
+        ]
 
     def rows(self) -> list[dict[str, object]]:
         """The same as rows of a CSV file; the columns of probabilities are called p(CLASS)."""
+        if not self.classifies:
+            return [{self.kind: name, **values} for name, _, values in self._examples()]
         return [
-            {self.kind: one[self.kind]}
-            | ({"class": one["class"]} if self.classifies else {})
-            | {f"p({name})" if self.classifies else name: value for name, value in self._values(one).items()}
-            for one in self.objects()
+            {self.kind: name, "class": of, **{f"p({column})": share for column, share in values.items()}}
+            for name, of, values in self._examples()
         ]
 
-    def _values(self, one: dict[str, Any]) -> dict[str, float]:
-        found: dict[str, float] = one["probabilities" if self.classifies else "outputs"]
-        return found
+    def _examples(self) -> Iterator[tuple[str | int, str, dict[str, float]]]:
+        """The name of each example, the column of its largest output, and its outputs."""
+        for name, values in zip(self.names, self.outputs.tolist(), strict=True):
+            by_name = {column: float(f"{value:.7g}") for column, value in zip(self.columns, values, strict=True)}
+            yield name if self.kind == "file" else int(name), self.columns[values.index(max(values))], by_name
 
 
 def predict(
@@ -105,13 +99,15 @@ def _read(
             yield list(map(str, some)), _images(model, some, resize)
         return
     if len(given) != 1:
-        raise InputError(f"{_first_other(given)} is no image; give such data alone, one at a time")
+        other = next(path for path in given if not _holds_images(path))
+        raise InputError(f"{other} is no image; give such data alone, one at a time")
     (data,) = given
     path = data.removeprefix(CSV)
     if data == "-" or path.endswith((".txt", *SUFFIXES)):
         yield [], (_texts if model.experiment.reads_texts else _table)(model, path)
     elif path.endswith(".npz"):
-        _check_no_texts(model, data)
+        if model.experiment.reads_texts:
+            raise InputError(f"{data} has no texts, which {model.experiment.model} reads; give a .txt or .csv file")
         x = unlabelled.array(Path(path), MEMORY_LIMIT)
         _check_range(model, x, data)
         yield [], _to_test(model, x, data, model.scale if x.dtype == torch.uint8 else 1.0)
@@ -125,10 +121,6 @@ def _read(
 
 def _holds_images(path: str) -> bool:
     return os.path.isdir(path) or Path(path).suffix.lower() in folders.ENDINGS
-
-
-def _first_other(given: Sequence[str]) -> str:
-    return next(path for path in given if not _holds_images(path))
 
 
 def _images(model: Exported, files: Sequence[Path], resize: bool) -> Dataset:
@@ -171,11 +163,6 @@ def _check_range(model: Exported, x: Tensor, data: str) -> None:
             f"{data} has values {furthest:.0f} standard deviations away from the training data; scale it as these were "
             "(pixels: divide by 255, or store uint8)"
         )
-
-
-def _check_no_texts(model: Exported, data: str) -> None:
-    if model.experiment.reads_texts:
-        raise InputError(f"{data} has no texts, which {model.experiment.model} reads; give a .txt or .csv file")
 
 
 def _to_test(model: Exported, x: Tensor, name: str, scale: float) -> Dataset:

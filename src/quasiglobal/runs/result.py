@@ -18,7 +18,7 @@ from quasiglobal.runs.participant import Participant
 from quasiglobal.runs.store import Run, Watcher
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.metrics import combined, ranking
-from quasiglobal.training.rows import NamedRows, complete_state, models_of
+from quasiglobal.training.rows import Checkpoint, NamedRows, complete_state, models_of
 
 log = logging.getLogger("quasiglobal")
 
@@ -97,7 +97,7 @@ def take(mine: Participant, watch: Watcher) -> dict[str, Any]:
         raise InputError("the run has ended, and no neighbour gave its model; ask another one to run `qg node` again")
     found = {}
     for there, numbers in sorted(results.items()):
-        program.restore([unpacked(numbers, like)], run.experiment.epochs)
+        program.restore([Checkpoint(unpacked(numbers, like), run.experiment.epochs)])
         measures = {
             "epoch": run.experiment.epochs, "step": program.steps, "lr": program.feed.schedules[0](program.steps),
             "nodes": list(program.engine.nodes), "loss": program.gradients().losses.tolist(), "images_per_second": 0.0,

@@ -1,17 +1,21 @@
-"""Decides when a run is saved, and when Ctrl-C stops it; distributed processes agree on these epochs."""
+"""When a run is saved, and when Ctrl-C stops it; distributed processes agree on these epochs."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quasiglobal.common.files import read_json, write_json
-from quasiglobal.runs.parts import parts_of
-from quasiglobal.training.loop import Loop
+from quasiglobal.runs.parts import Part, parts_of
+from quasiglobal.training.loop import Callback, Loop
+
+if TYPE_CHECKING:
+    from quasiglobal.runs.store import RunFolder
 
 USUAL_LEAD = 10
 """A longer lead, in epochs, is shortened to what the epochs measured so far and the time per epoch allow."""
@@ -150,3 +154,40 @@ class AgreedSaving(Saving):
         """Add an epoch, and remove epochs that all processes have passed."""
         recent = sorted(plan.epochs)[-KEPT:]
         write_json(self.path, {"epochs": sorted({*recent, epoch}), "stop": stop, "ends": ends})
+
+
+class SaveCheckpoints(Callback):
+    """Saves the runs before their last checkpoints are `seconds` old, and at their end; stops after Ctrl-C."""
+
+    def __init__(self, runs: Sequence[RunFolder], seconds: float, noted: list[int]) -> None:
+        """`noted` is the list that `patient_interrupts` yields."""
+        self.runs, self.saving = runs, Saving(seconds, noted)
+
+    def on_epoch(self, loop: Loop) -> None:
+        saved = [k for k in loop.latest if loop.ends.get(k) == "finished"]
+        if self.saving.now(loop):
+            saved += loop.going
+        if saved:
+            with self.saving.timed():
+                for k in saved:
+                    self.runs[k].save(loop.program.checkpoint(loop.place(k)))
+
+
+class SaveParts(Callback):
+    """Saves the rows of the nodes here when `saving` decides so."""
+
+    def __init__(self, parts: Sequence[Part], saving: Saving) -> None:
+        self.parts, self.saving = parts, saving
+
+    def on_start(self, loop: Loop) -> None:
+        if loop.program.finished:                           # resumed after the last epoch, before the assembly
+            self._save(loop)
+
+    def on_epoch(self, loop: Loop) -> None:
+        if self.saving.now(loop):
+            self._save(loop)
+
+    def _save(self, loop: Loop) -> None:
+        with self.saving.timed():
+            for k, part in enumerate(self.parts):
+                part.save(replace(loop.program.checkpoint(k), epochs=self.saving.at or loop.epoch))

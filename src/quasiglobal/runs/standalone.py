@@ -6,12 +6,12 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import dedent
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,11 @@ from quasiglobal.common.files import write_json
 from quasiglobal.data.readers.folders import SIDE
 from quasiglobal.errors import InputError
 from quasiglobal.models.language import LanguageModel, tokenizer_of
-from quasiglobal.runs.exported import LANGUAGE, WEIGHTS, Exported, save
+from quasiglobal.runs.export import LANGUAGE, WEIGHTS, Exported, save
 from quasiglobal.training.experiment import Experiment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TERMS, PROGRAM, ONNX = "model.json", "model.pt2", "model.onnx"
 
@@ -42,7 +45,7 @@ class Ready(nn.Module):
         self.register_buffer("mean", torch.tensor(experiment.mean).view(channels) if experiment.mean else None)
         self.register_buffer("std", torch.tensor(experiment.std).view(channels) if experiment.mean else None)
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Tensor) -> object:
         """The outputs for inputs [batch, …]."""
         return self.module((x - self.mean) / self.std if self.normalises else x)
 
@@ -104,7 +107,7 @@ def _fill(exported: Exported, folder: Path) -> dict[str, str]:
     return left_out
 
 
-def _batch(one: Experiment, size: int, tokenizer: Any) -> Tensor:
+def _batch(one: Experiment, size: int, tokenizer: PreTrainedTokenizerBase | None) -> Tensor:
     """Made-up inputs of the model."""
     generator = torch.Generator().manual_seed(size)
     if tokenizer is not None:
@@ -131,7 +134,9 @@ def _onnx(ready: nn.Module, x: Tensor, path: Path) -> None:
     )
 
 
-def _check_same(ready: nn.Module, one: Experiment, tokenizer: Any, path: Path) -> None:
+def _check_same(
+    ready: nn.Module, one: Experiment, tokenizer: PreTrainedTokenizerBase | None, path: Path
+) -> None:
     """Raise ValueError unless the file gives the model's outputs, for other batch sizes than it was made with."""
     run = _opened(path)
     for size in (1, 3):
@@ -142,7 +147,7 @@ def _check_same(ready: nn.Module, one: Experiment, tokenizer: Any, path: Path) -
             raise ValueError(f"its outputs differ from the model's by {difference:.2g}")
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path) -> Callable[[Tensor], Tensor]:
     if path.name == PROGRAM:
         return torch.export.load(path).module()
     import onnxruntime

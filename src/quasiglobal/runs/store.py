@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from torch import Tensor
-
 from quasiglobal.common.files import alone, append_line, read_epochs, read_json, write_json, write_lines
+from quasiglobal.common.fingerprint import fingerprint
+from quasiglobal.common.objects import Named, facts_of, imported, is_path
+from quasiglobal.data.sources import DataName
 from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.best import kept_in
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts, parts_of, records_of
 from quasiglobal.training.experiment import Experiment, from_mapping, setting, stored
-from quasiglobal.training.metrics import Ranking, Record, last_and_best, ranking
-
-Saved = tuple[dict[str, Tensor], checkpoints.Progress] | None
-"""The last saved rows of a run and its progress; None if nothing was saved."""
+from quasiglobal.training.metrics import Ranking, Record, facts_of_metric, last_and_best, ranking
+from quasiglobal.training.rows import Checkpoint, NamedRows
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Summary:
     parameters: int | None = None
     partition: str | None = None
     """Fingerprint of the partition of the examples."""
-    terms: dict[str, list[Any]] | None = None
+    terms: dict[str, list[object]] | None = None
     """The classes, shape, mean and std of the data, as fields of `Experiment`."""
     features: list[str] | None = None
     """Names of the columns of numbers that are the input."""
@@ -53,9 +52,9 @@ class Summary:
     """Fingerprint of the topology, if a file or Python code defines it."""
     weights: list[float] | None = None
     """How much each node counts, if not all alike."""
-    fetched: dict[str, Any] | None = None
+    fetched: dict[str, object] | None = None
     """For a site that missed the end: the node and site whose model it took, the step, and its own epochs before."""
-    kept: list[dict[str, Any]] | None = None
+    kept: list[dict[str, object]] | None = None
     """The best model of each node in best/: its node, epoch, metric and value."""
 
     @classmethod
@@ -83,23 +82,22 @@ class Run:
         """finished, diverged or unfinished."""
         return self.summary.status if self.summary else "unfinished"
 
-    def rows(self) -> tuple[dict[str, Tensor], list[int]]:
+    def rows(self) -> tuple[NamedRows, list[int]]:
         """The rows of the newest checkpoint and their nodes; raise InputError if there is none."""
         found = checkpoints.newest(self.folder / "checkpoint")
         if found is not None:
-            return found[0], list(range(len(found[0]["x"])))
-        rows, epoch, nodes = newest_of_parts(self.folder)
-        if not epoch and self.status == "diverged":
+            return found.rows, list(range(len(found.rows["x"])))
+        of_parts, nodes = newest_of_parts(self.folder)
+        if of_parts is not None:
+            return of_parts.rows, nodes
+        if self.status == "diverged":
             raise InputError(f"{self.folder} diverged and has no model; try a smaller learning rate")
-        if not epoch:
-            raise InputError(f"{self.folder} has no checkpoint yet; train it first")
-        return rows, nodes
+        raise InputError(f"{self.folder} has no checkpoint yet; train it first")
 
-    @property
-    def score(self) -> Ranking:
-        """The metric that ranks the run's tests."""
-        ends = self.summary and [test for test in (self.summary.last, self.summary.best) if test]
-        return ranking(self.experiment.metric, ends or self.records())
+    def ranking(self) -> Ranking:
+        """The metric that ranks the run's tests, found in its records until it has ended."""
+        found = [self.summary.last or {}] if self.summary else self.records()
+        return ranking(self.experiment.metric, found)
 
     def records(self) -> list[Record]:
         """One record per epoch, read from disk at the first call."""
@@ -144,17 +142,17 @@ class RunFolder:
             return own
         return _followed_by(own, records_of(parts_of(self.folder)))
 
-    def newest(self) -> Saved:
+    def newest(self) -> Checkpoint | None:
         """The newest checkpoint, of the whole run or of its processes, whichever is newer."""
         whole = checkpoints.newest(self.folder / "checkpoint")
-        rows, epoch, nodes = newest_of_parts(self.folder)
-        older = whole is not None and whole[1].epochs >= epoch
-        if older or epoch == 0 or nodes != list(range(self.experiment.resolved.nodes)):
+        joined, nodes = newest_of_parts(self.folder)
+        older = joined is None or (whole is not None and whole.epochs >= joined.epochs)
+        if joined is None or older or nodes != list(range(self.experiment.resolved.nodes)):
             return whole
-        self.take_over([record for record in records_of(parts_of(self.folder)) if record["epoch"] <= epoch])
-        return rows, checkpoints.Progress(epoch, (self.folder / "metrics.jsonl").stat().st_size)
+        self.take_over([record for record in records_of(parts_of(self.folder)) if record["epoch"] <= joined.epochs])
+        return replace(joined, metrics=(self.folder / "metrics.jsonl").stat().st_size)
 
-    def newest_locked(self) -> Saved:
+    def newest_locked(self) -> Checkpoint | None:
         """The newest checkpoint; raise InputError if processes still train in the folder."""
         if not (self.folder / "parts").exists():
             return self.newest()
@@ -165,19 +163,29 @@ class RunFolder:
         """Lock the folder; raise InputError if another command trains in it."""
         return alone(self.folder)
 
-    def check_topology(self) -> None:
-        """Raise InputError if the file or code that defines the graph has changed since the run was saved."""
+    def check_unchanged(self) -> None:
+        """Raise InputError if the graph of a file, or an object named by its path, has changed since the training."""
         mine = self.experiment.resolved.external
-        if not mine:
-            return
-        places = [self.folder / "checkpoint", *self.folder.glob("parts/*/checkpoint")]
-        summary = self.read_summary()
-        theirs = set().union(*map(checkpoints.topologies, places), {summary.topology or ""} if summary else ())
-        if theirs - {mine, ""}:
-            raise InputError(
-                f"{self.experiment.topology} is another graph than {self.folder} was trained on; restore that graph, "
-                "or train into another --runs folder"
-            )
+        if mine:
+            places = [self.folder / "checkpoint", *self.folder.glob("parts/*/checkpoint")]
+            summary = self.read_summary()
+            theirs = set().union(*map(checkpoints.topologies, places), {summary.topology or ""} if summary else ())
+            if theirs - {mine, ""}:
+                raise InputError(
+                    f"{self.experiment.topology} is another graph than {self.folder} was trained on; restore that "
+                    "graph, or train into another --runs folder"
+                )
+        for what, text in _paths(self.experiment):
+            digest = facts_of(text).get("digest")
+            try:
+                before = read_json(self.folder / "experiment.json")["objects"][text]["digest"]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            if digest is not None and before != digest:
+                raise InputError(
+                    f"{text} is another {what} than {self.folder} was trained with; restore it, or train into another "
+                    "--runs folder"
+                )
 
     # -------------------------------------------------------------------------------------------- writing
 
@@ -185,14 +193,14 @@ class RunFolder:
         """Create the folder and write experiment.json."""
         write_json(self.folder / "experiment.json", stored(self.experiment))
 
-    def begin(self, progress: checkpoints.Progress | None) -> None:
+    def begin(self, saved: Checkpoint | None) -> None:
         """Create the folder, or truncate the records to the checkpoint that the run resumes from."""
         self.describe()
-        path, kept = self.folder / "metrics.jsonl", progress.metrics if progress else 0
-        if progress and (not path.exists() or path.stat().st_size < kept):
+        path, kept = self.folder / "metrics.jsonl", saved.metrics if saved else 0
+        if saved and (not path.exists() or path.stat().st_size < kept):
             warnings.warn(f"{path} has lost records; the run continues without them", stacklevel=2)
             records = cast(list[Record], read_epochs(path))
-            self.rewrite([record for record in records if record["epoch"] <= progress.epochs])
+            self.rewrite([record for record in records if record["epoch"] <= saved.epochs])
             return
         try:
             with open(path, "ab") as metrics:
@@ -213,19 +221,20 @@ class RunFolder:
         """Add an epoch's record."""
         append_line(self.folder / "metrics.jsonl", record)
 
-    def checkpoint(self, rows: dict[str, Tensor], epochs: int) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """Save a checkpoint to resume from."""
         size = (self.folder / "metrics.jsonl").stat().st_size
-        progress = checkpoints.Progress(epochs, size, self.experiment.resolved.external)
-        checkpoints.save(self.folder / "checkpoint", rows, progress)
+        checkpoints.save(self.folder / "checkpoint", replace(checkpoint, metrics=size))
 
-    def finish(self, status: str, facts: dict[str, Any]) -> None:
+    def finish(self, status: str, facts: Mapping[str, object]) -> None:
         """Write the summary: the status, the last and the best test, and further facts."""
         last, best = last_and_best(self.read_records(), self.experiment.metric)
-        topology = self.experiment.resolved.external
-        facts = facts | ({"topology": topology} if topology else {})
-        facts |= {"kept": [asdict(one) for one in kept]} if (kept := kept_in(self.folder)) else {}
-        write_json(self.folder / "summary.json", {"status": status, "last": last, "best": best} | facts)
+        values = {"status": status, "last": last, "best": best, **facts}
+        if topology := self.experiment.resolved.external:
+            values["topology"] = topology
+        if kept := kept_in(self.folder):
+            values["kept"] = [asdict(one) for one in kept]
+        write_json(self.folder / "summary.json", values)
 
 
 def _followed_by(own: Sequence[Record], later: Sequence[Record]) -> list[Record]:
@@ -267,6 +276,38 @@ def folders_of(experiment: Experiment, options: Options) -> list[RunFolder]:
     if options.runs.is_file():
         raise InputError(f"{options.runs} is a file; name a folder for the runs")
     return [RunFolder.of(experiment.with_seed(experiment.seed + k), options.runs) for k in range(options.seeds)]
+
+
+def unchanged_folders(experiment: Experiment, options: Options) -> list[RunFolder]:
+    """The folder of each seed, to train in; raise InputError if it was trained with other objects than named now."""
+    found = folders_of(_identified(experiment), options)
+    for folder in found:
+        folder.check_unchanged()
+    return found
+
+
+def _identified(experiment: Experiment) -> Experiment:
+    """The same experiment; the texts that name objects by their paths carry the digest of the objects' content."""
+    found = {}
+    for what, text in _paths(experiment):
+        with suppress(InputError):                          # a finished run is readable without its code
+            further = facts_of_metric(text) if what == "metric" else {}
+            found[text] = Named(text, None, {"digest": fingerprint(imported(text, what))} | further)
+
+    def named(text: str) -> str:
+        return found.get(text, text)
+
+    return replace(
+        experiment, data=named(experiment.data), model=named(experiment.model), loss=named(experiment.loss),
+        metric=tuple(map(named, experiment.metric)),
+    )
+
+
+def _paths(one: Experiment) -> Iterator[tuple[str, str]]:
+    """What each path in an experiment names, and the path."""
+    data = [one.data] if DataName.parse(one.data).kind == "python" else []
+    for what, texts in (("model", [one.model]), ("loss", [one.loss]), ("metric", one.metric), ("data set", data)):
+        yield from ((what, text) for text in texts if is_path(text))
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 from quasiglobal.data.sources import data_folder
 from quasiglobal.errors import InputError
-from quasiglobal.runs.local import train
+from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import Run, Watcher, folders_of, unwatched
 from quasiglobal.training.experiment import Experiment, setting
@@ -26,7 +26,7 @@ def sweep(
 ) -> list[Run]:
     """Train the unfinished runs of all experiments and seeds here or on Ray (`options.on`); return all runs."""
     if options.on == "here":
-        return train(experiments, options, watch)
+        return simulate(experiments, options, watch)
     ray = _connected()
     gpus = ray.cluster_resources().get("GPU", 0) > 0
     unfinished = [
@@ -63,13 +63,13 @@ def by_setting(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
 def _train(experiments: Sequence[Experiment], options: Options) -> str | None:
     """Train on a machine of the cluster; return the message of an InputError, which a retry cannot fix."""
     try:
-        train(experiments, options)
+        simulate(experiments, options)
     except InputError as error:
         return str(error)
     return None
 
 
-def _connected() -> Any:
+def _connected() -> ModuleType:
     """Ray, connected to the cluster that this machine belongs to."""
     try:
         ray = import_module("ray")

@@ -107,7 +107,7 @@ def score(run: Run) -> float:
     """The score in the last test, mean over the nodes, negative if lower is better; minus infinity if it diverged."""
     if run.summary is None or run.status != "finished":
         return -math.inf
-    return run.score.worth(number(run.summary.last, run.score.name))
+    return run.ranking().worth(number(run.summary.last, run.ranking().name))
 
 
 def best_point(scores: Mapping[Point, float]) -> Point:

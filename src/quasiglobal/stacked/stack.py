@@ -209,6 +209,14 @@ class Stack:
         self.changed = False
         return True
 
+    def keep_route(self, names: Sequence[str]) -> None:
+        """Compute by the slowest of these routes, if one is slower than the chosen one: a resumed run keeps its own."""
+        slower = type(self.route).slower
+        while slower is not None:
+            if slower.__name__ in names:
+                self.route = self.test_route = slower(self.route.one)
+            slower = slower.slower
+
     def move(self, rows: Sequence[int | None]) -> None:
         """Give the modules of rows that move their new numbers: each place has an earlier one's row, or a new one."""
         for route in {self.route, self.test_route}:

@@ -18,7 +18,7 @@ from quasiglobal.training.effects import Constants
 from quasiglobal.training.experiment import Experiment, step_order
 from quasiglobal.training.metrics import LOSS, Measures, Ranking, Record, RecordList, combined, diverged, ranking
 from quasiglobal.training.program import Program
-from quasiglobal.training.rows import NamedRows, module_of
+from quasiglobal.training.rows import Checkpoint, NamedRows, module_of
 
 EPOCHS = 2**41
 """Beyond the number of any step and test: keys of the random numbers of epochs."""
@@ -62,12 +62,10 @@ class Entrant:
 
     experiment: Experiment
     folder: Path
-    rows: NamedRows | None = None
-    """The rows of its checkpoint; None: it starts."""
-    epochs: int = 0
-    """Number of completed epochs."""
+    saved: Checkpoint | None = None
+    """None: it starts."""
     history: Sequence[Record] = ()
-    """The records of these epochs."""
+    """The records of its completed epochs."""
 
 
 class Queue(Protocol):
@@ -266,19 +264,17 @@ class Loop:
         if not gone or not alone or not (self.going or self.queue) or not self._pays_off(gone):
             return
         entering = self.queue.take(gone) if self.queue else []
-        stay: list[tuple[int, NamedRows | None, int]] = [(k, self.rows_of(k), self.epochs_of(k)) for k in self.going]
+        stay: list[tuple[int, Checkpoint | None]] = [(k, self.program.checkpoint(self.place(k))) for k in self.going]
         new = range(len(self.runs), len(self.runs) + len(entering))
         self.runs += [RecordList(one.history) for one in entering]
         self.folders += [one.folder for one in entering]
         self.experiments += [one.experiment for one in entering]
-        stay += [(k, one.rows, one.epochs) for k, one in zip(new, entering, strict=True)]
-        stay.sort(key=lambda run: (step_order(self.experiments[run[0]]), run[2]))
+        stay += [(k, one.saved) for k, one in zip(new, entering, strict=True)]
+        stay.sort(key=lambda run: (step_order(self.experiments[run[0]]), run[1].epochs if run[1] else 0))
         places = {k: at for at, k in enumerate(self.members)}
-        self.members = [k for k, _, _ in stay]
-        _, saved, epochs = zip(*stay, strict=True)
-        self.program.regroup(
-            [self.experiments[k] for k in self.members], saved, epochs, [places.get(k) for k in self.members]
-        )
+        self.members = [k for k, _ in stay]
+        saved, before = [of for _, of in stay], [places.get(k) for k in self.members]
+        self.program.regroup([self.experiments[k] for k in self.members], saved, before)
         self._begin(new)
 
     def _pays_off(self, gone: int) -> bool:

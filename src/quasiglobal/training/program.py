@@ -27,7 +27,7 @@ from quasiglobal.training.experiment import Experiment, together
 from quasiglobal.training.feed import Feed
 from quasiglobal.training.metrics import Measures, average, measures_of_all, measures_of_models
 from quasiglobal.training.networks import Networks
-from quasiglobal.training.rows import NamedRows, buffers_of, named_rows, state_of
+from quasiglobal.training.rows import Checkpoint, NamedRows, buffers_of, named_rows, state_of
 from quasiglobal.training.task import Task
 
 WORTH_FUSING = 2.5e11
@@ -363,8 +363,15 @@ class Program:
 
     # ------------------------------------------------------------------------------------------ checkpoints
 
-    def rows_of(self, run: int) -> dict[str, Tensor]:
-        """All rows that an experiment needs to resume: x, state and buffers."""
+    def checkpoint(self, run: int) -> Checkpoint:
+        """All that an experiment needs to resume."""
+        return Checkpoint(
+            self.rows_of(run), self.state.epochs[run], topology=self.experiments[run].resolved.external,
+            route=type(self.model.route).__name__, device=self.device.type,
+        )
+
+    def rows_of(self, run: int) -> NamedRows:
+        """The rows of an experiment: x, state and buffers."""
         rows = slice(run * len(self.engine.nodes), (run + 1) * len(self.engine.nodes))
         buffers = {name: value[rows] for name, value in self.state.buffers.items()}
         return named_rows(self.state.x[rows], self.bands.state_of(run), buffers)
@@ -374,22 +381,22 @@ class Program:
         self.state.x = x
         self.bands.begin_at(x)
 
-    def restore(self, saved: Sequence[NamedRows], epochs: int) -> None:
-        """Resume all experiments after `epochs` epochs from their rows, as returned by `rows_of`."""
+    def restore(self, saved: Sequence[Checkpoint]) -> None:
+        """Resume all experiments from their checkpoints."""
         def stacked(values: Sequence[Tensor]) -> Tensor:
             return torch.cat(list(values)).to(self.device)
 
-        x, kept = stacked([rows["x"] for rows in saved]), [buffers_of(rows) for rows in saved]
+        x, kept = stacked([one.rows["x"] for one in saved]), [buffers_of(one.rows) for one in saved]
         buffers = {name: stacked([of[name] for of in kept]) for name in self.state.buffers}
-        self._begin(x, buffers, [epochs] * len(saved))
+        self._begin(x, buffers, [one.epochs for one in saved])
         self._from_start = False
-        self.bands.restore([state_of(rows) for rows in saved], self.device)
+        self.bands.restore([state_of(one.rows) for one in saved], self.device)
+        self.model.keep_route([one.route for one in saved if one.device == self.device.type])
 
     def regroup(
-        self, experiments: Sequence[Experiment], saved: Sequence[NamedRows | None], epochs: Sequence[int],
-        places: Sequence[int | None] = (),
+        self, experiments: Sequence[Experiment], saved: Sequence[Checkpoint | None], places: Sequence[int | None] = ()
     ) -> None:
-        """Continue with these experiments, each after its own number of epochs and from its rows; None: from its start.
+        """Continue with these experiments, each from its checkpoint; None: from its start.
 
         `places` are their places so far, None for those that enter; none are known by default. The data, the compiled
         models and the kernels of the steps are used again.
@@ -397,19 +404,17 @@ class Program:
         with self.timed("loading"):
             earlier, self._runner = self.bands, None
             release(self.device)
-            rows = [self._first_rows(one) if of is None else of for one, of in zip(experiments, saved, strict=True)]
-            self._lay_out(experiments, epochs)
+            whole = [of or self._before(one) for one, of in zip(experiments, saved, strict=True)]
+            self._lay_out(experiments, [one.epochs for one in whole])
             self.bands.take_kernels(earlier)
-            self.restore(rows, 0)
-            self.state.epochs = list(epochs)
-            self._from_start = False
+            self.restore(whole)
             nodes = len(self.engine.nodes)
             self.model.move([None if at is None else at * nodes + node for at in places for node in range(nodes)])
 
-    def _first_rows(self, experiment: Experiment) -> NamedRows:
-        """The models of an experiment before its first epoch."""
+    def _before(self, experiment: Experiment) -> Checkpoint:
+        """An experiment before its first epoch."""
         x, buffers = Networks(self.task, [experiment], self.device).start(len(self.engine.nodes))
-        return named_rows(x, {}, buffers)
+        return Checkpoint(named_rows(x, {}, buffers), 0)
 
 
 def _numbers(rows: slice) -> range:

@@ -1,8 +1,12 @@
-"""Checkpoint tensors of a run: x, state.NAME, buffer.NAME and, of complex buffers, pairs.NAME; one row per node."""
+"""Content of a checkpoint: the rows of a run's nodes, and notes besides tensors.
+
+The tensors are x, state.NAME, buffer.NAME and, of complex buffers, pairs.NAME; one row per node.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +18,27 @@ from quasiglobal.training.metrics import average
 STATE, BUFFER, PAIRS = "state.", "buffer.", "pairs."
 
 NamedRows = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """All that a run needs to resume. `Program.checkpoint` makes it, `Program.restore` uses it.
+
+    Files (`runs/checkpoints.py`) hold the rows as tensors and all other fields as JSON. A field added here needs a
+    default, which checkpoints without it get.
+    """
+
+    rows: NamedRows
+    epochs: int
+    """Number of completed epochs."""
+    metrics: int = 0
+    """Size of metrics.jsonl at that time, in bytes; set by the run folder."""
+    topology: str = ""
+    """Fingerprint of the topology, if a file or Python code defines it."""
+    route: str = ""
+    """Route by which the gradients were computed (`stacked/routes.py`)."""
+    device: str = ""
+    """Kind of the device on which they were: cpu or cuda."""
 
 
 def named_rows(x: Tensor, state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> NamedRows:

@@ -14,7 +14,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import Folder, Json, call
-from quasiglobal.cli.listing import Listing, Values
+from quasiglobal.cli.tables import Listing, Values
 from quasiglobal.cli.terminal import print_json, progress_bar, say, say_written, time_in_words
 from quasiglobal.reproduction.leaderboard.contenders import Contender, newcomer, select, source
 from quasiglobal.reproduction.leaderboard.contest import contest
@@ -99,8 +99,7 @@ def leaderboard(
         check_records(chosen, at.records, methods)
     wanted = [] if show else select(chosen, methods)
     if again:
-        for one in wanted:
-            _forget(one, chosen, at)
+        _forget(wanted, chosen, at)
     else:
         wanted = [one for one in wanted if not _has_record(one, chosen, at)]
     _run_and_show(wanted, chosen, at, json, methods)
@@ -137,15 +136,14 @@ def _has_record(one: Contender, tier: Tier, at: Places) -> bool:
     return all(placing and placing.complete(tier.seeds) for placing in placings)
 
 
-def _forget(one: Contender, tier: Tier, at: Places) -> None:
-    """Delete the runs of a method's record, so that they are repeated; runs after the record are resumed."""
-    record, runs = at.records / tier.name / file_name(one.name), at.runs / tier.name
-    if not record.exists() or not runs.exists():
-        return
-    for run in RunStore.read(runs).runs:
-        settings = run.experiment.algorithm, run.experiment.topology, run.experiment.communication, run.experiment.wire
-        summary = run.folder / "summary.json"
-        if settings == one.settings and summary.exists() and summary.stat().st_mtime <= record.stat().st_mtime:
+def _forget(wanted: Sequence[Contender], tier: Tier, at: Places) -> None:
+    """Delete the runs of methods' records, so that they are repeated; runs after the record are resumed."""
+    records = {one.settings: at.records / tier.name / file_name(one.name) for one in wanted}
+    written = {settings: record.stat().st_mtime for settings, record in records.items() if record.exists()}
+    for run in RunStore.read(at.runs / tier.name).runs:
+        one, summary = run.experiment, run.folder / "summary.json"
+        settings = one.algorithm, one.topology, one.communication, one.wire
+        if settings in written and summary.exists() and summary.stat().st_mtime <= written[settings]:
             shutil.rmtree(run.folder)
 
 

@@ -49,12 +49,6 @@ class Contender:
     published: dict[str, float] = field(default_factory=dict)
     """The published score under each condition, in per cent."""
 
-    @property
-    def central(self) -> bool:
-        """Whether it communicates by exact means over all nodes alone."""
-        sent = traffic(algorithm(self.algorithm))
-        return bool(sent.everybody) and not sent.neighbours and not sent.told
-
     def scale(self, tier: Tier) -> float:
         """The middle of the first grid of learning rates."""
         name = name_of(self.algorithm)
@@ -71,18 +65,6 @@ class Contender:
             experiment, algorithm=self.algorithm, topology=self.topology, communication=self.communication,
             wire=self.wire,
         )
-
-    def objections(self, experiment: Experiment) -> tuple[str, tuple[str, ...]]:
-        """The sentence with which the library refuses this method in an experiment of the tier, and its warnings."""
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            try:
-                faults = Faults(experiment.drop, experiment.churn)
-                check_needs(algorithm(self.algorithm), parse(self.topology), faults, alike=experiment.data_alike)
-                refused = ""
-            except InputError as error:
-                refused = str(error)
-        return refused, tuple(dict.fromkeys(str(warning.message) for warning in said))
 
 
 PLAIN = (
@@ -145,6 +127,19 @@ PUBLISHED = (
 )
 """The methods of tier relay: T. Vogels et al.: RelaySum for decentralized deep learning on heterogeneous data (2021),
 Table 2, the worst node; EDM is not in it."""
+
+
+def objections(experiment: Experiment) -> tuple[str, tuple[str, ...]]:
+    """The sentence with which the library refuses an experiment's method, empty if it does not, and its warnings."""
+    refused, faults = "", Faults(experiment.drop, experiment.churn)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            of = experiment.resolved
+            check_needs(of.algorithm, of.topology, faults, alike=experiment.data_alike)
+        except InputError as error:
+            refused = str(error)
+    return refused, tuple(dict.fromkeys(str(warning.message) for warning in said))
 
 
 def contenders(tier: Tier) -> list[Contender]:

@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from quasiglobal.common.objects import fault
+from quasiglobal.engines.costs import traffic
 from quasiglobal.errors import InputError
-from quasiglobal.reproduction.leaderboard.contenders import Contender
+from quasiglobal.reproduction.leaderboard.contenders import Contender, objections
 from quasiglobal.reproduction.leaderboard.protocol import (
     LEARNS,
     MOST_RATES,
@@ -131,9 +132,10 @@ def compete(
 ) -> Iterator[Standing]:
     """Tune the rates of all methods together; then train the seeds of each method alone: its time is its own."""
     starts = [
-        Start(one, condition, one.set_on(tier.at(condition)), *one.objections(tier.at(condition)))
+        Start(one, condition, experiment, *objections(experiment))
         for one in chosen
         for condition in tier.conditions
+        for experiment in [one.set_on(tier.at(condition))]
     ]
     with warnings.catch_warnings():
         for note in {note for start in starts for note in start.notes}:     # they are in the record
@@ -170,10 +172,10 @@ def _train_seeds(
     runs = sweep(experiments, options, watch)
     each = len(tier.seeds)
     by_condition = {start.condition.name: runs[k * each : (k + 1) * each] for k, start in enumerate(going)}
-    facts = runs[0].summary if runs else None
+    facts, sent = runs[0].summary if runs else None, traffic(starts[0].experiment.resolved.algorithm)
     standing = Standing(
         tier.name, one.name, one.algorithm, one.topology, one.communication, one.wire,
-        central=one.central, published=one.published,
+        central=bool(sent.everybody) and not sent.neighbours and not sent.told, published=one.published,
         device=(facts and facts.device) or "", torch=(facts and facts.torch) or "",
         conditions={start.condition.name: _placing(start, by_condition, tier) for start in starts},
     )

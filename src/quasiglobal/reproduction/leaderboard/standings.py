@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, cast, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from quasiglobal.common.files import finite, read_json, write_json
 from quasiglobal.errors import InputError, unknown
@@ -124,38 +125,22 @@ class Standing:
         """Name of its file: `tier/name.json`, with dashes for everything but letters, digits, + and dots."""
         return f"{self.tier}/{file_name(self.name)}"
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Standing:
-        """From a file."""
-        conditions = {
-            name: Placing(**one | {
-                "seeds": tuple(SeedResult(**result) for result in one["seeds"]), "notes": tuple(one["notes"]),
-            })
-            for name, one in values["conditions"].items()
-        }
-        found = cls(**values | {"conditions": conditions})
-        if not _is_of(cls, found):
-            raise ValueError("a value of another type")
-        return found
 
-
-def _is_of(hint: Any, value: Any) -> bool:
-    """Whether a value has the type of an annotation, with all its fields and entries."""
-    if is_dataclass(hint):
-        hints = get_type_hints(hint)
-        return isinstance(value, cast(type, hint)) and all(
-            _is_of(hints[field.name], getattr(value, field.name)) for field in fields(hint)
-        )
+def _decoded(hint: Any, value: Any) -> Any:
+    """A JSON value as an annotation says: a dataclass, dict, tuple, text or number; raise TypeError if it is none."""
     origin, inner = get_origin(hint), get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        hints = get_type_hints(hint)
+        return hint(**{name: _decoded(hints[name], one) for name, one in value.items()})
     if origin is dict:
-        return isinstance(value, dict) and all(_is_of(str, key) and _is_of(inner[1], one) for key, one in value.items())
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_is_of(inner[0], one) for one in value)
-    if inner:
-        return any(_is_of(one, value) for one in inner)     # a number or None
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return type(value) is hint
+        return {key: _decoded(inner[1], one) for key, one in value.items()}
+    if origin is tuple and isinstance(value, list):
+        return tuple(_decoded(inner[0], one) for one in value)
+    if NoneType in inner:
+        return None if value is None else _decoded(inner[0], value)
+    if type(value) not in ((int, float) if hint is float else (hint,)):
+        raise TypeError(f"{value!r} is no {hint}")
+    return value
 
 
 def file_name(name: str) -> str:
@@ -181,7 +166,7 @@ def write_standing(standing: Standing, records: Path) -> Path:
 def read_standing(path: Path) -> Standing | None:
     """Read a record; None if there is none, or if it is damaged or of another version of the protocol."""
     try:
-        found = Standing.from_json(read_json(path))
+        found: Standing = _decoded(Standing, read_json(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):

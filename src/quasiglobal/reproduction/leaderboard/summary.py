@@ -16,7 +16,7 @@ from quasiglobal.reproduction.leaderboard.protocol import SEEDS, TIERS, VERSION,
 from quasiglobal.reproduction.leaderboard.standings import MEASURES, Placing, Standing
 from quasiglobal.reproduction.report.document import Cell, Column, Document, Row, Section
 from quasiglobal.reproduction.report.formats import escaped, write_report
-from quasiglobal.reproduction.report.noise import Sample, difference, paired, tolerance
+from quasiglobal.reproduction.report.noise import Gap, Sample, gap
 
 TOP = 5
 """Rows of the table in the README."""
@@ -28,7 +28,13 @@ Standings = Mapping[str, Sequence[Standing]]
 def leaderboard_document(standings: Standings) -> Document:
     """All tables and answers."""
     tiers = [tier for tier in TIERS.values() if standings.get(tier.name)]
-    tables = [section for tier in tiers for section in _tier_sections(tier, standings[tier.name])]
+    tables: list[Section] = []
+    for tier in tiers:                                      # all conditions side by side, then one by one
+        of = standings[tier.name]
+        tables.append(_overview(tier, of))
+        for one in tier.conditions:
+            there = [found for found in of if one.name in found.conditions]
+            tables.append(_condition_section(tier, one, ranked(there, one.name)))
     counts = ", ".join(f"{len(standings[tier.name])} in tier {tier.name}" for tier in tiers)
     return Document(
         title="Leaderboard of decentralized methods",
@@ -60,15 +66,6 @@ LEGEND = (
 )
 
 
-def _tier_sections(tier: Tier, standings: Sequence[Standing]) -> list[Section]:
-    """A section with all conditions side by side, and one for each condition."""
-    details = [
-        _condition_section(tier, one, ranked([found for found in standings if one.name in found.conditions], one.name))
-        for one in tier.conditions
-    ]
-    return [_overview(tier, standings), *details]
-
-
 def _overview(tier: Tier, standings: Sequence[Standing]) -> Section:
     """All methods of a tier, with the mean of nodes under each condition; best first under the first one."""
     columns = (
@@ -79,7 +76,7 @@ def _overview(tier: Tier, standings: Sequence[Standing]) -> Section:
         Row(
             (
                 Cell(one.name), Cell(one.graph), *(score_cell(one.conditions.get(c.name)) for c in tier.conditions),
-                _megabytes(_any_placing(one)),
+                _megabytes(next((placing for placing in one.conditions.values() if placing.score()), None)),
             ),
             algorithm=readable(name_of(one.algorithm)),
         )
@@ -149,10 +146,6 @@ def _signed(difference: float) -> Cell:
     return Cell(f"{round(difference, 2) + 0.0:+.2f}".replace("-", "−"), difference)         # + 0.0: −0 is 0
 
 
-def _any_placing(one: Standing) -> Placing | None:
-    return next((placing for placing in one.conditions.values() if placing.score()), None)
-
-
 def _megabytes(placing: Placing | None) -> Cell:
     return _number(placing, "bytes", 1e-6)
 
@@ -198,11 +191,11 @@ def _question_sections(standings: Standings) -> list[Section]:
 
 
 def _answer_cells(one: Answer) -> list[Cell]:
-    noise = Cell("") if one.noise is None else Cell(f"±{one.noise:.2f}", one.noise)
+    noise = Cell("") if one.gap.noise is None else Cell(f"±{one.gap.noise:.2f}", one.gap.noise)
     ours, apart = Cell("⋆", None, "bad"), Cell("")
     if one.ours is not None:
         ours = Cell(f"{one.ours:.2f}", one.ours)
-        apart = _signed(one.difference)
+        apart = _signed(one.gap.value)
     return [Cell(one.says), ours, Cell(f"{one.other:.2f}", one.other), apart, noise, Cell(one.verdict)]
 
 
@@ -283,25 +276,15 @@ class Number:
     condition: str
     measure: str = "mean"
 
-    def sample(self, standings: Mapping[str, Sequence[Standing]]) -> Sample | None:
+    def placing(self, standings: Standings) -> Placing:
+        """The results that the number is of; without any if there is no record of it."""
+        found = (one.conditions.get(self.condition) for one in standings.get(self.tier, ()) if one.name == self.method)
+        return next(found, None) or Placing()
+
+    def sample(self, standings: Standings) -> Sample | None:
         """The number; None if there is no record of it, or if it has no score."""
         data = self.condition.removesuffix(", 30 % loss")                  # a seed draws one partition, lossy or not
-        placing = self._placing(standings)
-        return placing.sample(self.measure, f"{self.tier}, {data}") if placing else None
-
-    def learns(self, standings: Mapping[str, Sequence[Standing]]) -> bool:
-        """Whether a trial of its rates learnt something."""
-        placing = self._placing(standings)
-        return placing is None or placing.learns
-
-    def diverges(self, standings: Mapping[str, Sequence[Standing]]) -> bool:
-        """Whether there is no number since a seed diverged."""
-        placing = self._placing(standings)
-        return placing is not None and placing.diverged > 0
-
-    def _placing(self, standings: Mapping[str, Sequence[Standing]]) -> Placing | None:
-        found = (one.conditions.get(self.condition) for one in standings.get(self.tier, ()) if one.name == self.method)
-        return next(found, None)
+        return self.placing(standings).sample(self.measure, f"{self.tier}, {data}")
 
 
 @dataclass(frozen=True)
@@ -312,16 +295,15 @@ class Contrast:
     ours: Number
     other: Number
 
-    def answer(self, standings: Mapping[str, Sequence[Standing]]) -> Answer | None:
+    def answer(self, standings: Standings) -> Answer | None:
         """The difference and its noise, seed by seed; None if a number is missing."""
         ours, other = self.ours.sample(standings), self.other.sample(standings)
-        if other is not None and ours is None and self.ours.diverges(standings):
-            return Answer(self.says, None, other.mean)
+        if other is not None and ours is None and self.ours.placing(standings).diverged:
+            return Answer(self.says, None, other.mean, Gap(math.nan, None))
         if ours is None or other is None:
             return None
-        terms = paired([(1.0, ours), (-1.0, other)])
-        learns = self.ours.learns(standings) and self.other.learns(standings)
-        return Answer(self.says, ours.mean, other.mean, difference(terms), tolerance(terms), learns)
+        learns = all(one.placing(standings).learns for one in (self.ours, self.other))
+        return Answer(self.says, ours.mean, other.mean, gap([(1.0, ours), (-1.0, other)]), learns)
 
 
 @dataclass(frozen=True)
@@ -331,8 +313,7 @@ class Answer:
     says: str
     ours: float | None
     other: float
-    difference: float = math.nan
-    noise: float | None = None
+    gap: Gap
     learns: bool = True
 
     @property
@@ -342,10 +323,9 @@ class Answer:
             return "diverges"
         if not self.learns:
             return "not tuned: no rate learnt anything"
-        if self.noise is None:
+        if self.gap.within is None:
             return "noise unknown"
-        beyond = abs(self.difference) > self.noise
-        return ("higher" if self.difference > 0 else "lower") if beyond else "no difference beyond the noise"
+        return "no difference beyond the noise" if self.gap.within else "higher" if self.gap.value > 0 else "lower"
 
 
 def _loss(method: str, data: str) -> Contrast:
@@ -414,7 +394,7 @@ QUESTIONS: dict[str, tuple[Contrast, ...]] = {
 """The questions, and the differences that answer them."""
 
 
-def answers(standings: Mapping[str, Sequence[Standing]]) -> dict[str, list[Answer]]:
+def answers(standings: Standings) -> dict[str, list[Answer]]:
     """The answers that the records give to each question."""
     return {
         question: [found for one in comparisons if (found := one.answer(standings))]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
-from quasiglobal.algorithms import algorithm
+from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.algorithms.sgd import DSGDm
-from quasiglobal.reproduction.paper.outcomes import Gap, Outcome, Verdict, gap, our_sample, paper_sample
+from quasiglobal.reproduction.paper.outcomes import Outcome, Verdict, our_sample, paper_sample
 from quasiglobal.reproduction.paper.tables import (
     TABLES,
     ColumnLabel,
@@ -19,7 +20,7 @@ from quasiglobal.reproduction.paper.tables import (
     at_scale,
     published,
 )
-from quasiglobal.reproduction.report.noise import Sample
+from quasiglobal.reproduction.report.noise import Gap, Sample, gap
 from quasiglobal.runs.store import RunStore
 from quasiglobal.training.experiment import Experiment, setting
 
@@ -125,15 +126,23 @@ def signed(value: float) -> str:
 # ------------------------------------------------------------------------------------------------ comparisons
 
 
+def claim(says: str, where: str, *comparisons: Iterable[Comparison]) -> Claim:
+    """A claim that all of the comparisons decide."""
+    return Claim(says, where, tuple(chain(*comparisons)))
+
+
+def one_above(says: str, high: CellKey, low: CellKey) -> Comparison:
+    """A cell is above another."""
+    return Comparison(says, ((1.0, high), (-1.0, low)))
+
+
 def above(table: str, high: str, *low: str, group: str | None = None) -> Iterator[Comparison]:
     """A method is above each of the others, for every model and column with both; `group` restricts the columns."""
     for model, column in settings_of(table):
         for other in low:
             if group in (None, column.group) and {high, other} <= methods_of(table, model, column):
-                terms = (
-                    (1.0, (table, RowLabel(high, model), column)), (-1.0, (table, RowLabel(other, model), column)),
-                )
-                yield Comparison(label(f"{high} − {other}", model, column), terms)
+                rows = RowLabel(high, model), RowLabel(other, model)
+                yield one_above(label(f"{high} − {other}", model, column), *((table, row, column) for row in rows))
 
 
 def models_above(table: str, high: str, low: str, setting: str | None = None) -> Iterator[Comparison]:
@@ -141,10 +150,8 @@ def models_above(table: str, high: str, low: str, setting: str | None = None) ->
     for model, column in settings_of(table):
         if model == high and setting in (None, column.setting):
             for method in sorted(methods_of(table, high, column) & methods_of(table, low, column)):
-                terms = (
-                    (1.0, (table, RowLabel(method, high), column)), (-1.0, (table, RowLabel(method, low), column)),
-                )
-                yield Comparison(label(f"{high} − {low}", method, column), terms)
+                rows = RowLabel(method, high), RowLabel(method, low)
+                yield one_above(label(f"{high} − {low}", method, column), *((table, row, column) for row in rows))
 
 
 def columns_above(table: str, high: ColumnLabel, low: ColumnLabel) -> Iterator[Comparison]:
@@ -152,7 +159,7 @@ def columns_above(table: str, high: ColumnLabel, low: ColumnLabel) -> Iterator[C
     scores = published()[table].scores
     for row in published()[table].rows:
         if (row, high) in scores and (row, low) in scores:
-            yield Comparison(label(f"{high} − {low}", row), ((1.0, (table, row, high)), (-1.0, (table, row, low))))
+            yield one_above(label(f"{high} − {low}", row), (table, row, high), (table, row, low))
 
 
 def gain_above(table: str, method: str, base: str, high: ColumnLabel, low: ColumnLabel) -> Iterator[Comparison]:
@@ -202,170 +209,136 @@ EVERY_OTHER = tuple(
 SYNCHRONIZED = ("DSGDm-N, momentum over the ring", "DSGDm-N, gradients over the ring")
 
 CLAIMS: tuple[Claim, ...] = (
-    Claim(
+    claim(
         "Quasi-global momentum gains over all other methods at every degree of heterogeneity.",
         "Section 5.2, CIFAR-10",
-        tuple(above("cifar10", QG, PLAIN, LOCAL)),
+        above("cifar10", QG, PLAIN, LOCAL),
     ),
-    Claim(
+    claim(
         "It gains more, the more heterogeneous the data are.",
         "Section 5.2, CIFAR-10",
-        tuple(
-            comparison
+        *(
+            gain_above("cifar10", QG, LOCAL, ColumnLabel(more, graph), ColumnLabel(less, graph))
             for graph in (RING, SOCIAL)
             for more, less in (("α = 0.1", "α = 1"), ("α = 1", "α = 10"))
-            for comparison in gain_above("cifar10", QG, LOCAL, ColumnLabel(more, graph), ColumnLabel(less, graph))
         ),
     ),
-    Claim(
+    claim(
         "The improvement in test accuracy is 1 to 20 points.",
         "Abstract",
-        tuple(between(above("cifar10", QG, LOCAL), 1, 20)),
+        between(above("cifar10", QG, LOCAL), 1, 20),
     ),
-    Claim(
+    claim(
         "It gains over DSGDm-N on ImageNet-32 and ImageNet too.",
         "Section 5.2, ImageNet",
-        tuple(above("imagenet", QG, LOCAL)),
+        above("imagenet", QG, LOCAL),
     ),
-    Claim(
+    claim(
         "ResNets with EvoNorm are above those with GN for all methods, degrees of heterogeneity and topologies.",
         "Section 5.2, CIFAR-10 and ImageNet",
-        (
-            *models_above("cifar10", "ResNet-EvoNorm-20", "ResNet-GN-20"),
-            *models_above("imagenet", "ImageNet-32, ResNet-20-x2 EvoNorm", "ImageNet-32, ResNet-20-x2 GN"),
-            *models_above("imagenet", "ImageNet, ResNet-18 EvoNorm", "ImageNet, ResNet-18 GN"),
-        ),
+        models_above("cifar10", "ResNet-EvoNorm-20", "ResNet-GN-20"),
+        models_above("imagenet", "ImageNet-32, ResNet-20-x2 EvoNorm", "ImageNet-32, ResNet-20-x2 GN"),
+        models_above("imagenet", "ImageNet, ResNet-18 EvoNorm", "ImageNet, ResNet-18 GN"),
     ),
-    Claim(
+    claim(
         "Batch normalization loses severely on heterogeneous data: at α = 0.1 it is below GN and EvoNorm.",
         "Sections 1 and 5.1, CIFAR-10",
-        tuple(
-            comparison
-            for other in ("ResNet-GN-20", "ResNet-EvoNorm-20")
-            for comparison in models_above("cifar10", other, "ResNet-BN-20", setting="α = 0.1")
-        ),
+        models_above("cifar10", "ResNet-GN-20", "ResNet-BN-20", setting="α = 0.1"),
+        models_above("cifar10", "ResNet-EvoNorm-20", "ResNet-BN-20", setting="α = 0.1"),
     ),
-    Claim(
+    claim(
         "Local momentum accelerates: DSGDm and DSGDm-N are above DSGD.",
         "Section 5.2, ablation (2)",
-        (
-            *above("momentum-variants", "DSGDm", PLAIN),
-            *above("momentum-variants", LOCAL, PLAIN),
-            *above("cifar10", LOCAL, PLAIN),
-        ),
+        above("momentum-variants", "DSGDm", PLAIN),
+        above("momentum-variants", LOCAL, PLAIN),
+        above("cifar10", LOCAL, PLAIN),
     ),
-    Claim(
+    claim(
         "Heterogeneous data hinders local momentum: DSGDm-N gains less over DSGD at α = 0.1 than at α = 10.",
         "Section 1, first contribution; how to measure it is our reading",
-        tuple(
-            comparison
+        *(
+            gain_above("cifar10", LOCAL, PLAIN, ColumnLabel("α = 10", graph), ColumnLabel("α = 0.1", graph))
             for graph in (RING, SOCIAL)
-            for comparison in gain_above(
-                "cifar10", LOCAL, PLAIN, ColumnLabel("α = 10", graph), ColumnLabel("α = 0.1", graph)
-            )
         ),
     ),
-    Claim(
+    claim(
         "A momentum buffer synchronized with all improves DSGDm-N.",
         "Section 1, momentum-variants",
-        tuple(above("momentum-variants", "DSGDm-N, momentum over all", LOCAL)),
+        above("momentum-variants", "DSGDm-N, momentum over all", LOCAL),
     ),
-    Claim(
+    claim(
         "Synchronizing momentum or gradients over the ring improves DSGDm-N only marginally: not beyond the noise.",
         "Section 5.2, ablation (3)",
-        tuple(
-            comparison
-            for method in SYNCHRONIZED
-            for comparison in not_clearly_above(above("momentum-variants", method, LOCAL))
-        ),
+        *(not_clearly_above(above("momentum-variants", method, LOCAL)) for method in SYNCHRONIZED),
     ),
-    Claim(
+    claim(
         "Methods with quasi-global momentum surpass all others but the centralized one, without more communication.",
         "Section 5.2, ablation (1)",
-        tuple(
-            comparison
-            for method in ("QG-DSGDm", QG)
-            for comparison in above("momentum-variants", method, *EVERY_OTHER)
-        ),
+        above("momentum-variants", "QG-DSGDm", *EVERY_OTHER),
+        above("momentum-variants", QG, *EVERY_OTHER),
     ),
-    Claim(
+    claim(
         "DMSGD improves on DSGDm-N, and less than quasi-global momentum does.",
         "Section 5.2, ablation (4)",
-        (*above("momentum-variants", "DMSGD", LOCAL), *above("momentum-variants", QG, "DMSGD")),
+        above("momentum-variants", "DMSGD", LOCAL),
+        above("momentum-variants", QG, "DMSGD"),
     ),
-    Claim(
+    claim(
         "Quasi-global momentum is above D² and gradient tracking.",
         "Section 5.2, gradient-tracking",
-        tuple(above("gradient-tracking", QG, "DSGD (GT)", "DSGDm-N (GT)", "D²", "D²₊")),
+        above("gradient-tracking", QG, "DSGD (GT)", "DSGDm-N (GT)", "D²", "D²₊"),
     ),
-    Claim(
+    claim(
         "Dividing by the learning rate of each step improves D² (D²₊).",
         "Section 5.2, gradient-tracking",
-        tuple(above("gradient-tracking", "D²₊", "D²")),
+        above("gradient-tracking", "D²₊", "D²"),
     ),
-    Claim(
-        "QG-DAdam is preferable to DAdam.",
-        "Section 5.2, adam",
-        tuple(above("adam", "QG-DAdam", "DAdam")),
-    ),
-    Claim(
+    claim("QG-DAdam is preferable to DAdam.", "Section 5.2, adam", above("adam", "QG-DAdam", "DAdam")),
+    claim(
         "Quasi-global momentum gains on a time-varying directed topology too.",
         "Section 5.2, imagenet-topologies",
-        tuple(above("imagenet-topologies", QG, LOCAL, group="one-peer exponential 16")),
+        above("imagenet-topologies", QG, LOCAL, group="one-peer exponential 16"),
     ),
-    Claim(
-        "It gains on rings of any size.",
-        "Section 5.2, ring-scales",
-        tuple(above("ring-scales", QG, LOCAL)),
-    ),
-    Claim(
+    claim("It gains on rings of any size.", "Section 5.2, ring-scales", above("ring-scales", QG, LOCAL)),
+    claim(
         "Updating the buffer every τ > 1 steps brings no significant gain.",
         "Appendix, multi-step",
-        tuple(
-            comparison
-            for tau in (2, 3, 4)
-            for comparison in not_clearly_above(above("multi-step", f"{QG}, τ = {tau}", f"{QG}, τ = 1"))
-        ),
+        *(not_clearly_above(above("multi-step", f"{QG}, τ = {tau}", f"{QG}, τ = 1")) for tau in (2, 3, 4)),
     ),
-    Claim(
+    claim(
         "On a single worker, too, quasi-global momentum is above ordinary momentum.",
         "Appendix, single-worker",
-        (*above("single-worker", "QG-SGDm-N", "SGDm-N"), *above("single-worker", "QG-SGDm", "SGDm")),
+        above("single-worker", "QG-SGDm-N", "SGDm-N"),
+        above("single-worker", "QG-SGDm", "SGDm"),
     ),
-    Claim(
+    claim(
         "Its gain on a single worker is larger where optimization is challenging: with GN than with BN.",
         "Appendix, single-worker",
-        (
-            *gain_above("single-worker", "QG-SGDm-N", "SGDm-N", ColumnLabel("GN"), ColumnLabel("BN")),
-            *gain_above("single-worker", "QG-SGDm", "SGDm", ColumnLabel("GN"), ColumnLabel("BN")),
-        ),
+        gain_above("single-worker", "QG-SGDm-N", "SGDm-N", ColumnLabel("GN"), ColumnLabel("BN")),
+        gain_above("single-worker", "QG-SGDm", "SGDm", ColumnLabel("GN"), ColumnLabel("BN")),
     ),
-    Claim(
+    claim(
         "Nesterov momentum is in general above heavy-ball momentum on a single worker.",
         "Appendix, single-worker",
-        (*above("single-worker", "SGDm-N", "SGDm"), *above("single-worker", "QG-SGDm-N", "QG-SGDm")),
+        above("single-worker", "SGDm-N", "SGDm"),
+        above("single-worker", "QG-SGDm-N", "QG-SGDm"),
     ),
-    Claim(
+    claim(
         "Training without weight decay is detrimental.",
         "Appendix, weight-decay",
-        tuple(
-            comparison
+        *(
+            columns_above("weight-decay", ColumnLabel("weight decay", norm), ColumnLabel("none", norm))
             for norm in ("BN", "GN")
-            for comparison in columns_above(
-                "weight-decay", ColumnLabel("weight decay", norm), ColumnLabel("none", norm)
-            )
         ),
     ),
-    Claim(
+    claim(
         "A gap to centralized training remains.",
         "Conclusion, CIFAR-10",
-        tuple(
-            Comparison(
+        (
+            one_above(
                 label(f"{CENTRAL} − {QG}", model, column),
-                (
-                    (1.0, ("cifar10", RowLabel(CENTRAL, model), ColumnLabel("iid", column.group))),
-                    (-1.0, ("cifar10", RowLabel(QG, model), column)),
-                ),
+                ("cifar10", RowLabel(CENTRAL, model), ColumnLabel("iid", column.group)),
+                ("cifar10", RowLabel(QG, model), column),
             )
             for model, column in settings_of("cifar10")
             if QG in methods_of("cifar10", model, column)
@@ -402,7 +375,7 @@ def momentum_tuning(store: RunStore, scale: Scale = "paper") -> PaperTable:
 
 def _other_beta(experiment: Experiment) -> float | None:
     """β of an experiment whose algorithm differs from the paper's dsgdm-n in β alone; otherwise None."""
-    chosen, papers = experiment.resolved.algorithm, algorithm("dsgdm-n")
+    chosen, papers = experiment.resolved.algorithm, ALGORITHMS["dsgdm-n"]
     if not isinstance(chosen, DSGDm) or not isinstance(papers, DSGDm) or chosen.beta == papers.beta:
         return None
     return chosen.beta if replace(chosen, beta=papers.beta) == papers else None
@@ -411,9 +384,9 @@ def _other_beta(experiment: Experiment) -> float | None:
 def tuning_claim(table: PaperTable) -> Claim:
     """Claim that quasi-global momentum with β = 0.9 is above DSGDm-N with any other β."""
     comparisons = tuple(
-        Comparison(
+        one_above(
             label(f"{QG} − {cell.row}", cell.column),
-            ((1.0, ("momentum-variants", RowLabel(QG), cell.column)), (-1.0, (TUNING, cell.row, cell.column))),
+            ("momentum-variants", RowLabel(QG), cell.column), (TUNING, cell.row, cell.column),
         )
         for cell in table.cells
     )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import Around, Folder, Json, call, only_simulated, store_at
-from quasiglobal.cli.listing import Listing, Values
+from quasiglobal.cli.tables import Listing, Values
 from quasiglobal.cli.terminal import (
     WIDE,
     console,
@@ -179,9 +179,9 @@ def _targets(names: Sequence[str], scale: Scale, options: Options, tune_short: b
 
 def _target_values(
     target: Target, store: RunStore, scale: Scale, options: Options, tune_short: bool, speeds: Speeds
-) -> dict[str, Any]:
+) -> Values:
     """A target's progress as raw values; the counts are null if it needs no training."""
-    values: dict[str, Any] = {"target": target.name, "number": target.number or None, "title": target.title}
+    values: Values = {"target": target.name, "number": target.number or None, "title": target.title}
     if target.table is None or not target.table.cells:
         lost = absent(target.data if scale != "smoke" else (), options.data_dir)
         counts = dict.fromkeys(("cells", "tried", "done", "runs_left", "seconds"))
@@ -218,7 +218,7 @@ def beside_the_paper(target: Target, table: PaperTable, found: Sequence[Outcome]
     """One row per cell: the paper's number, ours, and how the learning rate was found."""
     texts = {one.cell.name: _outcome_texts(one, scale) for one in found}
 
-    def text(name: str) -> Any:
+    def text(name: str) -> Callable[[Values], str]:
         return lambda row: texts[row["cell"]][name]
 
     further = ("averaged",) if console.width >= WIDE else ()
@@ -258,7 +258,7 @@ def _outcome_texts(one: Outcome, scale: Scale) -> dict[str, str]:
     }
 
 
-def _outcome_values(one: Outcome, scale: Scale) -> dict[str, Any]:
+def _outcome_values(one: Outcome, scale: Scale) -> Values:
     """A cell beside the paper as raw values; scores are in per cent, as in the paper."""
     def percent(name: str, score: Score | None) -> dict[str, float | None]:
         mean, std = (score.mean, score.std) if score else (None, None)

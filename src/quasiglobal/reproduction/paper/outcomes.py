@@ -9,13 +9,13 @@ rate of short runs counts, provided that the cell was run at that rate; `tuned_s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from quasiglobal.common.files import read_lines
 from quasiglobal.reproduction.paper.tables import ColumnLabel, PaperCell, PaperTable, Scale
-from quasiglobal.reproduction.report.noise import Sample, difference, paired, tolerance
+from quasiglobal.reproduction.report.noise import Gap, Sample, gap
 from quasiglobal.runs.comparison import Score
 from quasiglobal.runs.store import Run, RunStore
 from quasiglobal.runs.tuning import best_point, score
@@ -152,24 +152,6 @@ Verdict = Literal["holds", "within noise", "does not hold"]
 
 
 @dataclass(frozen=True)
-class Gap:
-    """A difference and its noise, the size that chance explains; None if no standard deviation is known.
-
-    A side that diverged has lost: the value is ±∞, or NaN if both sides diverged.
-    """
-
-    value: float
-    noise: float | None
-
-    @property
-    def within(self) -> bool | None:
-        """Whether chance explains the difference; never if one side diverged, None if the noise is unknown."""
-        if math.isinf(self.value):
-            return False
-        return None if self.noise is None or math.isnan(self.value) else abs(self.value) <= self.noise
-
-
-@dataclass(frozen=True)
 class Order:
     """Rank of a method against the others of its column that both the paper and our runs have."""
 
@@ -206,12 +188,6 @@ def our_sample(outcome: Outcome) -> Sample | None:
         return None
     partition = one.data, one.partition, one.resolved.nodes, one.alpha if one.uses_alpha else None
     return Sample(score.mean, score.std, len(outcome.runs), outcome.by_seed(), partition)
-
-
-def gap(terms: Sequence[tuple[float, Sample]]) -> Gap:
-    """A weighted sum of scores with its noise, seed by seed where the scores share their partitions."""
-    terms = paired(terms)
-    return Gap(difference(terms), tolerance(terms))
 
 
 def to_paper(outcome: Outcome) -> Gap | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quasiglobal.algorithms import name_of
@@ -25,11 +25,9 @@ from quasiglobal.reproduction.paper.claims import (
 from quasiglobal.reproduction.paper.figures import TRAINED, Canvas, draw_outcomes, title_of
 from quasiglobal.reproduction.paper.outcomes import (
     PAPER_SEEDS,
-    Gap,
     Order,
     Outcome,
     Verdict,
-    Which,
     by_model_and_column,
     order,
     outcomes,
@@ -59,7 +57,7 @@ from quasiglobal.reproduction.report.document import (
     Row,
     Section,
 )
-from quasiglobal.reproduction.report.noise import EXPLANATION
+from quasiglobal.reproduction.report.noise import EXPLANATION, Gap
 from quasiglobal.reproduction.report.page import drawing
 from quasiglobal.runs import tuning
 from quasiglobal.runs.comparison import NOT_CONVERGED, Score, Setting, compared
@@ -274,24 +272,18 @@ def _row(outcome: Outcome, judged: Judgement, anchor: str | None) -> Row:
     return Row((
         *start,
         _ours(outcome),
-        _other(outcome, "best"),
+        _score(outcome.ours("best")),
         *_difference(outcome, judged),
         _order(judged),
-        _learning_rate(outcome),
+        Cell(f"{experiment.peak_lr:g}", experiment.peak_lr, why=(outcome.how,)),
         Cell(str(experiment.epochs), experiment.epochs),
-        _other(outcome, "averaged"),
+        _score(outcome.ours("averaged")),
         Cell("curves", link=anchor) if anchor else Cell(""),
     ), name)
 
 
-def _other(outcome: Outcome, which: Which) -> Cell:
-    """The score of each run's best test, or of its averaged model."""
-    score = outcome.ours(which)
-    return _score(score) if score else Cell("")
-
-
-def _score(score: Score) -> Cell:
-    return Cell(str(score), score.mean)
+def _score(score: Score | None) -> Cell:
+    return Cell(str(score), score.mean) if score else Cell("")
 
 
 def _ours(outcome: Outcome) -> Cell:
@@ -309,7 +301,10 @@ def _difference(outcome: Outcome, judged: Judgement) -> tuple[Cell, Cell]:
         return Cell(""), OTHER_SCALE
     found = judged.gap
     if found is None:
-        return Cell(""), _not_converged(outcome.diverged, outcome.cell.score is None)
+        ours, papers = outcome.diverged, outcome.cell.score is None
+        if ours and papers:
+            return Cell(""), Cell("neither converged", mark="good")
+        return Cell(""), Cell("ours diverged", mark="bad") if ours else Cell("the paper's diverged", mark="fair")
     value = Cell(signed(found.value), found.value)
     if found.noise is None:
         return value, Cell("unknown", mark="none", why=("no standard deviation",))
@@ -318,12 +313,6 @@ def _difference(outcome: Outcome, judged: Judgement) -> tuple[Cell, Cell]:
     if not judged.within:
         return value, Cell(f"beyond ±{found.noise:.2f}", mark="bad")
     return value, Cell(f"within ±{found.noise:.2f}", mark="good")
-
-
-def _not_converged(ours: bool, papers: bool) -> Cell:
-    if ours and papers:
-        return Cell("neither converged", mark="good")
-    return Cell("ours diverged", mark="bad") if ours else Cell("the paper's diverged", mark="fair")
 
 
 def _order(judged: Judgement) -> Cell:
@@ -335,11 +324,6 @@ def _order(judged: Judgement) -> Cell:
     text, mark = VERDICTS[found.verdict]
     against = [*found.reversed, *found.unclear]
     return Cell(text, mark=mark, why=(f"not with {', '.join(against)}",) if against else ())
-
-
-def _learning_rate(outcome: Outcome) -> Cell:
-    rate = outcome.experiment.peak_lr
-    return Cell(f"{rate:g}", rate, why=(outcome.how,))
 
 
 # ------------------------------------------------------------------------------------------------ curves
@@ -427,8 +411,9 @@ def overview(
     claims: Section, tables: Sequence[Section], found: Mapping[str, Sequence[Outcome]], scale: Scale
 ) -> Overview:
     """The overview of the sections; at another scale than the paper's, without figures."""
-    plots = (*_by_alpha(found["cifar10"]), *_by_size(found["ring-scales"])) if scale == "paper" else ()
-    return Overview(_counts(tables), tuple(_findings(claims)), plots)
+    plots = [*_by_alpha(found["cifar10"]), *_by_size(found["ring-scales"])] if scale == "paper" else []
+    run = tuple(plot for plot in plots if any(line.points for line in plot.lines))
+    return Overview(_counts(tables), tuple(_findings(claims)), run)
 
 
 def _counts(tables: Sequence[Section]) -> str:
@@ -467,15 +452,16 @@ MOTIVATION = "ResNet-EvoNorm-20"
 
 def _by_alpha(found: Sequence[Outcome]) -> list[Plot]:
     """Figure 1 for each network and graph: scores against the degree of heterogeneity."""
-    here = [one for one in found if not one.cell.text and one.cell.column.setting.startswith("α = ")]
+    here = [one for one in found if not one.cell.text and one.cell.experiment.uses_alpha]
     places = dict.fromkeys((one.cell.row.model, one.cell.column.group) for one in here)
     plots: list[Plot] = []
     for model, graph in sorted(places, key=lambda place: place[0] != MOTIVATION):
         group = [one for one in here if (one.cell.row.model, one.cell.column.group) == (model, graph)]
         number = NUMBERS["motivation" if model == MOTIVATION else "cifar10"]
-        title = f"{number}: {model}, {graph}"
-        plots.append(_scores(f"scores-{len(plots)}", title, group, "α (smaller: the nodes' data differ more)", _alpha))
-    return [plot for plot in plots if _was_run(plot)]
+        at = {one.cell.column: one.cell.experiment.alpha for one in group}
+        x = "α (smaller: the nodes' data differ more)"
+        plots.append(_scores(f"scores-{len(plots)}", f"{number}: {model}, {graph}", group, x, at))
+    return plots
 
 
 def _by_size(found: Sequence[Outcome]) -> list[Plot]:
@@ -483,41 +469,30 @@ def _by_size(found: Sequence[Outcome]) -> list[Plot]:
     plots: list[Plot] = []
     for alpha in ("α = 1", "α = 0.1"):
         group = [one for one in found if one.cell.column.setting in (alpha, "iid")]
+        at = {one.cell.column: float(one.cell.experiment.resolved.nodes) for one in group}
         title = f"{NUMBERS['figure-ring-scales']}: rings, {alpha}"
-        plots.append(_scores(f"rings-{len(plots)}", title, group, "nodes on the ring", _size))
-    return [plot for plot in plots if _was_run(plot)]
+        plots.append(_scores(f"rings-{len(plots)}", title, group, "nodes on the ring", at))
+    return plots
 
 
 def _scores(
-    anchor: str, title: str, group: Sequence[Outcome], x: str, place: Callable[[ColumnLabel], float]
+    anchor: str, title: str, group: Sequence[Outcome], x: str, at: Mapping[ColumnLabel, float]
 ) -> Plot:
-    """Our scores, filled, over the paper's, hollow: one line per method."""
+    """Our scores, filled, over the paper's, hollow: one line per method; `at` has the places of the columns."""
     lines = []
     for method in dict.fromkeys(one.cell.row.method for one in group):
-        here = sorted((one for one in group if one.cell.row.method == method), key=lambda one: place(one.cell.column))
-        ours = [(place(one.cell.column), score) for one in here if (score := one.ours())]
-        papers = [(place(one.cell.column), score) for one in here if (score := one.cell.score)]
+        here = sorted((one for one in group if one.cell.row.method == method), key=lambda one: at[one.cell.column])
+        ours = [(at[one.cell.column], score) for one in here if (score := one.ours())]
+        papers = [(at[one.cell.column], score) for one in here if (score := one.cell.score)]
         lines.append(Line(
             method,
-            [(at, score.mean) for at, score in ours],
+            [(place, score.mean) for place, score in ours],
             [(score.mean - (score.std or 0), score.mean + (score.std or 0)) for _, score in ours],
             dots=True,
             algorithm=here[0].cell.experiment.algorithm,
-            published=[(at, score.mean, score.std or 0) for at, score in papers],
+            published=[(place, score.mean, score.std or 0) for place, score in papers],
         ))
     return Plot(anchor, title, tuple(lines), x, "test accuracy, %", logarithmic=True, beside_paper=True)
-
-
-def _was_run(plot: Plot) -> bool:
-    return any(line.points for line in plot.lines)
-
-
-def _alpha(column: ColumnLabel) -> float:
-    return float(column.setting.removeprefix("α = "))
-
-
-def _size(column: ColumnLabel) -> float:
-    return float(column.group.removeprefix("ring "))
 
 
 # ------------------------------------------------------------------------------------------------ own runs
@@ -531,7 +506,8 @@ def own_section(store: RunStore, tables: Iterable[PaperTable]) -> Section | None
         return None
     groups: dict[tuple[str, str, Ranking], list[Run]] = {}
     for run in found:
-        groups.setdefault((readable(run.experiment.model), readable(run.experiment.data), run.score), []).append(run)
+        one = run.experiment
+        groups.setdefault((readable(one.model), readable(one.data), run.ranking()), []).append(run)
     rows: list[Row] = []
     plots: list[Plot] = []
     for k, ((model, data, score), group) in enumerate(groups.items()):
@@ -570,7 +546,7 @@ OWN_COLUMNS = (
 
 
 def _own_row(one: Setting, anchor: str) -> Row:
-    experiment, score = one.runs[0].experiment, one.runs[0].score
+    experiment, score = one.runs[0].experiment, one.score
     lasts = [number(run.summary.last, score.name) if run.summary else None for run in one.runs]
     last = next((value for value in lasts if value is not None), None)
     return Row((

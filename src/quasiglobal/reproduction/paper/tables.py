@@ -84,19 +84,19 @@ def published() -> dict[str, PublishedTable]:
     82.78 ± 2.05
     """
     text = resources.files("quasiglobal.reproduction.paper").joinpath("published.toml").read_text(encoding="utf-8")
-    return {name: _table(name, values) for name, values in tomllib.loads(text).items()}
-
-
-def _table(name: str, values: Mapping[str, Any]) -> PublishedTable:
-    rows = {RowLabel.parse(text): cells for text, cells in values["rows"].items()}
-    columns = tuple(map(ColumnLabel.parse, values["columns"]))
-    scores = {
-        (row, column): Score.parse(cell)
-        for row, cells in rows.items()
-        for column, cell in zip(columns, cells, strict=True)
-        if cell
-    }
-    return PublishedTable(name, values["title"], tuple(rows), columns, scores, tuple(values.get("notes", ())))
+    found = {}
+    for name, table in tomllib.loads(text).items():
+        rows = {RowLabel.parse(text): cells for text, cells in table["rows"].items()}
+        columns = tuple(map(ColumnLabel.parse, table["columns"]))
+        scores = {
+            (row, column): Score.parse(cell)
+            for row, cells in rows.items()
+            for column, cell in zip(columns, cells, strict=True)
+            if cell
+        }
+        notes = tuple(table.get("notes", ()))
+        found[name] = PublishedTable(name, table["title"], tuple(rows), columns, scores, notes)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ cells
@@ -236,15 +236,11 @@ class TableSpec:
                 if (RowLabel.parse(of), column) in paper.scores:
                     score = paper.scores[RowLabel.parse(of), column]
                     fields = {**self.base, **place, **settings}
-                    cells.append(_cell(RowLabel.parse(row), column, fields, score, text=row in self.text))
+                    tuning = {name: fields.pop(name) for name in ("rates", "algorithms") if name in fields}
+                    cells.append(PaperCell(
+                        RowLabel.parse(row), column, Experiment(**fields), score, text=row in self.text, **tuning
+                    ))
         return PaperTable(name, paper.title, tuple(cells), paper.notes)
-
-
-def _cell(
-    row: RowLabel, column: ColumnLabel, settings: dict[str, Any], score: Score | None, text: bool
-) -> PaperCell:
-    tuning = {name: settings.pop(name) for name in ("rates", "algorithms") if name in settings}
-    return PaperCell(row, column, Experiment(**settings), score, text, **tuning)
 
 
 MEASURED: Settings = {"precision": "bf16", "eval_every": 10, "seed": 0}

@@ -34,6 +34,30 @@ class Sample:
     """Identifies the partitions that the seeds draw; None if unknown."""
 
 
+@dataclass(frozen=True)
+class Gap:
+    """A difference and its noise, the size that chance explains; None if no standard deviation is known.
+
+    A side that diverged has lost: the value is ±∞, or NaN if both sides diverged.
+    """
+
+    value: float
+    noise: float | None
+
+    @property
+    def within(self) -> bool | None:
+        """Whether chance explains the difference; never if one side diverged, None if the noise is unknown."""
+        if math.isinf(self.value):
+            return False
+        return None if self.noise is None or math.isnan(self.value) else abs(self.value) <= self.noise
+
+
+def gap(terms: Sequence[tuple[float, Sample]]) -> Gap:
+    """A weighted sum of scores with its noise, seed by seed where the scores share their partitions."""
+    terms = paired(terms)
+    return Gap(difference(terms), tolerance(terms))
+
+
 def paired(terms: Sequence[tuple[float, Sample]]) -> list[tuple[float, Sample]]:
     """Terms of the same partition become one: their weighted sum on each seed that all of them have.
 

@@ -18,7 +18,7 @@ from quasiglobal.common.randomness import generator
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.errors import unknown
 from quasiglobal.minimize import minimize
-from quasiglobal.reproduction.paper.figures.canvas import Reproduced, write_figure
+from quasiglobal.reproduction.paper.figures.drawing import Reproduced, write_figure
 from quasiglobal.runs.plots import BLACK, BLUE, COLOURS, GREEN, RED, draw_topology, panels, style
 from quasiglobal.topology import Topology
 from quasiglobal.training.metrics import consensus_distance, path_length

@@ -9,13 +9,14 @@ from textwrap import wrap
 
 from quasiglobal.algorithms import with_option
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.reproduction.paper.figures.canvas import Canvas, Reproduced
 from quasiglobal.reproduction.paper.figures.drawing import (
     BETAS,
     NO_WEIGHT_DECAY,
     QUASI_GLOBAL,
     RATES,
     WEIGHT_DECAY,
+    Canvas,
+    Reproduced,
     draw_effective_step,
     draw_learning_curves,
     draw_momentum_tuning,
