@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from quasiglobal.common.modules import numbers_restored
-from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, Tree, in_fp32
+from quasiglobal.common.trees import Tree
+from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, in_fp32
 from quasiglobal.stacked.routes import OneByOne
 
 ROUNDING = 4.0

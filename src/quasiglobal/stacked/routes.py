@@ -18,8 +18,9 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.modules import Numbers
+from quasiglobal.common.trees import Tree
 from quasiglobal.stacked.compiling import Programs, by_inductor, traced
-from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, Tree, arguments, in_dtype
+from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, arguments, in_dtype
 from quasiglobal.stacked.recording import Untraceable
 from quasiglobal.stacked.stackable import cross_entropy, stackable, unstacked
 

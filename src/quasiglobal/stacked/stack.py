@@ -31,12 +31,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.memory import is_out_of_memory
 from quasiglobal.common.modules import Numbers, kept_from_vmap, numbers_restored
+from quasiglobal.common.trees import Tree
 from quasiglobal.errors import InputError
 from quasiglobal.stacked.compiling import Fused
 from quasiglobal.stacked.guard import check_first_gradient
 from quasiglobal.stacked.kernels.program import Kernels
 from quasiglobal.stacked.layout import Layout, stacking_of
-from quasiglobal.stacked.one_model import Buffers, Gradients, Loss, OneModel, Right, Tree, in_fp32
+from quasiglobal.stacked.one_model import Buffers, Gradients, Loss, OneModel, Right, in_fp32
 from quasiglobal.stacked.precision import full_precision
 from quasiglobal.stacked.routes import Compiled, OneByOne, Route, Traced, Vectorised
 from quasiglobal.stacked.whereabouts import located

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.data.arrays import on_device
+from quasiglobal.common.trees import on_device
 from quasiglobal.data.dataset import Indices
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.records import ExampleShards

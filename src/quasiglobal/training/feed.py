@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from quasiglobal.data.arrays import on_device
+from quasiglobal.common.trees import on_device
 from quasiglobal.data.batches import Epoch, Owner, Plan, step_sizes
 from quasiglobal.data.dataset import Dataset, Indices
 from quasiglobal.data.fresh import Keyed
