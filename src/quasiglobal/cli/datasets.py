@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 from quasiglobal.cli.arguments import File, Folder, Json, Name, call
 from quasiglobal.cli.listing import Values
 from quasiglobal.cli.terminal import console, preparing, print_json, say_written
-from quasiglobal.data.partition import class_counts, fingerprint, heterogeneity, split
+from quasiglobal.data.partition import class_counts, digest_of_parts, heterogeneity, split
 from quasiglobal.data.sources import Corpus, available, published_examples, raw
 from quasiglobal.errors import InputError
 from quasiglobal.runs import plots
@@ -97,7 +97,7 @@ def partition(
             "partition": partition, "alpha": value, "nodes": nodes, "smallest": min(map(len, parts)),
             "largest": max(map(len, parts)), "label_entropy_nats": entropy,
             "label_entropy_max_nats": math.log(len(dataset.classes)), "total_variation": distance,
-            "fingerprint": fingerprint(parts), "class_counts": table.tolist(),
+            "fingerprint": digest_of_parts(parts), "class_counts": table.tolist(),
         })
     if json:
         print_json(rows)

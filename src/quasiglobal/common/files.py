@@ -1,4 +1,4 @@
-"""Files: atomic writes, JSON lines, CSV and Markdown tables, and locks of folders."""
+"""Files: atomic writes, JSON lines, CSV and Markdown tables, locks of folders, and errors of their parsers."""
 
 from __future__ import annotations
 
@@ -175,3 +175,17 @@ def cache_folder(kind: str) -> Path:
     """Folder for what is computed once, such as tokens: $QG_CACHE, or quasiglobal in the user's cache folder."""
     own = os.environ.get("QG_CACHE")
     return Path(os.path.expanduser(own or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/quasiglobal")) / kind
+
+
+@contextmanager
+def reading(path: object, what: str) -> Iterator[None]:
+    """Turn any exception of a parser into an InputError of one sentence that names the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except UnicodeDecodeError:
+        raise InputError(f"cannot read {path} as {what}: it is not UTF-8; save it as UTF-8") from None
+    except Exception as error:
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise InputError(f"cannot read {path} as {what}: {said.splitlines()[0][:200]}") from None

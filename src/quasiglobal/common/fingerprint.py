@@ -161,6 +161,9 @@ _LIBRARIES = tuple(
 _FORMER = {
     "quasiglobal.algorithms.base.Edges": "quasiglobal.algorithms.edges.Edges",
     "quasiglobal.algorithms.centralized.CompleteWindow": "quasiglobal.algorithms.complete_window.CompleteWindow",
+    "quasiglobal.data.shards.ExampleShards": "quasiglobal.data.records.ExampleShards",
+    "quasiglobal.data.shards.Form": "quasiglobal.data.records.Form",
+    "quasiglobal.data.shards.Place": "quasiglobal.data.records.Place",
     "quasiglobal.models.language": "quasiglobal.models.language.loading",
     "quasiglobal.stacked.layout.Stacking": "quasiglobal.models.stacking.Stacking",
     "quasiglobal.stacked.layout.stacking_of": "quasiglobal.models.stacking.stacking_of",

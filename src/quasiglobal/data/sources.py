@@ -16,12 +16,13 @@ from typing import Literal, TypeVar
 
 import torch
 
+from quasiglobal.common.files import reading
 from quasiglobal.common.objects import imported, is_path
-from quasiglobal.data.corpus import Corpus
-from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, locate, moments_of, reading
+from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, moments_of
 from quasiglobal.data.own import dataset_of
-from quasiglobal.data.readers import cifar, digits, folders, hub, idx, number_tables, tables
+from quasiglobal.data.readers import cifar, digits, folders, hub, idx, locate, number_tables, tables
 from quasiglobal.data.readers.hub import Hub, TextHub
+from quasiglobal.data.texts import Corpus
 from quasiglobal.errors import InputError, unknown
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from quasiglobal.data.partition import fingerprint
+from quasiglobal.data.partition import digest_of_parts
 from quasiglobal.runs.best import KeepBest
 from quasiglobal.runs.saving import Saving
 from quasiglobal.runs.store import RunFolder, Watcher
@@ -99,7 +99,7 @@ def facts(program: Program, run: int) -> dict[str, Any]:
     further = ({"features": list(features)} if features else {})
     return further | ({} if weights is None else {"weights": weights.tolist()}) | {
         "parameters": program.layout.size,
-        "partition": fingerprint(program.partitions[run]),
+        "partition": digest_of_parts(program.partitions[run]),
         "terms": program.task.data.terms(),
         "device": str(program.device),
         "torch": torch.__version__,

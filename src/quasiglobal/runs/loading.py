@@ -9,9 +9,9 @@ import torch
 
 from quasiglobal.common.files import cache_folder
 from quasiglobal.common.memory import USABLE, free_bytes
-from quasiglobal.data.corpus import LENGTH, Corpus, check_vocabulary, tokenised
 from quasiglobal.data.dataset import validating
 from quasiglobal.data.sources import MEMORY_LIMIT, Dataset, agreed, check_streams, corpus, is_text, load, load_table
+from quasiglobal.data.texts import LENGTH, Corpus, check_vocabulary, tokenised
 from quasiglobal.errors import InputError
 from quasiglobal.models.language import tokenizer_of, vocabulary_of
 from quasiglobal.runs.building import make_task

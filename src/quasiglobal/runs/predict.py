@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quasiglobal.data.corpus import Rows, to_test
 from quasiglobal.data.readers import folders, unlabelled
 from quasiglobal.data.readers.tables import SUFFIXES
 from quasiglobal.data.sources import MEMORY_LIMIT, SOURCES, TEXT_SOURCES, DataName, Dataset, Examples
+from quasiglobal.data.texts import Rows, to_test
 from quasiglobal.errors import InputError
 from quasiglobal.runs.exported import Exported
 from quasiglobal.runs.loading import as_tokens, data_of

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from quasiglobal.common.modules import USUAL, leaves_of
-from quasiglobal.data.randomness import restored_generators
+from quasiglobal.common.randomness import restored_generators
 from quasiglobal.errors import InputError
 from quasiglobal.stacked.layout import own_names
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quasiglobal.data.dataset import Examples, Splits, fits, labelled, member
-from quasiglobal.data.readers import npz, pickles
+from quasiglobal.data.dataset import Examples, Splits
+from quasiglobal.data.readers import fits, labelled, member, npz, pickles
 from quasiglobal.errors import InputError
 
 CIFAR10_FILES = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch", "batches.meta")

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from quasiglobal.common.files import cache_folder
-from quasiglobal.data.dataset import Examples, Pixels, Splits, held_out, reading
-from quasiglobal.data.readers import npz
+from quasiglobal.common.files import cache_folder, reading
+from quasiglobal.data.dataset import Examples, Splits, held_out
+from quasiglobal.data.readers import Pixels, npz
 from quasiglobal.data.shards import Blank, Shards, is_undecoded
 from quasiglobal.errors import InputError
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quasiglobal.data.corpus import Corpus, Rows
-from quasiglobal.data.dataset import Examples, Pixels, Splits, fits, labelled, reading
+from quasiglobal.common.files import reading
+from quasiglobal.data.dataset import Examples, Splits
+from quasiglobal.data.readers import Pixels, fits, labelled
+from quasiglobal.data.texts import Corpus, Rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image

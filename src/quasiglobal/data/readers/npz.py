@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quasiglobal.data.dataset import Examples, Splits, fits, held_out, labelled, reading
+from quasiglobal.common.files import reading
+from quasiglobal.data.dataset import Examples, Splits, held_out
+from quasiglobal.data.readers import fits, labelled
 from quasiglobal.errors import InputError
 
 MOST_CLASSES = 1_000_000

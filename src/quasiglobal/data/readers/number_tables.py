@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quasiglobal.data.dataset import Examples, Splits, fits, held_out, locate
+from quasiglobal.data.dataset import Examples, Splits, held_out
+from quasiglobal.data.readers import fits, locate
 from quasiglobal.data.readers.tables import MOST_CLASSES, SUFFIXES, lines_of
 from quasiglobal.errors import InputError, unknown
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quasiglobal.data.dataset import reading
+from quasiglobal.common.files import reading
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -19,8 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quasiglobal.data.corpus import Corpus, Rows, to_test
-from quasiglobal.data.dataset import fits, held_out, locate, member, opened, reading
+from quasiglobal.common.files import reading
+from quasiglobal.data.dataset import held_out
+from quasiglobal.data.readers import fits, locate, member, opened
+from quasiglobal.data.texts import Corpus, Rows, to_test
 from quasiglobal.errors import InputError
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")

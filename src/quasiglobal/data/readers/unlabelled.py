@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quasiglobal.data.dataset import reading
+from quasiglobal.common.files import reading
 from quasiglobal.data.readers import folders, npz, number_tables, tables
 from quasiglobal.errors import InputError
 
