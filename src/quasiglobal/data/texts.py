@@ -41,6 +41,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def at(self, rows: Indices) -> Rows:
+        """The texts in these rows."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return Rows([self.texts[row] for row in rows], self.y[torch.from_numpy(rows)], columns)
+
 
 @dataclass(frozen=True, eq=False)
 class Corpus:

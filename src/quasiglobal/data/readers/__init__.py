@@ -1,23 +1,54 @@
-"""Readers of data files, one file per format or family of data sets; and what they share."""
+"""Readers of data files, one file per format or family of data sets: how one is described, and what they share."""
 
 from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from quasiglobal.common.files import reading
-from quasiglobal.data.dataset import Examples
+from quasiglobal.data.dataset import Examples, Splits
+from quasiglobal.data.texts import Corpus
 from quasiglobal.errors import InputError
 
 Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """A format of a user's files, which are named PREFIX:PATH, with the functions that it has.
+
+    They get a path, and a limit in bytes on what they read.
+    """
+
+    prefix: str
+    suffixes: tuple[str, ...] = ()
+    """Suffixes of its files' names. (): folders, and files with the suffix of no other reader."""
+    streams: bool = False
+    """Whether data beyond the limit stay on disk."""
+
+    splits: Callable[[Path, float], Splits] | None = None
+    """Images or features with class numbers."""
+    table: Callable[[Path, str, float, bool, bool], Splits] | None = None
+    """(path, column of the targets, limit, whether whole numbers there are no classes, whether all rows are tests)."""
+    corpus: Callable[[Path, float, bool], Corpus] | None = None
+    """Labelled texts: (path, limit, whether all are tests)."""
+
+    inputs: Callable[[Path, float], Tensor] | None = None
+    """Without labels: images or features."""
+    columns: Callable[[Path, Sequence[str], str, int, float], Tensor] | None = None
+    """Without labels: (path, columns of a table, or none for all but the one named next, their number, limit)."""
+    texts: Callable[[Path, float], list[str]] | None = None
+    """Without labels: texts."""
 
 
 def labelled(x: NDArray[np.generic], y: NDArray[np.generic], classes: int, where: object, first: int = 0) -> Examples:

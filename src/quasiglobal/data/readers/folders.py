@@ -1,4 +1,4 @@
-"""Folders of image files, one per class: a user's own, and ImageNet.
+"""Image files, in one folder per class: a user's own, and ImageNet; and without labels, for predictions.
 
 O. Russakovsky et al.: ImageNet large scale visual recognition challenge. IJCV, 2015.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quasiglobal.common.files import cache_folder, reading
 from quasiglobal.data.dataset import Examples, Splits, held_out
@@ -72,6 +73,36 @@ def imagenet(folder: Path, memory_limit: float) -> Splits:
     """
     train, test, classes = _split(folder / "train", folder / "val")
     return _decode_both(train, test, classes, (3, SIDE, SIDE), middle, memory_limit)
+
+
+def image_files(path: Path) -> list[Path]:
+    """The file itself, or all images under a folder, sorted by name."""
+    if not os.path.isdir(path):
+        return [path]
+    with reading(path, "a folder of images"):
+        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+    if not found:
+        raise InputError(f"{path} holds no images ({', '.join(sorted(ENDINGS))})")
+    return found
+
+
+def images(files: Sequence[Path], shape: Sequence[int], resize: bool) -> Tensor:
+    """Image files as uint8 [m, channels, height, width]; with `resize`, their middle is scaled to this size."""
+    channels, height, width = shape
+    found = []
+    for file in files:
+        with opened_image(file) as image:
+            check_depth(image, file)
+            if resize:
+                found.append(middle(image, shape))
+            elif image.size != (width, height):
+                raise InputError(
+                    f"{file} has {image.size[0]} x {image.size[1]} pixels, but the model takes {width} x {height}; "
+                    "scale it, or add --resize"
+                )
+            else:
+                found.append(pixels(image, channels))
+    return torch.from_numpy(np.ascontiguousarray(np.stack(found)))
 
 
 def pixels(image: Image, channels: int) -> Pixels:
