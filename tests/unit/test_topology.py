@@ -274,7 +274,7 @@ def test_negative_weights_keep_the_mean_but_are_not_doubly_stochastic(tmp_path):
 def test_your_own_by_its_path():
     assert parse("quasiglobal.topology:social").n == 32
     with pytest.raises(qg.InputError, match="is not a Topology"):
-        parse("quasiglobal.common.mixing:TOLERANCE")
+        parse("quasiglobal.topology.mixing:TOLERANCE")
 
 
 def test_a_graph_is_a_topology():

@@ -8,8 +8,8 @@ from itertools import chain
 
 import numpy as np
 
-from quasiglobal.common.mixing import Matrix
 from quasiglobal.errors import InputError
+from quasiglobal.topology.mixing import Matrix
 from quasiglobal.topology.topology import Topology, check_nodes, check_range
 
 MOST_NODES = 3000

@@ -11,9 +11,9 @@ import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quasiglobal.common.mixing import Matrix, metropolis
 from quasiglobal.common.randomness import generator
 from quasiglobal.errors import InputError
+from quasiglobal.topology.mixing import Matrix, metropolis
 from quasiglobal.topology.topology import Topology, check_nodes, check_range
 
 SWAPS = 1000

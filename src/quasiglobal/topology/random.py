@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quasiglobal.common.mixing import TOLERANCE, Matrix, check_matrix, stochastic, weighted
 from quasiglobal.common.randomness import generator
 from quasiglobal.errors import InputError, whole
+from quasiglobal.topology.mixing import TOLERANCE, Matrix, check_matrix, stochastic, weighted
 from quasiglobal.topology.topology import Alike, Topology, check_nodes, check_range, mixing_rate, shrinkage
 
 SAMPLE, SAMPLED = 400, 2**22

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quasiglobal.common.mixing import TOLERANCE, Matrix, check_connected, check_matrix, weighted
 from quasiglobal.errors import InputError, whole
+from quasiglobal.topology.mixing import TOLERANCE, Matrix, check_connected, check_matrix, weighted
 
 LARGEST = 10_000
 """Maximum number of nodes, and of steps in a period: W is a dense matrix."""

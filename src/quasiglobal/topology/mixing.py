@@ -1,24 +1,26 @@
-"""Mixing matrices: weights of a graph, and validity checks."""
+"""Mixing matrices: Metropolis weights, weights of nodes that count unequally, and checks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from numbers import Real
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias
 
 import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from quasiglobal.errors import InputError
 
 Matrix = NDArray[np.float64]
 
+Network: TypeAlias = "nx.Graph[Any]"
+"""A networkx graph; its nodes may be anything hashable."""
+
 TOLERANCE = 1e-9
 """Rounding tolerance for row sums (against 1) and for symmetry (W against its transpose)."""
 
 
-def metropolis(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
+def metropolis(graph: Network, nodes: Sequence[Hashable]) -> Matrix:
     """Metropolis weights: 1/(1 + the larger degree) on each edge, the rest on the diagonal.
 
     Symmetric and doubly stochastic.
@@ -29,12 +31,6 @@ def metropolis(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
     degree = A.sum(axis=1)
     W = A / (1 + np.maximum(degree[:, None], degree[None, :]))
     return np.asarray(W + np.diag(1 - W.sum(axis=1)))
-
-
-def equal_shares(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
-    """Each node gives itself and all its senders the same weight; rows sum to 1."""
-    A = nx.to_numpy_array(graph, nodelist=nodes, weight=None).T + np.eye(len(nodes)) > 0
-    return np.asarray(A / A.sum(axis=1, keepdims=True))
 
 
 def column_stochastic(W: Matrix) -> Matrix:
@@ -95,36 +91,6 @@ def check_connected(links: NDArray[np.bool_], name: str) -> None:
         )
 
 
-def graph_weights(graph: nx.Graph[Any], weight: str | None, name: str) -> Matrix:
-    """W of a networkx graph; see `topology.from_graph`."""
-    nodes = list(graph)
-    if not nodes:
-        raise InputError(f"{name} has no nodes; add an edge")
-    if weight is None and not graph.is_directed():
-        return metropolis(graph, nodes)
-    if weight is None and all(w is None for *_, w in graph.edges(data="weight")):
-        return equal_shares(graph, nodes)
-    weight = weight or "weight"
-    bare = next(((u, v) for u, v, w in graph.edges(data=weight) if w is None), None)
-    if bare is not None:
-        raise InputError(
-            f"all edges need a weight: edge {bare[0]} -> {bare[1]} of {name} has no {weight!r}; set it, or use "
-            "from_matrices"
-        )
-    W = np.zeros((len(nodes), len(nodes)))
-    place = {node: i for i, node in enumerate(nodes)}
-    for u, v, w in graph.edges(data=weight):
-        if not isinstance(w, Real):
-            raise InputError(f"the weight of edge {u} -> {v} of {name} must be a number, got {w!r}")
-        W[place[v], place[u]] += w
-        if not graph.is_directed() and u != v:
-            W[place[u], place[v]] += w
-    for node, i in place.items():
-        if not graph.has_edge(node, node):
-            W[i, i] = 1 - W[i].sum()
-    return W
-
-
 def entries(W: Matrix) -> list[list[float]]:
     """The non-zero entries of W as [row, column, weight].
 
@@ -142,7 +108,7 @@ def from_entries(found: Sequence[Sequence[float]], n: int) -> Matrix:
     return W
 
 
-def stochastic(matrices: Any, name: str) -> tuple[Matrix, ...]:
+def stochastic(matrices: Sequence[ArrayLike] | Matrix, name: str) -> tuple[Matrix, ...]:
     """Mixing matrices from arrays; the diagonal absorbs float32 rounding errors."""
     try:
         one = isinstance(matrices, np.ndarray) and matrices.ndim == 2
