@@ -17,6 +17,8 @@ from quasiglobal.errors import InputError
 from quasiglobal.topology.mixing import Matrix, Network, metropolis, stochastic
 from quasiglobal.topology.topology import Topology
 
+__all__ = ["from_file", "from_graph", "from_matrices", "from_neighbours"]
+
 Neighbours: TypeAlias = "Mapping[Any, Iterable[Any]]"
 """The neighbours of each node; nodes may be anything hashable."""
 

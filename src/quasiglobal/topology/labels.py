@@ -16,6 +16,8 @@ from quasiglobal.errors import InputError
 from quasiglobal.topology.mixing import Matrix, metropolis
 from quasiglobal.topology.topology import Topology, check_nodes, check_range
 
+__all__ = ["d_cliques", "stl_fw"]
+
 SWAPS = 1000
 """Pairs of cliques that `d_cliques` tries to improve, as in the paper."""
 

@@ -14,6 +14,8 @@ from quasiglobal.errors import InputError, whole
 from quasiglobal.topology.mixing import TOLERANCE, Matrix, check_matrix, stochastic, weighted
 from quasiglobal.topology.topology import Alike, Topology, check_nodes, check_range, mixing_rate, shrinkage
 
+__all__ = ["RandomTopology", "epidemic", "equidyn", "from_function", "matching"]
+
 SAMPLE, SAMPLED = 400, 2**22
 """Matrices from which the facts of a random topology are estimated, and the most numbers that they have together."""
 

@@ -13,6 +13,11 @@ from quasiglobal.errors import InputError
 from quasiglobal.topology.mixing import Network, metropolis
 from quasiglobal.topology.topology import Topology, check_nodes, check_range
 
+__all__ = [
+    "chain", "complete", "double_trees", "erdos_renyi", "exponential", "hypercube", "k_regular", "ring", "small_world",
+    "social", "star", "torus", "tree",
+]  # fmt: skip
+
 TRIES = 1000
 """Number of random graphs that are drawn before it is given up that one is connected."""
 
