@@ -74,7 +74,8 @@ class Workers:
 
     def __init__(self, fresh: Fresh, count: int) -> None:
         self._fresh, self._count = fresh, count
-        self._plan, self._next = _Plan(), 0
+        self._steps: list[list[Keyed]] = []
+        self._next = 0
         self._loader: DataLoader[Example | InputError] | None = None
         self._batches: Iterator[list[Example | InputError]] = iter(())
 
@@ -82,10 +83,10 @@ class Workers:
         """Begin an epoch with the examples of each step."""
         if self._loader is None:
             self._loader = DataLoader(
-                _Examples(self._fresh), batch_sampler=self._plan, num_workers=self._count, collate_fn=list,
+                _Examples(self._fresh), batch_sampler=self._steps, num_workers=self._count, collate_fn=list,
                 persistent_workers=True,
             )
-        self._plan.steps, self._next = steps, 0
+        self._steps[:], self._next = steps, 0               # the loader's workers live longer than an epoch
         self._batches = iter(self._loader)
 
     def end(self) -> None:
@@ -118,16 +119,3 @@ class _Examples(Dataset[Example | InputError]):
             return self.fresh.example(*keyed)
         except InputError as error:
             return error
-
-
-class _Plan:
-    """The examples of each step of the current epoch, for a loader whose workers live longer than an epoch."""
-
-    def __init__(self) -> None:
-        self.steps: list[list[Keyed]] = []
-
-    def __iter__(self) -> Iterator[list[Keyed]]:
-        return iter(self.steps)
-
-    def __len__(self) -> int:
-        return len(self.steps)
