@@ -50,8 +50,8 @@ class Images(Inputs):
         channels = (-1,) + (1,) * (len(self.stored) - 1)
         self.mean = torch.tensor(mean, dtype=dtype, device=device).view(channels) * scale
         self.std = torch.tensor(std, dtype=dtype, device=device).view(channels) * scale
-        boxed = self.augmentation == "resize-crop" and self.moving
-        self.by_kernel = self.x.is_cuda and x.ndim == 4 and dtype == torch.float32 and not boxed and _has_triton()
+        whole = x.ndim == 4 and not (self.augmentation == "resize-crop" and self.moving)
+        self.by_kernel = self.x.is_cuda and whole and dtype == torch.float32 and find_spec("triton") is not None
         """Whether one kernel shows a batch."""
 
     def framed(self, x: Tensor) -> Tensor:
@@ -132,10 +132,6 @@ class Images(Inputs):
         return self.x[
             index[..., None, None, None], channels, rows[..., None, :, None], columns[..., None, None, :]
         ]
-
-
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def random_boxes(rng: np.random.Generator, count: int, height: int, width: int) -> NDArray[np.int64]:

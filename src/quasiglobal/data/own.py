@@ -322,7 +322,7 @@ def _stored(sources: Sequence[tuple[Source, str, Indices]], columns: Columns) ->
     key = fingerprint(columns, [(source, rows) for source, _, rows in sources])
     with restored_generators():
         records = store(read, len(index), key)
-    return Examples(records.inputs, records.targets, shards=records), tuple(
+    return Examples(records.inputs, records.targets(), shards=records), tuple(
         np.flatnonzero(owner == k) for k in range(len(sources))
     )
 

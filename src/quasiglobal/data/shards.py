@@ -311,7 +311,6 @@ class ExampleShards(Shards):
         """All inputs; indexing them reads those examples alone from the disk."""
         return self.form.unpack(self.x)[0]
 
-    @property
     def targets(self) -> Tree:
         """All targets; small ones are read into the memory."""
         return tree_map(

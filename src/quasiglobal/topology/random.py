@@ -11,8 +11,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from quasiglobal.common.randomness import generator
 from quasiglobal.errors import InputError, whole
-from quasiglobal.topology.mixing import TOLERANCE, Matrix, check_matrix, stochastic, weighted
-from quasiglobal.topology.topology import Alike, Topology, check_nodes, check_range, mixing_rate, shrinkage
+from quasiglobal.topology.mixing import (
+    TOLERANCE,
+    Alike,
+    Matrix,
+    check_matrix,
+    mixing_rate,
+    shrinkage,
+    stochastic,
+    weighted,
+)
+from quasiglobal.topology.topology import Topology, check_nodes, check_range
 
 __all__ = ["RandomTopology", "epidemic", "equidyn", "from_function", "matching"]
 
