@@ -12,3 +12,7 @@ from quasiglobal.data.partition import split
 from quasiglobal.data.sources import load
 
 __all__ = ["Dataset", "from_arrays", "load", "split"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

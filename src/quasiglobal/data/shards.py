@@ -37,7 +37,7 @@ from quasiglobal.errors import InputError
 SHARD = 2**26
 """Bytes of a shard: the unit in which the file is made, and made again if it is damaged."""
 
-READERS = min(8, os.cpu_count() or 1)
+THREADS = min(8, os.cpu_count() or 1)
 """Threads that read the rows of a batch."""
 
 LARGE_ROW = 2**14
@@ -101,7 +101,7 @@ class Shards:
     def read(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """The images in these rows; raise InputError if one is damaged."""
         found = torch.empty(len(rows), *self.shape[1:], dtype=torch.uint8) if out is None else out
-        size = max(1, -(-len(rows) // READERS))
+        size = max(1, -(-len(rows) // THREADS))
         pieces = [slice(first, first + size) for first in range(0, len(rows), size)]
         for _ in _pool().map(lambda piece: self._copy(rows[piece], found[piece]), pieces):
             pass
@@ -238,7 +238,7 @@ def is_undecoded() -> bool:
 @lru_cache
 def _pool() -> ThreadPoolExecutor:
     """The threads that read; they are started once."""
-    return ThreadPoolExecutor(READERS)
+    return ThreadPoolExecutor(THREADS)
 
 
 # ------------------------------------------------------------------------------------------------ a user's own examples

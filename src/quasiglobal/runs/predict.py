@@ -124,7 +124,7 @@ def _read(
 
 
 def _holds_images(path: str) -> bool:
-    return os.path.isdir(path) or Path(path).suffix.lower() in folders.ENDINGS
+    return os.path.isdir(path) or Path(path).suffix.lower() in folders.SUFFIXES
 
 
 def _first_other(given: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from quasiglobal.errors import InputError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
 """Accepted image formats, whatever the file's suffix: some other Pillow formats start external programs."""
 
@@ -80,9 +80,9 @@ def image_files(path: Path) -> list[Path]:
     if not os.path.isdir(path):
         return [path]
     with reading(path, "a folder of images"):
-        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in ENDINGS and file.is_file())
+        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
     if not found:
-        raise InputError(f"{path} holds no images ({', '.join(sorted(ENDINGS))})")
+        raise InputError(f"{path} holds no images ({', '.join(sorted(SUFFIXES))})")
     return found
 
 
@@ -146,12 +146,12 @@ def _files(folder: Path, classes: tuple[str, ...]) -> Files:
     for label, name in enumerate(classes):
         with reading(folder / name, "a folder of images"):
             entries = os.scandir(folder / name) if os.path.isdir(folder / name) else ()
-            found = sorted(Path(e) for e in entries if e.is_file() and Path(e).suffix.lower() in ENDINGS)
+            found = sorted(Path(e) for e in entries if e.is_file() and Path(e).suffix.lower() in SUFFIXES)
         if not found and os.path.isdir(folder / name):
             empty.append(name)
         files += [(file, label) for file in found]
     if not files:
-        raise InputError(f"{folder} holds no images in its class folders ({', '.join(sorted(ENDINGS))})")
+        raise InputError(f"{folder} holds no images in its class folders ({', '.join(sorted(SUFFIXES))})")
     for name in empty:
         warnings.warn(f"{folder / name} holds no images, but counts as a class; remove it otherwise", stacklevel=2)
     return files
