@@ -15,12 +15,13 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ from quasiglobal.common.trees import Tree, on_device
 from quasiglobal.data.dataset import Dataset, Inputs
 from quasiglobal.data.images import Images
 from quasiglobal.errors import InputError
+
+T = TypeVar("T")
 
 SHARD = 2**26
 """Bytes of a shard: the unit in which the file is made, and made again if it is damaged."""
@@ -217,22 +220,23 @@ class Blank(Shards):
         return torch.zeros(len(rows), *self.shape[1:], dtype=torch.uint8) if out is None else out.zero_()
 
 
-_UNDECODED: ContextVar[bool] = ContextVar("undecoded", default=False)
+UNDECODED: ContextVar[bool] = ContextVar("undecoded", default=False)
+"""Whether readers of image files return `Blank` images."""
+
+
+def undecoded() -> AbstractContextManager[None]:
+    """Within this context, readers of image files return `Blank` images."""
+    return _during(UNDECODED, True)
 
 
 @contextmanager
-def undecoded() -> Iterator[None]:
-    """Within this context, readers of image files return `Blank` images."""
-    token = _UNDECODED.set(True)
+def _during(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Give a variable a value inside the block."""
+    before = variable.set(value)
     try:
         yield
     finally:
-        _UNDECODED.reset(token)
-
-
-def is_undecoded() -> bool:
-    """Whether images are not to be decoded now."""
-    return _UNDECODED.get()
+        variable.reset(before)
 
 
 @lru_cache
@@ -503,14 +507,9 @@ ShowProgress = Callable[[str, int, int], None]
 _show: ContextVar[ShowProgress | None] = ContextVar("show", default=None)
 
 
-@contextmanager
-def showing(show: ShowProgress) -> Iterator[None]:
+def showing(show: ShowProgress) -> AbstractContextManager[None]:
     """Show the progress of everything inside the block by `show`."""
-    before = _show.set(show)
-    try:
-        yield
-    finally:
-        _show.reset(before)
+    return _during(_show, show)
 
 
 def report_progress(what: str, done: int, total: int) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from quasiglobal.common.files import cache_folder, reading
 from quasiglobal.data.dataset import Examples, Splits, held_out
 from quasiglobal.data.readers import Pixels, npz
-from quasiglobal.data.shards import Blank, Shards, is_undecoded
+from quasiglobal.data.shards import UNDECODED, Blank, Shards
 from quasiglobal.errors import InputError
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def _decode_both(
 ) -> Splits:
     """Decode the images into memory, or into shards if they exceed the memory limit."""
     large = len(train + test) * math.prod(shape) > memory_limit
-    if is_undecoded():
+    if UNDECODED.get():
         return Splits(_blank(train, shape, not large), _blank(test, shape, not large), classes)
     decode = _decode_to_disk if large else _decode
     return Splits(decode(train, shape, array), decode(test, shape, array), classes)
