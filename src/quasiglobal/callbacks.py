@@ -18,17 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quasiglobal.common.files import write_csv
 from quasiglobal.errors import InputError
 from quasiglobal.runs.best import KeepBest
 from quasiglobal.runs.tensorboard import EventFiles
 from quasiglobal.training.metrics import Ranking, Record, number, tests
-
-if TYPE_CHECKING:
-    from quasiglobal.training.loop import Loop
 
 __all__ = ["CSV", "EarlyStopping", "KeepBest", "MLflow", "TensorBoard", "WandB"]
 
@@ -41,12 +37,12 @@ class TensorBoard:
         self.folder = Path(folder)
         self._files = EventFiles()
 
-    def on_epoch(self, run: Loop) -> None:
+    def on_epoch(self, run: Any) -> None:
         """Write the epoch's records."""
         for k, record in run.latest.items():
-            self._files.write(run.folders[k] if run.folders else self.folder / run.experiments[k].name, record)
+            self._files.write(run.folders[k] if run.folders else self.folder / _name(run, k), record)
 
-    def on_end(self, run: Loop) -> None:
+    def on_end(self, run: Any) -> None:
         """Close the files."""
         self._files.close()
 
@@ -57,7 +53,7 @@ class CSV:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = None if path is None else Path(path)
 
-    def on_epoch(self, run: Loop) -> None:
+    def on_epoch(self, run: Any) -> None:
         """Write all records so far, atomically."""
         for k, records in enumerate(run.runs):
             if records:
@@ -65,11 +61,11 @@ class CSV:
                 rows = [{name: _cell(record.get(name)) for name in columns} for record in records]
                 write_csv(self._path(run, k), rows)
 
-    def _path(self, run: Loop, k: int) -> Path:
+    def _path(self, run: Any, k: int) -> Path:
         if self.path is None:
-            return run.folders[k] / "records.csv" if run.folders else Path(f"{run.experiments[k].name}.csv")
+            return run.folders[k] / "records.csv" if run.folders else Path(f"{_name(run, k)}.csv")
         several = len(run.runs) > 1
-        return self.path.with_stem(f"{self.path.stem}-s{run.experiments[k].seed}") if several else self.path
+        return self.path.with_stem(f"{self.path.stem}-s{_experiment(run, k).seed}") if several else self.path
 
 
 class WandB:
@@ -78,27 +74,27 @@ class WandB:
     `settings` are further arguments of `wandb.init`, such as mode="offline".
     """
 
-    def __init__(self, project: str = "quasiglobal", **settings: object) -> None:
+    def __init__(self, project: str = "quasiglobal", **settings: Any) -> None:
         self.project, self.settings = project, settings
         self._wandb = _package("wandb", "wandb")
         self._runs: list[Any] = []
 
-    def on_start(self, run: Loop) -> None:
+    def on_start(self, run: Any) -> None:
         """Start a run for each seed."""
         self._runs = [
             self._wandb.init(**({
-                "project": self.project, "name": one.name, "id": one.name[-64:], "resume": "allow",
-                "config": asdict(one), "reinit": "create_new",
+                "project": self.project, "name": _name(run, k), "id": _name(run, k)[-64:], "resume": "allow",
+                "config": asdict(_experiment(run, k)), "reinit": "create_new",
             } | self.settings))
-            for one in run.experiments
+            for k in range(len(run.runs))
         ]
 
-    def on_epoch(self, run: Loop) -> None:
+    def on_epoch(self, run: Any) -> None:
         """Log the epoch's records."""
         for k, record in run.latest.items():
             self._runs[k].log(_numbers(record), step=record["epoch"])
 
-    def on_end(self, run: Loop) -> None:
+    def on_end(self, run: Any) -> None:
         """Finish the runs."""
         for one in self._runs:
             one.finish()
@@ -120,28 +116,28 @@ class MLflow:
         self._metric = import_module("mlflow.entities").Metric
         self._ids: list[str] = []
 
-    def on_start(self, run: Loop) -> None:
+    def on_start(self, run: Any) -> None:
         """Start or find a run for each seed."""
         client = self._client
         found = client.get_experiment_by_name(self.experiment)
         where = found.experiment_id if found else client.create_experiment(self.experiment)
         self._ids = []
         for k in range(len(run.runs)):
-            name = run.experiments[k].name
+            name = _name(run, k)
             earlier = client.search_runs([where], f"attributes.run_name = '{name}'") if run.runs[k] else []
             one = earlier[0] if earlier else client.create_run(where, run_name=name)
             self._ids.append(one.info.run_id)
             if not earlier:
-                for field, value in asdict(run.experiments[k]).items():
+                for field, value in asdict(_experiment(run, k)).items():
                     client.log_param(one.info.run_id, field, value)
 
-    def on_epoch(self, run: Loop) -> None:
+    def on_epoch(self, run: Any) -> None:
         """Log the epoch's records."""
         for k, record in run.latest.items():
             values = [self._metric(name, value, 0, record["epoch"]) for name, value in _numbers(record).items()]
             self._client.log_batch(self._ids[k], metrics=values)
 
-    def on_end(self, run: Loop) -> None:
+    def on_end(self, run: Any) -> None:
         """End the runs."""
         for one in self._ids:
             self._client.set_terminated(one)
@@ -158,11 +154,11 @@ class EarlyStopping:
             raise InputError(f"patience must be >= 1 tests, got {patience}")
         self.patience, self.min_delta, self.metric, self.lower = patience, min_delta, metric, lower
 
-    def on_start(self, run: Loop) -> None:
+    def on_start(self, run: Any) -> None:
         """Check the name of the metric."""
         run.ranking(self.metric)
 
-    def on_epoch(self, run: Loop) -> None:
+    def on_epoch(self, run: Any) -> None:
         """End the run if no seed improved."""
         score = run.ranking(self.metric, self.lower)
         if all(self._is_stuck(records, score) for records in run.runs):
@@ -176,7 +172,16 @@ class EarlyStopping:
         return max(since) <= max(before) + self.min_delta
 
 
-def _numbers(record: Mapping[str, object]) -> dict[str, float]:
+def _experiment(run: Any, k: int) -> Any:
+    return run.experiments[k]
+
+
+def _name(run: Any, k: int) -> str:
+    name: str = _experiment(run, k).name
+    return name
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a record; lists are left out."""
     return {
         name: float(value) for name, value in record.items()
@@ -184,14 +189,14 @@ def _numbers(record: Mapping[str, object]) -> dict[str, float]:
     }
 
 
-def _cell(value: object) -> object:
+def _cell(value: Any) -> Any:
     """A value for a CSV or JSON file."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return json.dumps(value) if isinstance(value, list) else value
 
 
-def _package(name: str, extra: str) -> ModuleType:
+def _package(name: str, extra: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
