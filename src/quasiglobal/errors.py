@@ -5,22 +5,20 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import SupportsIndex
 
 
 class InputError(ValueError):
     """Invalid user input. The command line prints the message and exits with status 2."""
 
 
-def whole(value: Any) -> int | None:
+def whole(value: object) -> int | None:
     """Convert a value of an integer type, Python's or NumPy's, to int; None for other values.
 
     >>> whole(3), whole(3.0), whole(True)
     (3, None, None)
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        return None
-    return operator.index(value)
+    return None if isinstance(value, bool) or not isinstance(value, SupportsIndex) else operator.index(value)
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> InputError:

@@ -11,17 +11,36 @@ import dataclasses
 import functools
 import math
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeVar, cast, overload
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
 
+from quasiglobal.common.trees import Tree
 from quasiglobal.errors import InputError, unknown
 
 __all__ = ["accuracy", "auc", "f1", "is_lower", "lower", "mae", "mse", "name_of", "percent", "top5"]
 
 M = TypeVar("M")
+
+
+class Gathered(Protocol):
+    """A metric of all examples together."""
+
+    def update(self, output: Tree, target: Tree) -> object:
+        """Add a batch."""
+
+    def compute(self) -> object:
+        """The value for all batches since the last `reset`."""
+
+    def reset(self) -> object:
+        """Forget all batches."""
+
+
+Metric: TypeAlias = "Callable[[Tree, Tree], Tensor] | Gathered"
+"""A function (output, target) → one number per example, or an object that gathers batches."""
 
 IGNORED = nn.CrossEntropyLoss().ignore_index
 """-100, the target that torch's cross-entropy ignores, as in padded texts."""
@@ -253,11 +272,30 @@ f1 = F1()
 auc = Auc()
 """The area under the ROC curve, an `Auc`."""
 
-BUILT_IN: dict[str, Any] = {"accuracy": accuracy, "top5": top5, "f1": f1, "auc": auc, "mse": mse, "mae": mae}
-"""The metrics of this module by name."""
 
 
 # ---------------------------------------------------------------------------------- properties of a metric
+
+
+class Properties(NamedTuple):
+    """A metric of this module, and its properties."""
+
+    metric: Metric
+    lower: bool
+    """Whether smaller is better."""
+    percent: bool
+    """Whether the values are shares, shown in per cent."""
+
+
+TABLE = (
+    Properties(accuracy, lower=False, percent=True),
+    Properties(top5, lower=False, percent=True),
+    Properties(f1, lower=False, percent=True),
+    Properties(auc, lower=False, percent=True),
+    Properties(mse, lower=True, percent=False),
+    Properties(mae, lower=True, percent=False),
+)
+
 
 
 def lower(f: M) -> M:
@@ -291,7 +329,7 @@ def is_lower(f: object) -> bool:
     (True, False, True)
     """
     marked = getattr(f, "lower", None) is True or getattr(f, "higher_is_better", None) is False
-    return marked or f is mse or f is mae
+    return marked or any(one.lower and f is one.metric for one in TABLE)
 
 
 def name_of(f: object) -> str:
@@ -313,7 +351,14 @@ def percent(f: object) -> bool:
     (True, True, False)
     """
     f = getattr(f, "__wrapped__", f)
-    return isinstance(f, F1 | Auc) or f is accuracy or f is top5
+    return any(
+        one.percent and (f is one.metric or (isinstance(one.metric, _OfAll) and isinstance(f, type(one.metric))))
+        for one in TABLE
+    )
+
+
+BUILT_IN: dict[str, Metric] = {name_of(one.metric): one.metric for one in TABLE}
+"""The metrics of this module by name."""
 
 
 def ambiguous(output: Tensor, target: Tensor) -> bool:
@@ -334,7 +379,7 @@ class _LowerFunction:
         functools.update_wrapper(self, f)
         self.__wrapped__ = f
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def __call__(self, *args: object, **options: object) -> object:
         return self.__wrapped__(*args, **options)
 
 

@@ -146,10 +146,9 @@ def held_out():
 
 def inside():
     """Batches, flips, crops and keyed generators; only this function reads the package's inside."""
-    from quasiglobal.common.randomness import generator
+    from quasiglobal.common.randomness import generator, seeded
     from quasiglobal.data.batches import Owner, Plan
     from quasiglobal.data.images import Images
-    from quasiglobal.data.randomness import seeded
 
     pictures = torch.zeros(5, 3, 16, 24, dtype=torch.uint8)
     plans = {

@@ -35,6 +35,7 @@ PLACES: dict[str, str] = {
     f"quasiglobal.{before}:{name}": f"quasiglobal.{after}:{name}"
     for before, after, names in (
         ("algorithms.complete_window", "algorithms.centralized", ("CompleteWindow",)),
+        ("data.records", "data.shards", ("ExampleShards", "Form", "Place")),
         ("models.stacking", "stacked.layout", ("Stacking", "stacking_of")),
         ("models.language.loading", "models.language", ("LanguageModel", "language_model")),
     )

@@ -7,8 +7,8 @@ import torch
 from theory_problems import Quadratics
 
 import quasiglobal as qg
-from quasiglobal.common.mixing import column_stochastic
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.topology.mixing import column_stochastic
 
 N = 8
 PROBLEM = Quadratics.random(N, seed=1, low=0.5, high=1.0)

@@ -9,7 +9,7 @@ from tiny_models import dataset, experiment, learned, task, texts, write_model
 from torch import nn
 
 from quasiglobal.algorithms import ALGORITHMS
-from quasiglobal.data.randomness import seeded
+from quasiglobal.common.randomness import seeded
 from quasiglobal.errors import InputError
 from quasiglobal.models.language import language_model, recompute
 from quasiglobal.runs import local as runs

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from quasiglobal.data.readers import number_tables as numbers
-from quasiglobal.data.readers.number_tables import read
+from quasiglobal.data.readers import csv_numbers as numbers
+from quasiglobal.data.readers.csv_numbers import read
 from quasiglobal.errors import InputError
 
 LIMIT = 1e9

@@ -5,7 +5,7 @@ import torch
 import quasiglobal as qg
 from quasiglobal.common.randomness import generator
 from quasiglobal.data.batches import Owner, Plan
-from quasiglobal.data.partition import class_counts, dirichlet, fingerprint, heterogeneity, split
+from quasiglobal.data.partition import class_counts, digest_of_parts, dirichlet, heterogeneity, split
 
 LABELS = np.random.default_rng(0).integers(0, 10, 5000)
 
@@ -20,10 +20,10 @@ def test_parts_are_disjoint_equal_and_complete_up_to_the_remainder(n, alpha):
 
 
 def test_a_partition_is_a_function_of_its_seed():
-    def fingerprint(seed):
+    def parts(seed):
         return [part.tolist() for part in dirichlet(LABELS, 16, 0.1, seed)]
 
-    assert fingerprint(0) == fingerprint(0) != fingerprint(1)
+    assert parts(0) == parts(0) != parts(1)
 
 
 def test_bad_input(monkeypatch):
@@ -48,8 +48,8 @@ def test_every_kind_is_disjoint_and_equal(kind):
     everything = np.concatenate(parts)
     assert len({len(part) for part in parts}) == 1
     assert len(np.unique(everything)) == len(everything) > 0.99 * len(LABELS)
-    assert fingerprint(parts) == fingerprint(split(LABELS, 7, kind, alpha=0.5, seed=1))
-    assert fingerprint(parts) != fingerprint(split(LABELS, 7, kind, alpha=0.5, seed=2))
+    assert digest_of_parts(parts) == digest_of_parts(split(LABELS, 7, kind, alpha=0.5, seed=1))
+    assert digest_of_parts(parts) != digest_of_parts(split(LABELS, 7, kind, alpha=0.5, seed=2))
 
 
 def test_natural_clients_keep_their_own():

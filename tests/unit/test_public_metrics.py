@@ -2,9 +2,12 @@
 
 import copy
 import functools
+import inspect
 import math
 import pickle
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +16,10 @@ from sklearn.metrics import f1_score, mean_absolute_error, mean_squared_error, r
 from torch import nn
 from torch.func import vmap
 
+from quasiglobal import metrics
 from quasiglobal.errors import InputError
-from quasiglobal.metrics import accuracy, auc, f1, is_lower, lower, mae, mse, name_of, percent, top5
+from quasiglobal.metrics import BUILT_IN, accuracy, auc, f1, is_lower, lower, mae, mse, name_of, percent, top5
+from quasiglobal.training.experiment import Experiment
 
 EXACT = 1e-12
 """scikit-learn adds in double precision, in another order."""
@@ -440,6 +445,15 @@ def test_names_are_of_the_function_or_the_class():
     assert [name_of(f) for f in (f1(average="micro"), lower(auc), nn.MSELoss(), Mine(), Mine().compute)] == [
         "f1", "auc", "mseloss", "mine", "compute",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_help_and_the_documents_name_every_metric(name):
+    assert name in metrics.__all__
+    assert re.search(rf"Test metrics: .*\b{name}\b", inspect.getsource(Experiment))
+    docs = Path(__file__).parents[2] / "docs"
+    assert re.search(rf"^- `qg\.metrics\..*\b{name}`", (docs / "your-own.md").read_text(), re.MULTILINE)
+    assert f"::: quasiglobal.metrics.{name}\n" in (docs / "api" / "metrics.md").read_text()
 
 
 def test_shares_are_shown_in_per_cent():

@@ -12,7 +12,7 @@ from PIL import Image
 from quasiglobal.common.randomness import generator
 from quasiglobal.data import sources as datasets
 from quasiglobal.data.dataset import moments
-from quasiglobal.data.readers import folders, pickles
+from quasiglobal.data.readers import cifar, folders
 
 pytestmark = pytest.mark.usefixtures("no_data_here")
 
@@ -67,7 +67,7 @@ def test_pickles_of_old_and_new_pythons_are_read(tmp_path, protocol):
         assert pickle.loads(path.read_bytes(), encoding="bytes")[b"labels"] == labels  # a valid pickle
     else:
         dump(path, {"data": data, "labels": labels}, protocol)
-    content = pickles.read(path)
+    content = cifar.read_pickle(path)
     np.testing.assert_array_equal(content["data"], data)
     assert content["labels"] == labels
 
@@ -77,7 +77,7 @@ def test_pickles_of_old_and_new_pythons_are_read(tmp_path, protocol):
 def test_pickled_arrays_are_what_numpy_makes_of_them(tmp_path, dtype, order):
     array = np.array([[1, 2, 3], [4, 5, 6]], dtype=dtype, order=order)
     dump(tmp_path / "batch", {"a": array})
-    back = pickles.read(tmp_path / "batch")["a"]
+    back = cifar.read_pickle(tmp_path / "batch")["a"]
     np.testing.assert_array_equal(back, array)
     assert back.dtype == array.dtype
 

@@ -1,5 +1,6 @@
 """Search order for data sets: the disk, then the hub."""
 
+import inspect
 import sys
 import types
 from pathlib import Path
@@ -13,6 +14,11 @@ from sklearn.datasets import load_digits
 
 import quasiglobal as qg
 from quasiglobal.data import sources as datasets
+from quasiglobal.data.dataset import Splits
+from quasiglobal.data.readers import Reader, labelled
+from quasiglobal.training.experiment import Experiment
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.usefixtures("no_data_here")
 
@@ -91,6 +97,32 @@ def test_a_users_own_source_is_a_line_in_the_table(monkeypatch):
     source = replace(datasets.SOURCES["digits"], augmentation="flip-crop")
     monkeypatch.setitem(datasets.SOURCES, "mine", source)
     assert datasets.load("mine").augmentation == "flip-crop"
+
+
+def test_a_format_is_a_line_in_the_table_of_readers(tmp_path, monkeypatch):
+    """Names, the names of bare paths, and messages follow from it."""
+    def read(path, memory_limit):
+        x = np.load(path)
+        examples = labelled(x, np.arange(len(x)) % 2, 2, path)
+        return Splits(examples, examples, ("0", "1"))
+
+    monkeypatch.setattr(datasets, "READERS", (Reader(prefix="npy", suffixes=(".npy",), splits=read), *datasets.READERS))
+    x = np.random.default_rng(0).random((6, 3), dtype=np.float32)
+    np.save(tmp_path / "mine.npy", x)
+    data = datasets.load(f"npy:{tmp_path / 'mine.npy'}")
+    assert torch.equal(data.train.x, torch.from_numpy(x))
+    assert data.classes == ("0", "1")
+    assert datasets.named("mine.npy") == "npy:mine.npy"
+    refused(str(tmp_path / "mine.npy"), f"write npy:{tmp_path / 'mine.npy'}")
+    with pytest.raises(qg.InputError, match="cannot be streamed"):
+        datasets.check_streams("npy:mine.npy")
+
+
+@pytest.mark.parametrize("prefix", datasets.PREFIXES)
+def test_the_help_and_the_documents_name_every_format(prefix):
+    assert f"{prefix}:PATH" in inspect.getsource(Experiment)
+    for page in ("index.md", "your-own.md", "extending.md"):
+        assert f"{prefix}:" in (ROOT / "docs" / page).read_text()
 
 
 class Rows(list):

@@ -11,11 +11,10 @@ from PIL import Image
 from small_runs import CPU
 
 import quasiglobal as qg
-from quasiglobal.common.progress import showing
 from quasiglobal.data import shards as module
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.readers import folders
-from quasiglobal.data.shards import Shards
+from quasiglobal.data.shards import Shards, showing
 from quasiglobal.data.sources import load
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.building import make_task

@@ -14,8 +14,7 @@ import quasiglobal as qg
 from quasiglobal import cli
 from quasiglobal.data import sources as datasets
 from quasiglobal.data.batches import Owner, Plan
-from quasiglobal.data.corpus import Corpus, Rows, check_vocabulary, fingerprint_of, tokenised
-from quasiglobal.data.texts import Texts
+from quasiglobal.data.texts import Corpus, Rows, Texts, check_vocabulary, ids_key, tokenised
 from quasiglobal.runs.agreement import agreement
 from quasiglobal.runs.building import data_of
 from quasiglobal.training.experiment import Experiment
@@ -350,9 +349,9 @@ def test_the_description_of_a_tokenizer_does_not_change_by_using_it():
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]")
     corpus = corpus_of(["a b a", "b"])
-    before = fingerprint_of(corpus, tokenizer, 4)
+    before = ids_key(corpus, tokenizer, 4)
     assert tokenised(corpus, tokenizer, 4, None).train.x.tolist() == [[2, 3, 2, 0], [3, 0, 0, 0]]
-    assert fingerprint_of(corpus, tokenizer, 4) == before
+    assert ids_key(corpus, tokenizer, 4) == before
 
 
 # Model input

@@ -6,6 +6,7 @@ import torch
 import quasiglobal as qg
 from quasiglobal import topology
 from quasiglobal.topology import from_graph, from_matrices, parse
+from quasiglobal.topology.parsing import FROM_LABELS, KINDS
 
 NAMES = [
     "ring:3", "ring:16", "torus:9", "torus:16", "complete:1", "complete:4", "star:2", "star:5", "social",
@@ -25,6 +26,13 @@ def test_a_topology_has_its_name_and_doubly_stochastic_weights(name):
         W = graph.weights(t)
         np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-12)
         np.testing.assert_array_equal(W, graph.weights(t + graph.period))
+
+
+@pytest.mark.parametrize("name", KINDS | FROM_LABELS)
+def test_a_kind_of_topology_is_public_under_its_name(name):
+    constructor = name.replace("-", "_")
+    assert constructor in topology.__all__
+    assert getattr(topology, constructor) is (KINDS | FROM_LABELS)[name].make
 
 
 def test_ring_and_torus_weigh_neighbours_and_self_alike():
@@ -274,7 +282,7 @@ def test_negative_weights_keep_the_mean_but_are_not_doubly_stochastic(tmp_path):
 def test_your_own_by_its_path():
     assert parse("quasiglobal.topology:social").n == 32
     with pytest.raises(qg.InputError, match="is not a Topology"):
-        parse("quasiglobal.common.mixing:TOLERANCE")
+        parse("quasiglobal.topology.mixing:TOLERANCE")
 
 
 def test_a_graph_is_a_topology():

@@ -15,8 +15,8 @@ from quasiglobal.data.partition import class_counts
 from quasiglobal.data.sources import load
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.runs.building import make_task
+from quasiglobal.topology.mixing import lasting_noise
 from quasiglobal.topology.parsing import count_nodes, parse
-from quasiglobal.topology.topology import lasting_noise
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.program import Program
 

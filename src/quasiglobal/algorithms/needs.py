@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from quasiglobal.common.mixing import TOLERANCE
-
 if TYPE_CHECKING:
     from quasiglobal.algorithms.base import Algorithm
+
+TOLERANCE = 1e-9
+"""Rounding tolerance of an eigenvalue."""
 
 UNKNOWN = "is not known to be a local step followed by an average of the models"
 

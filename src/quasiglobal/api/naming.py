@@ -8,12 +8,12 @@ from dataclasses import replace
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm
 from quasiglobal.common.fingerprint import fingerprint
-from quasiglobal.common.mixing import entries
 from quasiglobal.common.objects import named_text
 from quasiglobal.data.dataset import Dataset
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import BUILT_IN, is_lower, name_of, percent
 from quasiglobal.runs.building import LOSSES
+from quasiglobal.topology.mixing import entries
 from quasiglobal.topology.parsing import Graph, is_external, parse
 from quasiglobal.training.experiment import Experiment, from_mapping
 from quasiglobal.training.metrics import LOSS

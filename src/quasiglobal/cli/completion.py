@@ -21,7 +21,7 @@ from quasiglobal.cli import groups
 from quasiglobal.cli.arguments import call
 from quasiglobal.cli.terminal import console, say_written
 from quasiglobal.common.files import replacing
-from quasiglobal.data.sources import SOURCES, TEXT_SOURCES
+from quasiglobal.data.sources import PREFIXES, SOURCES, TEXT_SOURCES
 from quasiglobal.metrics import BUILT_IN
 from quasiglobal.models import MODELS, NORMS
 from quasiglobal.runs.building import LOSSES
@@ -63,7 +63,7 @@ def completion(
     }[shell], soft_wrap=True)
 
 
-DATA = (*SOURCES, *TEXT_SOURCES, "folder:", "csv:")
+DATA = (*SOURCES, *TEXT_SOURCES, *(f"{prefix}:" for prefix in PREFIXES))
 TOPOLOGIES = (
     *(f"{name}:" if ":" in kind.example else name for name, kind in (KINDS | FROM_LABELS).items()),
     "file:", "every:", "lazy/",

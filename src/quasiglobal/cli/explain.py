@@ -17,7 +17,7 @@ from quasiglobal.cli.arguments import File, Folder, Json, Name, call
 from quasiglobal.cli.tables import Listing, Values, facts_table, topology_facts, topology_listing, topology_values
 from quasiglobal.cli.terminal import console, preparing, print_json, say, say_written
 from quasiglobal.common.files import markdown_table
-from quasiglobal.data.partition import class_counts, fingerprint, heterogeneity, split
+from quasiglobal.data.partition import class_counts, digest_of_parts, heterogeneity, split
 from quasiglobal.data.sources import Corpus, available, published_examples, raw
 from quasiglobal.engines.costs import COLUMNS, Entry, describe
 from quasiglobal.errors import InputError
@@ -224,7 +224,7 @@ def partition(
             "partition": partition, "alpha": value, "nodes": nodes, "smallest": min(map(len, parts)),
             "largest": max(map(len, parts)), "label_entropy_nats": entropy,
             "label_entropy_max_nats": math.log(len(dataset.classes)), "total_variation": distance,
-            "fingerprint": fingerprint(parts), "class_counts": table.tolist(),
+            "fingerprint": digest_of_parts(parts), "class_counts": table.tolist(),
         })
     if json:
         print_json(rows)

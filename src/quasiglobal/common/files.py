@@ -1,4 +1,4 @@
-"""Files: atomic writes, JSON lines, CSV and Markdown tables, and locks of folders."""
+"""Files: atomic writes, JSON lines, CSV and Markdown tables, locks of folders, and errors of their parsers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -21,6 +21,9 @@ from quasiglobal.errors import InputError
 
 if sys.platform != "win32":
     import fcntl
+
+Json: TypeAlias = dict[str, Any]
+"""A JSON object."""
 
 
 @contextmanager
@@ -61,7 +64,7 @@ def append_line(path: Path, record: Mapping[str, object]) -> None:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[Json]:
     """Read the records of a file of JSON lines; an empty list if the file does not exist.
 
     A truncated last line is ignored. Any other damaged line is skipped with a warning.
@@ -77,7 +80,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def read_epochs(path: Path) -> list[dict[str, Any]]:
+def read_epochs(path: Path) -> list[Json]:
     """Read the lines that describe an epoch; any other line is damaged and skipped with a warning."""
     found = read_lines(path)
     epochs = [one for one in found if isinstance(one.get("epoch"), int)]
@@ -86,12 +89,12 @@ def read_epochs(path: Path) -> list[dict[str, Any]]:
     return epochs
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Json:
     """Read the object in a JSON file; raise OSError or ValueError if there is none."""
     return _object(path.read_bytes())
 
 
-def _object(text: bytes) -> dict[str, Any]:
+def _object(text: bytes) -> Json:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
@@ -130,7 +133,7 @@ def as_line(record: Mapping[str, object]) -> str:
     return json.dumps(finite(dict(record)))
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> object:
     """Replace numbers that are not finite by None."""
     if isinstance(value, Mapping):
         return {name: finite(one) for name, one in value.items()}
@@ -175,3 +178,17 @@ def cache_folder(kind: str) -> Path:
     """Folder for what is computed once, such as tokens: $QG_CACHE, or quasiglobal in the user's cache folder."""
     own = os.environ.get("QG_CACHE")
     return Path(os.path.expanduser(own or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/quasiglobal")) / kind
+
+
+@contextmanager
+def reading(path: object, what: str) -> Iterator[None]:
+    """Turn any exception of a parser into an InputError of one sentence that names the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except UnicodeDecodeError:
+        raise InputError(f"cannot read {path} as {what}: it is not UTF-8; save it as UTF-8") from None
+    except Exception as error:
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise InputError(f"cannot read {path} as {what}: {said.splitlines()[0][:200]}") from None

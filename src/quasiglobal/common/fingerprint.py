@@ -37,7 +37,7 @@ DEPTH = 10_000
 ROUNDS = 50
 """Limit on the rounds of refinement for objects in reference cycles."""
 
-Parts = tuple[str, Iterable[Any]]               # a label, and the objects that an object consists of
+Parts = tuple[str, Iterable[object]]               # a label, and the objects that an object consists of
 
 
 def fingerprint(*things: object) -> str:
@@ -71,7 +71,7 @@ class _Node:
         except Exception:                       # every object has a fingerprint
             self.label, parts = "unreachable", [type(thing)]
         self.ordered = self.label not in ("dict", "set", "frozenset")
-        self.pending: Iterator[Any] = iter(parts)
+        self.pending: Iterator[object] = iter(parts)
 
     def hashed(self) -> bytes:
         tokens = [token if isinstance(token, bytes) else token.digest for token in self.tokens]
@@ -161,6 +161,9 @@ _LIBRARIES = tuple(
 _FORMER = {
     "quasiglobal.algorithms.base.Edges": "quasiglobal.algorithms.edges.Edges",
     "quasiglobal.algorithms.centralized.CompleteWindow": "quasiglobal.algorithms.complete_window.CompleteWindow",
+    "quasiglobal.data.shards.ExampleShards": "quasiglobal.data.records.ExampleShards",
+    "quasiglobal.data.shards.Form": "quasiglobal.data.records.Form",
+    "quasiglobal.data.shards.Place": "quasiglobal.data.records.Place",
     "quasiglobal.models.language": "quasiglobal.models.language.loading",
     "quasiglobal.runs.callbacks.TensorBoard": "quasiglobal.callbacks.TensorBoard",
     "quasiglobal.stacked.layout.Stacking": "quasiglobal.models.stacking.Stacking",
@@ -209,7 +212,7 @@ def _tensor(x: Tensor) -> Parts:
         return label, [sha256(x.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()]
 
 
-def _array(x: Any) -> Parts:
+def _array(x: object) -> Parts:
     array, masks = np.asarray(x), [np.ma.getmaskarray(x)] if isinstance(x, np.ma.MaskedArray) else []
     label = f"{'array' if isinstance(x, np.ndarray) else 'scalar'} {array.dtype} {array.shape}"
     if array.nbytes > LARGE and len(array) > ROWS:
@@ -264,7 +267,7 @@ def _state(x: object) -> dict[str, object]:
     return _lasting(state | own if isinstance(own, dict) else state, type(x))
 
 
-def _instance(x: Any) -> Parts:
+def _instance(x: object) -> Parts:
     cls, reducers = type(x), {"__reduce__", "__reduce_ex__", "__getstate__"}
     name = getattr(x, "__name__", "") if _is_library_class(cls) else ""
     definer = next((base for base in cls.__mro__[:-1] if not reducers.isdisjoint(vars(base))), None)
@@ -295,7 +298,7 @@ def _function(f: types.FunctionType) -> Parts:
     if not _is_library(module, f.__globals__.get("__file__")):
         content = _source(code, f.__globals__) or _bytecode(code, f.__doc__)
         return "function", [content, *bound, _references(code, f.__globals__)]
-    found: Any = sys.modules.get(f.__module__ or "")
+    found: object = sys.modules.get(f.__module__ or "")
     for name in f.__qualname__.split("."):
         found = getattr(found, name, None)
     if found is f and _is_library(f.__module__):
@@ -321,7 +324,7 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _nested(constant)
 
 
-def _references(code: types.CodeType, namespace: dict[str, Any]) -> dict[str, object]:
+def _references(code: types.CodeType, namespace: dict[str, object]) -> dict[str, object]:
     """Resolve the globals that code uses: `name`, and `module.name` for the user's own modules."""
     found: dict[str, object] = {}
     value = missing = object()
@@ -338,7 +341,7 @@ def _references(code: types.CodeType, namespace: dict[str, Any]) -> dict[str, ob
     return found
 
 
-def _source(code: types.CodeType, namespace: dict[str, Any]) -> str | None:
+def _source(code: types.CodeType, namespace: dict[str, object]) -> str | None:
     """Return the normalized source, if it compiles to this code: the file may have changed since its import."""
     linecache.checkcache(code.co_filename)
     try:
@@ -370,8 +373,8 @@ def _definition(tree: ast.Module, code: types.CodeType) -> ast.AST | None:
             if min(part.lineno for part in (node, *node.decorator_list)) == code.co_firstlineno:
                 return node
         elif isinstance(node, ast.Lambda) and code.co_name == "<lambda>" and node.lineno == code.co_firstlineno:
-            body: Any = node.body
-            start, end = (body.lineno, body.col_offset), (body.end_lineno, body.end_col_offset)
+            body = node.body
+            start, end = (body.lineno, body.col_offset), (body.end_lineno or 0, body.end_col_offset or 0)
             if places and all(start <= p[0::2] and p[1::2] <= end for p in places):
                 found = node                    # the innermost comes last
     return found

@@ -1,15 +1,11 @@
-"""Data sets in memory, and helpers that all readers share."""
+"""Data sets: examples in memory or on disk, and their form as model input."""
 
 from __future__ import annotations
 
-import gzip
 import math
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,11 +14,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.randomness import generator
-from quasiglobal.data.fresh import Fresh
-from quasiglobal.data.shards import Blank, Shards
+from quasiglobal.common.trees import Tree
 from quasiglobal.errors import InputError
 
-Pixels = NDArray[np.uint8]
+if TYPE_CHECKING:
+    from quasiglobal.data.fresh import Fresh
+    from quasiglobal.data.shards import Shards
 
 Indices = NDArray[np.int64]
 
@@ -31,12 +28,12 @@ Indices = NDArray[np.int64]
 class Examples:
     """One split: m examples and their targets."""
 
-    x: Any
+    x: Tree
     """Images, uint8 [m, channels, height, width]; texts, ids int32 [m, length]; features, float32 [m, …]; or, for a
     user's own data, any tensor, tuple or dict of tensors with m rows."""
-    y: Any
+    y: Tree
     """Class numbers 0, 1, …, int64 [m]; or, for a user's own data, any tensor, tuple or dict of tensors with m rows."""
-    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
+    columns: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     """Additional columns of a user's file, each of length m."""
     features: tuple[str, ...] = ()
     """Names of the columns of x, if it is a table of numbers."""
@@ -122,12 +119,40 @@ class Dataset:
         """Whether the stored examples are the model input: not texts, and not normalised."""
         return self.pad is None and not self.mean
 
-    def terms(self) -> dict[str, list[Any]]:
+    def terms(self) -> dict[str, list[object]]:
         """Class names, shape and normalisation: the properties on which all owners of data must agree.
 
         An exported model needs them to preprocess other data in the same way.
         """
         return {name: list(getattr(self, name)) for name in ("classes", "shape", "mean", "std")}
+
+
+class Inputs:
+    """A data set's examples on the device, as model input: the base of images, texts and a user's own tensors."""
+
+    x: Tree
+    """The stored examples, a tensor or several."""
+    cost = 1
+    """Memory per example in evaluation, in units of one image."""
+    moving = False
+    """Whether examples are augmented by `draw`."""
+
+    @property
+    def order(self) -> Indices:
+        """Order of evaluation."""
+        return np.arange(len(tree_leaves(self.x)[0]))
+
+    def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
+        """Draw the augmentation of `count` examples."""
+        return ()
+
+    def need(self, index: Indices) -> tuple[int, ...]:
+        """Shape of a batch besides the batch size, such as the length in tokens; computed on the host."""
+        return ()
+
+    def show(self, index: Tensor, *args: Any, **kwargs: Any) -> Tree:
+        """The examples at these indices as model input, augmented as drawn, or truncated to the batch's length."""
+        raise NotImplementedError
 
 
 def agreed(
@@ -162,7 +187,7 @@ def agreed(
     )
 
 
-def described(x: Any) -> str:
+def described(x: Tree) -> str:
     """Dtype and shape of one example.
 
     >>> described({"a": torch.zeros(7, 2), "b": torch.zeros(7, dtype=torch.int64)})
@@ -171,7 +196,7 @@ def described(x: Any) -> str:
     return str(tree_map(lambda values: f"{values.dtype} {list(values.shape[1:])}", x))
 
 
-def kind_of(x: Any) -> str:
+def kind_of(x: Tree) -> str:
     """Kind of numbers and shape of one example; float32 and float64 are one kind, since training converts them."""
     return str(tree_map(
         lambda values: f"{'float' if values.is_floating_point() else values.dtype} {list(values.shape[1:])}", x
@@ -181,20 +206,6 @@ def kind_of(x: Any) -> str:
 def side_shown(side: int) -> int:
     """Side of the model input for a stored side under resize-crop: 224 for 256 pixels."""
     return side * 7 // 8
-
-
-def labelled(x: NDArray[Any], y: NDArray[Any], classes: int, where: object, first: int = 0) -> Examples:
-    """Check x and y, and build examples; the file's labels are first, …, first + classes − 1."""
-    if len(x) == 0:
-        raise InputError(f"{where} holds no examples")
-    if len(x) != len(y):
-        raise InputError(f"{where} has {len(x)} examples, but {len(y)} labels")
-    lowest, highest = int(y.min()), int(y.max())
-    if lowest < first or highest >= first + classes:
-        bad = lowest if lowest < first else highest
-        raise InputError(f"{where} has the label {bad}; labels are {first} to {first + classes - 1}")
-    labels = torch.from_numpy(y.astype(np.int64) - first)
-    return Examples(torch.from_numpy(np.require(x, requirements=["C", "W"])), labels)
 
 
 def held_out(m: int, where: object, share: float = 0.2) -> tuple[Indices, Indices]:
@@ -217,7 +228,7 @@ def validating(data: Dataset, share: float) -> Dataset:
 
 def moments_of(examples: Examples, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of the examples per channel; 0.5 for images that are not decoded."""
-    if isinstance(examples.shards, Blank):
+    if examples.shards is not None and examples.shards.is_blank:
         return ((0.5,) * examples.x.shape[1],) * 2
     return moments(examples.x, scale)
 
@@ -241,50 +252,3 @@ def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ..
         numbers = x.double().transpose(0, 1).flatten(1) / scale
         mean, std = numbers.mean(dim=1), numbers.std(dim=1, correction=0)
     return tuple(mean.tolist()), tuple(s if s > 0 else 1.0 for s in std.tolist())
-
-
-@contextmanager
-def reading(path: object, what: str) -> Iterator[None]:
-    """Turn any exception of a parser into an InputError of one sentence that names the file."""
-    try:
-        yield
-    except InputError:
-        raise
-    except UnicodeDecodeError:
-        raise InputError(f"cannot read {path} as {what}: it is not UTF-8; save it as UTF-8") from None
-    except Exception as error:
-        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise InputError(f"cannot read {path} as {what}: {said.splitlines()[0][:200]}") from None
-
-
-@contextmanager
-def opened(path: Path, what: str) -> Iterator[IO[bytes]]:
-    """Open a file, plain or gzipped, with the errors of `reading`."""
-    with reading(path, what), open(path, "rb") as raw:
-        gzipped = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        with gzip.open(raw) if gzipped else raw as content:
-            yield cast(IO[bytes], content)
-
-
-def locate(folder: Path, name: str, suffixes: Sequence[str] = ("",)) -> Path | None:
-    """Path of the first name + suffix that exists in the folder; None if absent."""
-    paths = (folder / f"{name}{suffix}" for suffix in suffixes)
-    return next((path for path in paths if os.path.exists(path)), None)
-
-
-def member(folder: Path, name: str, suffixes: Sequence[str] = ("",)) -> Path:
-    """Path of the file `name` in the folder, with one of the suffixes; raise an error if it is missing."""
-    path = locate(folder, name, suffixes)
-    if path is None or not os.path.isfile(path):
-        raise InputError(f"{folder / name} is missing; download the data set again")
-    return path
-
-
-def fits(size: int, memory_limit: float, where: object) -> None:
-    """Raise an error if the size in bytes exceeds the memory limit."""
-    if size > memory_limit:
-        raise InputError(
-            f"{where} needs {size / 1e9:.3g} GB of memory, above the limit of {memory_limit / 1e9:.3g} GB; "
-            "raise memory_limit, --memory-limit in GB, if this machine has more memory"
-        )

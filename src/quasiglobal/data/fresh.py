@@ -1,16 +1,20 @@
-"""Examples that are read anew each epoch, as random transforms need: a function of (seed, node, epoch, index)."""
+"""Examples that are read anew each epoch, as random transforms need: a function of (seed, node, epoch, index).
+
+`Workers` read them ahead of the training, in several processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, Dataset
 
-from quasiglobal.common.randomness import generator
-from quasiglobal.data.randomness import restored_generators, seed_all
+from quasiglobal.common.randomness import generator, restored_generators, seed_all
+from quasiglobal.common.trees import Tree
 from quasiglobal.errors import InputError
 
 Key = tuple[int, int, int, int]
@@ -19,16 +23,19 @@ Key = tuple[int, int, int, int]
 Keyed = tuple[int, Key]
 """A row of the training examples, and the key of its random numbers."""
 
+Example: TypeAlias = tuple[Tree, Tree]
+"""Input and target, as tensors."""
+
 
 @dataclass(frozen=True)
 class Fresh:
     """Reads an example by calling the user's data set, with all random generators seeded by its key."""
 
-    read: Callable[[int], tuple[Any, Any]]
-    """(row of the training examples) → (input, target), as tensors."""
+    read: Callable[[int], Example]
+    """Reads a row of the training examples."""
     index: Sequence[int]
     """For each row, its index in the data set that it comes from."""
-    sources: tuple[Any, ...] = ()
+    sources: tuple[object, ...] = ()
     """The user's data sets."""
 
     def keyed(self, rows: Sequence[Sequence[int]], owners: Sequence[tuple[int, int, int]]) -> list[Keyed]:
@@ -39,12 +46,12 @@ class Fresh:
             for row in of
         ]
 
-    def batch(self, keyed: Sequence[Keyed]) -> list[tuple[Any, Any]]:
+    def batch(self, keyed: Sequence[Keyed]) -> list[Example]:
         """The examples of these rows."""
         with restored_generators():
             return [self.example(*one) for one in keyed]
 
-    def stacked(self, keyed: Sequence[Keyed], examples: Sequence[tuple[Any, Any]], k: int) -> tuple[Any, Any]:
+    def stacked(self, keyed: Sequence[Keyed], examples: Sequence[Example], k: int) -> Example:
         """Inputs and targets [k, size, …] of examples that were read for these rows; raise InputError if one is bad."""
         for (row, _), example in zip(keyed, examples, strict=True):
             if not all(leaf.isfinite().all() for leaf in tree_leaves(example) if leaf.is_floating_point()):
@@ -56,7 +63,59 @@ class Fresh:
             raise InputError(f"train has examples of different shapes, {' and '.join(list(kinds)[:2])}") from None
         return x, y
 
-    def example(self, row: int, key: Key) -> tuple[Any, Any]:
+    def example(self, row: int, key: Key) -> Example:
         """One example; overwrites the state of the global generators."""
         seed_all(int(generator(*key).integers(2**63)))
         return self.read(row)
+
+
+class Workers:
+    """Reads the batches of an epoch in several processes, a few steps ahead. Examples depend on their keys alone."""
+
+    def __init__(self, fresh: Fresh, count: int) -> None:
+        self._fresh, self._count = fresh, count
+        self._steps: list[list[Keyed]] = []
+        self._next = 0
+        self._loader: DataLoader[Example | InputError] | None = None
+        self._batches: Iterator[list[Example | InputError]] = iter(())
+
+    def begin(self, steps: list[list[Keyed]]) -> None:
+        """Begin an epoch with the examples of each step."""
+        if self._loader is None:
+            self._loader = DataLoader(
+                _Examples(self._fresh), batch_sampler=self._steps, num_workers=self._count, collate_fn=list,
+                persistent_workers=True,
+            )
+        self._steps[:], self._next = steps, 0               # the loader's workers live longer than an epoch
+        self._batches = iter(self._loader)
+
+    def end(self) -> None:
+        """End the processes; the next epoch starts others. A loader that is collected as garbage waits 5 s for them."""
+        self._loader, self._batches = None, iter(())
+
+    def batch(self, step: int) -> list[Example]:
+        """The examples of a step; steps are asked for in order, and may be left out."""
+        while True:
+            found = next(self._batches)
+            self._next += 1
+            if self._next > step:
+                break
+        examples = []
+        for example in found:
+            if isinstance(example, InputError):
+                raise example
+            examples.append(example)
+        return examples
+
+
+class _Examples(Dataset[Example | InputError]):
+    """Reads one example in a worker; an error is returned, since a worker would wrap it in a stack trace."""
+
+    def __init__(self, fresh: Fresh) -> None:
+        self.fresh = fresh
+
+    def __getitem__(self, keyed: Keyed) -> Example | InputError:
+        try:
+            return self.fresh.example(*keyed)
+        except InputError as error:
+            return error

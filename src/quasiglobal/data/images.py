@@ -6,14 +6,13 @@ import copy
 import math
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quasiglobal.data.dataset import Dataset, Examples, Indices, side_shown
+from quasiglobal.data.dataset import Dataset, Inputs, side_shown
 
 PAD = 4
 """Black border in pixels around an image before a random crop (flip-crop)."""
@@ -22,7 +21,7 @@ AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 """Random crop box: range of its share of the area, range of width / height, and number of draws (resize-crop)."""
 
 
-class Images:
+class Images(Inputs):
     """uint8 images [m, C, H, W] on the device, augmented if `moving` (for training).
 
     flip-crop mirrors an image with probability 1/2, adds a black border and crops it to its old size at a random
@@ -30,8 +29,7 @@ class Images:
     `moving` it is a center crop of that size. Inputs that are not images are features, and are never augmented.
     """
 
-    cost = 1
-    """Memory per example in evaluation, in units of one image."""
+    x: Tensor
 
     def __init__(
         self,
@@ -52,8 +50,8 @@ class Images:
         channels = (-1,) + (1,) * (len(self.stored) - 1)
         self.mean = torch.tensor(mean, dtype=dtype, device=device).view(channels) * scale
         self.std = torch.tensor(std, dtype=dtype, device=device).view(channels) * scale
-        boxed = self.augmentation == "resize-crop" and self.moving
-        self.by_kernel = self.x.is_cuda and x.ndim == 4 and dtype == torch.float32 and not boxed and _has_triton()
+        whole = x.ndim == 4 and not (self.augmentation == "resize-crop" and self.moving)
+        self.by_kernel = self.x.is_cuda and whole and dtype == torch.float32 and find_spec("triton") is not None
         """Whether one kernel shows a batch."""
 
     def framed(self, x: Tensor) -> Tensor:
@@ -71,16 +69,14 @@ class Images:
         return other
 
     @classmethod
-    def of(cls, data: Dataset, examples: Examples, **how: Any) -> Images:
-        """The examples as model input for this data set."""
+    def of(
+        cls, data: Dataset, x: Tensor, *, device: torch.device, dtype: torch.dtype, moving: bool
+    ) -> Images:
+        """Images of this data set as model input."""
         return cls(
-            examples.x, scale=data.scale, mean=data.mean, std=data.std, augmentation=data.augmentation, **how
+            x, scale=data.scale, mean=data.mean, std=data.std, augmentation=data.augmentation, device=device,
+            dtype=dtype, moving=moving,
         )
-
-    @property
-    def order(self) -> Indices:
-        """Order of evaluation."""
-        return np.arange(len(self.x))
 
     def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
         """Draw the augmentation of `count` images: whether each is mirrored, and its shift or box."""
@@ -90,10 +86,6 @@ class Images:
         if self.augmentation == "flip-crop":
             return flip, rng.integers(2 * PAD + 1, size=(count, 2))
         return flip, random_boxes(rng, count, *self.stored[1:])
-
-    def need(self, index: Indices) -> tuple[int, ...]:
-        """Shape of a batch besides the batch size: (), since all images have one size."""
-        return ()
 
     def show(self, index: Tensor, flip: Tensor | None = None, place: Tensor | None = None) -> Tensor:
         """The images at these indices, [..., C, H, W], augmented as drawn, as model input."""
@@ -140,10 +132,6 @@ class Images:
         return self.x[
             index[..., None, None, None], channels, rows[..., None, :, None], columns[..., None, None, :]
         ]
-
-
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def random_boxes(rng: np.random.Generator, count: int, height: int, width: int) -> NDArray[np.int64]:

@@ -1,43 +1,16 @@
-"""A data set's examples on the device, and as model input: images, texts, or a user's own tensors."""
+"""A data set's examples as model input: images, texts, or a user's own tensors, in memory or in shards."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from quasiglobal.data.arrays import Arrays
-from quasiglobal.data.dataset import Dataset, Examples, Indices
+from quasiglobal.common.trees import Tree, on_device
+from quasiglobal.data.dataset import Dataset, Examples, Inputs
 from quasiglobal.data.images import Images
-from quasiglobal.data.streams import Streamed
+from quasiglobal.data.shards import Streamed
 from quasiglobal.data.texts import Texts
-
-
-class Inputs(Protocol):
-    """Common interface of `Images`, `Texts` and `Arrays`."""
-
-    x: Any
-    """The stored examples, a tensor or several."""
-    cost: int
-    """Memory per example in evaluation, in units of one image."""
-    moving: bool
-    """Whether examples are augmented by `draw`."""
-
-    @property
-    def order(self) -> Indices:
-        """Order of evaluation."""
-
-    def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
-        """Draw the augmentation of `count` examples."""
-
-    def need(self, index: Indices) -> tuple[int, ...]:
-        """Shape of a batch besides the batch size, such as the length in tokens; computed on the host."""
-
-    def show(self, index: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The examples at these indices as model input, augmented as drawn, or truncated to the batch's length."""
 
 
 def inputs_of(
@@ -50,9 +23,27 @@ def inputs_of(
 ) -> Inputs:
     """The examples as model input for this data set; `moving` augments images for training."""
     if data.pad is not None:
-        return Texts.of(data, examples, device)
+        return Texts(examples.x, pad=data.pad, device=device)
     if examples.shards is not None:
-        return Streamed.of(data, examples, device=device, dtype=dtype, moving=moving)
+        return Streamed.of(data, examples.shards, device=device, dtype=dtype, moving=moving)
     if data.plain:
         return Arrays(examples.x, device, dtype)
-    return Images.of(data, examples, device=device, dtype=dtype, moving=moving)
+    return Images.of(data, examples.x, device=device, dtype=dtype, moving=moving)
+
+
+class Arrays(Inputs):
+    """A tensor, tuple or dict of tensors with m rows, passed to the model as they are.
+
+    Floating-point numbers get the precision of the training; nothing else is changed.
+
+    >>> Arrays({"a": torch.arange(6.0).view(3, 2)}).show(torch.tensor([[2, 0]]))
+    {'a': tensor([[[4., 5.],
+             [0., 1.]]])}
+    """
+
+    def __init__(self, x: Tree, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> None:
+        self.x = on_device(x, device, dtype)
+
+    def show(self, index: Tensor) -> Tree:
+        """The examples at these indices."""
+        return tree_map(lambda values: values[index], self.x)

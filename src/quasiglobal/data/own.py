@@ -2,29 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, IterableDataset
 
 from quasiglobal.common.fingerprint import fingerprint
 from quasiglobal.common.memory import USABLE, free_bytes
+from quasiglobal.common.randomness import restored_generators
+from quasiglobal.common.trees import Tree
 from quasiglobal.data.dataset import Dataset, Examples, Indices, described, held_out, kind_of, moments
-from quasiglobal.data.fresh import Fresh
-from quasiglobal.data.items import NEEDED, Columns, as_targets, as_tensor, check_finite, is_pair, item_of, length_of
-from quasiglobal.data.randomness import restored_generators
-from quasiglobal.data.records import store
+from quasiglobal.data.fresh import Example, Fresh
+from quasiglobal.data.shards import store
 from quasiglobal.errors import InputError
+
+
+class Indexed(Protocol):
+    """A map-style data set: a torch Dataset with a length, a list of examples, a Hugging Face data set."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
+ArrayTree: TypeAlias = "ArrayLike | tuple[ArrayTree, ...] | Mapping[str, ArrayTree]"
+"""A tensor or array with one example per row, or a tuple or dict of them."""
+
+Source: TypeAlias = "Indexed | tuple[ArrayTree, ArrayTree]"
+"""Examples that a user gives: a data set of pairs (input, target), or a pair (inputs, targets) of arrays."""
+
+Given: TypeAlias = "Dataset | Source | list[Dataset | Source]"
+"""The training or test data of a task: one of the library's data sets, a source, or a list with one per node."""
+
+Columns: TypeAlias = "tuple[str | Sequence[str], str | Sequence[str]] | None"
+"""Names of the input and the target in examples that are dicts; the input may be several names."""
+
+NEEDED = (
+    "a torch Dataset of (input, target), a pair (x, y) of tensors or arrays, a data set of qg.data.load, or a list "
+    "with one of these for each node"
+)
 
 MOST_CLASSES = 100_000
 """Whole numbers above this are numbers, not classes."""
 
+
 def dataset_of(
-    train: Any, test: Any = None, columns: Columns = None, cache: bool = True, memory_limit: float | None = None
+    train: Given, test: Given | None = None, columns: Columns = None, cache: bool = True,
+    memory_limit: float | None = None,
 ) -> Dataset:
     """The data set of a task; see `quasiglobal.Task` for what `train` and `test` may be.
 
@@ -36,8 +66,8 @@ def dataset_of(
     """
     if memory_limit is not None and not (isinstance(memory_limit, int | float) and memory_limit >= 0):
         raise InputError(f"memory_limit is a number of bytes >= 0, got {memory_limit!r}")
-    whole = test is not None
-    if cache and _exceeds(memory_limit, [*_several(train), *(_several(test) if whole else [])], columns):
+    whole, given, own = test is not None, [*_several(train), *_several(test)], [*_sources(train), *_sources(test)]
+    if cache and len(own) == len(given) and _exceeds(memory_limit, own, columns):
         return _on_disk(train, test, columns)
     data = _joined(train, columns, cache, whole) if isinstance(train, list) else _one(train, columns, cache, whole)
     if whole:
@@ -47,8 +77,13 @@ def dataset_of(
     return _completed(data)
 
 
-def _several(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else [given]
+def _several(given: Given | None) -> list[Dataset | Source]:
+    return given if isinstance(given, list) else [] if given is None else [given]
+
+
+def _sources(given: Given | None) -> list[Source]:
+    """The sources alone, without the library's data sets."""
+    return [source for source in _several(given) if not isinstance(source, Dataset)]
 
 
 def _completed(data: Dataset) -> Dataset:
@@ -61,7 +96,8 @@ def _completed(data: Dataset) -> Dataset:
 
 
 def from_arrays(
-    x: Any, y: Any, x_test: Any = None, y_test: Any = None, *, name: str = "arrays", normalise: bool = False
+    x: ArrayTree, y: ArrayTree, x_test: ArrayTree | None = None, y_test: ArrayTree | None = None, *,
+    name: str = "arrays", normalise: bool = False,
 ) -> Dataset:
     """A data set from tensors or NumPy arrays with one example per row.
 
@@ -75,25 +111,23 @@ def from_arrays(
     """
     if (x_test is None) != (y_test is None):
         raise InputError("x_test and y_test belong together; give both or neither")
-    data = replace(dataset_of((x, y), None if x_test is None else (x_test, y_test)), name=name)
+    test = None if x_test is None or y_test is None else (x_test, y_test)
+    data = replace(dataset_of((x, y), test), name=name)
     if not normalise:
         return data
     stored = data.train.x
-    if not isinstance(stored, Tensor) or stored.ndim < 2 or not (stored.is_floating_point() or _is_bytes(stored)):
+    is_bytes = isinstance(stored, Tensor) and stored.dtype == torch.uint8
+    if not isinstance(stored, Tensor) or stored.ndim < 2 or not (stored.is_floating_point() or is_bytes):
         raise InputError(f"normalise needs one array [m, channels, …] of floats or uint8 pixels, got {described(x)}")
-    scale = 255.0 if _is_bytes(stored) else 1.0
+    scale = 255.0 if is_bytes else 1.0
     mean, std = moments(stored, scale)
     return replace(data, scale=scale, mean=mean, std=std)
-
-
-def _is_bytes(x: Tensor) -> bool:
-    return x.dtype == torch.uint8
 
 
 # ------------------------------------------------------------------------------------------------ one data set
 
 
-def _one(source: Any, columns: Columns, cache: bool, whole: bool, what: str = "train") -> Dataset:
+def _one(source: Dataset | Source, columns: Columns, cache: bool, whole: bool, what: str = "train") -> Dataset:
     """The data set of one source; if `whole`, all examples are for training, and the test set is still empty."""
     if isinstance(source, Dataset):
         return source
@@ -121,7 +155,7 @@ def _cut(m: int, whole: bool, what: str) -> tuple[Indices, Indices]:
     return (np.arange(m), np.arange(0)) if whole else held_out(m, what)
 
 
-def _read_all(source: Any, columns: Columns, what: str) -> Examples:
+def _read_all(source: Source, columns: Columns, what: str) -> Examples:
     """All examples of a source."""
     if not is_pair(source):
         return _read(source, columns, what, np.arange(length_of(source, what)))
@@ -136,12 +170,12 @@ def _read_all(source: Any, columns: Columns, what: str) -> Examples:
     return Examples(x, as_targets(y))
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_leaf(value: object) -> bool:
     """Whether a value is an array, or a list of numbers: not a tuple or dict of arrays."""
     return isinstance(value, list) or not isinstance(value, tuple | dict)
 
 
-def _read(source: Any, columns: Columns, what: str, rows: Indices) -> Examples:
+def _read(source: Indexed, columns: Columns, what: str, rows: Indices) -> Examples:
     """The examples in these rows, read once; random transforms are drawn from the row's number."""
     reader = Fresh(lambda row: item_of(source, columns, what, row), ())
     with restored_generators():
@@ -158,7 +192,7 @@ def _read(source: Any, columns: Columns, what: str, rows: Indices) -> Examples:
     return Examples(x, y)
 
 
-def _targets(source: Any, columns: Columns, what: str, rows: Indices) -> Any:
+def _targets(source: Indexed, columns: Columns, what: str, rows: Indices) -> Tree:
     """The targets of these rows: from the attribute `targets` that many Datasets have, else by reading all examples."""
     known = getattr(source, "targets", None)
     if columns is None and isinstance(known, Tensor | np.ndarray | list) and len(known) == len(source):
@@ -174,7 +208,7 @@ def _targets(source: Any, columns: Columns, what: str, rows: Indices) -> Any:
 # ------------------------------------------------------------------------------------------------ one per node
 
 
-def _joined(sources: Sequence[Any], columns: Columns, cache: bool, whole: bool) -> Dataset:
+def _joined(sources: Sequence[Dataset | Source], columns: Columns, cache: bool, whole: bool) -> Dataset:
     """One data set from a list with one source per node."""
     if not sources:
         raise InputError(f"train is an empty list; it needs to be {NEEDED}")
@@ -209,7 +243,7 @@ def _joined(sources: Sequence[Any], columns: Columns, cache: bool, whole: bool) 
     )
 
 
-def _terms(data: Dataset) -> tuple[Any, ...]:
+def _terms(data: Dataset) -> tuple[object, ...]:
     return data.classes, data.shape, data.scale, data.mean, data.std, data.augmentation, data.pad
 
 
@@ -230,10 +264,8 @@ def _concatenated(splits: Sequence[Examples], what: str) -> tuple[Examples, tupl
 # ------------------------------------------------------------------------------------------------ on disk
 
 
-def _exceeds(memory_limit: float | None, sources: Sequence[Any], columns: Columns) -> bool:
+def _exceeds(memory_limit: float | None, sources: Sequence[Source], columns: Columns) -> bool:
     """Whether Datasets need more memory than the limit, judged by the first example of each."""
-    if any(isinstance(source, Dataset) for source in sources):
-        return False
     size = 0
     with restored_generators():
         for source in sources:
@@ -247,15 +279,15 @@ def _exceeds(memory_limit: float | None, sources: Sequence[Any], columns: Column
     return size > limit
 
 
-def _on_disk(train: Any, test: Any, columns: Columns) -> Dataset:
+def _on_disk(train: Given, test: Given | None, columns: Columns) -> Dataset:
     """The data set of Datasets in shards on disk."""
     whole, several = test is not None, isinstance(train, list)
-    named = [(source, f"part {k} of train" if several else "train") for k, source in enumerate(_several(train))]
+    named = [(source, f"part {k} of train" if several else "train") for k, source in enumerate(_sources(train))]
     cuts = [_cut(_count(source, what), whole, what) for source, what in named]
     examples, parts = _stored([(*one, rows) for one, (rows, _) in zip(named, cuts, strict=True)], columns)
     tests = [(*one, rows) for one, (_, rows) in zip(named, cuts, strict=True)]
     if whole:
-        tests = [(source, "test", np.arange(_count(source, "test"))) for source in _several(test)]
+        tests = [(source, "test", np.arange(_count(source, "test"))) for source in _sources(test)]
     held, test_parts = _stored(tests, columns)
     each = isinstance(test, list) if whole else several
     name = f"{len(named)}-parts" if several else type(train).__name__
@@ -264,22 +296,22 @@ def _on_disk(train: Any, test: Any, columns: Columns) -> Dataset:
     ))
 
 
-def _count(source: Any, what: str) -> int:
+def _count(source: Source, what: str) -> int:
     return len(_read_all(source, None, what)) if is_pair(source) else length_of(source, what)
 
 
-def _stored(sources: Sequence[tuple[Any, str, Indices]], columns: Columns) -> tuple[Examples, tuple[Indices, ...]]:
+def _stored(sources: Sequence[tuple[Source, str, Indices]], columns: Columns) -> tuple[Examples, tuple[Indices, ...]]:
     """Store the rows of all sources, (source, what, rows), one after the other; also return the rows of each."""
     readers = [Fresh(_reader(source, columns, what), ()) for source, what, _ in sources]
     owner = np.repeat(np.arange(len(sources)), [len(rows) for _, _, rows in sources])
     index = np.concatenate([rows for _, _, rows in sources])
     first = ""
 
-    def read(place: int) -> tuple[Any, Any]:
+    def read(place: int) -> Example:
         nonlocal first
         row, what = int(index[place]), sources[owner[place]][1]
         x, y = readers[owner[place]].example(row, (0, 0, 0, row))
-        one: tuple[Any, Any] = tree_map(lambda leaf: leaf[None], (x, y))
+        one: Example = tree_map(lambda leaf: leaf[None], (x, y))
         found = described(one)
         first = first or found
         if found != first:
@@ -290,18 +322,140 @@ def _stored(sources: Sequence[tuple[Any, str, Indices]], columns: Columns) -> tu
     key = fingerprint(columns, [(source, rows) for source, _, rows in sources])
     with restored_generators():
         records = store(read, len(index), key)
-    return Examples(records.inputs, records.targets, shards=records), tuple(
+    return Examples(records.inputs, records.targets(), shards=records), tuple(
         np.flatnonzero(owner == k) for k in range(len(sources))
     )
 
 
-def _reader(source: Any, columns: Columns, what: str) -> Callable[[int], tuple[Any, Any]]:
+def _reader(source: Source, columns: Columns, what: str) -> Callable[[int], Example]:
     if is_pair(source):
         return _kept(_read_all(source, columns, what)).read
     return lambda row: item_of(source, columns, what, row)
 
 
+# ------------------------------------------------------------------------------------------------ one example
+
+
+def item_of(source: Indexed, columns: Columns, what: str, row: int) -> Example:
+    """Example `row` as (input, target), as tensors."""
+    where = f"example {row} of {what}"
+    try:
+        item = source[row]
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise InputError(f"{where} cannot be read: {type(source).__name__} raises {said}") from None
+    if isinstance(item, Mapping):
+        if columns is None or len(columns) != 2:
+            names = list(item)
+            raise InputError(f"{where} is a dict; name its input and target, columns=({names[0]!r}, {names[-1]!r})")
+        item = tuple(_of_columns(item, wanted, where) for wanted in columns)
+    elif not isinstance(item, tuple | list) or len(item) != 2:
+        count = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+        raise InputError(f"{where} is a {type(item).__name__}{count}; it needs to be a pair (input, target)")
+    x, y = (_tree(part, where) for part in item)
+    return x, as_targets(y)
+
+
+def _of_columns(item: Mapping[object, object], wanted: str | Sequence[str], where: str) -> object:
+    """The value of a column, or a dict of the values of several."""
+    if isinstance(wanted, list | tuple):
+        return {name: _of_columns(item, name, where) for name in wanted}
+    if wanted not in item:
+        raise InputError(f"{where} has no {wanted!r}; its columns are {', '.join(map(str, item))}")
+    return item[wanted]
+
+
+def _tree(value: object, where: str) -> Tree:
+    """Convert an input or target to tensors: tuples and dicts keep their structure."""
+    if isinstance(value, Mapping):
+        return {name: _tree(one, where) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_tree(one, where) for one in value)
+    return as_tensor(value, where)
+
+
+def as_tensor(value: object, where: str) -> Tensor:
+    """Convert numbers, lists, arrays and images to a tensor; an image to float32 [channels, height, width] / 255."""
+    if isinstance(value, Tensor):
+        usual = value.layout is torch.strided and not value.is_nested and not value.is_quantized and not value.is_meta
+        if not usual or (value.is_floating_point() and value.itemsize == 1):
+            kind = "nested" if value.is_nested else str(value.dtype if value.layout is torch.strided else value.layout)
+            raise InputError(
+                f"{where} has a tensor of the kind {'meta' if value.is_meta else kind.removeprefix('torch.')}; give a "
+                "dense one of floating-point or whole numbers"
+            )
+        return value.detach()
+    if hasattr(value, "getbands"):                          # a PIL image
+        pixels = np.atleast_3d(np.asarray(value))
+        return torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) / 255)
+    try:
+        array = np.asarray(value)
+        if array.dtype == np.longdouble:
+            array = array.astype(np.float64)
+        if array.dtype == object or array.dtype.kind not in "biufc":
+            raise TypeError
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        if isinstance(value, float | list) and array.dtype == np.float64:
+            array = array.astype(np.float32)
+        return torch.from_numpy(np.array(array))
+    except (TypeError, ValueError):
+        if isinstance(value, str) or _is_texts(value):
+            raise InputError(f"{where} has text; turn inputs into token ids and labels into class numbers") from None
+        hint = "; give train and test apart, test=…" if hasattr(value, "__getitem__") else ""
+        raise InputError(f"{where} has a {type(value).__name__}, not a tensor, an array or a number{hint}") from None
+
+
+def _is_texts(value: object) -> bool:
+    """Whether a value is a list or an array of strings."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "US"
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], str)
+
+
+def as_targets(y: Tree) -> Tree:
+    """Whole numbers as int64, yes and no as 1.0 and 0.0: the types that torch's losses take."""
+    def one(value: Tensor) -> Tensor:
+        if value.dtype == torch.bool:
+            return value.float()
+        return value if value.is_floating_point() or value.is_complex() else value.long()
+
+    return tree_map(one, y)
+
+
 # ------------------------------------------------------------------------------------------------ checks
+
+
+def length_of(source: Indexed, what: str) -> int:
+    """Number of examples of a map-style data set; raise InputError for anything else."""
+    if isinstance(source, DataLoader):
+        raise InputError(f"{what} is a DataLoader; give its Dataset, loader.dataset: the nodes draw their own batches")
+    if isinstance(source, IterableDataset):
+        raise InputError(f"{what} is an IterableDataset; give a Dataset with __len__ and __getitem__")
+    if isinstance(source, Tensor | np.ndarray | str | Mapping) or not hasattr(source, "__getitem__"):
+        raise InputError(f"{what} is a {type(source).__name__}; it needs to be {NEEDED}")
+    try:
+        length = len(source)
+    except TypeError:
+        raise InputError(f"{what}, a {type(source).__name__}, has no __len__; give a Dataset with a length") from None
+    if length == 0:
+        raise InputError(f"{what} holds no examples")
+    return length
+
+
+def is_pair(source: Source) -> TypeGuard[tuple[ArrayTree, ArrayTree]]:
+    """Whether the source is (x, y): tensors or arrays with one example per row."""
+    return isinstance(source, tuple) and len(source) == 2 and not isinstance(source[1], str)
+
+
+def check_finite(x: Tree, y: Tree, rows: Indices, what: str) -> None:
+    """Raise InputError for a value that is not a finite number; `rows` are the user's numbers of the examples."""
+    for part, values in (("input", x), ("target", y)):
+        for value in tree_leaves(values):
+            if (value.is_floating_point() or value.is_complex()) and not value.isfinite().all():
+                row = rows[int((~value.isfinite()).reshape(len(value), -1).any(dim=1).nonzero()[0])]
+                raise InputError(
+                    f"the {part} of example {row} of {what} has a value that is not a finite number; remove it"
+                )
 
 
 def _classes(data: Dataset) -> tuple[str, ...]:

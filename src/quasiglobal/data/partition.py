@@ -11,10 +11,9 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from quasiglobal.common.randomness import generator
 from quasiglobal.data.dataset import Indices
@@ -27,12 +26,12 @@ REDRAWS = 50_000
 """Maximum number of draws for a group: four classes among ten nodes at α = 0.1 need 3,600 on average."""
 
 
-Split = Callable[[Any, int, np.random.Generator], Sequence[Any]]
+Split = Callable[[NDArray[np.generic], int, np.random.Generator], Sequence[ArrayLike]]
 """A user's own partition: (targets, number of nodes, random generator) → one index array per node."""
 
 
 def split(
-    labels: Any,
+    labels: ArrayLike,
     n: int,
     kind: str | Split = "dirichlet",
     alpha: float = 1.0,
@@ -175,7 +174,7 @@ def heterogeneity(counts: NDArray[np.int64]) -> tuple[float, float]:
     return float(abs(entropy)), float(np.abs(shares - whole).sum(axis=1).mean() / 2)
 
 
-def fingerprint(parts: Sequence[Indices]) -> str:
+def digest_of_parts(parts: Sequence[Indices]) -> str:
     """Short hash of a partition."""
     digest = hashlib.sha256()
     for part in parts:
@@ -183,7 +182,7 @@ def fingerprint(parts: Sequence[Indices]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _check_labels(labels: NDArray[Any], kind: str) -> None:
+def _check_labels(labels: NDArray[np.generic], kind: str) -> None:
     """Raise InputError unless the targets are one class number per example."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise InputError(
@@ -192,7 +191,7 @@ def _check_labels(labels: NDArray[Any], kind: str) -> None:
         )
 
 
-def _checked(parts: Any, n: int, examples: int) -> list[Indices]:
+def _checked(parts: Sequence[ArrayLike], n: int, examples: int) -> list[Indices]:
     """Check the result of a user's own partition."""
     try:
         arrays = [np.asarray(part).reshape(-1) for part in parts]

@@ -1,37 +1,46 @@
-"""Data on disk: a memory-mapped file, made once, shard by shard, and checked by checksums.
+"""Data on disk: a memory-mapped file, made once, shard by shard, checked by checksums, and read one step ahead.
 
 A finished shard is noted in shards.json, so making the file continues where it stopped. Every image has a checksum,
-which is verified when the image is first read.
+which is verified when the image is first read. A user's own examples are stored likewise: each is a record of bytes,
+and any tensors again after reading.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import shutil
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from hashlib import sha256
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.common.files import alone, read_json, write_json
-from quasiglobal.common.progress import report_progress
+from quasiglobal.common.files import alone, cache_folder, read_json, write_json
+from quasiglobal.common.trees import Tree, on_device
+from quasiglobal.data.dataset import Dataset, Inputs
+from quasiglobal.data.images import Images
 from quasiglobal.errors import InputError
+
+T = TypeVar("T")
 
 SHARD = 2**26
 """Bytes of a shard: the unit in which the file is made, and made again if it is damaged."""
 
-READERS = min(8, os.cpu_count() or 1)
+THREADS = min(8, os.cpu_count() or 1)
 """Threads that read the rows of a batch."""
 
 LARGE_ROW = 2**14
@@ -39,6 +48,12 @@ LARGE_ROW = 2**14
 
 Read = Callable[[int], NDArray[np.uint8]]
 """(row) → one image."""
+
+ALIGNMENT = 16
+"""Every tensor of a record begins at a multiple of this many bytes, the size of the largest number."""
+
+SMALL = 64
+"""Bytes of a target up to which all targets are kept in memory, where partitions need them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +64,8 @@ class Shards:
     """Name of the file, and of its rows in messages."""
     in_threads = True
     """Whether threads read the rows of a shard at the same time."""
+    is_blank = False
+    """Whether the images are not decoded."""
 
     folder: Path
     shape: tuple[int, ...]
@@ -87,7 +104,7 @@ class Shards:
     def read(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """The images in these rows; raise InputError if one is damaged."""
         found = torch.empty(len(rows), *self.shape[1:], dtype=torch.uint8) if out is None else out
-        size = max(1, -(-len(rows) // READERS))
+        size = max(1, -(-len(rows) // THREADS))
         pieces = [slice(first, first + size) for first in range(0, len(rows), size)]
         for _ in _pool().map(lambda piece: self._copy(rows[piece], found[piece]), pieces):
             pass
@@ -188,6 +205,8 @@ class Shards:
 class Blank(Shards):
     """Stands for images that are not decoded, to estimate the cost of a training: all pixels are 0."""
 
+    is_blank = True
+
     in_memory: bool
     """Whether the training would keep the images in memory."""
 
@@ -201,25 +220,305 @@ class Blank(Shards):
         return torch.zeros(len(rows), *self.shape[1:], dtype=torch.uint8) if out is None else out.zero_()
 
 
-_UNDECODED: ContextVar[bool] = ContextVar("undecoded", default=False)
+UNDECODED: ContextVar[bool] = ContextVar("undecoded", default=False)
+"""Whether readers of image files return `Blank` images."""
+
+
+def undecoded() -> AbstractContextManager[None]:
+    """Within this context, readers of image files return `Blank` images."""
+    return _during(UNDECODED, True)
 
 
 @contextmanager
-def undecoded() -> Iterator[None]:
-    """Within this context, readers of image files return `Blank` images."""
-    token = _UNDECODED.set(True)
+def _during(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Give a variable a value inside the block."""
+    before = variable.set(value)
     try:
         yield
     finally:
-        _UNDECODED.reset(token)
-
-
-def is_undecoded() -> bool:
-    """Whether images are not to be decoded now."""
-    return _UNDECODED.get()
+        variable.reset(before)
 
 
 @lru_cache
 def _pool() -> ThreadPoolExecutor:
     """The threads that read; they are started once."""
-    return ThreadPoolExecutor(READERS)
+    return ThreadPoolExecutor(THREADS)
+
+
+# ------------------------------------------------------------------------------------------------ a user's own examples
+
+
+@dataclass(frozen=True)
+class Place:
+    """Dtype, shape and first byte of a tensor in a record."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def read(self, records: Tensor) -> Tensor:
+        """A view of this tensor in records uint8 [m, size]: [m, …]."""
+        values = records[:, self.start : self.start + self.size].view(self.dtype)
+        return torch.unflatten(values, 1, self.shape) if self.shape else values[:, 0]
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a record."""
+
+    places: object
+    """The places of all tensors of an example: a tree like the example."""
+    size: int
+
+    @classmethod
+    def of(cls, example: Tree) -> Form:
+        """The form of an example."""
+        end = 0
+
+        def placed(value: Tensor) -> Place:
+            nonlocal end
+            place = Place(value.dtype, tuple(value.shape), end)
+            end += -(-place.size // ALIGNMENT) * ALIGNMENT
+            return place
+
+        return cls(tree_map(placed, example), end)
+
+    def pack(self, example: Tree) -> NDArray[np.uint8]:
+        """The record of an example of this form."""
+        record = np.zeros(self.size, dtype=np.uint8)
+        for place, value in zip(tree_leaves(self.places), tree_leaves(example), strict=True):
+            flat = value.contiguous().reshape(-1).view(torch.uint8).numpy()
+            record[place.start : place.start + place.size] = flat
+        return record
+
+    def unpack(self, records: Tensor) -> Tree:
+        """The tensors [m, …] in records uint8 [m, size], as views."""
+        return tree_map(lambda place: place.read(records), self.places)
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleShards(Shards):
+    """Examples (input, target) in shards."""
+
+    what = "examples"
+    in_threads = False                                      # the random numbers of an example are seeded globally
+
+    form: Form
+
+    @property
+    def inputs(self) -> Tree:
+        """All inputs; indexing them reads those examples alone from the disk."""
+        return self.form.unpack(self.x)[0]
+
+    def targets(self) -> Tree:
+        """All targets; small ones are read into the memory."""
+        return tree_map(
+            lambda values: values.clone() if values[0].nbytes <= SMALL else values, self.form.unpack(self.x)[1]
+        )
+
+
+def store(read: Callable[[int], Tree], count: int, key: str) -> ExampleShards:
+    """Write examples (input, target) into shards in the cache folder, unless they are there.
+
+    The folder's name depends on the key and on eight of the examples.
+    """
+    form = Form.of(read(0))
+    digest = sha256(key.encode())
+    for row in np.linspace(0, count - 1, num=min(8, count)).astype(np.int64):
+        digest.update(form.pack(read(int(row))).tobytes())
+    records = ExampleShards(cache_folder("shards") / digest.hexdigest()[:32], (count, form.size), form)
+    records.make(lambda row: form.pack(read(row)))
+    return records
+
+
+# ------------------------------------------------------------------------------------------------------- as model input
+
+
+class Unpacked(Inputs):
+    """A batch of records on the device as model input and targets."""
+
+    x: Tensor
+
+    def __init__(self, form: Form, dtype: torch.dtype) -> None:
+        """Without records: `view` adds them."""
+        self.form, self.dtype = form, dtype
+        self.x = torch.empty(0, form.size, dtype=torch.uint8)
+
+    def framed(self, x: Tensor) -> Tensor:
+        """The records unchanged."""
+        return x
+
+    def view(self, x: Tensor) -> Unpacked:
+        """The same view of other records."""
+        other = copy.copy(self)
+        other.x = x
+        return other
+
+    def show(self, index: Tensor) -> Tree:
+        """The inputs at these indices."""
+        return self._at(index, 0)
+
+    def targets(self, index: Tensor) -> Tree:
+        """The targets at these indices."""
+        return self._at(index, 1)
+
+    def _at(self, index: Tensor, which: int) -> Tree:
+        found = self.form.unpack(self.x)[which]
+        return on_device(tree_map(lambda values: values[index], found), self.x.device, self.dtype)
+
+
+class Streamed(Inputs):
+    """Data in shards as model input; the results are those of data in memory, bit for bit on a CPU.
+
+    In training, `begin` names the batches of an epoch, `place` copies the batch of a step to a fixed place on the
+    device, and `show_placed` shows it there, also in a captured step. Batches alternate between two slots: while one is
+    copied to the device, beside the computation there, a thread reads the next one into the other. The thread calls
+    nothing of CUDA, since a step may be captured at the same time.
+    """
+
+    def __init__(self, shards: Shards, shown: Images | Unpacked, device: torch.device) -> None:
+        """`shown` has no examples: it defines how a batch is shown."""
+        self.shards, self.shown, self.device = shards, shown, device
+        self.x, self.moving = shards.x, shown.moving
+        self._index, self._sizes = torch.zeros(0, 0, 0, dtype=torch.int64), [0]
+        self._places: dict[int, Images | Unpacked] = {}
+        self._slots: dict[tuple[int, int], Slot] = {}
+        self._reader = ThreadPoolExecutor(1)
+        self._ahead: tuple[int, Future[None]] | None = None
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None     # type: ignore[no-untyped-call]
+
+    @classmethod
+    def of(cls, data: Dataset, shards: Shards, *, device: torch.device, dtype: torch.dtype, moving: bool) -> Streamed:
+        """Images or examples of this data set as model input."""
+        if isinstance(shards, ExampleShards):
+            return cls(shards, Unpacked(shards.form, dtype), device)
+        return cls(shards, Images.of(data, shards.x[:0], device=device, dtype=dtype, moving=moving), device)
+
+    def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
+        """Draw the augmentation of `count` examples."""
+        return self.shown.draw(rng, count)
+
+    def show(self, index: Tensor, *moves: Tensor) -> Tree:
+        """The examples at these indices, read now."""
+        x = self.shards.read(index.flatten().cpu()).to(self.device)
+        local = torch.arange(index.numel(), device=self.device).view(index.shape)
+        return self.shown.view(self.shown.framed(x)).show(local, *moves)
+
+    # ---------------------------------------------------------------------------------------------- training
+
+    def begin(self, index: Tensor, sizes: list[int]) -> None:
+        """Begin an epoch with the batches index [steps, k, batch], on the host; a step has `sizes[step]` examples."""
+        if self._ahead is not None:
+            self._ahead[1].result()                         # a step of an earlier epoch that was left out
+        if index.shape[1] != self._index.shape[1]:
+            self._places, self._slots = {}, {}
+        self._index, self._sizes, self._ahead = index, sizes, None
+
+    def place(self, step: int) -> None:
+        """Copy the batch of a step of the epoch to its place on the device, and begin to read the next one."""
+        if self._ahead is not None:
+            self._ahead[1].result()
+        if self._ahead is None or self._ahead[0] != step:
+            self._read(step, self._slot(step))
+        batch, size = self._copied(self._slot(step)), self._sizes[step]
+        if size in self._places:
+            self._places[size].x.copy_(batch)
+        else:
+            self._places[size] = self.shown.view(batch.clone())
+        self._ahead = None
+        if step + 1 < len(self._sizes):
+            self._ahead = step + 1, self._reader.submit(self._read, step + 1, self._slot(step + 1))
+
+    def show_placed(self, size: int, *moves: Tensor) -> Tree:
+        """The inputs of the current step, [k, size, …], augmented as drawn."""
+        return self._places[size].show(self._all(size), *moves)
+
+    def placed_targets(self, size: int) -> Tree | None:
+        """The targets of the current step, [k, size, …]; None if they are not in the shards."""
+        placed = self._places[size]
+        return placed.targets(self._all(size)) if isinstance(placed, Unpacked) else None
+
+    def _all(self, size: int) -> Tensor:
+        return torch.arange(len(self._places[size].x), device=self.device).view(-1, size)
+
+    def _slot(self, step: int) -> Slot:
+        """The slot of a step, after its earlier batch has left the host."""
+        key = step % 2, self._sizes[step]
+        if key not in self._slots:
+            shape = (self._index.shape[1] * self._sizes[step], *self.shards.shape[1:])
+            self._slots[key] = Slot.make(shape, self.device)
+        slot = self._slots[key]
+        if slot.copied is not None:
+            slot.copied.synchronize()
+        return slot
+
+    def _read(self, step: int, slot: Slot) -> None:
+        rows = self._index[step, :, : self._sizes[step]].reshape(-1)
+        self.shards.read(rows, out=slot.host)
+
+    def _copied(self, slot: Slot) -> Tensor:
+        """The slot's batch on the device, framed; the copy runs beside the computation of earlier steps."""
+        if self._copies is None or slot.copied is None or slot.used is None:       # on a CPU
+            return self.shown.framed(slot.host)
+        current = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._copies):
+            self._copies.wait_event(slot.used)
+            slot.device.copy_(slot.host, non_blocking=True)
+            slot.copied.record(self._copies)
+        current.wait_event(slot.copied)
+        framed = self.shown.framed(slot.device).clone()
+        slot.used.record(current)
+        return framed
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A batch on the host, in pinned memory, and on the device."""
+
+    host: Tensor
+    device: Tensor
+    copied: torch.cuda.Event | None = None
+    """The batch is on the device; None on a CPU."""
+    used: torch.cuda.Event | None = None
+    """The batch on the device was read; None on a CPU."""
+
+    @classmethod
+    def make(cls, shape: tuple[int, ...], device: torch.device) -> Slot:
+        """An empty slot."""
+        if device.type != "cuda":
+            host = torch.empty(shape, dtype=torch.uint8)
+            return cls(host, host)
+        host = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        copied, used = (torch.cuda.Event() for _ in range(2))       # type: ignore[no-untyped-call]
+        return cls(host, torch.empty(shape, dtype=torch.uint8, device=device), copied, used)
+
+
+# --------------------------------------------------------- progress of making shards, shown by the command that runs it
+
+
+ShowProgress = Callable[[str, int, int], None]
+"""Shows a text, the number of completed parts and their total."""
+
+_show: ContextVar[ShowProgress | None] = ContextVar("show", default=None)
+
+
+def showing(show: ShowProgress) -> AbstractContextManager[None]:
+    """Show the progress of everything inside the block by `show`."""
+    return _during(_show, show)
+
+
+def report_progress(what: str, done: int, total: int) -> None:
+    """Report progress, if somebody shows it.
+
+    >>> with showing(print):
+    ...     report_progress("decoding", 3, 10)
+    decoding 3 10
+    """
+    show = _show.get()
+    if show is not None:
+        show(what, done, total)

@@ -12,16 +12,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import torch
 
+from quasiglobal.common.files import reading
 from quasiglobal.common.objects import imported, is_path
-from quasiglobal.data.corpus import Corpus
-from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, locate, moments_of, reading
+from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, moments_of
 from quasiglobal.data.own import dataset_of
-from quasiglobal.data.readers import cifar, digits, folders, hub, idx, number_tables, tables
+from quasiglobal.data.readers import Reader, cifar, csv_numbers, csv_texts, digits, folders, hub, idx, locate, npz
 from quasiglobal.data.readers.hub import Hub, TextHub
+from quasiglobal.data.texts import Corpus
 from quasiglobal.errors import InputError, unknown
 
 __all__ = [
@@ -35,42 +36,50 @@ MEMORY_LIMIT = 64e9
 """Default limit on the bytes that `load` decodes."""
 
 
+def reader_of(path: str) -> Reader | None:
+    """The reader of a file, by the suffix of its name; None if no reader has it."""
+    return next((reader for reader in READERS if path.endswith(reader.suffixes)), None)
+
+
 @dataclass(frozen=True)
 class DataName:
     """Parsed name of a data set, or path of a user's own.
 
-    >>> DataName.parse("cifar10"), DataName.parse("csv:notes.csv").path
-    (DataName(text='cifar10', kind='named', path=''), 'notes.csv')
+    >>> DataName.parse("cifar10").kind, DataName.parse("csv:notes.csv").path
+    ('named', 'notes.csv')
     """
 
     text: str
-    kind: Literal["named", "folder", "csv", "python"]
+    kind: Literal["named", "files", "python"]
     path: str = ""
+    reader: Reader | None = None
 
     @classmethod
     def parse(cls, text: str) -> DataName:
         """Parse the text in an experiment."""
-        kind, _, path = text.partition(":")
-        if kind in ("folder", "csv"):
-            return cls(text, kind, os.path.expanduser(path))        # type: ignore[arg-type]
+        prefix, _, path = text.partition(":")
+        if known := [reader for reader in READERS if reader.prefix == prefix]:
+            reader = next((reader for reader in known if path.endswith(reader.suffixes)), known[-1])
+            return cls(text, "files", os.path.expanduser(path), reader)
         return cls(text, "python" if is_path(text) else "named")
 
     @property
     def streams(self) -> bool:
         """Whether the data can stay on disk: image files, and a user's own Datasets."""
-        files = self.kind == "folder" and not self.path.endswith(".npz")
-        return self.text == "imagenet" or self.kind == "python" or files
+        return self.text == "imagenet" or self.kind == "python" or (self.reader is not None and self.reader.streams)
 
     @property
     def is_text(self) -> bool:
         """Whether the data are texts, which need a tokenizer."""
-        return self.kind == "csv" or self.text in TEXT_SOURCES
+        return self.text in TEXT_SOURCES or (self.reader is not None and self.reader.corpus is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Location:
-    """Location of a named data set, and how to download it."""
+class Location(Generic[Content]):
+    """Location of a named data set, its reader, and how to download it."""
 
+    read: Callable[[Path, float], Content]
+    """The reader, from a folder and a memory limit."""
     files: tuple[str, ...]
     """Required files; () for an embedded data set."""
     suffixes: tuple[str, ...] = ("",)
@@ -95,13 +104,32 @@ class Location:
         best = min(self.places(data), key=lambda folder: len(self.missing(folder)), default=None)
         return None if best is None or self.missing(best) == self.files else best
 
+    def steps_for(self, data: Path) -> str:
+        """Download instructions for this data folder."""
+        return self.steps.format(data=shlex.quote(str(data)))
+
+    def load(self, name: str, data: Path, memory_limit: float) -> Content:
+        """Read the data set, or download it from the hub; raise InputError with the instructions if that fails."""
+        folder = self.find(data)
+        if folder or not self.files:
+            return self.read(folder or data, memory_limit)
+        lost = f"{name} is not in {' or '.join(map(str, self.places(data)))}"
+        try:
+            if found := self.fetch(name, memory_limit):
+                return found
+        except InputError as error:
+            lost += f", and the Hugging Face hub failed ({error})"
+        raise InputError(f"{lost}; get it: {self.steps_for(data)}")
+
+    def fetch(self, name: str, memory_limit: float) -> Content | None:
+        """The data set from the hub; None if it is not there, or cannot be downloaded with what is installed."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
-class Source(Location):
+class Source(Location[Splits]):
     """Named data set of images: its reader, normalisation and augmentation."""
 
-    read: Callable[[Path, float], Splits]
-    """The reader, from a folder and a memory limit."""
     hub: Hub | None = None
     scale: float = 255
     mean: tuple[float, ...] | None = None
@@ -109,15 +137,19 @@ class Source(Location):
     std: tuple[float, ...] | None = None
     augmentation: str = "none"
 
+    def fetch(self, name: str, memory_limit: float) -> Splits | None:
+        return hub.fetch(self.hub, memory_limit) if self.hub else None
+
 
 @dataclass(frozen=True, kw_only=True)
-class TextSource(Location):
+class TextSource(Location[Corpus]):
     """Named data set of texts."""
 
-    read: Callable[[Path, float], Corpus]
-    """The reader, from a folder and a memory limit."""
     hub: TextHub
     classes: tuple[str, ...]
+
+    def fetch(self, name: str, memory_limit: float) -> Corpus | None:
+        return hub.fetch_texts(self.hub, name, self.classes)
 
 
 @dataclass(frozen=True)
@@ -150,8 +182,8 @@ def load(
     if stream:
         check_streams(name)
         memory_limit = 0
-    if asked.kind == "folder":
-        return _own(name, folders.read(Path(asked.path), memory_limit))
+    if asked.reader is not None and asked.reader.splits is not None:
+        return _own(name, asked.reader.splits(Path(asked.path), memory_limit))
     if asked.kind == "python":
         return _from_python(name, memory_limit)
     if name == "own":
@@ -161,10 +193,9 @@ def load(
     if name not in SOURCES:
         if os.path.exists(name):
             raise InputError(f"{name} is a path; write {named(name)}")
-        raise unknown("data set", name, [*SOURCES, *TEXT_SOURCES, "folder:PATH", "csv:PATH"])
+        raise unknown("data set", name, [*SOURCES, *TEXT_SOURCES, *(f"{prefix}:PATH" for prefix in PREFIXES)])
     source = SOURCES[name]
-    fetch = partial(hub.fetch, source.hub, memory_limit) if source.hub else None
-    splits = _read(name, source, data_folder(data_dir), lambda folder: source.read(folder, memory_limit), fetch)
+    splits = source.load(name, data_folder(data_dir), memory_limit)
     mean, std = source.mean, source.std
     if mean is None or std is None:
         mean, std = moments_of(splits.train, source.scale)
@@ -187,14 +218,12 @@ def corpus(
     With `testing`, all of a user's texts are test examples, in file order, and train.csv is not needed.
     """
     asked = DataName.parse(name)
-    if asked.kind == "csv":
-        read = tables.read_to_test if testing else tables.read
-        return read(Path(asked.path), memory_limit)
+    if asked.reader is not None and asked.reader.corpus is not None:
+        return asked.reader.corpus(Path(asked.path), memory_limit, testing)
     if name not in TEXT_SOURCES:
-        raise unknown("data set of texts", name, [*TEXT_SOURCES, "csv:PATH"])
-    source = TEXT_SOURCES[name]
-    fetch = partial(hub.fetch_texts, source.hub, name, source.classes)
-    return _read(name, source, data_folder(data_dir), lambda folder: source.read(folder, memory_limit), fetch)
+        paths = (f"{reader.prefix}:PATH" for reader in READERS if reader.corpus is not None)
+        raise unknown("data set of texts", name, [*TEXT_SOURCES, *paths])
+    return TEXT_SOURCES[name].load(name, data_folder(data_dir), memory_limit)
 
 
 def raw(name: str, data_dir: Path | str | None = None) -> Dataset | Corpus:
@@ -224,9 +253,9 @@ def named(data: str) -> str:
     """
     if DataName.parse(data).kind != "named":
         return data
-    path = Path(os.path.expanduser(data))
-    texts = data.endswith(tables.SUFFIXES) or locate(path, "train", tables.SUFFIXES) is not None
-    return f"{'csv' if texts else 'folder'}:{data}"
+    folder = Path(os.path.expanduser(data))
+    fits = (one for one in READERS if data.endswith(one.suffixes) or locate(folder, "train", one.suffixes) is not None)
+    return f"{next((reader.prefix for reader in fits), 'folder')}:{data}"
 
 
 def available(data_dir: Path | str | None = None) -> list[Found]:
@@ -237,7 +266,7 @@ def available(data_dir: Path | str | None = None) -> list[Found]:
         folder = source.find(data)
         where = str(folder or "embedded") if folder or not source.files else None
         missing = source.missing(folder) if folder else source.files
-        found.append(Found(name, where, missing, source.examples, _steps(source, data)))
+        found.append(Found(name, where, missing, source.examples, source.steps_for(data)))
     return found
 
 
@@ -246,40 +275,21 @@ def data_folder(data_dir: Path | str | None) -> Path:
     return Path(os.path.expanduser(data_dir or os.environ.get("QG_DATA") or "data"))
 
 
-def _steps(source: Location, data: Path) -> str:
-    return source.steps.format(data=shlex.quote(str(data)))
-
-
-def _read(
-    name: str, place: Location, data: Path, read: Callable[[Path], Content], fetch: Callable[[], Content | None] | None
-) -> Content:
-    folder = place.find(data)
-    if folder or not place.files:
-        return read(folder or data)
-    lost = f"{name} is not in {' or '.join(map(str, place.places(data)))}"
-    if fetch:
-        try:
-            found = fetch()
-        except InputError as error:
-            lost += f", and the Hugging Face hub failed ({error})"
-        else:
-            if found:
-                return found
-    raise InputError(f"{lost}; get it: {_steps(place, data)}")
-
-
 def load_table(
     name: str, label: str, *, numbers: bool = False, memory_limit: float = MEMORY_LIMIT, testing: bool = False
 ) -> Dataset:
-    """Load a CSV table of numbers, csv:PATH: the column `label` is the target, the other columns are the input.
+    """Load a table of numbers, such as csv:PATH: the column `label` is the target, the other columns are the input.
 
     With `numbers`, whole numbers there are numbers too, not classes. With `testing`, all rows are test examples.
     """
     asked = DataName.parse(name)
-    if asked.kind != "csv":
-        hint = f"write csv:{asked.path or name}" if name.endswith(tables.SUFFIXES) else f"leave it out with {name}"
+    if asked.reader is None or asked.reader.table is None:
+        reader = reader_of(name)
+        hint = f"leave it out with {name}" if reader is None or reader.table is None else (
+            f"write {reader.prefix}:{asked.path or name}"
+        )
         raise InputError(f"label is for CSV tables, csv:PATH; {hint}")
-    return _own(name, number_tables.read(Path(asked.path), label, memory_limit, numbers, testing))
+    return _own(name, asked.reader.table(Path(asked.path), label, memory_limit, numbers, testing))
 
 
 def _from_python(path: str, memory_limit: float) -> Dataset:
@@ -296,6 +306,18 @@ def _own(name: str, splits: Splits) -> Dataset:
     scale = 255.0 if splits.train.x.dtype == torch.uint8 else 1.0
     return Dataset(name, *splits, scale, *moments_of(splits.train if len(splits.train) else splits.test, scale), "none")
 
+
+READERS = (
+    Reader(prefix="folder", suffixes=(".npz",), splits=npz.read, inputs=npz.inputs),
+    Reader(prefix="folder", splits=folders.read, streams=True),
+    Reader(
+        prefix="csv", suffixes=csv_texts.SUFFIXES, corpus=csv_texts.read, texts=csv_texts.read_text_column,
+        table=csv_numbers.read, columns=csv_numbers.columns,
+    ),
+)
+"""Formats of a user's files; a path belongs to the first reader that fits."""
+
+PREFIXES = tuple(dict.fromkeys(reader.prefix for reader in READERS))
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -371,9 +393,9 @@ SOURCES: dict[str, Source] = {
 
 TEXT_SOURCES: dict[str, TextSource] = {
     "agnews": TextSource(
-        read=tables.agnews,
+        read=csv_texts.agnews,
         files=("train", "test"),
-        suffixes=tables.SUFFIXES,
+        suffixes=csv_texts.SUFFIXES,
         folders=("agnews", "ag_news_csv"),
         hub=TextHub("fancyzhx/ag_news"),
         steps=(
@@ -381,12 +403,12 @@ TEXT_SOURCES: dict[str, TextSource] = {
             "'https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/{{train,test}}.csv'"
         ),
         examples=127_600,
-        classes=tables.AGNEWS,
+        classes=csv_texts.AGNEWS,
     ),
     "sst2": TextSource(
-        read=tables.sst2,
+        read=csv_texts.sst2,
         files=("train", "dev"),
-        suffixes=tables.SUFFIXES,
+        suffixes=csv_texts.SUFFIXES,
         folders=("sst2", "SST-2"),
         hub=TextHub("stanfordnlp/sst2", text="sentence", test="validation"),
         steps=(
@@ -394,7 +416,7 @@ TEXT_SOURCES: dict[str, TextSource] = {
             "unzip -d {data} {data}/SST-2.zip"
         ),
         examples=68_221,
-        classes=tables.SST2,
+        classes=csv_texts.SST2,
     ),
 }
 """Data sets of `corpus` by name."""

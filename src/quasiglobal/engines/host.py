@@ -16,7 +16,6 @@ from torch import Tensor
 from quasiglobal.algorithms import Algorithm, Edges, Node, State
 from quasiglobal.algorithms.base import Messages, OneOrMore
 from quasiglobal.algorithms.needs import needs_of
-from quasiglobal.common.mixing import column_stochastic
 from quasiglobal.engines.draws import choose, happens, hashed
 from quasiglobal.engines.links import Links
 from quasiglobal.engines.wire import Wire
@@ -24,6 +23,7 @@ from quasiglobal.errors import InputError, whole
 from quasiglobal.stacked.capture import overwrite
 from quasiglobal.stacked.pieces import ModelRows, write
 from quasiglobal.topology import Topology
+from quasiglobal.topology.mixing import column_stochastic
 
 
 class Host(ABC):

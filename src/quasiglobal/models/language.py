@@ -25,7 +25,7 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from quasiglobal.data.dataset import reading
+from quasiglobal.common.files import reading
 from quasiglobal.errors import InputError
 from quasiglobal.stacked.layout import Stacking
 

@@ -17,9 +17,9 @@ from quasiglobal.common.files import cache_folder
 from quasiglobal.common.memory import USABLE, free_bytes
 from quasiglobal.common.modules import copied
 from quasiglobal.common.objects import imported, is_own, is_path, readable
-from quasiglobal.data.corpus import LENGTH, Corpus, check_vocabulary, tokenised
 from quasiglobal.data.dataset import Dataset, Examples, validating
 from quasiglobal.data.sources import MEMORY_LIMIT, agreed, check_streams, corpus, is_text, load, load_table
+from quasiglobal.data.texts import LENGTH, Corpus, check_vocabulary, tokenised
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.metrics import BUILT_IN
 from quasiglobal.models import build

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quasiglobal.data.partition import fingerprint
+from quasiglobal.data.partition import digest_of_parts
 from quasiglobal.errors import InputError
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.training.loop import Callback, Loop
@@ -103,7 +103,7 @@ def facts(program: Program, run: int) -> dict[str, object]:
     further: dict[str, object] = {"features": list(features)} if features else {}
     return further | ({} if weights is None else {"weights": weights.tolist()}) | {
         "parameters": program.layout.size,
-        "partition": fingerprint(program.partitions[run]),
+        "partition": digest_of_parts(program.partitions[run]),
         "terms": program.task.data.terms(),
         "device": str(program.device),
         "torch": torch.__version__,

@@ -10,10 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quasiglobal.data.corpus import Rows, to_test
-from quasiglobal.data.readers import folders, unlabelled
-from quasiglobal.data.readers.tables import SUFFIXES
-from quasiglobal.data.sources import MEMORY_LIMIT, SOURCES, TEXT_SOURCES, DataName, Dataset, Examples
+from quasiglobal.data.readers import csv_texts, folders
+from quasiglobal.data.sources import MEMORY_LIMIT, SOURCES, TEXT_SOURCES, DataName, Dataset, Examples, reader_of
+from quasiglobal.data.texts import Rows, to_test
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import as_tokens, data_of
 from quasiglobal.runs.export import Exported
@@ -93,7 +92,7 @@ def _read(
 ) -> Iterator[tuple[list[str], Dataset]]:
     """The data in pieces, as test examples, with the names of files."""
     if kind == "file":
-        files = [file for path in given for file in unlabelled.image_files(Path(path))]
+        files = [file for path in given for file in folders.image_files(Path(path))]
         for first in range(0, len(files), AT_ONCE):
             some = files[first : first + AT_ONCE]
             yield list(map(str, some)), _images(model, some, resize)
@@ -103,12 +102,13 @@ def _read(
         raise InputError(f"{other} is no image; give such data alone, one at a time")
     (data,) = given
     path = data.removeprefix(CSV)
-    if data == "-" or path.endswith((".txt", *SUFFIXES)):
+    reader = reader_of(path)
+    if data == "-" or path.endswith(".txt") or (reader is not None and (reader.texts or reader.columns)):
         yield [], (_texts if model.experiment.reads_texts else _table)(model, path)
-    elif path.endswith(".npz"):
+    elif reader is not None and reader.inputs is not None:
         if model.experiment.reads_texts:
             raise InputError(f"{data} has no texts, which {model.experiment.model} reads; give a .txt or .csv file")
-        x = unlabelled.array(Path(path), MEMORY_LIMIT)
+        x = reader.inputs(Path(path), MEMORY_LIMIT)
         _check_range(model, x, data)
         yield [], _to_test(model, x, data, model.scale if x.dtype == torch.uint8 else 1.0)
     elif DataName.parse(data).kind == "named" and data not in SOURCES | TEXT_SOURCES:
@@ -120,7 +120,7 @@ def _read(
 
 
 def _holds_images(path: str) -> bool:
-    return os.path.isdir(path) or Path(path).suffix.lower() in folders.ENDINGS
+    return os.path.isdir(path) or Path(path).suffix.lower() in folders.SUFFIXES
 
 
 def _images(model: Exported, files: Sequence[Path], resize: bool) -> Dataset:
@@ -129,23 +129,28 @@ def _images(model: Exported, files: Sequence[Path], resize: bool) -> Dataset:
         raise InputError(f"{files[0]} is an image, but the model takes inputs of shape {list(shape)}")
     whole = model.crops
     stored = (3, folders.SIDE, folders.SIDE) if whole else shape
-    x = unlabelled.images(files, stored, resize or whole)
+    x = folders.images(files, stored, resize or whole)
     if not model.experiment.mean:                           # own data: images become floats, as in a Dataset
         x = x.float() / 255
     return _to_test(model, x, str(files[0].parent), 255.0)
 
 
 def _table(model: Exported, path: str) -> Dataset:
-    if len(model.experiment.shape) != 1 or not path.endswith(SUFFIXES):
-        kind = "is a table" if path.endswith(SUFFIXES) else "has texts"
+    reader = reader_of(path)
+    if len(model.experiment.shape) != 1 or reader is None or reader.columns is None:
+        kind = "has texts" if reader is None or reader.columns is None else "is a table"
         raise InputError(f"{path} {kind}, but the model takes inputs of shape {list(model.experiment.shape)}")
     (width,) = model.experiment.shape
-    x = unlabelled.table(Path(path), model.features, model.experiment.label, width, MEMORY_LIMIT)
+    x = reader.columns(Path(path), model.features, model.experiment.label, width, MEMORY_LIMIT)
     return _to_test(model, x, path, 1.0)
 
 
 def _texts(model: Exported, path: str) -> Dataset:
-    texts = unlabelled.texts(path, MEMORY_LIMIT)
+    reader = reader_of(path)
+    if reader is None or reader.texts is None:
+        texts = csv_texts.read_texts(path)
+    else:
+        texts = reader.texts(Path(path), MEMORY_LIMIT)
     rows = Rows(texts, torch.zeros(len(texts), dtype=torch.int64))
     return as_tokens(model.experiment, to_test(path, rows, model.experiment.classes), cache=None)
 

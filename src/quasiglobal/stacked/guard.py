@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from quasiglobal.common.modules import give_numbers
-from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, Tree, in_fp32
+from quasiglobal.common.trees import Tree
+from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, in_fp32
 from quasiglobal.stacked.stackable import unstacked
 
 log = logging.getLogger("quasiglobal")

@@ -18,10 +18,8 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.modules import copied, generators_of
+from quasiglobal.common.trees import Tree
 from quasiglobal.stacked.layout import Layout
-
-Tree = Any
-"""A tensor, or a tuple, list or dict of tensors: what a model takes and returns."""
 
 Loss = Callable[[Tree, Tree], Tensor]
 """loss(output, target) → a number, the mean over the batch."""

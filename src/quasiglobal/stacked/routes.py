@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.common.trees import Tree
 from quasiglobal.stacked.compiling import OnePerShape, by_inductor, traced
-from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, RealModel, Tree
+from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, RealModel
 from quasiglobal.stacked.recording import Untraceable
 from quasiglobal.stacked.stackable import cross_entropy, stackable, unstacked
 

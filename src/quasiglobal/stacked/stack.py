@@ -32,6 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.memory import is_out_of_memory
 from quasiglobal.common.modules import Numbers, converted, copied, numbers_restored
+from quasiglobal.common.trees import Tree
 from quasiglobal.errors import InputError
 from quasiglobal.stacked.compiling import Fused
 from quasiglobal.stacked.guard import check_gradient
@@ -44,7 +45,6 @@ from quasiglobal.stacked.one_model import (
     OneModel,
     RealModel,
     Right,
-    Tree,
     copied_loss,
     in_fp32,
     with_shared_weights,

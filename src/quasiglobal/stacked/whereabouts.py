@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from quasiglobal.common.modules import copied
-from quasiglobal.stacked.one_model import Buffers, OneModel, Tree
+from quasiglobal.common.trees import Tree
+from quasiglobal.stacked.one_model import Buffers, OneModel
 from quasiglobal.stacked.stackable import stackable
 
 

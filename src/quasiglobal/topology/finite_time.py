@@ -8,9 +8,11 @@ from itertools import chain
 
 import numpy as np
 
-from quasiglobal.common.mixing import Matrix
 from quasiglobal.errors import InputError
+from quasiglobal.topology.mixing import Matrix
 from quasiglobal.topology.topology import Topology, check_nodes, check_range
+
+__all__ = ["base", "one_peer_exponential"]
 
 MOST_NODES = 3000
 """Maximum number of nodes of `base`: beyond it, the dense matrices of a period take gigabytes."""

@@ -6,17 +6,24 @@ An edge list is a text file with a link per line, or a CSV file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from numbers import Real
+from typing import Any, TypeAlias
 
 import networkx as nx
+import numpy as np
 from numpy.typing import ArrayLike
 
-from quasiglobal.common.mixing import Matrix, graph_weights, stochastic
 from quasiglobal.errors import InputError
+from quasiglobal.topology.mixing import Matrix, Network, metropolis, stochastic
 from quasiglobal.topology.topology import Topology
 
+__all__ = ["from_file", "from_graph", "from_matrices", "from_neighbours"]
 
-def from_graph(graph: nx.Graph[Any], weight: str | None = None, name: str = "graph") -> Topology:
+Neighbours: TypeAlias = "Mapping[Any, Iterable[Any]]"
+"""The neighbours of each node; nodes may be anything hashable."""
+
+
+def from_graph(graph: Network, weight: str | None = None, name: str = "graph") -> Topology:
     """Build a topology from a connected networkx graph; node i is `list(graph)[i]`.
 
     An undirected graph gets Metropolis weights 1/(1 + max degree). In a directed graph an edge u → v means that v
@@ -33,7 +40,7 @@ def from_graph(graph: nx.Graph[Any], weight: str | None = None, name: str = "gra
     >>> from_graph(nx.DiGraph([("a", "b"), ("b", "c"), ("c", "a"), ("a", "c")])).weights()[2].round(3).tolist()
     [0.333, 0.333, 0.333]
     """
-    return Topology(name, (graph_weights(graph, weight, name),))
+    return Topology(name, (_weights(graph, weight, name),))
 
 
 def from_matrices(matrices: Sequence[ArrayLike] | Matrix, name: str = "matrices") -> Topology:
@@ -47,7 +54,7 @@ def from_file(path: str) -> Topology:
     return from_graph(graph, "weight" if weighted else None, name=f"file:{path}")
 
 
-def from_neighbours(neighbours: Mapping[Any, Any]) -> Topology:
+def from_neighbours(neighbours: Neighbours) -> Topology:
     """Build a topology from a dict that maps each node to its neighbours, with Metropolis weights.
 
     A link goes both ways, also if only one of its nodes lists it; for links in one direction use `from_graph` with a
@@ -56,7 +63,16 @@ def from_neighbours(neighbours: Mapping[Any, Any]) -> Topology:
     >>> from_neighbours({"a": ["b"], "b": ["a", "c"], "c": ["b"]}).weights()[0].round(3).tolist()
     [0.667, 0.333, 0.0]
     """
-    return from_graph(_graph_of_neighbours(neighbours), name="neighbours")
+    graph: Network = nx.Graph()
+    graph.add_nodes_from(neighbours)
+    for node, others in neighbours.items():
+        if isinstance(others, str) or not isinstance(others, Iterable):
+            raise InputError(f"the neighbours of node {node} must be a list, got {others!r}")
+        for other in others:
+            if other not in neighbours:
+                raise InputError(f"node {node} has the neighbour {other!r}, which is not a node; add it to the dict")
+            graph.add_edge(node, other)
+    return from_graph(graph, name="neighbours")
 
 
 SUFFIXES = (".csv", ".edgelist", ".edges", ".txt")
@@ -66,7 +82,7 @@ HEADERS = (["source", "target"], ["from", "to"], ["node1", "node2"])
 """First words of a header line, which is skipped; any words are, if all nodes are numbers."""
 
 
-def _read_edge_list(path: str) -> tuple[nx.Graph[Any], bool]:
+def _read_edge_list(path: str) -> tuple[Network, bool]:
     """Read a graph, and whether its links have weights.
 
     A line is `u v` or `u v weight`, separated by spaces or commas; `#` begins a comment. Nodes are sorted by name.
@@ -88,7 +104,7 @@ def _read_edge_list(path: str) -> tuple[nx.Graph[Any], bool]:
         if links.setdefault(frozenset(words[:2]), weight) != weight:
             raise InputError(f"line {number} of {path} repeats {words[0]} {words[1]} with another weight; keep one")
     names = {name for link in links for name in link}
-    graph: nx.Graph[Any] = nx.Graph()
+    graph: Network = nx.Graph()
     graph.add_nodes_from(sorted(names, key=int) if all(map(str.isdigit, names)) else sorted(names))
     for link, weight in links.items():
         u, v = (*link, *link)[:2]
@@ -106,15 +122,32 @@ def _lines(path: str) -> list[str]:
         raise InputError(f"{path} is not a text file; write a line 'u v' or 'u v weight' per link") from None
 
 
-def _graph_of_neighbours(neighbours: Mapping[Any, Any]) -> nx.Graph[Any]:
-    """The graph of a dict that maps each node to its neighbours."""
-    graph: nx.Graph[Any] = nx.Graph()
-    graph.add_nodes_from(neighbours)
-    for node, others in neighbours.items():
-        if isinstance(others, str) or not isinstance(others, Iterable):
-            raise InputError(f"the neighbours of node {node} must be a list, got {others!r}")
-        for other in others:
-            if other not in neighbours:
-                raise InputError(f"node {node} has the neighbour {other!r}, which is not a node; add it to the dict")
-            graph.add_edge(node, other)
-    return graph
+def _weights(graph: Network, weight: str | None, name: str) -> Matrix:
+    """W of a graph; see `from_graph`."""
+    nodes = list(graph)
+    if not nodes:
+        raise InputError(f"{name} has no nodes; add an edge")
+    if weight is None and not graph.is_directed():
+        return metropolis(graph, nodes)
+    if weight is None and all(w is None for *_, w in graph.edges(data="weight")):
+        A = nx.to_numpy_array(graph, nodelist=nodes, weight=None).T + np.eye(len(nodes)) > 0
+        return np.asarray(A / A.sum(axis=1, keepdims=True))
+    weight = weight or "weight"
+    bare = next(((u, v) for u, v, w in graph.edges(data=weight) if w is None), None)
+    if bare is not None:
+        raise InputError(
+            f"all edges need a weight: edge {bare[0]} -> {bare[1]} of {name} has no {weight!r}; set it, or use "
+            "from_matrices"
+        )
+    W = np.zeros((len(nodes), len(nodes)))
+    place = {node: i for i, node in enumerate(nodes)}
+    for u, v, w in graph.edges(data=weight):
+        if not isinstance(w, Real):
+            raise InputError(f"the weight of edge {u} -> {v} of {name} must be a number, got {w!r}")
+        W[place[v], place[u]] += w
+        if not graph.is_directed() and u != v:
+            W[place[u], place[v]] += w
+    for node, i in place.items():
+        if not graph.has_edge(node, node):
+            W[i, i] = 1 - W[i].sum()
+    return W

@@ -11,10 +11,12 @@ import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quasiglobal.common.mixing import Matrix, metropolis
 from quasiglobal.common.randomness import generator
 from quasiglobal.errors import InputError
+from quasiglobal.topology.mixing import Matrix, metropolis
 from quasiglobal.topology.topology import Topology, check_nodes, check_range
+
+__all__ = ["d_cliques", "stl_fw"]
 
 SWAPS = 1000
 """Pairs of cliques that `d_cliques` tries to improve, as in the paper."""

@@ -7,17 +7,17 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import networkx as nx
 import numpy as np
 from numpy.typing import ArrayLike
 
-from quasiglobal.common.mixing import from_entries
 from quasiglobal.common.objects import facts_of, imported, is_own, is_path, recall
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.topology import finite_time, labels, random, static
-from quasiglobal.topology.given import SUFFIXES, from_file, from_graph, from_neighbours
+from quasiglobal.topology.given import SUFFIXES, Neighbours, from_file, from_graph, from_neighbours
+from quasiglobal.topology.mixing import Network, from_entries
 from quasiglobal.topology.topology import Topology
 
 
@@ -61,7 +61,7 @@ FROM_LABELS = {
 }
 """Topologies that need the nodes' label counts; their first number is the number of nodes."""
 
-Graph: TypeAlias = "str | os.PathLike[str] | Topology | nx.Graph[Any] | Mapping[Any, Any]"
+Graph: TypeAlias = "str | os.PathLike[str] | Topology | Network | Neighbours"
 """A topology as text or object: see `parse`."""
 
 
@@ -127,13 +127,13 @@ def needs_counts(text: str) -> bool:
 
 
 def count_nodes(text: str) -> int:
-    """Number of nodes of a topology given as text; cached unless `is_external`."""
+    """Number of nodes of a topology given as text."""
     if needs_counts(text):
         name, *numbers = _core(text).split(":")
         return _whole(numbers[0] if numbers else "", text, FROM_LABELS[name].example)
     if is_own(text) and "n" in facts_of(text):
         return int(facts_of(text)["n"])
-    return parse(text).n if is_external(text) else _count_nodes(text)
+    return parse(text).n
 
 
 def pairs_of(text: str) -> list[tuple[int, int]]:
@@ -143,11 +143,6 @@ def pairs_of(text: str) -> list[tuple[int, int]]:
         return [(i, j) for i in range(n) for j in range(i)]
     links = parse(text).links()
     return [(i, j) for i in range(n) for j in range(i) if links[i, j] or links[j, i]]
-
-
-@lru_cache
-def _count_nodes(text: str) -> int:
-    return parse(text).n
 
 
 def given_weights(text: str) -> list[float]:
@@ -238,7 +233,7 @@ def _made(text: str, counts: ArrayLike | None) -> Topology:
     return made
 
 
-def _value(parameter: inspect.Parameter, word: str, text: str, example: str) -> Any:
+def _value(parameter: inspect.Parameter, word: str, text: str, example: str) -> float | bool:
     """A number or a switch of a topology's text, by the type of the parameter; label counts stand for a number."""
     if parameter.annotation == "bool":
         if word not in ("true", "false"):

@@ -9,10 +9,21 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quasiglobal.common.mixing import TOLERANCE, Matrix, check_matrix, stochastic, weighted
 from quasiglobal.common.randomness import generator
 from quasiglobal.errors import InputError, whole
-from quasiglobal.topology.topology import Alike, Topology, check_nodes, check_range, mixing_rate, shrinkage
+from quasiglobal.topology.mixing import (
+    TOLERANCE,
+    Alike,
+    Matrix,
+    check_matrix,
+    mixing_rate,
+    shrinkage,
+    stochastic,
+    weighted,
+)
+from quasiglobal.topology.topology import Topology, check_nodes, check_range
+
+__all__ = ["RandomTopology", "epidemic", "equidyn", "from_function", "matching"]
 
 SAMPLE, SAMPLED = 400, 2**22
 """Matrices from which the facts of a random topology are estimated, and the most numbers that they have together."""

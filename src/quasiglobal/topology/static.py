@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import networkx as nx
 import numpy as np
 
-from quasiglobal.common.mixing import metropolis
 from quasiglobal.common.randomness import generator
 from quasiglobal.errors import InputError
+from quasiglobal.topology.mixing import Network, metropolis
 from quasiglobal.topology.topology import Topology, check_nodes, check_range
+
+__all__ = [
+    "chain", "complete", "double_trees", "erdos_renyi", "exponential", "hypercube", "k_regular", "ring", "small_world",
+    "social", "star", "torus", "tree",
+]  # fmt: skip
 
 TRIES = 1000
 """Number of random graphs that are drawn before it is given up that one is connected."""
@@ -155,7 +159,7 @@ def k_regular(n: int, peers: int, *, seed: int = 0) -> Topology:
     check_range("k-regular", "a number of peers", peers, 2, n - 1)
     if n * peers % 2:
         raise InputError(f"k-regular needs an even number n * peers, got {n} * {peers}; use one peer or node more")
-    def draw(key: int) -> nx.Graph[Any]:
+    def draw(key: int) -> Network:
         if 2 * peers < n:
             return nx.random_regular_graph(peers, n, seed=key)
         return nx.complement(nx.random_regular_graph(n - 1 - peers, n, seed=key))      # a dense graph is hard to draw
@@ -163,7 +167,7 @@ def k_regular(n: int, peers: int, *, seed: int = 0) -> Topology:
     return _drawn(f"k-regular:{n}:{peers}", n, seed, draw, "use more peers")
 
 
-def _drawn(name: str, n: int, seed: int, draw: Callable[[int], nx.Graph[Any]], remedy: str) -> Topology:
+def _drawn(name: str, n: int, seed: int, draw: Callable[[int], Network], remedy: str) -> Topology:
     """The first connected graph among those of the keys of (seed, n)."""
     for key in _keys(name, n, seed):
         graph = draw(key)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from quasiglobal.common.modules import USUAL, RandomGenerator, leaves_of
-from quasiglobal.data.randomness import restored_generators
+from quasiglobal.common.randomness import restored_generators
 from quasiglobal.errors import InputError
 from quasiglobal.stacked.layout import own_names
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.data.arrays import on_device
+from quasiglobal.common.trees import on_device
 from quasiglobal.data.dataset import Indices
 from quasiglobal.data.inputs import inputs_of
-from quasiglobal.data.records import ExampleShards
+from quasiglobal.data.shards import ExampleShards
 from quasiglobal.stacked.one_model import Buffers, in_dtype
 from quasiglobal.stacked.stack import Stack, rows_of
 from quasiglobal.training.tallies import TestTally

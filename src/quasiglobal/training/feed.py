@@ -11,15 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from quasiglobal.data.arrays import on_device
+from quasiglobal.common.trees import on_device
 from quasiglobal.data.batches import Epoch, Owner, Plan, step_sizes
 from quasiglobal.data.dataset import Dataset, Indices
-from quasiglobal.data.fresh import Keyed
+from quasiglobal.data.fresh import Keyed, Workers
 from quasiglobal.data.inputs import inputs_of
-from quasiglobal.data.records import ExampleShards
-from quasiglobal.data.shards import Blank
-from quasiglobal.data.streams import Streamed
-from quasiglobal.data.workers import Workers
+from quasiglobal.data.shards import Blank, ExampleShards, Streamed
 from quasiglobal.errors import InputError
 from quasiglobal.training.experiment import Experiment
 

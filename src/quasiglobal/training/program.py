@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from quasiglobal.data.randomness import seeded
+from quasiglobal.common.randomness import seeded
 from quasiglobal.stacked.capture import Captured, overwrite, release
 from quasiglobal.stacked.stack import Fused, Gradients, Stack
 from quasiglobal.training.bands import Bands, EngineFactory

@@ -12,11 +12,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.modules import converted
-from quasiglobal.data.arrays import on_device
+from quasiglobal.common.trees import on_device
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.inputs import inputs_of
-from quasiglobal.data.items import Columns
-from quasiglobal.data.own import dataset_of
+from quasiglobal.data.own import Columns, dataset_of
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import accuracy, name_of
 from quasiglobal.stacked.layout import own_state

@@ -18,11 +18,12 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.modules import converted, copied
+from quasiglobal.common.randomness import restored_generators
+from quasiglobal.common.trees import Tree
 from quasiglobal.data.dataset import Dataset
-from quasiglobal.data.randomness import restored_generators
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import ambiguous, name_of, percent
-from quasiglobal.stacked.one_model import Loss, Tree, arguments
+from quasiglobal.stacked.one_model import Loss, arguments
 from quasiglobal.training.effects import Attributes, changed, constants, overlapping, reads
 from quasiglobal.training.remedies import (
     is_cross_entropy,

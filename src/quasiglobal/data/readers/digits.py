@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from quasiglobal.data.dataset import Splits, held_out, labelled
+from quasiglobal.data.dataset import Splits, held_out
+from quasiglobal.data.readers import labelled
 from quasiglobal.errors import InputError
 
 

@@ -1,4 +1,4 @@
-"""Folders of image files, one per class: a user's own, and ImageNet.
+"""Image files, in one folder per class: a user's own, and ImageNet; and without labels, for predictions.
 
 O. Russakovsky et al.: ImageNet large scale visual recognition challenge. IJCV, 2015.
 """
@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from quasiglobal.common.files import cache_folder
-from quasiglobal.data.dataset import Examples, Pixels, Splits, held_out, reading
-from quasiglobal.data.readers import npz
-from quasiglobal.data.shards import Blank, Shards, is_undecoded
+from quasiglobal.common.files import cache_folder, reading
+from quasiglobal.data.dataset import Examples, Splits, held_out
+from quasiglobal.data.readers import Pixels, npz
+from quasiglobal.data.shards import UNDECODED, Blank, Shards
 from quasiglobal.errors import InputError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ENDINGS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM")
 """Accepted image formats, whatever the file's suffix: some other Pillow formats start external programs."""
 
@@ -74,6 +75,36 @@ def imagenet(folder: Path, memory_limit: float) -> Splits:
     return _decode_both(train, test, classes, (3, SIDE, SIDE), middle, memory_limit)
 
 
+def image_files(path: Path) -> list[Path]:
+    """The file itself, or all images under a folder, sorted by name."""
+    if not os.path.isdir(path):
+        return [path]
+    with reading(path, "a folder of images"):
+        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    if not found:
+        raise InputError(f"{path} holds no images ({', '.join(sorted(SUFFIXES))})")
+    return found
+
+
+def images(files: Sequence[Path], shape: Sequence[int], resize: bool) -> Tensor:
+    """Image files as uint8 [m, channels, height, width]; with `resize`, their middle is scaled to this size."""
+    channels, height, width = shape
+    found = []
+    for file in files:
+        with opened_image(file) as image:
+            check_depth(image, file)
+            if resize:
+                found.append(middle(image, shape))
+            elif image.size != (width, height):
+                raise InputError(
+                    f"{file} has {image.size[0]} x {image.size[1]} pixels, but the model takes {width} x {height}; "
+                    "scale it, or add --resize"
+                )
+            else:
+                found.append(pixels(image, channels))
+    return torch.from_numpy(np.ascontiguousarray(np.stack(found)))
+
+
 def pixels(image: Image, channels: int) -> Pixels:
     """Pixels [channels, height, width] of an image in its own size, grayscale or RGB."""
     values = np.asarray(image.convert("L" if channels == 1 else "RGB"))
@@ -115,12 +146,12 @@ def _files(folder: Path, classes: tuple[str, ...]) -> Files:
     for label, name in enumerate(classes):
         with reading(folder / name, "a folder of images"):
             entries = os.scandir(folder / name) if os.path.isdir(folder / name) else ()
-            found = sorted(Path(e) for e in entries if e.is_file() and Path(e).suffix.lower() in ENDINGS)
+            found = sorted(Path(e) for e in entries if e.is_file() and Path(e).suffix.lower() in SUFFIXES)
         if not found and os.path.isdir(folder / name):
             empty.append(name)
         files += [(file, label) for file in found]
     if not files:
-        raise InputError(f"{folder} holds no images in its class folders ({', '.join(sorted(ENDINGS))})")
+        raise InputError(f"{folder} holds no images in its class folders ({', '.join(sorted(SUFFIXES))})")
     for name in empty:
         warnings.warn(f"{folder / name} holds no images, but counts as a class; remove it otherwise", stacklevel=2)
     return files
@@ -161,7 +192,7 @@ def _decode_both(
 ) -> Splits:
     """Decode the images into memory, or into shards if they exceed the memory limit."""
     large = len(train + test) * math.prod(shape) > memory_limit
-    if is_undecoded():
+    if UNDECODED.get():
         return Splits(_blank(train, shape, not large), _blank(test, shape, not large), classes)
     decode = _decode_to_disk if large else _decode
     return Splits(decode(train, shape, array), decode(test, shape, array), classes)

@@ -6,15 +6,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from quasiglobal.data.corpus import Corpus, Rows
-from quasiglobal.data.dataset import Examples, Pixels, Splits, fits, labelled, reading
+from quasiglobal.common.files import reading
+from quasiglobal.data.dataset import Examples, Splits
+from quasiglobal.data.readers import Pixels, fits, labelled
+from quasiglobal.data.texts import Corpus, Rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Table: TypeAlias = Any
+"""A split of a data set of the package `datasets`, which need not be installed."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class TextHub:
 
 def fetch(hub: Hub, memory_limit: float) -> Splits | None:
     """Download images, or read them from the cache of `datasets`; None if that package is not installed."""
-    def examples(rows: Any) -> Examples:
+    def examples(rows: Table) -> Examples:
         first = hub.array(rows[0][hub.image])
         fits(len(rows) * math.prod(first.shape), memory_limit, hub.repository)
         x = np.empty((len(rows), *first.shape), np.uint8)
@@ -56,7 +61,7 @@ def fetch(hub: Hub, memory_limit: float) -> Splits | None:
 
 def fetch_texts(hub: TextHub, name: str, classes: tuple[str, ...]) -> Corpus | None:
     """Download texts, or read them from the cache of `datasets`; None if that package is not installed."""
-    def rows(split: Any) -> Rows:
+    def rows(split: Table) -> Rows:
         texts, y = list(split[hub.text]), np.array(list(split["label"]))
         return Rows(texts, labelled(y, y, len(classes), hub.repository).y)
 
@@ -67,12 +72,13 @@ def fetch_texts(hub: TextHub, name: str, classes: tuple[str, ...]) -> Corpus | N
         return Corpus(name, rows(train), rows(test), classes)
 
 
-def _splits(hub: Hub | TextHub) -> Any:
-    """Training and test split, as returned by the package `datasets`; None if it is not installed."""
+def _splits(hub: Hub | TextHub) -> tuple[Table, Table] | None:
+    """Training and test split; None if the package `datasets` is not installed."""
     try:
         package = import_module("datasets")
     except ImportError:
         return None
     if not hasattr(package, "load_dataset"):  # Python imports any folder of that name as a package
         return None
-    return package.load_dataset(hub.repository, split=["train", hub.test])
+    train, test = package.load_dataset(hub.repository, split=["train", hub.test])
+    return train, test

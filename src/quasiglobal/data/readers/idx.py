@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from quasiglobal.data.dataset import Examples, Pixels, Splits, fits, labelled, member, opened
+from quasiglobal.data.dataset import Examples, Splits
+from quasiglobal.data.readers import Pixels, fits, labelled, member, opened
 from quasiglobal.errors import InputError
 
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")

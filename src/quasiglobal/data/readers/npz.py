@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from quasiglobal.data.dataset import Examples, Splits, fits, held_out, labelled, reading
+from quasiglobal.common.files import reading
+from quasiglobal.data.dataset import Examples, Splits, held_out
+from quasiglobal.data.readers import fits, labelled
 from quasiglobal.errors import InputError
 
 MOST_CLASSES = 1_000_000
@@ -35,7 +38,16 @@ def read(path: Path, memory_limit: float) -> Splits:
     return Splits(train, test, tuple(str(k) for k in range(classes)))
 
 
-def arrays(path: Path, memory_limit: float) -> dict[str, NDArray[Any]]:
+def inputs(path: Path, memory_limit: float) -> Tensor:
+    """The array x of an archive without labels, or its only array."""
+    content = arrays(path, memory_limit)
+    if "x" not in content and len(content) != 1:
+        raise InputError(f"{path} has the arrays {', '.join(content) or 'none'}; it needs x")
+    name = "x" if "x" in content else next(iter(content))
+    return torch.from_numpy(np.require(numbers(content[name], f"{name} in {path}"), requirements=["C", "W"]))
+
+
+def arrays(path: Path, memory_limit: float) -> dict[str, NDArray[np.generic]]:
     """Read all arrays of the archive; pickled objects raise an error."""
     with reading(path, "an .npz archive"), zipfile.ZipFile(path) as archive:
         fits(sum(entry.file_size for entry in archive.infolist()), memory_limit, path)
@@ -47,7 +59,7 @@ def _is_test(name: str) -> bool:
     return name.endswith("_test")
 
 
-def _examples(path: Path, content: dict[str, NDArray[Any]], suffix: str = "") -> Examples:
+def _examples(path: Path, content: dict[str, NDArray[np.generic]], suffix: str = "") -> Examples:
     for name in ("x", "y"):
         if name not in content:
             raise InputError(f"{path} has no array {name}{suffix}; it needs x, y, or x, y, x_test, y_test")
@@ -64,7 +76,7 @@ def _examples(path: Path, content: dict[str, NDArray[Any]], suffix: str = "") ->
     return Examples(examples.x, examples.y, content)
 
 
-def numbers(x: NDArray[Any], where: str) -> NDArray[Any]:
+def numbers(x: NDArray[np.generic], where: str) -> NDArray[np.generic]:
     """uint8 images with a channel dimension, or float32 features."""
     if x.dtype.kind == "f" and x.ndim >= 2:
         with np.errstate(over="ignore"):

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from quasiglobal.common.modules import copied
+from quasiglobal.common.trees import Tree
 from quasiglobal.stacked.compiling import Fused, by_inductor, traced
 from quasiglobal.stacked.kernels.geometry import Geometry, geometry_of
 from quasiglobal.stacked.kernels.operations import (
@@ -38,7 +39,7 @@ from quasiglobal.stacked.kernels.operations import (
 )
 from quasiglobal.stacked.kernels.rehearsal import prepare, rehearse, sum_of
 from quasiglobal.stacked.layout import Layout
-from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, Tree, in_dtype
+from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, in_dtype
 from quasiglobal.stacked.recording import Untraceable, recorded, written
 from quasiglobal.stacked.routes import Compiled
 from quasiglobal.stacked.stackable import stackable

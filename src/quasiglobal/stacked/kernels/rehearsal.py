@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
+    from quasiglobal.common.trees import Tree
     from quasiglobal.stacked.kernels.network import KernelNetwork, Segment
-    from quasiglobal.stacked.one_model import Tree
 
 log = logging.getLogger("quasiglobal")
 

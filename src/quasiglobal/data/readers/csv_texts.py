@@ -13,14 +13,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from quasiglobal.data.corpus import Corpus, Rows, to_test
-from quasiglobal.data.dataset import fits, held_out, locate, member, opened, reading
+from quasiglobal.common.files import reading
+from quasiglobal.data.dataset import held_out
+from quasiglobal.data.readers import fits, locate, member, opened
+from quasiglobal.data.texts import Corpus, Rows, to_test
 from quasiglobal.errors import InputError
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
@@ -50,33 +52,30 @@ def sst2(folder: Path, memory_limit: float) -> Corpus:
     return Corpus("sst2", train.rows(SST2), test.rows(SST2), SST2)
 
 
-def read(path: Path, memory_limit: float) -> Corpus:
+def read(path: Path, memory_limit: float, testing: bool = False) -> Corpus:
     """Read a user's file, of which a fixed fifth is held out, or a folder with train.csv and test.csv (dev, val).
+
+    With `testing`, all rows of a file, or of a folder's test.csv, are test texts in file order.
 
     The columns are (label, text) or (class, title, description). With a header, columns may have any order, and other
     columns are kept. Labels are names, or numbers from 0; numbers in a `class` column with title and description start
     at 1, as in AG News. Files may be gzipped. Their separator is a tab if the name ends with .tsv or .tsv.gz.
     """
-    name = f"csv:{path}"
-    if not os.path.isdir(path):
-        table = _table(path, memory_limit)
+    name, is_folder = f"csv:{path}", os.path.isdir(path)
+    if testing or not is_folder:
+        table = _table(_tests_of(path) if is_folder else path, memory_limit)
         classes = table.classes()
         rows = table.rows(classes)
+        if testing:
+            return to_test(name, rows, classes)
         kept, tested = held_out(len(rows), path)
-        return Corpus(name, _take(rows, kept), _take(rows, tested), classes)
+        return Corpus(name, rows.at(kept), rows.at(tested), classes)
     tests = _tests_of(path)
     train, test = (_table(file, memory_limit) for file in (member(path, "train", SUFFIXES), tests))
     classes = train.classes()
     if train.numbers is not None and test.numbers is not None:
         classes = max(classes, test.classes(), key=len)
     return Corpus(name, train.rows(classes), test.rows(classes), classes)
-
-
-def read_to_test(path: Path, memory_limit: float) -> Corpus:
-    """Read all of a user's file, or of a folder's test.csv (dev, val), as test texts in file order."""
-    table = _table(_tests_of(path) if os.path.isdir(path) else path, memory_limit)
-    classes = table.classes()
-    return to_test(f"csv:{path}", table.rows(classes), classes)
 
 
 def read_texts(path: str) -> list[str]:
@@ -100,7 +99,7 @@ def read_text_column(path: Path, memory_limit: float) -> list[str]:
         raise InputError(f"{path} holds no rows")
     fits(sum(len(cell) for _, cells in rows for cell in cells), memory_limit, path)
     names = [cell.strip().casefold() for cell in rows[0][1]]
-    parts = next(([names.index(name) for name in known] for known in TEXTS if set(known) <= set(names)), None)
+    parts = _text_columns(names)
     if parts is None and any(name in LABELS for name in names):
         raise InputError(f"{path} has the columns {', '.join(names)}; it needs one called text")
     texts = []
@@ -178,12 +177,17 @@ def _table(path: Path, memory_limit: float) -> LabelledTexts:
         if not header:
             names = _usual(path, len(names))
         label = next(names.index(name) for name in LABELS if name in names)
-        parts = _text_columns(path, names, label)
+        parts = _text_columns(names)
+        if parts is None:
+            there = ", ".join(names)
+            raise InputError(
+                f"{path} has the columns {there}; it needs {names[label]} and text, or class, title, description"
+            )
         table = LabelledTexts(path, first=int(len(parts) == 2))
         others = [i for i in range(len(names)) if i != label and i not in parts]
         columns: list[list[str]] = [[] for _ in others]
         size = 0
-        for line, cells in lines if header else _chained(first, lines):
+        for line, cells in lines if header else chain([first], lines):
             if len(cells) != len(names):
                 raise InputError(f"{path} has {len(cells)} columns in line {line}, but {len(names)} in the first row")
             text = " ".join(cells[i].strip() for i in parts).strip()
@@ -220,11 +224,6 @@ def lines_of(path: Path, what: str) -> Iterator[Iterator[tuple[int, list[str]]]]
         yield ((reader.line_num, cells) for cells in reader if cells)
 
 
-def _chained(first: tuple[int, list[str]], rest: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
-    yield first
-    yield from rest
-
-
 def _usual(path: Path, columns: int) -> list[str]:
     """Default column names of a file without a header."""
     usual = {2: ["label", "text"], 3: ["class", "title", "description"]}
@@ -237,20 +236,11 @@ def _usual(path: Path, columns: int) -> list[str]:
     return usual[columns]
 
 
-def _text_columns(path: Path, names: Sequence[str], label: int) -> list[int]:
-    """Indices of the text columns."""
-    for known in TEXTS:
-        if all(name in names for name in known):
-            return [names.index(name) for name in known]
-    there = ", ".join(names)
-    raise InputError(f"{path} has the columns {there}; it needs {names[label]} and text, or class, title, description")
+def _text_columns(names: Sequence[str]) -> list[int] | None:
+    """Indices of the text columns; None if there are none."""
+    return next(([names.index(name) for name in known] for known in TEXTS if set(known) <= set(names)), None)
 
 
 def _is_number(label: str) -> bool:
     """Whether the label is a whole number of at most 9 characters."""
     return label.isascii() and label.removeprefix("-").isdecimal() and len(label) < 10
-
-
-def _take(rows: Rows, cut: NDArray[np.int64]) -> Rows:
-    columns = {name: column[cut] for name, column in rows.columns.items()}
-    return Rows([rows.texts[i] for i in cut], rows.y[torch.from_numpy(cut)], columns)

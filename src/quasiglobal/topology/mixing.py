@@ -1,24 +1,26 @@
-"""Mixing matrices: weights of a graph, and validity checks."""
+"""Mixing matrices: Metropolis weights, weights of nodes that count unequally, checks, and spectral facts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from numbers import Real
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal, TypeAlias
 
 import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from quasiglobal.errors import InputError
 
 Matrix = NDArray[np.float64]
 
+Network: TypeAlias = "nx.Graph[Any]"
+"""A networkx graph; its nodes may be anything hashable."""
+
 TOLERANCE = 1e-9
 """Rounding tolerance for row sums (against 1) and for symmetry (W against its transpose)."""
 
 
-def metropolis(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
+def metropolis(graph: Network, nodes: Sequence[Hashable]) -> Matrix:
     """Metropolis weights: 1/(1 + the larger degree) on each edge, the rest on the diagonal.
 
     Symmetric and doubly stochastic.
@@ -29,12 +31,6 @@ def metropolis(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
     degree = A.sum(axis=1)
     W = A / (1 + np.maximum(degree[:, None], degree[None, :]))
     return np.asarray(W + np.diag(1 - W.sum(axis=1)))
-
-
-def equal_shares(graph: nx.Graph[Any], nodes: Sequence[Any]) -> Matrix:
-    """Each node gives itself and all its senders the same weight; rows sum to 1."""
-    A = nx.to_numpy_array(graph, nodelist=nodes, weight=None).T + np.eye(len(nodes)) > 0
-    return np.asarray(A / A.sum(axis=1, keepdims=True))
 
 
 def column_stochastic(W: Matrix) -> Matrix:
@@ -95,36 +91,6 @@ def check_connected(links: NDArray[np.bool_], name: str) -> None:
         )
 
 
-def graph_weights(graph: nx.Graph[Any], weight: str | None, name: str) -> Matrix:
-    """W of a networkx graph; see `topology.from_graph`."""
-    nodes = list(graph)
-    if not nodes:
-        raise InputError(f"{name} has no nodes; add an edge")
-    if weight is None and not graph.is_directed():
-        return metropolis(graph, nodes)
-    if weight is None and all(w is None for *_, w in graph.edges(data="weight")):
-        return equal_shares(graph, nodes)
-    weight = weight or "weight"
-    bare = next(((u, v) for u, v, w in graph.edges(data=weight) if w is None), None)
-    if bare is not None:
-        raise InputError(
-            f"all edges need a weight: edge {bare[0]} -> {bare[1]} of {name} has no {weight!r}; set it, or use "
-            "from_matrices"
-        )
-    W = np.zeros((len(nodes), len(nodes)))
-    place = {node: i for i, node in enumerate(nodes)}
-    for u, v, w in graph.edges(data=weight):
-        if not isinstance(w, Real):
-            raise InputError(f"the weight of edge {u} -> {v} of {name} must be a number, got {w!r}")
-        W[place[v], place[u]] += w
-        if not graph.is_directed() and u != v:
-            W[place[u], place[v]] += w
-    for node, i in place.items():
-        if not graph.has_edge(node, node):
-            W[i, i] = 1 - W[i].sum()
-    return W
-
-
 def entries(W: Matrix) -> list[list[float]]:
     """The non-zero entries of W as [row, column, weight].
 
@@ -142,7 +108,7 @@ def from_entries(found: Sequence[Sequence[float]], n: int) -> Matrix:
     return W
 
 
-def stochastic(matrices: Any, name: str) -> tuple[Matrix, ...]:
+def stochastic(matrices: Sequence[ArrayLike] | Matrix, name: str) -> tuple[Matrix, ...]:
     """Mixing matrices from arrays; the diagonal absorbs float32 rounding errors."""
     try:
         one = isinstance(matrices, np.ndarray) and matrices.ndim == 2
@@ -153,3 +119,78 @@ def stochastic(matrices: Any, name: str) -> tuple[Matrix, ...]:
         if W.ndim == 2 and W.shape[0] == W.shape[1] and np.abs(W.sum(axis=1) - 1).max(initial=0) < 1e-6:
             W[np.diag_indices(len(W))] += 1 - W.sum(axis=1)
     return tuple(arrays)
+
+
+# ---------------------------------------------------------------------- spectral facts of a sequence of matrices
+
+
+DOUBLINGS = 60
+"""Doublings of a period after which a sequence that has not mixed never does."""
+
+
+Alike = Literal["", "rotated", "permuted"]
+"""Which nodes random graphs treat alike: none, i and i + 1 for all i, or any two pairs of nodes."""
+
+
+def shrinkage(matrices: Sequence[Matrix], first: Matrix | None = None, alike: Alike = "") -> Matrix:
+    """The eigenvalues, in rising order, of the mean of (W − J)ᵀ(W − J): the squares λ² for one symmetric W.
+
+    J is vvᵀ for the unit vector `first` that every W keeps, by default 1/√n everywhere. If `matrices` are a sample of
+    graphs that treat nodes `alike`, so does the mean of all: the largest eigenvalue of the sample's mean is too large.
+    """
+    J = 1 / len(matrices[0]) if first is None else np.outer(first, first)
+    squares = {id(W): (W - J).T @ (W - J) for W in matrices}
+    mean = np.asarray(sum(squares[id(W)] for W in matrices) / len(matrices))
+    n = len(mean)
+    if alike == "permuted":                                 # then it is a multiple of I − J
+        return np.asarray([0.0] + [np.trace(mean) / (n - 1)] * (n - 1))
+    if alike == "rotated":                                  # then it is circulant
+        row = np.mean([np.roll(values, -i) for i, values in enumerate(mean)], axis=0)
+        return np.sort(np.fft.fft(row).real)
+    return np.asarray(np.linalg.eigvalsh(mean), dtype=np.float64)
+
+
+def mixing_rate(matrices: Sequence[Matrix], first: Matrix | None = None, alike: Alike = "") -> float:
+    """ρ of doubly stochastic W: 1 − λ_max of the mean of (W − J)ᵀ(W − J); see `shrinkage`."""
+    return min(max(1 - float(shrinkage(matrices, first, alike)[-1]), 0.0), 1.0)
+
+
+def lasting_noise(matrices: Sequence[Matrix]) -> float:
+    """ν of a sequence of doubly stochastic W that repeats: see `Topology.nu`.
+
+    The covariance of the nodes' distances to their mean, C ← W(C + I − J)Wᵀ, has a limit at each step of the period.
+    """
+    n = len(matrices[0])
+    apart = np.eye(n) - 1 / n
+
+    def step(C: Matrix, W: Matrix) -> Matrix:
+        return C + apart if _is_identity(W) else W @ (C + apart) @ W.T
+
+    P, C = apart, np.zeros((n, n))
+    for W in matrices:                                      # over a period, C ← P C Pᵀ + what it is now
+        P, C = (P if _is_identity(W) else W @ P), step(C, W)
+    for _ in range(DOUBLINGS):
+        if np.abs(P).max() < 1e-12:
+            break
+        P, C = P @ P, C + P @ C @ P.T
+    else:
+        return float("inf")
+    total = 0.0
+    for W in matrices:
+        C = step(C, W)
+        total += float(np.trace(C))
+    return total / (n * len(matrices))
+
+
+def steps_to_consensus(matrices: Sequence[Matrix], shares: Matrix | None = None) -> int | None:
+    """The first m with W(m) ⋯ W(1) = J, whose rows are the nodes' shares; None if there is none in the sequence."""
+    product, mean = np.eye(len(matrices[0])), 1 / len(matrices[0]) if shares is None else shares
+    for m, W in enumerate(matrices, start=1):
+        product = product if _is_identity(W) else W @ product
+        if np.abs(product - mean).max() < TOLERANCE:
+            return m
+    return None
+
+
+def _is_identity(W: Matrix) -> bool:
+    return bool((np.eye(len(W)) == W).all())

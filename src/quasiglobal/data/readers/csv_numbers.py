@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from quasiglobal.data.dataset import Examples, Splits, fits, held_out, locate
-from quasiglobal.data.readers.tables import MOST_CLASSES, SUFFIXES, lines_of
+from quasiglobal.data.dataset import Examples, Splits, held_out
+from quasiglobal.data.readers import fits, locate
+from quasiglobal.data.readers.csv_texts import MOST_CLASSES, SUFFIXES, lines_of
 from quasiglobal.errors import InputError, unknown
 
 MISSING = ("na", "n/a", "nan", "null", "none", "?", "-", ".")
@@ -58,6 +60,18 @@ def read(path: Path, label: str, memory_limit: float, numbers: bool = False, tes
     return Splits(train.examples(y[0]), test.examples(y[1]), classes)
 
 
+def columns(path: Path, features: Sequence[str], label: str, width: int, memory_limit: float) -> Tensor:
+    """The columns `features` of a CSV file as float32 [m, width]; without names, all but the column `label`."""
+    names, cells = _cells(path, memory_limit)
+    wanted = list(features) or [name for name in names if name != label]
+    if missing := [name for name in wanted if name not in names]:
+        raise InputError(f"{path} has no column {missing[0]!r}; the model was trained on {', '.join(wanted)}")
+    found = [_column_of_numbers(path, name, cells[names.index(name)]) for name in wanted]
+    if len(found) != width:
+        raise InputError(f"{path} has {len(found)} columns of numbers, but the model takes {width}")
+    return torch.from_numpy(np.stack(found, axis=1))
+
+
 @dataclass
 class NumberTable:
     """The columns of a file: the labels as text, numbers and other text."""
@@ -95,7 +109,7 @@ def _files(path: Path) -> tuple[Path, Path | None]:
     return train, found[0] if found else None
 
 
-def read_cells(path: Path, memory_limit: float) -> tuple[list[str], list[list[str]]]:
+def _cells(path: Path, memory_limit: float) -> tuple[list[str], list[list[str]]]:
     """The header of a file, and the cells of each column as text."""
     with _rows(path) as (names, rows):
         _check_names(path, names)
@@ -109,7 +123,7 @@ def read_cells(path: Path, memory_limit: float) -> tuple[list[str], list[list[st
     return names, cells
 
 
-def column_of_numbers(path: Path, name: str, cells: Sequence[str]) -> NDArray[np.float32]:
+def _column_of_numbers(path: Path, name: str, cells: Sequence[str]) -> NDArray[np.float32]:
     """Convert a column to numbers; raise InputError if it is not one of finite numbers."""
     found = _floats(cells)
     if found is not None and np.isfinite(found).all():
