@@ -3,6 +3,7 @@
     python benchmarks/simulator.py                     # on a GPU: ResNet-20, n = 16, batch 32, bf16, and more
     python benchmarks/simulator.py --cpu               # on a CPU: the small models, and ResNet-20 at n = 4
     python benchmarks/simulator.py --only resnet18-224 evaluation      # some rows
+    python benchmarks/simulator.py --before ../old     # this checkout and an older one, in turn
 
 Evaluation is not counted, except in the row of that name. The plain loop over n models does the same work:
 augmentation, forward, backward, sums of losses and correct predictions, torch.optim.SGD with Nesterov momentum for each
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +33,6 @@ from torch import Tensor, nn
 from quasiglobal.data.inputs import inputs_of
 from quasiglobal.data.sources import Dataset, Examples
 from quasiglobal.models import build
-from quasiglobal.stacked.capture import Captured
-from quasiglobal.stacked.precision import full_precision
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.program import Program
 from quasiglobal.training.task import Task
@@ -78,6 +78,8 @@ def device_of(cpu: bool) -> torch.device:
 
 def precisely(experiment: Experiment, device: torch.device) -> AbstractContextManager[None]:
     """Compute fp32 in float32, without TF32."""
+    from quasiglobal.stacked.precision import full_precision  # an older checkout has it elsewhere
+
     return nullcontext() if experiment.precision == "bf16" else full_precision(device.type)
 
 
@@ -152,6 +154,8 @@ def plain_loop(task: Task, experiment: Experiment, device: torch.device, steps: 
 
 def centralized(task: Task, experiment: Experiment, device: torch.device, steps: int) -> Timed:
     """One compiled model on the global batch; its step is captured as ours is."""
+    from quasiglobal.stacked.capture import Captured  # an older checkout has it elsewhere
+
     program = Program(task, [experiment], device)       # used only for its data
     feed, n = program.feed, program.engine.topology.n
     model = one_model(task, device)
@@ -307,6 +311,37 @@ def compare(case: Case, device: torch.device, repeats: int, warm_up: float) -> d
     return asdict(case) | measured(routes, repeats, warm_up)
 
 
+def in_turn(name: str, before: Path, words: list[str], repeats: int, warm_up: float) -> dict[str, object]:
+    """Images per second of this checkout and of an older one, each in a process, an epoch of one after the other's."""
+    print(f"{name}: this checkout and {before}", flush=True)
+    start = partial(
+        subprocess.Popen[str], [sys.executable, __file__, "--serve", "--only", name, *words],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )
+    roots = {"after": Path(__file__).parents[1], "before": before}
+    processes = {tree: start(env=os.environ | {"PYTHONPATH": f"{root}/src"}) for tree, root in roots.items()}
+
+    def epoch(process: subprocess.Popen[str]) -> float:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        print(file=process.stdin, flush=True)
+        return float(process.stdout.readline())
+
+    try:
+        return measured({tree: partial(epoch, process) for tree, process in processes.items()}, repeats, warm_up)
+    finally:
+        for process in processes.values():
+            process.communicate()
+
+
+def serve(case: Case, device: torch.device) -> None:
+    """Train an epoch for each line that is read, and print its rate."""
+    timed = ours(case.task(), case.experiment(), case.seeds, device)
+    timed()
+    for _ in sys.stdin:
+        print(timed(), flush=True)
+
+
 def evaluation(case: Case, device: torch.device, repeats: int, warm_up: float) -> dict[str, object]:
     """Images per second of a test of all models, and of one model's forward pass on as many images."""
     task, experiment = case.task(), case.experiment()
@@ -371,7 +406,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", metavar="ROW", help="measure only these rows")
     parser.add_argument("--out", help="write the results as JSON")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="measure this older checkout too, in turn")
     parser.add_argument("--first-step", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--tiny", action="store_true", help="seconds on a CPU, to test the script")
     args = parser.parse_args()
     device = device_of(args.cpu or args.tiny)
@@ -379,13 +416,19 @@ def main() -> None:
     if args.first_step:
         take_first_step(next(iter(cases.values())), device)
         return
-    how = (device, 1, 0.0) if args.tiny else (device, args.repeats, WARM_UP)
-    rows: dict[str, Callable[[], dict[str, object]]] = {
-        name: partial(compare, case, *how) for name, case in cases.items()
-    }
-    if args.tiny or device.type == "cuda":
-        rows["evaluation"] = partial(evaluation, cases["own"] if args.tiny else EVALUATED, *how)
-    rows["first-step"] = partial(first_step, *(["--tiny"] if args.tiny else ["--cpu"] if args.cpu else []))
+    if args.serve:
+        serve(cases[args.only[0]], device)
+        return
+    words = ["--tiny"] if args.tiny else ["--cpu"] if args.cpu else []
+    how = (1, 0.0) if args.tiny else (args.repeats, WARM_UP)
+    rows: dict[str, Callable[[], dict[str, object]]]
+    if args.before:
+        rows = {name: partial(in_turn, name, args.before, words, *how) for name in cases}
+    else:
+        rows = {name: partial(compare, case, device, *how) for name, case in cases.items()}
+        if args.tiny or device.type == "cuda":
+            rows["evaluation"] = partial(evaluation, cases["own"] if args.tiny else EVALUATED, device, *how)
+        rows["first-step"] = partial(first_step, *words)
     write_rows(rows, args.only, args.out)
 
 

@@ -40,6 +40,12 @@ def test_a_benchmark_measures_something_at_a_tiny_size(run, name):
         assert sent == theory                               # of the last route, in bytes per step
 
 
+@pytest.mark.slow
+def test_two_checkouts_are_measured_in_turn(run):
+    said = run("simulator.py", "--tiny", "--only", "mlp", "--before", str(BENCHMARKS.parent))
+    assert re.search(r"after: [\d,]+ images/s .*before: [\d,]+ images/s .* times before", said, re.DOTALL)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("name", ["simulator.py", "text.py", "zoo.py"])
 def test_a_benchmark_for_a_gpu_says_in_one_sentence_that_there_is_none(run, name):
