@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import quasiglobal as qg
-from quasiglobal.engines import blocks
+from quasiglobal.stacked import step_blocks
 
 
 def model(seed=0, width=6):
@@ -58,7 +58,7 @@ def row(net):
 
 
 def train(rank, store, size, algorithm, groups, overlap=False, block=None):
-    blocks.BLOCK = block or blocks.BLOCK
+    step_blocks.BLOCK = block or step_blocks.BLOCK
     net = model(seed=rank)                                  # the optimizer starts all nodes from node 0's model
     optimizer = optimizer_for(net, rank, store, size, algorithm, groups, overlap=overlap)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[20])
@@ -209,7 +209,7 @@ def in_other_memory(rank, store, size):
     """Train twice, the second time with weights whose memory is transposed, in blocks of 9 parameters."""
     from torch.distributed import PrefixStore
 
-    blocks.BLOCK = 9
+    step_blocks.BLOCK = 9
     rows = []
     for name in ("plain", "transposed"):
         net = model()

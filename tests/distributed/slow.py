@@ -9,9 +9,9 @@ from quasiglobal.training.program import Program
 if __name__ == "__main__":
     seconds, step = float(sys.argv.pop(1)), Program._step
 
-    def slow(self, *arguments):
+    def slow(self, *arguments, **options):
         time.sleep(seconds)
-        step(self, *arguments)
+        step(self, *arguments, **options)
 
     Program._step = slow
     cli.main()

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
-from quasiglobal.training.experiment import Experiment, from_toml
+from quasiglobal.training.experiment import from_toml
 from quasiglobal.training.rows import models_of
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def same_as_the_simulator(folder, nodes=range(4), **how):
     """Assert that the sites have the models that the simulator gets from the data of all."""
     pooled = {"data": f"folder:{folder / 'all.npz'}", "partition": "by:owner", **how}
     (simulated,) = simulate(
-        Experiment(**{**from_toml(folder / "experiment.toml").__dict__, **pooled}), Options(runs=folder / "runs")
+        replace(from_toml(folder / "experiment.toml"), **pooled), Options(runs=folder / "runs")
     )
     rows = checkpoints.newest(simulated.folder / "checkpoint").rows
     for k in nodes:

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
-from quasiglobal.training.experiment import Experiment, from_toml
+from quasiglobal.training.experiment import from_toml
 
 pytest.importorskip("transformers", reason="needs the extra nlp")
 
@@ -48,7 +49,7 @@ def test_hospitals_learn_together_what_the_simulator_learns_from_the_notes_of_al
         four.close()
 
     pooled = {"data": "csv:notes", "partition": "by:hospital"}
-    whole = Experiment(**{**from_toml(tmp_path / "experiment.toml").__dict__, **pooled})
+    whole = replace(from_toml(tmp_path / "experiment.toml"), **pooled)
     (simulated,) = simulate(whole, Options(runs=tmp_path / "runs", device="cpu"))
     together = checkpoints.newest(simulated.folder / "checkpoint").rows["x"]
     for k in range(4):

@@ -20,11 +20,11 @@ from torch.distributed import HashStore
 
 import quasiglobal as qg
 from quasiglobal.cli import look
-from quasiglobal.engines import blocks
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.trust import SUGGESTED
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
+from quasiglobal.stacked import step_blocks
 from quasiglobal.stacked.pieces import ModelRows
 
 NOTHING = 35.0
@@ -82,7 +82,7 @@ def test_steps_in_blocks_clip_like_whole_steps(monkeypatch):
                 done.result()
         return models
 
-    monkeypatch.setattr(blocks, "BLOCK", 12 // torch.get_num_threads())
+    monkeypatch.setattr(step_blocks, "BLOCK", 12 // torch.get_num_threads())
     for whole, in_blocks in zip(steps(False), steps(True), strict=True):
         assert torch.allclose(whole[0], in_blocks[0], rtol=1e-12, atol=0)
         assert whole[1] == in_blocks[1]

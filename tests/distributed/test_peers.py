@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,8 @@ def test_owners_get_what_the_simulator_gets_from_the_data_of_all(tmp_path, owner
         assert not any("consensus_distance" in record for record in run.records())
 
     pooled = {"data": f"folder:{tmp_path / 'all.npz'}", "partition": "by:owner"}
-    whole = {**from_toml(tmp_path / "experiment.toml").__dict__, **pooled}
-    (simulated,) = simulate(Experiment(**whole), Options(runs=tmp_path / "runs"))
+    whole = replace(from_toml(tmp_path / "experiment.toml"), **pooled)
+    (simulated,) = simulate(whole, Options(runs=tmp_path / "runs"))
     found = checkpoints.newest(simulated.folder / "checkpoint")
     assert found is not None
     for k in range(4):
@@ -107,7 +108,7 @@ def test_what_owners_do_not_agree_on_is_said_in_one_sentence(tmp_path, owners):
 
     def refused(match, **terms):
         with pytest.raises(qg.InputError, match=match):
-            data_of(Experiment(**{**experiment.__dict__, **terms}), None, f"folder:{tmp_path / '3.npz'}")
+            data_of(replace(experiment, **terms), None, f"folder:{tmp_path / '3.npz'}")
 
     refused("has the class '2', but the agreed classes are no, yes", classes=("no", "yes"))
     refused(r"shape \[1, 8, 8\], but the agreed shape is \[3, 8, 8\]", shape=(3, 8, 8))
