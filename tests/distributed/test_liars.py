@@ -74,7 +74,7 @@ def test_steps_in_blocks_clip_like_whole_steps(monkeypatch):
                 else:
                     x, state = engine.step(method, x, g, state, **how)
             models[rank] = x, sum(one["clipped"] for one in engine.accounts().values())
-            assert in_place == any(engine._in_blocks.recordings.values())
+            assert in_place == any(engine._in_blocks.programs.values())
             engine.close()
 
         with ThreadPoolExecutor(3) as pool:
