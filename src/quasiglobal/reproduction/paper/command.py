@@ -24,7 +24,7 @@ from quasiglobal.cli.terminal import (
     watcher,
 )
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.reproduction.paper.figures import Reproduced, draw_from_store, make_figure, title_of, write_figure
+from quasiglobal.reproduction.paper.figures import Reproduced, draw_from_store, title_of, write_figure
 from quasiglobal.reproduction.paper.outcomes import Outcome
 from quasiglobal.reproduction.paper.reproduce import (
     TARGETS,
@@ -40,6 +40,7 @@ from quasiglobal.reproduction.paper.reproduce import (
 )
 from quasiglobal.reproduction.paper.summary import left_out, summary
 from quasiglobal.reproduction.paper.tables import PaperTable, Scale
+from quasiglobal.reproduction.paper.toy import make_figure
 from quasiglobal.reproduction.report.formats import FORMATS, write_report
 from quasiglobal.runs.comparison import NOT_CONVERGED, Score
 from quasiglobal.runs.options import Options, choose_device

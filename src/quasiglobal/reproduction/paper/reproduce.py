@@ -13,11 +13,10 @@ import torch
 
 from quasiglobal.data.sources import SOURCES, available, raw
 from quasiglobal.errors import InputError
-from quasiglobal.reproduction.paper.figures.drawing import PARTITIONS
-from quasiglobal.reproduction.paper.figures.toy import FIGURES
-from quasiglobal.reproduction.paper.figures.training import TRAINED
+from quasiglobal.reproduction.paper.figures import PARTITIONS, TRAINED
 from quasiglobal.reproduction.paper.outcomes import FEWEST_RATES, Outcome, chosen_short, outcomes
 from quasiglobal.reproduction.paper.tables import NUMBERS, TABLES, PaperCell, PaperTable, Scale, at_scale
+from quasiglobal.reproduction.paper.toy import FIGURES
 from quasiglobal.runs.estimate import images_per_second
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import Run, RunStore, Watcher, unwatched

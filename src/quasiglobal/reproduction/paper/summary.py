@@ -22,7 +22,7 @@ from quasiglobal.reproduction.paper.claims import (
     tuning_claim,
     verdict,
 )
-from quasiglobal.reproduction.paper.figures import TRAINED, Canvas, draw_outcomes, title_of
+from quasiglobal.reproduction.paper.figures import TRAINED, draw_outcomes, title_of
 from quasiglobal.reproduction.paper.outcomes import (
     PAPER_SEEDS,
     Order,
@@ -386,7 +386,7 @@ def summary_figures(found: Mapping[str, Sequence[Outcome]], scale: Scale) -> tup
     made = []
     for name in FIGURES:
         if sum(bool(outcome.runs) for outcome in found[name]) >= ENOUGH * len(found[name]):
-            figure = draw_outcomes(name, found[name], Canvas(scale))
+            figure = draw_outcomes(name, found[name], scale)
             figure.figure.suptitle("")
             made.append(drawing(name, f"Figure: {title_of(name, scale)}", figure.says, figure.figure))
     return tuple(made)
