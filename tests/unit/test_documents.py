@@ -15,7 +15,7 @@ from quasiglobal.reproduction.leaderboard.summary import BLOCK, blocks, leaderbo
 from quasiglobal.reproduction.paper.readings import table as readings_table
 from quasiglobal.reproduction.paper.summary import summary
 from quasiglobal.reproduction.report.formats import latex, markdown
-from quasiglobal.reproduction.report.grid import grid
+from quasiglobal.reproduction.report.page import grid
 from quasiglobal.runs.store import RunStore
 
 ROOT = Path(__file__).parents[2]
