@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import filter as fnfilter
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -165,12 +166,12 @@ def contender(text: str, tier: Tier, name: str = "", topology: str = "", lr: flo
 
 def select(tier: Tier, patterns: Sequence[str]) -> list[Contender]:
     """The methods whose name matches one of the patterns; all methods if there are no patterns."""
-    everybody = contenders(tier)
+    everybody = {one.name: one for one in contenders(tier)}
     for pattern in patterns:
-        if not any(fnmatch(one.name, pattern) for one in everybody):
-            names = ", ".join(one.name for one in everybody)
+        if not fnfilter(everybody, pattern):
+            names = ", ".join(everybody)
             raise InputError(f"no method of tier {tier.name} matches {pattern!r}; * matches any text; it has {names}")
-    return [one for one in everybody if not patterns or any(fnmatch(one.name, pattern) for pattern in patterns)]
+    return [one for name, one in everybody.items() if any(fnmatch(name, pattern) for pattern in patterns or "*")]
 
 
 # ------------------------------------------------------------------------------------------------ your own

@@ -11,16 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
-from quasiglobal.common.files import read_lines
+from quasiglobal.reproduction.paper.readings import ended_runs
 from quasiglobal.reproduction.paper.tables import ColumnLabel, PaperCell, PaperTable, Scale
 from quasiglobal.reproduction.report.noise import Gap, Sample, gap
 from quasiglobal.runs.comparison import Score
 from quasiglobal.runs.store import Run, RunStore
 from quasiglobal.runs.tuning import best_point, score
-from quasiglobal.training.experiment import Experiment, setting
-from quasiglobal.training.metrics import AVERAGED, SCORE, Record, last_and_best, number
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.metrics import AVERAGED, SCORE, number
 
 Which = Literal["last", "best", "averaged"]
 """Score of the last test, of the best test, or of the nodes' averaged model in the last test."""
@@ -224,57 +224,3 @@ def order(outcome: Outcome, others: Iterable[Outcome]) -> Order:
         else:
             found["does not hold" if in_ours.within is False else "within noise"].append(name)
     return Order(tuple(found["holds"]), tuple(found["within noise"]), tuple(found["does not hold"]))
-
-
-# ------------------------------------------------------------------------------------------------ the paper's EvoNorm
-
-# Training is the same for the three readings of the released ResNet-EvoNorm: the same weights are tested with other
-# statistics of its batch norms. `readings.py` tests runs in all of them, and compares them.
-
-READINGS = {"batch": "evonorm-released", "hybrid": "evonorm-first-release", "running": "evonorm-running"}
-"""The norm of each reading: which statistics its tests use."""
-
-TRAINED = "running"
-"""The reading that keeps the running statistics of all batch norms, which the others use in part."""
-
-Reading = dict[str, float]
-"""A test: the epoch, and the accuracy of every reading and of its averaged model."""
-
-FILE = "readings.jsonl"
-"""The file in a run folder: a line per test, with the accuracy of every reading."""
-
-
-def ended_runs(store: RunStore, experiment: Experiment) -> list[Run]:
-    """The ended runs of an experiment's setting, and those that trained the same and were tested with its norm too.
-
-    Where both exist for a seed and a rate, the run of its own counts.
-    """
-    own = store.ended.get(setting(experiment), [])
-    reading = next((name for name, norm in READINGS.items() if norm == experiment.norm and name != TRAINED), None)
-    if reading is None:
-        return own
-    trained = store.ended.get(setting(replace(experiment, norm=READINGS[TRAINED])), ())
-    known = {(run.experiment.seed, run.experiment.peak_lr) for run in own}
-    missing = [run for run in trained if (run.experiment.seed, run.experiment.peak_lr) not in known]
-    return [*own, *(_read_as(run, reading) for run in missing if (run.folder / FILE).exists())]
-
-
-def _read_as(run: Run, reading: str) -> Run:
-    """The same run with the tests of a reading in its records and its summary."""
-    tests = {line["epoch"]: line for line in read_readings(run)}
-    records: list[Record] = []
-    for record in run.records():
-        plain = {key: value for key, value in record.items() if not key.startswith(SCORE)}
-        line = tests.get(record["epoch"])
-        scores = {SCORE: line[reading], AVERAGED: line[f"{reading}_averaged"]} if line else {}
-        records.append(cast(Record, plain | scores))
-    one = replace(run.experiment, norm=READINGS[reading])
-    last, best = last_and_best(records, one.metric)
-    ended = run.summary and replace(run.summary, last=last, best=best)
-    return replace(run, experiment=one, summary=ended, _records=[records])
-
-
-def read_readings(run: Run, every_epoch: bool = False) -> list[Reading]:
-    """The tests of a run in all readings: those of its experiment, or all that were made."""
-    one, lines = run.experiment, read_lines(run.folder / FILE)
-    return [line for line in lines if every_epoch or line["epoch"] % one.eval_every == 0 or line["epoch"] == one.epochs]
