@@ -233,10 +233,10 @@ def _scores(
         here = [by_label[RowLabel(method), column] for column in columns.values()]
         shift = 0.06 * (k - (len(methods) - 1) / 2)
         ours = {at + shift: score for at, one in enumerate(here) if (score := one.ours())}
-        _points(panel, ours, colour_of(here[0]), "o-", label=method)
+        _points(panel, ours, colour_of(here[0]), "o-", method)
         if scale == "paper":
             papers = {at + shift: one.cell.score for at, one in enumerate(here) if one.cell.score}
-            _points(panel, papers, colour_of(here[0]), "o:", markerfacecolor="white")
+            _points(panel, papers, colour_of(here[0]), "o:")
     ticks = list(next(iter(methods.values())))
     panel.set_xticks(range(len(ticks)), ticks)
     panel.set_xlim(-0.3, len(ticks) - 0.7)
@@ -246,11 +246,12 @@ def _scores(
         say(panel, "diverged" if ran else "not run")
 
 
-def _points(panel: Axes, scores: Mapping[float, Score], colour: str, form: str, **look: str) -> None:
+def _points(panel: Axes, scores: Mapping[float, Score], colour: str, form: str, label: str | None = None) -> None:
     if scores:
         means, stds = [score.mean for score in scores.values()], [score.std or 0 for score in scores.values()]
         panel.errorbar(
-            list(scores), means, stds, fmt=form, color=colour, markersize=4.5, linewidth=1.2, capsize=2, **look
+            list(scores), means, stds, fmt=form, color=colour, markerfacecolor="white" if form == "o:" else colour,
+            markersize=4.5, linewidth=1.2, capsize=2, label=label,
         )
 
 

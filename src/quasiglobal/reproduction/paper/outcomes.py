@@ -73,8 +73,12 @@ class Outcome:
 
     def by_seed(self, which: Which = "last") -> dict[int, float]:
         """Our score of each seed in per cent; empty if a seed diverged or a run lacks the metric."""
-        found = {run.experiment.seed: _reached(run, which) for run in self.runs}
-        values = {seed: 100 * reached for seed, reached in found.items() if reached is not None}
+        metric = AVERAGED if which == "averaged" else SCORE
+        tests = {
+            run.experiment.seed: run.summary.best if which == "best" else run.summary.last
+            for run in self.runs if run.summary
+        }
+        values = {seed: 100 * reached for seed, test in tests.items() if (reached := number(test, metric)) is not None}
         return {} if self.diverged or len(values) < len(self.runs) else values
 
     def ours(self, which: Which = "last") -> Score | None:
@@ -89,21 +93,18 @@ class Outcome:
         return None if ours is None or self.cell.score is None else ours.mean - self.cell.score.mean
 
 
-def _reached(run: Run, which: Which) -> float | None:
-    """The score of a run, from its summary."""
-    if run.summary is None:
-        return None
-    test = run.summary.best if which == "best" else run.summary.last
-    return number(test, AVERAGED if which == "averaged" else SCORE)
-
-
 def outcomes(table: PaperTable, store: RunStore, scale: Scale = "paper", short: bool = True) -> list[Outcome]:
     """The outcome of each cell of a table.
 
-    `short`: whether the best rate of short runs counts if too few rates were tried at the paper's scale.
+    `short`: whether the best rate of short runs counts, if too few rates were tried at the paper's scale and the cell
+    was run at it.
     """
     found = [_outcome(cell, scale, store) for cell in table.cells]
-    return [_or_at_short_rate(one, store) for one in found] if short and scale == "paper" else found
+    for k, one in enumerate(found if short and scale == "paper" else ()):
+        if not one.fixed and len(one.trials) < FEWEST_RATES:
+            at_short = chosen_short(one.cell, store)
+            found[k] = at_short if at_short and at_short.runs else one
+    return found
 
 
 def chosen_short(cell: PaperCell, store: RunStore) -> Outcome | None:
@@ -120,14 +121,6 @@ def _outcome(cell: PaperCell, scale: Scale, store: RunStore) -> Outcome:
     """The outcome of the best of the cell's algorithms."""
     found = [_tried(cell, experiment, store) for experiment in cell.experiments(scale)]
     return max(found, key=lambda one: max(map(score, one.trials.values()), default=float("-inf")))
-
-
-def _or_at_short_rate(one: Outcome, store: RunStore) -> Outcome:
-    """Fall back to the best rate of short runs if the paper's scale has too few rates and the cell was run at it."""
-    if one.fixed or len(one.trials) >= FEWEST_RATES:
-        return one
-    short = chosen_short(one.cell, store)
-    return short if short and short.runs else one
 
 
 def _tried(cell: PaperCell, experiment: Experiment, store: RunStore) -> Outcome:

@@ -224,7 +224,7 @@ def figure_consensus(graphs: Sequence[str] = CONSENSUS_GRAPHS) -> Reproduced:
     sentences = []
     for level in LEVELS:
         for which, event in enumerate(("first reaches", "reaches for good")):
-            steps_of = {key: math.inf if times[which] is None else times[which] for key, times in found.items()}
+            steps_of = {key: math.inf if (t := times[which]) is None else t for key, times in found.items()}
             lead = {name: steps_of[name, "gossip", level] - steps_of[name, "qg-gossip", level] for name in graphs}
             sooner, later = (
                 ", ".join(name for name in graphs if sign * lead[name] > 0) or "none of them" for sign in (1, -1)
