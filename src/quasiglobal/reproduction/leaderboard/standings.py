@@ -63,7 +63,7 @@ class Placing:
         return bool(self.refused) or (tuned and set(seeds) <= {one.seed for one in self.seeds})
 
     def joined(self, before: Placing | None) -> Placing:
-        """With the further seeds of an earlier record at the same rate."""
+        """Add the further seeds of an earlier record at the same rate."""
         if before is None or before.lr != self.lr:
             return self
         found = {one.seed: one for one in (*before.seeds, *self.seeds)}
@@ -122,7 +122,7 @@ class Standing:
 
 
 def _decoded(hint: object, value: object) -> object:
-    """A JSON value as an annotation says: a dataclass, dict, tuple, text or number; raise TypeError if it is none."""
+    """Convert a JSON value to a dataclass, dict, tuple, text or number, as annotated; raise TypeError if it differs."""
     origin, inner = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
         hints = get_type_hints(hint)

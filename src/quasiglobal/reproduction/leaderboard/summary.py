@@ -130,7 +130,7 @@ def score_cell(placing: Placing | None, measure: str = "mean") -> Cell:
 
 
 def _merging(placing: Placing | None) -> Cell:
-    """What the final merge gives: the averaged model less the mean of nodes, in points."""
+    """Gain of the final merge: the averaged model minus the mean of nodes, in points."""
     nodes, averaged = (placing.score(measure) if placing else None for measure in ("mean", "averaged"))
     return _signed(averaged.mean - nodes.mean) if nodes and averaged else Cell("")
 
@@ -215,9 +215,9 @@ def _top(tier: Tier, standings: Sequence[Standing]) -> str:
 
 
 def refresh(path: Path, made: Mapping[str, str]) -> set[str]:
-    """Replace the blocks of a document, which stand between `<!-- leaderboard: NAME -->` and `<!-- end -->`.
+    """Replace the blocks of a document, between `<!-- leaderboard: NAME -->` and `<!-- end -->`.
 
-    Return the names of those that stay as they are, since there are no records for them.
+    Return the names of the blocks that stay as they are because they have no records.
     """
     text = document_with_blocks(path)
 
@@ -262,7 +262,7 @@ class Number:
     measure: str = "mean"
 
     def placing(self, standings: Standings) -> Placing:
-        """The results that the number is of; without any if there is no record of it."""
+        """The results of this method under this condition; empty if there is no record of it."""
         found = (one.conditions.get(self.condition) for one in standings.get(self.tier, ()) if one.name == self.method)
         return next(found, None) or Placing()
 

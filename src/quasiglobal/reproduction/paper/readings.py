@@ -115,9 +115,9 @@ def _accuracies(program: Program, test: Evaluation, runs: Sequence[int]) -> list
 
 
 def ended_runs(store: RunStore, experiment: Experiment) -> list[Run]:
-    """The ended runs of an experiment's setting, and those that trained the same and were tested with its norm too.
+    """The ended runs of an experiment's setting, and runs with the same training that were also tested with its norm.
 
-    Where both exist for a seed and a rate, the run of its own counts.
+    If both exist for a seed and a rate, the setting's own run counts.
     """
     own = store.ended.get(setting(experiment), [])
     reading = next((name for name, norm in READINGS.items() if norm == experiment.norm and name != TRAINED), None)
@@ -130,7 +130,7 @@ def ended_runs(store: RunStore, experiment: Experiment) -> list[Run]:
 
 
 def _read_as(run: Run, reading: str) -> Run:
-    """The same run with the tests of a reading in its records and its summary."""
+    """Replace the tests in a run's records and summary by those of a reading."""
     tests = {line["epoch"]: line for line in read_readings(run)}
     records: list[Record] = []
     for record in run.records():

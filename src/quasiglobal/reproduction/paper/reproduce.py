@@ -434,7 +434,7 @@ def complete(
     watch: Watcher = unwatched,
     tune_short: bool = False,
 ) -> tuple[list[Outcome], RunStore]:
-    """Run what a store lacks of a table, or of the cells that match the patterns; the outcomes, and the new store.
+    """Run the missing experiments of a table, or of the cells that match the patterns; return outcomes and new store.
 
     Learning rates are tuned with seed 0; then all seeds run at the best rate. A rate that is already tuned in the store
     is reused. With `tune_short`, rates are tuned on short runs; otherwise rates from short runs are not reused. Cells

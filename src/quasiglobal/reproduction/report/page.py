@@ -1,4 +1,4 @@
-"""A report as one self-contained HTML file: style, script and figures are inline; and its grid, also as a picture.
+"""A report as one self-contained HTML file (`page.html`): style, script and figures are inline; and its grid.
 
 The grid has one square per cell of the tables, by agreement with the published number. On the page it is one small
 table per section, with links to the rows; `grid` draws it as a picture for READMEs.
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from string import Template
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -39,45 +40,19 @@ if TYPE_CHECKING:
 
 def page(document: Document) -> str:
     """Render the whole HTML file."""
-    style, script = map(_file, ("page.css", "page.js"))
     dark = f"@media (prefers-color-scheme: dark) {{\n{palette(lighter=True)}\n}}"
-    title = escape(document.title)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>
-{theme()}{style}{palette()}
-{dark}
-</style>
-</head>
-<body>
-<header>
-<h1>{title}</h1>
-{_paragraphs(document.says)}
-{_overview(document) if document.overview else ""}
-<nav aria-label="Contents">{_contents(document)}</nav>
-</header>
-<div class="bar"><form>
-<label>Algorithm <select id="algorithm" autocomplete="off">{_algorithms(document)}</select></label>
-<label><input type="checkbox" id="known" autocomplete="off"> only what was run</label>
-</form></div>
-<main>
-{_lines(map(_section, document.sections))}
-{_lines(map(_drawing, document.drawings))}
-</main>
-<footer id="legend">
-<h2>How to read it</h2>
-{_paragraphs(document.legend)}
-</footer>
-<script>
-{script}</script>
-</body>
-</html>
-"""
+    return Template(_file("page.html")).substitute(
+        title=escape(document.title),
+        style=f"{theme()}{_file('page.css')}{palette()}\n{dark}",
+        script=_file("page.js"),
+        says=_paragraphs(document.says),
+        overview=_overview(document) if document.overview else "",
+        contents=_contents(document),
+        algorithms=_algorithms(document),
+        sections=_lines(map(_section, document.sections)),
+        drawings=_lines(map(_drawing, document.drawings)),
+        legend=_paragraphs(document.legend),
+    )
 
 
 def _overview(document: Document) -> str:
@@ -182,7 +157,7 @@ def _unbroken(text: str) -> str:
 
 
 def _paragraphs(texts: tuple[str, ...]) -> str:
-    return "\n".join(f"<p>{escape(text)}</p>" for text in texts)
+    return _lines(f"<p>{escape(text)}</p>" for text in texts)
 
 
 def _lines(parts: Iterable[str]) -> str:
