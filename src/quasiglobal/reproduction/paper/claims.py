@@ -9,7 +9,7 @@ from itertools import chain
 
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.algorithms.sgd import DSGDm
-from quasiglobal.reproduction.paper.outcomes import Outcome, Verdict, our_sample, paper_sample
+from quasiglobal.reproduction.paper.outcomes import Outcome, Verdict, our_sample, paper_sample, worst
 from quasiglobal.reproduction.paper.tables import (
     TABLES,
     ColumnLabel,
@@ -91,8 +91,7 @@ class Claim:
 
 def verdict(judged: Sequence[Judged]) -> Verdict | None:
     """The worst verdict; None if nothing was judged."""
-    worst: tuple[Verdict, ...] = ("does not hold", "within noise", "holds")
-    return next((kind for kind in worst if any(one.verdict == kind for one in judged)), None)
+    return worst({one.verdict for one in judged})
 
 
 def paper_scores() -> dict[CellKey, Sample]:

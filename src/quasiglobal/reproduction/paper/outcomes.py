@@ -9,7 +9,7 @@ rate of short runs counts, provided that the cell was run at that rate; `tuned_s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -148,21 +148,19 @@ Verdict = Literal["holds", "within noise", "does not hold"]
 class Order:
     """Rank of a method against the others of its column that both the paper and our runs have."""
 
-    agreed: tuple[str, ...] = ()
-    """Methods on the same side as in the paper."""
-    unclear: tuple[str, ...] = ()
-    """Methods on the other side, within the noise of our runs."""
-    reversed: tuple[str, ...] = ()
-    """Methods on the other side, beyond the noise of our runs."""
+    methods: Mapping[Verdict, Sequence[str]]
+    """The others: on the same side as in the paper, on the other side within the noise of our runs, or beyond it."""
 
     @property
     def verdict(self) -> Verdict | None:
         """The worst result of all comparisons; None if there are none."""
-        if self.reversed:
-            return "does not hold"
-        if self.unclear:
-            return "within noise"
-        return "holds" if self.agreed else None
+        return worst(self.methods)
+
+
+def worst(verdicts: Collection[Verdict]) -> Verdict | None:
+    """The worst verdict; None if there are none."""
+    order: tuple[Verdict, ...] = ("does not hold", "within noise", "holds")
+    return next((kind for kind in order if kind in verdicts), None)
 
 
 def paper_sample(score: Score | None) -> Sample:
@@ -202,7 +200,7 @@ def by_model_and_column(outcomes: Iterable[Outcome]) -> dict[tuple[str, ColumnLa
 def order(outcome: Outcome, others: Iterable[Outcome]) -> Order:
     """Compare the rank of a method among others in our runs with its rank in the paper."""
     ours = our_sample(outcome)
-    found: Mapping[Verdict, list[str]] = {"holds": [], "within noise": [], "does not hold": []}
+    found: dict[Verdict, list[str]] = {}
     for other in others:
         theirs = our_sample(other)
         if other is outcome or ours is None or theirs is None:
@@ -211,9 +209,7 @@ def order(outcome: Outcome, others: Iterable[Outcome]) -> Order:
         in_ours = gap([(1, ours), (-1, theirs)])
         if math.isnan(in_paper.value) or in_paper.value == 0:
             continue
-        name = other.cell.row.method
-        if in_ours.value * in_paper.value > 0:
-            found["holds"].append(name)
-        else:
-            found["does not hold" if in_ours.within is False else "within noise"].append(name)
-    return Order(tuple(found["holds"]), tuple(found["within noise"]), tuple(found["does not hold"]))
+        beyond: Verdict = "does not hold" if in_ours.within is False else "within noise"
+        kind: Verdict = "holds" if in_ours.value * in_paper.value > 0 else beyond
+        found.setdefault(kind, []).append(other.cell.row.method)
+    return Order(found)

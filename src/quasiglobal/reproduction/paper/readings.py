@@ -67,7 +67,10 @@ class ScoreReadings(Callback):
 
     def on_epoch(self, loop: Loop) -> None:
         """Add a line for each run that is tested in this epoch."""
-        chosen = [k for k, record in loop.latest.items() if SCORE in record or self._often(loop.experiments[k])]
+        chosen = [
+            k for k, record in loop.latest.items()
+            if SCORE in record or any(fnmatch(loop.experiments[k].name, pattern) for pattern in self.every_epoch)
+        ]
         if not chosen:
             return
         places = [loop.place(k) for k in chosen]
@@ -83,9 +86,6 @@ class ScoreReadings(Callback):
             for name, accuracies in found.items():
                 line |= {name: accuracies[place][0], f"{name}_averaged": accuracies[place][1]}
             append_line(loop.folders[k] / FILE, line)
-
-    def _often(self, experiment: Experiment) -> bool:
-        return any(fnmatch(experiment.name, pattern) for pattern in self.every_epoch)
 
 
 def _evaluation(program: Program, norm: str) -> Evaluation:

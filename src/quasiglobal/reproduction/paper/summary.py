@@ -70,7 +70,7 @@ def summary(store: RunStore, scale: Scale = "paper") -> Document:
     """The report on a run store; cells without runs are marked as not run."""
     tables = _tables(store, scale)
     found = {name: outcomes(table, store, scale) for name, table in tables.items()}
-    claims = claims_section([*CLAIMS, tuning_claim(tables[TUNING])], found, scale)
+    claims, findings = claims_section([*CLAIMS, tuning_claim(tables[TUNING])], found, scale)
     papers = [table_section(table, found[name], scale) for name, table in TABLES.items()]
     return Document(
         "Quasi-global momentum: the paper and our runs",
@@ -78,7 +78,7 @@ def summary(store: RunStore, scale: Scale = "paper") -> Document:
         (claims, *own_sections(store, tables.values()), *papers),
         LEGEND,
         summary_figures(found, scale),
-        overview(claims, papers, found, scale),
+        overview(findings, papers, found, scale),
     )
 
 
@@ -132,11 +132,13 @@ LEGEND = (
 
 # ------------------------------------------------------------------------------------------------ claims
 
-VERDICTS: Mapping[Verdict, tuple[str, Mark]] = {
-    "holds": ("holds", "good"),
-    "within noise": ("undecided", "fair"),
-    "does not hold": ("does not hold", "bad"),
+VERDICTS: Mapping[Verdict, tuple[str, Mark, str]] = {
+    "holds": ("holds", "good", "✓"),
+    "within noise": ("undecided", "fair", "?"),
+    "does not hold": ("does not hold", "bad", "✗"),
 }
+"""Text, colour and sign of each verdict."""
+
 OTHER_SCALE = Cell("other scale", mark="none")
 """Shown in place of a verdict at any scale but the paper's."""
 
@@ -146,30 +148,31 @@ CLAIM_COLUMNS = (
 )
 
 
-def claims_section(claims: Sequence[Claim], found: Mapping[str, Sequence[Outcome]], scale: Scale) -> Section:
-    """The section of claims, with a verdict on each claim that has scores in the outcomes of the tables."""
+def claims_section(
+    claims: Sequence[Claim], found: Mapping[str, Sequence[Outcome]], scale: Scale
+) -> tuple[Section, list[Finding]]:
+    """The section of claims, with a verdict on each that has scores; and a line on each for the overview."""
     papers, ours = paper_scores(), our_scores(found)
-    rows, counts = [], Counter[str]()
+    rows, findings = [], []
     for k, claim in enumerate(claims):
         judged, all_of_them = claim.judge(ours), len(claim.comparisons)
-        result = _verdict(judged, all_of_them, "not run") if scale not in DIFFERENCE or not judged else OTHER_SCALE
-        counts[result.text] += 1
-        rows.append(Row((
-            Cell(claim.says),
-            Cell(claim.where),
-            _verdict(claim.judge(papers), all_of_them, "no numbers"),
-            result,
-            Cell(f"{len(judged)} of {all_of_them}", len(judged) / max(all_of_them, 1)),
-        ), known=bool(judged), anchor=f"claim-{k}"))
+        decided = verdict(judged) if scale not in DIFFERENCE else None
+        result = OTHER_SCALE if judged and decided is None else _verdict(judged, all_of_them, "not run")
+        run = Cell(f"{len(judged)} of {all_of_them}", len(judged) / max(all_of_them, 1))
+        by_paper = _verdict(claim.judge(papers), all_of_them, "no numbers")
+        cells = (Cell(claim.says), Cell(claim.where), by_paper, result, run)
+        rows.append(Row(cells, known=bool(judged), anchor=f"claim-{k}"))
+        findings.append(Finding(VERDICTS[decided][2] if decided else "–", claim.says, result, run.text, f"claim-{k}"))
+    counts = Counter(one.verdict.text for one in findings)
     says = ", ".join(f"{text}: {counts[text]}" for text in sorted(counts))
-    return Section("claims", "What the paper claims", says, CLAIM_COLUMNS, tuple(rows))
+    return Section("claims", "What the paper claims", says, CLAIM_COLUMNS, tuple(rows)), findings
 
 
 def _verdict(judged: Sequence[Judged], all_of_them: int, otherwise: str) -> Cell:
     result = verdict(judged)
     if result is None:
         return Cell(otherwise, mark="none")
-    text, mark = VERDICTS[result]
+    text, mark, _ = VERDICTS[result]
     if result == "holds" and len(judged) < all_of_them:
         text, mark = "holds so far", "fair"
     if len(judged) == 1:
@@ -325,8 +328,9 @@ def _order(judged: Judgement | None) -> Cell:
         return OTHER_SCALE
     if judged.order.verdict is None:
         return Cell("")
-    text, mark = VERDICTS[judged.order.verdict]
-    against = [*judged.order.reversed, *judged.order.unclear]
+    text, mark, _ = VERDICTS[judged.order.verdict]
+    methods = judged.order.methods
+    against = [*methods.get("does not hold", ()), *methods.get("within noise", ())]
     return Cell(text, mark=mark, why=(f"not with {', '.join(against)}",) if against else ())
 
 
@@ -408,12 +412,12 @@ ENOUGH = 1 / 4
 
 
 def overview(
-    claims: Section, tables: Sequence[Section], found: Mapping[str, Sequence[Outcome]], scale: Scale
+    findings: Sequence[Finding], tables: Sequence[Section], found: Mapping[str, Sequence[Outcome]], scale: Scale
 ) -> Overview:
     """The overview of the sections; at another scale than the paper's, without figures."""
     plots = [*_by_alpha(found["cifar10"]), *_by_size(found["ring-scales"])] if scale == "paper" else []
     run = tuple(plot for plot in plots if any(line.points for line in plot.lines))
-    return Overview(_counts(tables), tuple(_findings(claims)), run)
+    return Overview(_counts(tables), tuple(findings), run)
 
 
 def _counts(tables: Sequence[Section]) -> str:
@@ -425,18 +429,6 @@ def _counts(tables: Sequence[Section]) -> str:
     said = [f"{counts[kind]} {text}" for kind, text in words.items() if counts[kind]]
     run = counts.total() - counts["absent"]
     return f"{run} of {counts.total()} cells run" + (f": {', '.join(said)}." if said else ".")
-
-
-SIGNS = {"holds": "✓", "holds so far": "✓", "undecided": "?", "does not hold": "✗"}
-"""Mark of each verdict, besides its colour."""
-
-
-def _findings(claims: Section) -> list[Finding]:
-    return [
-        Finding(SIGNS.get(ours.text, "–"), says.text, ours, run.text, row.anchor)
-        for row in claims.rows
-        for says, _, _, ours, run in [row.cells]
-    ]
 
 
 # ------------------------------------------------------------------------------------------------ scores
