@@ -61,6 +61,46 @@ def write_figure(made: Reproduced, name: str, folder: Path) -> list[Path]:
     return [*paths, folder / f"{name}.csv"]
 
 
+@dataclass(frozen=True)
+class TrainingFigure:
+    """A figure: its cells, as a table, and its drawing function."""
+
+    table: PaperTable
+    draw: Callable[[Sequence[Outcome], Scale, Path | None], Reproduced]
+
+
+def draw_from_store(name: str, store: RunStore, scale: Scale = "paper", data_dir: Path | None = None) -> Reproduced:
+    """Draw a figure from the runs in a store; cells without runs are left out and counted."""
+    if name not in TRAINED:
+        raise unknown("figure", name, TRAINED)
+    found = outcomes(TRAINED[name].table, store, scale)
+    if found and not any(one.runs for one in found):
+        command = f"qg reproduce {name}" + ("" if scale == "paper" else f" --scale {scale}")
+        raise InputError(f"{store.root} has no run of {name} at {scale} scale; `{command}` runs them")
+    return draw_outcomes(name, found, scale, data_dir)
+
+
+def draw_outcomes(name: str, found: Sequence[Outcome], scale: Scale, data_dir: Path | None = None) -> Reproduced:
+    """Draw a figure from the outcomes of its cells."""
+    title = title_of(name, scale)
+    with plots.style():
+        made = TRAINED[name].draw(found, scale, data_dir)
+        made.figure.suptitle("\n".join(wrap(title, int(12 * made.figure.get_figwidth()))), fontsize=10)
+    lacking = sum(not one.runs for one in found)
+    missing = f" {lacking} of {len(found)} cells were not run." if lacking else ""
+    return Reproduced(made.figure, made.rows, f"{made.says}{missing}")
+
+
+def title_of(name: str, scale: Scale) -> str:
+    """A figure's title, with the changes to the paper's experiments at this scale."""
+    table = TRAINED[name].table
+    if table.cells:
+        return table.title_at(scale)
+    return table.title + (" (SMOKE: digits in place of the data)" if scale == "smoke" else "")
+
+
+# ---------------------------------------------------------------------------------------------- drawing
+
 WEIGHT_DECAY, NO_WEIGHT_DECAY = "weight decay", "none"
 """Settings of the columns of *weight-decay*."""
 
@@ -445,44 +485,6 @@ MOMENTUM_TUNING = _cells(
     },
     by_alpha("ring:16", 1, 0.1, prefix="ring 16, "),
 )
-
-
-@dataclass(frozen=True)
-class TrainingFigure:
-    """A figure: its cells, as a table, and its drawing function."""
-
-    table: PaperTable
-    draw: Callable[[Sequence[Outcome], Scale, Path | None], Reproduced]
-
-
-def draw_from_store(name: str, store: RunStore, scale: Scale = "paper", data_dir: Path | None = None) -> Reproduced:
-    """Draw a figure from the runs in a store; cells without runs are left out and counted."""
-    if name not in TRAINED:
-        raise unknown("figure", name, TRAINED)
-    found = outcomes(TRAINED[name].table, store, scale)
-    if found and not any(one.runs for one in found):
-        command = f"qg reproduce {name}" + ("" if scale == "paper" else f" --scale {scale}")
-        raise InputError(f"{store.root} has no run of {name} at {scale} scale; `{command}` runs them")
-    return draw_outcomes(name, found, scale, data_dir)
-
-
-def draw_outcomes(name: str, found: Sequence[Outcome], scale: Scale, data_dir: Path | None = None) -> Reproduced:
-    """Draw a figure from the outcomes of its cells."""
-    title = title_of(name, scale)
-    with plots.style():
-        made = TRAINED[name].draw(found, scale, data_dir)
-        made.figure.suptitle("\n".join(wrap(title, int(12 * made.figure.get_figwidth()))), fontsize=10)
-    lacking = sum(not one.runs for one in found)
-    missing = f" {lacking} of {len(found)} cells were not run." if lacking else ""
-    return Reproduced(made.figure, made.rows, f"{made.says}{missing}")
-
-
-def title_of(name: str, scale: Scale) -> str:
-    """A figure's title, with the changes to the paper's experiments at this scale."""
-    table = TRAINED[name].table
-    if table.cells:
-        return table.title_at(scale)
-    return table.title + (" (SMOKE: digits in place of the data)" if scale == "smoke" else "")
 
 
 def _of_table(table: str) -> tuple[str, str, Sequence[PaperCell]]:
