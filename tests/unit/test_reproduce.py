@@ -12,8 +12,8 @@ from terminal import inside
 
 from quasiglobal import InputError
 from quasiglobal.cli import tables, terminal
-from quasiglobal.reproduction.paper import command
-from quasiglobal.reproduction.paper.figures.training import TRAINED, draw_from_store
+from quasiglobal.reproduction.paper import reproduce as command
+from quasiglobal.reproduction.paper.figures import TRAINED, draw_from_store
 from quasiglobal.reproduction.paper.outcomes import outcomes
 from quasiglobal.reproduction.paper.reproduce import TARGETS, cost, recorded, run_missing, seeds_to_run, stand
 from quasiglobal.reproduction.paper.tables import TABLES, at_scale
