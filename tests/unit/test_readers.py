@@ -12,7 +12,8 @@ from PIL import Image
 from quasiglobal.common.randomness import generator
 from quasiglobal.data import sources as datasets
 from quasiglobal.data.dataset import moments
-from quasiglobal.data.readers import cifar, folders
+from quasiglobal.data.readers import folders
+from quasiglobal.data.readers import published as cifar
 
 pytestmark = pytest.mark.usefixtures("no_data_here")
 

@@ -13,7 +13,7 @@ import tiny_models
 import torch
 
 from quasiglobal.cli import share
-from quasiglobal.data.readers.csv_texts import read_texts
+from quasiglobal.data.readers.csv_files import read_texts
 from quasiglobal.data.sources import Examples
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import data_of, make_task
