@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -114,11 +115,6 @@ class Dataset:
         """Whether a target is one number that is not a class, as in a regression."""
         return not self.classes and isinstance(self.train.y, Tensor) and self.train.y.ndim == 1
 
-    @property
-    def plain(self) -> bool:
-        """Whether the stored examples are the model input: not texts, and not normalised."""
-        return self.pad is None and not self.mean
-
     def terms(self) -> dict[str, list[object]]:
         """Class names, shape and normalisation: the properties on which all owners of data must agree.
 
@@ -153,6 +149,16 @@ class Inputs:
     def show(self, index: Tensor, *args: Any, **kwargs: Any) -> Tree:
         """The examples at these indices as model input, augmented as drawn, or truncated to the batch's length."""
         raise NotImplementedError
+
+    def framed(self, x: Tensor) -> Tensor:
+        """Stored examples in the form in which `x` holds them: unchanged, or images with or without a border."""
+        return x
+
+    def view(self, x: Tensor) -> Self:
+        """The same view of other examples, which are framed and on the device already."""
+        other = copy.copy(self)
+        other.x = x
+        return other
 
 
 def agreed(

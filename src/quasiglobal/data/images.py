@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -12,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quasiglobal.data.dataset import Dataset, Inputs, side_shown
+from quasiglobal.data.dataset import Inputs, side_shown
 
 PAD = 4
 """Black border in pixels around an image before a random crop (flip-crop)."""
@@ -61,22 +60,6 @@ class Images(Inputs):
         if self.augmentation == "flip-crop" and self.moving:
             return torch.nn.functional.pad(x, (PAD, PAD, PAD, PAD))
         return x
-
-    def view(self, x: Tensor) -> Images:
-        """The same view of other images, which are framed and on the device already."""
-        other = copy.copy(self)
-        other.x = x
-        return other
-
-    @classmethod
-    def of(
-        cls, data: Dataset, x: Tensor, *, device: torch.device, dtype: torch.dtype, moving: bool
-    ) -> Images:
-        """Images of this data set as model input."""
-        return cls(
-            x, scale=data.scale, mean=data.mean, std=data.std, augmentation=data.augmentation, device=device,
-            dtype=dtype, moving=moving,
-        )
 
     def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
         """Draw the augmentation of `count` images: whether each is mirrored, and its shift or box."""

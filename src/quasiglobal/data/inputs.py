@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 from quasiglobal.common.trees import Tree, on_device
 from quasiglobal.data.dataset import Dataset, Examples, Inputs
 from quasiglobal.data.images import Images
-from quasiglobal.data.shards import Streamed
+from quasiglobal.data.shards import ExampleShards, Streamed, Unpacked
 from quasiglobal.data.texts import Texts
 
 
@@ -22,13 +22,18 @@ def inputs_of(
     moving: bool = False,
 ) -> Inputs:
     """The examples as model input for this data set; `moving` augments images for training."""
+    shards = examples.shards
     if data.pad is not None:
         return Texts(examples.x, pad=data.pad, device=device)
-    if examples.shards is not None:
-        return Streamed.of(data, examples.shards, device=device, dtype=dtype, moving=moving)
-    if data.plain:
+    if isinstance(shards, ExampleShards):
+        return Streamed(shards, Unpacked(shards.form, dtype), device)
+    if shards is None and not data.mean:                  # not normalised
         return Arrays(examples.x, device, dtype)
-    return Images.of(data, examples.x, device=device, dtype=dtype, moving=moving)
+    images = Images(
+        examples.x if shards is None else shards.x[:0], scale=data.scale, mean=data.mean, std=data.std,
+        augmentation=data.augmentation, device=device, dtype=dtype, moving=moving,
+    )
+    return images if shards is None else Streamed(shards, images, device)
 
 
 class Arrays(Inputs):

@@ -75,7 +75,9 @@ def split(
     if kind in DIRICHLET or name == "shards":
         _check_labels(labels, kind)
     if name == "shards":
-        return shards(labels, n, _pieces(argument), seed)
+        if not argument.isdigit() or int(argument) < 1:
+            raise InputError(f"shards needs the number of shards per node, as in shards:2, got {argument!r}")
+        return shards(labels, n, int(argument), seed)
     if kind in DIRICHLET:
         if not 0 < alpha < float("inf"):
             raise InputError(f"alpha must be > 0, got {alpha}; 0.1 is very heterogeneous, 10 nearly uniform")
@@ -217,12 +219,6 @@ def _equal(lists: Sequence[Indices], n: int) -> list[Indices]:
     everything = np.concatenate(lists)
     each = len(everything) // n
     return list(everything[: each * n].reshape(n, each))
-
-
-def _pieces(argument: str) -> int:
-    if not argument.isdigit() or int(argument) < 1:
-        raise InputError(f"shards needs the number of shards per node, as in shards:2, got {argument!r}")
-    return int(argument)
 
 
 def _deal(

@@ -7,7 +7,6 @@ and any tensors again after reading.
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import shutil
@@ -31,7 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.files import alone, cache_folder, read_json, write_json
 from quasiglobal.common.trees import Tree, on_device
-from quasiglobal.data.dataset import Dataset, Inputs
+from quasiglobal.data.dataset import Inputs
 from quasiglobal.data.images import Images
 from quasiglobal.errors import InputError
 
@@ -165,7 +164,7 @@ class Shards:
             self._check_disk(bool(done))
             try:
                 for shard in missing:
-                    report_progress(f"storing {self.shape[0]:,} {self.what}", len(done), self.count)
+                    _show.get()(f"storing {self.shape[0]:,} {self.what}", len(done), self.count)
                     self._make_shard(shard, read)
                     done.append(shard)
                     write_json(self.folder / "shards.json", self._note(done))
@@ -349,16 +348,6 @@ class Unpacked(Inputs):
         self.form, self.dtype = form, dtype
         self.x = torch.empty(0, form.size, dtype=torch.uint8)
 
-    def framed(self, x: Tensor) -> Tensor:
-        """The records unchanged."""
-        return x
-
-    def view(self, x: Tensor) -> Unpacked:
-        """The same view of other records."""
-        other = copy.copy(self)
-        other.x = x
-        return other
-
     def show(self, index: Tensor) -> Tree:
         """The inputs at these indices."""
         return self._at(index, 0)
@@ -391,13 +380,6 @@ class Streamed(Inputs):
         self._reader = ThreadPoolExecutor(1)
         self._ahead: tuple[int, Future[None]] | None = None
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None     # type: ignore[no-untyped-call]
-
-    @classmethod
-    def of(cls, data: Dataset, shards: Shards, *, device: torch.device, dtype: torch.dtype, moving: bool) -> Streamed:
-        """Images or examples of this data set as model input."""
-        if isinstance(shards, ExampleShards):
-            return cls(shards, Unpacked(shards.form, dtype), device)
-        return cls(shards, Images.of(data, shards.x[:0], device=device, dtype=dtype, moving=moving), device)
 
     def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
         """Draw the augmentation of `count` examples."""
@@ -451,7 +433,12 @@ class Streamed(Inputs):
         key = step % 2, self._sizes[step]
         if key not in self._slots:
             shape = (self._index.shape[1] * self._sizes[step], *self.shards.shape[1:])
-            self._slots[key] = Slot.make(shape, self.device)
+            host = torch.empty(shape, dtype=torch.uint8, pin_memory=self._copies is not None)
+            self._slots[key] = Slot(host, host)
+            if self._copies is not None:
+                copied, used = (torch.cuda.Event() for _ in range(2))       # type: ignore[no-untyped-call]
+                there = torch.empty(shape, dtype=torch.uint8, device=self.device)
+                self._slots[key] = Slot(host, there, copied, used)
         slot = self._slots[key]
         if slot.copied is not None:
             slot.copied.synchronize()
@@ -487,16 +474,6 @@ class Slot:
     used: torch.cuda.Event | None = None
     """The batch on the device was read; None on a CPU."""
 
-    @classmethod
-    def make(cls, shape: tuple[int, ...], device: torch.device) -> Slot:
-        """An empty slot."""
-        if device.type != "cuda":
-            host = torch.empty(shape, dtype=torch.uint8)
-            return cls(host, host)
-        host = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-        copied, used = (torch.cuda.Event() for _ in range(2))       # type: ignore[no-untyped-call]
-        return cls(host, torch.empty(shape, dtype=torch.uint8, device=device), copied, used)
-
 
 # --------------------------------------------------------- progress of making shards, shown by the command that runs it
 
@@ -504,21 +481,9 @@ class Slot:
 ShowProgress = Callable[[str, int, int], None]
 """Shows a text, the number of completed parts and their total."""
 
-_show: ContextVar[ShowProgress | None] = ContextVar("show", default=None)
+_show: ContextVar[ShowProgress] = ContextVar("show", default=lambda what, done, total: None)
 
 
 def showing(show: ShowProgress) -> AbstractContextManager[None]:
     """Show the progress of everything inside the block by `show`."""
     return _during(_show, show)
-
-
-def report_progress(what: str, done: int, total: int) -> None:
-    """Report progress, if somebody shows it.
-
-    >>> with showing(print):
-    ...     report_progress("decoding", 3, 10)
-    decoding 3 10
-    """
-    show = _show.get()
-    if show is not None:
-        show(what, done, total)

@@ -103,7 +103,12 @@ def tokenised(corpus: Corpus, tokenizer: Tokenizer, length: int, cache: Path | N
                 raise InputError(f"the tokenizer finds no tokens in {bare} of the {name} texts of {corpus.name}")
         found = {name: x for name, (x, _) in ids.items()}, sum(cut for _, cut in ids.values())
         if path:
-            _keep(path, *found)
+            try:
+                write_tensors(path, found[0], {"cut": str(found[1])})
+            except InputError as error:
+                warnings.warn(
+                    f"the tokenised texts are not cached: {error}; set QG_CACHE to another folder", stacklevel=2
+                )
     tensors, cut = found
     if cut:
         warnings.warn(
@@ -212,11 +217,3 @@ def _cached(path: Path, splits: Mapping[str, Rows], length: int) -> tuple[dict[s
         for name, rows in splits.items()
     )
     return (tensors, cut) if fits else None
-
-
-def _keep(path: Path, tensors: dict[str, Tensor], cut: int) -> None:
-    """Write a cache file; if that fails, warn: the texts will be tokenised again next time."""
-    try:
-        write_tensors(path, tensors, {"cut": str(cut)})
-    except InputError as error:
-        warnings.warn(f"the tokenised texts are not cached: {error}; set QG_CACHE to another folder", stacklevel=3)

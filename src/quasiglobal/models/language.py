@@ -84,16 +84,19 @@ def language_model(
     if pad is None:
         raise InputError(f"{name} defines no padding token; add pad_token_id to {folder / 'config.json'}")
     config.pad_token_id, config.use_cache = pad, False
-    _check_length(name, config, length)
-    make = partial(_loaded, transformers, folder, config) if pretrained else partial(_drawn, transformers, config)
-    with _quiet(transformers), reading(folder, "a transformers model"):
-        model = make()
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and "roberta" in config.model_type:
+        longest -= pad + 1                                  # its positions start after the padding index
+    if longest is not None and length > longest:
+        raise InputError(f"{name} takes texts of up to {longest} tokens, got {length}; use --shape {longest}")
+    with _reading(transformers, folder):
+        model = _made(transformers, folder, config, pretrained)
         if train != "all":
             head = {key: value.detach() for key, value in head_of(model)}
             with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")             # already shown the first time
                 torch.manual_seed(0)
-                model = make()
+                model = _made(transformers, folder, config, pretrained)
             model.load_state_dict(head, strict=False)
         freeze(model, train)
     return LanguageModel(model, pad)
@@ -105,7 +108,7 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
     folder = folder_of(name, weights=False)
     if not _has(folder, TOKENIZERS) and not any(folder.glob("*.model")):    # transformers would make an empty one
         raise InputError(f"{folder} has no tokenizer ({TOKENIZERS[0]}); copy it there from the model's source")
-    with _quiet(transformers), reading(folder, "a transformers model"):
+    with _reading(transformers, folder):
         return transformers.AutoTokenizer.from_pretrained(folder)
 
 
@@ -175,20 +178,23 @@ def _from_hub(name: str, weights: bool) -> Path:
 
 def _config(transformers: ModuleType, folder: Path, **more: int) -> PretrainedConfig:
     """Read the model's configuration from the folder."""
-    with _quiet(transformers), reading(folder, "a transformers model"):
+    with _reading(transformers, folder):
         config = transformers.AutoConfig.from_pretrained(folder, **more)
     if type(config) not in transformers.AutoModelForSequenceClassification._model_mapping:
         raise InputError(f"transformers has no text classifier for {config.model_type} models; use another model")
     return config
 
 
-def _loaded(transformers: ModuleType, folder: Path, config: PretrainedConfig) -> PreTrainedModel:
-    """Load the model with the folder's weights."""
+def _made(transformers: ModuleType, folder: Path, config: PretrainedConfig, pretrained: bool) -> PreTrainedModel:
+    """The model with the folder's weights, or with random ones; with our attention where it can be replaced."""
     auto = transformers.AutoModelForSequenceClassification
-    safe = _has(folder, SAFE)
+    replaced = auto._model_mapping[type(config)]._supports_attention_backend
+    how = {"dtype": torch.float32, **({"attn_implementation": registered()} if replaced else {})}
+    if not pretrained:
+        return auto.from_config(config, **how)
     model, found = auto.from_pretrained(
-        folder, config=config, dtype=torch.float32, use_safetensors=safe, ignore_mismatched_sizes=True,
-        output_loading_info=True, **_attention(transformers, config),
+        folder, config=config, use_safetensors=_has(folder, SAFE), ignore_mismatched_sizes=True,
+        output_loading_info=True, **how,
     )
     head = {name for name, _ in head_of(model)}
     base = [name for name, _ in model.named_parameters() if name not in head]
@@ -204,34 +210,15 @@ def _loaded(transformers: ModuleType, folder: Path, config: PretrainedConfig) ->
     return model
 
 
-def _drawn(transformers: ModuleType, config: PretrainedConfig) -> PreTrainedModel:
-    """Build the model with random weights."""
-    auto = transformers.AutoModelForSequenceClassification
-    return auto.from_config(config, dtype=torch.float32, **_attention(transformers, config))
-
-
-def _attention(transformers: ModuleType, config: PretrainedConfig) -> dict[str, str]:
-    """Select our attention function if the model supports replacing it."""
-    kind = transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
-    return {"attn_implementation": registered()} if kind._supports_attention_backend else {}
-
-
-def _check_length(name: str, config: PretrainedConfig, length: int) -> None:
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest is not None and "roberta" in config.model_type:
-        longest -= config.pad_token_id + 1                  # its positions start after the padding index
-    if longest is not None and length > longest:
-        raise InputError(f"{name} takes texts of up to {longest} tokens, got {length}; use --shape {longest}")
-
-
 @contextmanager
-def _quiet(transformers: ModuleType) -> Iterator[None]:
-    """Suppress transformers' log messages and progress bars."""
+def _reading(transformers: ModuleType, folder: Path) -> Iterator[None]:
+    """Suppress transformers' log messages and progress bars; name the folder in its errors."""
     said, shown = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        yield
+        with reading(folder, "a transformers model"):
+            yield
     finally:
         transformers.logging.set_verbosity(said)
         if shown:

@@ -183,27 +183,25 @@ def _common_shape(files: list[Path]) -> tuple[int, int, int]:
 
 
 def _decode_both(
-    train: Files,
-    test: Files,
-    classes: tuple[str, ...],
-    shape: tuple[int, int, int],
-    array: Callable[[Image], Pixels],
-    memory_limit: float,
+    train: Files, test: Files, classes: tuple[str, ...], shape: tuple[int, int, int],
+    array: Callable[[Image], Pixels], memory_limit: float,
 ) -> Splits:
     """Decode the images into memory, or into shards if they exceed the memory limit."""
     large = len(train + test) * math.prod(shape) > memory_limit
-    if UNDECODED.get():
-        return Splits(_blank(train, shape, not large), _blank(test, shape, not large), classes)
-    decode = _decode_to_disk if large else _decode
-    return Splits(decode(train, shape, array), decode(test, shape, array), classes)
+
+    def examples(files: Files) -> Examples:
+        shards: Shards | None = None
+        if UNDECODED.get():
+            shards = Blank(Path(), (len(files), *shape), not large)
+        elif large:
+            shards = _decode_to_disk(files, shape, array)
+        x = _decode(files, shape, array) if shards is None else shards.x
+        return Examples(x, torch.tensor([label for _, label in files]), shards=shards)
+
+    return Splits(examples(train), examples(test), classes)
 
 
-def _blank(files: Files, shape: tuple[int, int, int], in_memory: bool) -> Examples:
-    blank = Blank(Path(), (len(files), *shape), in_memory)
-    return Examples(blank.x, torch.tensor([label for _, label in files]), shards=blank)
-
-
-def _decode_to_disk(files: Files, shape: tuple[int, int, int], array: Callable[[Image], Pixels]) -> Examples:
+def _decode_to_disk(files: Files, shape: tuple[int, int, int], array: Callable[[Image], Pixels]) -> Shards:
     """Decode the images into shards in the cache folder; the folder's name depends on the files and their times."""
     digest = hashlib.sha256(json.dumps([shape, getattr(array, "__name__", "pixels")]).encode())
     for file, _ in files:
@@ -217,10 +215,10 @@ def _decode_to_disk(files: Files, shape: tuple[int, int, int], array: Callable[[
             return np.ascontiguousarray(array(image))
 
     shards.make(read)
-    return Examples(shards.x, torch.tensor([label for _, label in files]), shards=shards)
+    return shards
 
 
-def _decode(files: Files, shape: tuple[int, int, int], array: Callable[[Image], Pixels]) -> Examples:
+def _decode(files: Files, shape: tuple[int, int, int], array: Callable[[Image], Pixels]) -> Tensor:
     x = np.empty((len(files), *shape), np.uint8)
     block = 64
 
@@ -232,7 +230,7 @@ def _decode(files: Files, shape: tuple[int, int, int], array: Callable[[Image], 
     with ThreadPoolExecutor() as pool:  # Pillow releases Python's lock while it decodes and scales
         for _ in pool.map(fill, range(0, len(files), block)):
             pass
-    return Examples(torch.from_numpy(x), torch.tensor([label for _, label in files]))
+    return torch.from_numpy(x)
 
 
 @contextmanager
