@@ -56,7 +56,9 @@ class Images(Inputs):
     def framed(self, x: Tensor) -> Tensor:
         """Stored images with the border from which they are cropped, or without the border that is never shown."""
         if self.augmentation == "resize-crop" and not self.moving:
-            return _middle(x)
+            height, width = (side_shown(side) for side in x.shape[-2:])
+            top, left = (x.shape[-2] - height) // 2, (x.shape[-1] - width) // 2
+            return x[..., top : top + height, left : left + width]
         if self.augmentation == "flip-crop" and self.moving:
             return torch.nn.functional.pad(x, (PAD, PAD, PAD, PAD))
         return x
@@ -140,10 +142,3 @@ def _between(start: Tensor, length: Tensor, size: int, dtype: torch.dtype) -> tu
     first = start[..., None] + low.long()
     second = torch.minimum(first + 1, (start + length - 1)[..., None])
     return first, second, at - low
-
-
-def _middle(x: Tensor) -> Tensor:
-    """Center crop to 7/8 of the side, the input size of training."""
-    height, width = (side_shown(side) for side in x.shape[-2:])
-    top, left = (x.shape[-2] - height) // 2, (x.shape[-1] - width) // 2
-    return x[..., top : top + height, left : left + width]

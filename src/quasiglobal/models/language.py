@@ -374,15 +374,6 @@ class _OfAll(torch.autograd.Function):
         info: VmapInfo, in_dims: Sequence[int | None], layer: GradientCheckpointingLayer, spec: TreeSpec,
         *leaves: object,
     ) -> tuple[Output, int | tuple[int, ...]]:
-        tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        call, dims = _call(layer, spec), tuple(in_dims[2:][place] for place in tensors)
-
-        def with_tensors(*values: Tensor) -> Output:
-            filled = list(leaves)
-            for place, value in zip(tensors, values, strict=True):
-                filled[place] = value
-            return call(*filled)
-
-        stacked = vmap(with_tensors, in_dims=dims, randomness="different")
-        result = checkpoint(stacked, *(leaves[place] for place in tensors), use_reentrant=False)
+        stacked = vmap(_call(layer, spec), in_dims=tuple(in_dims[2:]), randomness="different")
+        result = checkpoint(stacked, *leaves, use_reentrant=False)
         return result, 0 if isinstance(result, Tensor) else (0,) * len(result)

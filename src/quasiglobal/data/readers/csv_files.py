@@ -12,9 +12,9 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
@@ -117,8 +117,7 @@ def read_text_column(path: Path, memory_limit: float) -> list[str]:
     with _rows(path, "a CSV file of texts") as (first, others):
         names = [cell.casefold() for cell in first[1]]
         parts = _text_columns(names)
-        rows = [*([first] if parts is None else []), *others]
-    fits(sum(len(cell) for _, cells in rows for cell in cells), memory_limit, path)
+        rows = _within(memory_limit, path, chain([first], others) if parts is None else others)
     if parts is None and any(name in LABELS for name in names):
         raise InputError(f"{path} has the columns {', '.join(names)}; it needs one called text")
     texts = [" ".join(cells[i] for i in parts or [-1]).strip() for _, cells in rows]
@@ -133,10 +132,10 @@ class LabelledTexts:
     path: Path
     first: int
     """Lowest label, if labels are numbers."""
-    labels: list[str] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-    columns: dict[str, list[str]] = field(default_factory=dict)
+    labels: list[str]
+    texts: list[str]
+    lines: list[int]
+    columns: dict[str, NDArray[np.str_]]
 
     @property
     def numbers(self) -> list[int] | None:
@@ -166,8 +165,7 @@ class LabelledTexts:
                 span = f"{self.first} to {self.first + len(classes) - 1}"
                 known = ", ".join(classes) if numbers is None else span
                 raise InputError(f"{self.path} has the label {label!r} in line {line}; labels are {known}")
-        columns = {name: np.array(values) for name, values in self.columns.items()}
-        return Rows(self.texts, torch.tensor(found, dtype=torch.int64), columns)
+        return Rows(self.texts, torch.tensor(found, dtype=torch.int64), dict(self.columns))
 
 
 def _labelled_texts(path: Path, memory_limit: float) -> LabelledTexts:
@@ -183,28 +181,32 @@ def _labelled_texts(path: Path, memory_limit: float) -> LabelledTexts:
             raise InputError(
                 f"{path} has the columns {there}; it needs {names[label]} and text, or class, title, description"
             )
-        table = LabelledTexts(path, first=int(len(parts) == 2))
-        others: dict[int, list[str]] = {i: [] for i in range(len(names)) if i != label and i not in parts}
-        size = 0
-        for line, cells in rows:
-            table.labels.append(cells[label])
-            table.texts.append(" ".join(cells[i] for i in parts).strip())
-            table.lines.append(line)
-            for i, column in others.items():
-                column.append(cells[i])
-            size += sum(map(len, cells))
-            fits(size, memory_limit, path)
-    if len(table.texts) > 1 and all(map(_is_number, (*table.texts[1:], *table.labels[1:]))):
+        found = _within(memory_limit, path, rows)
+    lines = [line for line, _ in found]
+    labels = [cells[label] for _, cells in found]
+    texts = [" ".join(cells[i] for i in parts).strip() for _, cells in found]
+    if len(texts) > 1 and all(map(_is_number, (*texts[1:], *labels[1:]))):
         raise InputError(f"{path} has no column of text; for a table of numbers name its target with --label COLUMN")
-    if len(table.labels) > 1 and not _is_number(table.labels[0]) and all(map(_is_number, table.labels[1:])):
+    if len(labels) > 1 and not _is_number(labels[0]) and all(map(_is_number, labels[1:])):
         raise InputError(
-            f"{path} has numbers as labels, but {table.labels[0]!r} first; "
+            f"{path} has numbers as labels, but {labels[0]!r} first; "
             "if that row is a header, call the columns label and text"
         )
-    table.columns = {names[i]: column for i, column in others.items()}
-    _check_filled(path, "text", table.texts, table.lines)
-    _check_filled(path, "label", table.labels, table.lines)
-    return table
+    _check_filled(path, "text", texts, lines)
+    _check_filled(path, "label", labels, lines)
+    others = [i for i in range(len(names)) if i != label and i not in parts]
+    columns = {names[i]: np.array([cells[i] for _, cells in found]) for i in others}
+    return LabelledTexts(path, int(len(parts) == 2), labels, texts, lines, columns)
+
+
+def _within(memory_limit: float, path: Path, rows: Iterable[_Row]) -> list[_Row]:
+    """All rows, if their characters fit into the memory limit."""
+    found, size = [], 0
+    for line, cells in rows:
+        size += sum(map(len, cells))
+        fits(size, memory_limit, path)
+        found.append((line, cells))
+    return found
 
 
 def _usual(path: Path, columns: int) -> list[str]:

@@ -144,10 +144,12 @@ def _files(folder: Path, classes: tuple[str, ...]) -> Files:
     files: Files = []
     empty: list[str] = []
     for label, name in enumerate(classes):
+        if not os.path.isdir(folder / name):                # a class without test images
+            continue
         with reading(folder / name, "a folder of images"):
-            entries = os.scandir(folder / name) if os.path.isdir(folder / name) else ()
+            entries = os.scandir(folder / name)
             found = sorted(Path(e) for e in entries if e.is_file() and Path(e).suffix.lower() in SUFFIXES)
-        if not found and os.path.isdir(folder / name):
+        if not found:
             empty.append(name)
         files += [(file, label) for file in found]
     if not files:
