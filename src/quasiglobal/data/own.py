@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, TypeAlias, TypeGuard
 
 import numpy as np
@@ -295,7 +296,10 @@ def _count(source: Source, what: str) -> int:
 
 def _stored(sources: Sequence[tuple[Source, str, Indices]], columns: Columns) -> tuple[Examples, tuple[Indices, ...]]:
     """Store the rows of all sources, (source, what, rows), one after the other; also return the rows of each."""
-    readers = [Fresh(_reader(source, columns, what), ()) for source, what, _ in sources]
+    readers = [
+        _kept(_read_all(one, columns, what)) if is_pair(one) else Fresh(partial(item_of, one, columns, what), ())
+        for one, what, _ in sources
+    ]
     owner = np.repeat(np.arange(len(sources)), [len(rows) for _, _, rows in sources])
     index = np.concatenate([rows for _, _, rows in sources])
     first = ""
@@ -318,12 +322,6 @@ def _stored(sources: Sequence[tuple[Source, str, Indices]], columns: Columns) ->
     return Examples(records.inputs, records.targets(), shards=records), tuple(
         np.flatnonzero(owner == k) for k in range(len(sources))
     )
-
-
-def _reader(source: Source, columns: Columns, what: str) -> Callable[[int], Example]:
-    if is_pair(source):
-        return _kept(_read_all(source, columns, what)).read
-    return lambda row: item_of(source, columns, what, row)
 
 
 # ------------------------------------------------------------------------------------------------ one example

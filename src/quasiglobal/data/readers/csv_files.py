@@ -173,7 +173,14 @@ def _labelled_texts(path: Path, memory_limit: float) -> LabelledTexts:
     with _rows(path, "a CSV file of texts") as (first, rows):
         names = [cell.casefold() for cell in first[1]]
         if not any(name in LABELS for name in names):
-            names, rows = _usual(path, len(names)), chain([first], rows)
+            usual = {2: ["label", "text"], 3: ["class", "title", "description"]}
+            if len(names) not in usual:
+                raise InputError(
+                    f"{path} has no column called label or class, and {len(names)} columns, separated by commas (in "
+                    ".tsv: tabs); for a table of numbers, name its target with --label COLUMN; texts need (label, "
+                    "text) or (class, title, description)"
+                )
+            names, rows = usual[len(names)], chain([first], rows)
         label = next(names.index(name) for name in LABELS if name in names)
         parts = _text_columns(names)
         if parts is None:
@@ -207,18 +214,6 @@ def _within(memory_limit: float, path: Path, rows: Iterable[_Row]) -> list[_Row]
         fits(size, memory_limit, path)
         found.append((line, cells))
     return found
-
-
-def _usual(path: Path, columns: int) -> list[str]:
-    """Default column names of a file without a header."""
-    usual = {2: ["label", "text"], 3: ["class", "title", "description"]}
-    if columns not in usual:
-        raise InputError(
-            f"{path} has no column called label or class, and {columns} columns, separated by commas (in .tsv: tabs); "
-            "for a table of numbers, name its target with --label COLUMN; texts need (label, text) or (class, title, "
-            "description)"
-        )
-    return usual[columns]
 
 
 def _text_columns(names: Sequence[str]) -> list[int] | None:
