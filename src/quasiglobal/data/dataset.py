@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -132,6 +132,8 @@ class Inputs:
     """Memory per example in evaluation, in units of one image."""
     moving = False
     """Whether examples are augmented by `draw`."""
+    show: Callable[..., Tree]
+    """(index, …) → the examples at these indices as model input, augmented as drawn, or truncated to a length."""
 
     @property
     def order(self) -> Indices:
@@ -145,10 +147,6 @@ class Inputs:
     def need(self, index: Indices) -> tuple[int, ...]:
         """Shape of a batch besides the batch size, such as the length in tokens; computed on the host."""
         return ()
-
-    def show(self, index: Tensor, *args: Any, **kwargs: Any) -> Tree:
-        """The examples at these indices as model input, augmented as drawn, or truncated to the batch's length."""
-        raise NotImplementedError
 
     def framed(self, x: Tensor) -> Tensor:
         """Stored examples in the form in which `x` holds them: unchanged, or images with or without a border."""

@@ -222,7 +222,7 @@ class Streamed(Inputs):
 
     In training, `begin` names the batches of an epoch, `place` copies the batch of a step to a fixed place on the
     device, and `show_placed` shows it there, also in a captured step. Batches alternate between two slots: while one is
-    copied to the device, beside the computation there, a thread reads the next one into the other. The thread calls
+    copied to the device, during the computation there, a thread reads the next one into the other. The thread calls
     nothing of CUDA, since a step may be captured at the same time.
     """
 
@@ -305,7 +305,7 @@ class Streamed(Inputs):
         self.shards.read(rows, out=slot.host)
 
     def _copied(self, slot: Slot) -> Tensor:
-        """The slot's batch on the device, framed; the copy runs beside the computation of earlier steps."""
+        """The slot's batch on the device, framed; the copy runs during the computation of earlier steps."""
         if self._copies is None or slot.copied is None or slot.used is None:       # on a CPU
             return self.shown.framed(slot.host)
         current = torch.cuda.current_stream(self.device)

@@ -266,7 +266,7 @@ def load_table(
 
 
 def _from_python(path: str, memory_limit: float) -> Dataset:
-    """A user's data at package.module:name: what `quasiglobal.Task` takes, a dict of train and test, or a function."""
+    """Load package.module:name, which is as in `quasiglobal.Task`, a dict of train and test, or a function."""
     found = imported(path, "data set")
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
         with reading(path, "data"):

@@ -121,12 +121,13 @@ def vocabulary_of(name: str) -> int:
 def folder_of(name: str, weights: bool) -> Path:
     """Folder with the files of hf:NAME_OR_PATH, downloaded from the hub if necessary."""
     place = name.removeprefix(PREFIX)
+    accepted = SAFE + (PICKLED if os.environ.get(ALLOW_PICKLE) == "1" else ())
     folder = Path(place).expanduser()
     if not folder.is_dir():
-        folder = _from_hub(place, weights)
+        folder = _from_hub(place, accepted if weights else ())
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} is not a transformers model: it has no config.json")
-    if weights and not _has(folder, SAFE) and not (_pickles() and _has(folder, PICKLED)):
+    if weights and not _has(folder, accepted):
         if _has(folder, PICKLED):
             raise InputError(
                 f"the weights in {folder} are a pickle, which can run any code when it is read; get them as "
@@ -145,10 +146,6 @@ def _has(folder: Path, names: tuple[str, ...]) -> bool:
     return any((folder / name).is_file() for name in names)
 
 
-def _pickles() -> bool:
-    return os.environ.get(ALLOW_PICKLE) == "1"
-
-
 def _transformers() -> ModuleType:
     try:
         return import_module("transformers")
@@ -156,19 +153,19 @@ def _transformers() -> ModuleType:
         raise InputError("hf: models need transformers: pip install 'quasiglobal[nlp]'") from None
 
 
-def _from_hub(name: str, weights: bool) -> Path:
-    """Folder of the model in the hub's cache; download only if the cache lacks the model."""
+def _from_hub(name: str, weights: tuple[str, ...]) -> Path:
+    """Folder of the model in the hub's cache; download only if the cache lacks the configuration or the weights."""
     from huggingface_hub import constants, snapshot_download
 
     files = ["*.json", "*.txt", "*.model", *(["*.safetensors"] if weights else [])]
-    files += ["pytorch_model*.bin"] if weights and _pickles() else []
+    files += ["pytorch_model*.bin"] if PICKLED[0] in weights else []
     cache = Path(constants.HF_HUB_CACHE)
     for here in (True, False):
         try:
             folder = Path(snapshot_download(name, allow_patterns=files, local_files_only=here))
         except Exception:                   # invalid name, no network, no such repository, no read permission
             continue
-        if not here or _has(folder, ("config.json",) if not weights else SAFE + (PICKLED if _pickles() else ())):
+        if not here or _has(folder, weights or ("config.json",)):
             return folder
     raise InputError(
         f"cannot find model {name}: it is not a folder, not in {cache}, and not on the hub, or the hub cannot be "
@@ -321,7 +318,7 @@ def mask(**how: object) -> Tensor:
 
 
 Output = Tensor | tuple[Tensor, ...]
-"""What a layer returns."""
+"""Output of a layer."""
 
 
 def recompute(module: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from quasiglobal.data.texts import Corpus, Rows
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Content = TypeVar("Content", Splits, Corpus)
 
 Table: TypeAlias = Any
 """A split of a data set of the package `datasets`, which need not be installed."""
@@ -36,11 +38,9 @@ def images(
             x[i] = array(row[image])
         return labelled(x, np.array(list(rows["label"])), len(rows.features["label"].names), repository)
 
-    with reading(repository, "a data set of the Hugging Face hub"):
-        if (splits := _splits(repository, test)) is None:
-            return None
-        train, held = splits
-        return Splits(examples(train), examples(held), tuple(train.features["label"].names))
+    return _fetched(repository, test, lambda train, held: Splits(
+        examples(train), examples(held), tuple(train.features["label"].names)
+    ))
 
 
 def texts(
@@ -51,20 +51,16 @@ def texts(
         y = np.array(list(split["label"]))
         return Rows(list(split[text]), labelled(y, y, len(classes), repository).y)
 
+    return _fetched(repository, test, lambda train, held: Corpus(name, rows(train), rows(held), classes))
+
+
+def _fetched(repository: str, test: str, convert: Callable[[Table, Table], Content]) -> Content | None:
+    """Convert the training and the test split; None if the package `datasets` is not installed."""
     with reading(repository, "a data set of the Hugging Face hub"):
-        if (splits := _splits(repository, test)) is None:
+        try:
+            package = import_module("datasets")
+        except ImportError:
             return None
-        train, held = splits
-        return Corpus(name, rows(train), rows(held), classes)
-
-
-def _splits(repository: str, test: str) -> tuple[Table, Table] | None:
-    """Training and test split; None if the package `datasets` is not installed."""
-    try:
-        package = import_module("datasets")
-    except ImportError:
-        return None
-    if not hasattr(package, "load_dataset"):  # Python imports any folder of that name as a package
-        return None
-    train, held = package.load_dataset(repository, split=["train", test])
-    return train, held
+        if not hasattr(package, "load_dataset"):            # Python imports any folder of that name as a package
+            return None
+        return convert(*package.load_dataset(repository, split=["train", test]))
