@@ -126,7 +126,7 @@ class _OfAll:
 
     def reset(self) -> None:
         """Forget all batches."""
-        self._width = None
+        self.__dict__ = dataclasses.replace(self).__dict__          # of a new metric with the same options
 
     @overload
     def __call__(self, **options: Any) -> Self: ...
@@ -218,11 +218,6 @@ class F1(_OfAll):
         score = 2 * right / total.clamp(min=1)
         return float((score[total > 0] if self._width[0] else score).mean())
 
-    def reset(self) -> None:
-        """Forget all batches."""
-        super().reset()
-        self._counts = None
-
 
 @dataclass(eq=False)
 class Auc(_OfAll):
@@ -260,11 +255,6 @@ class Auc(_OfAll):
         if not of_classes:
             areas = [area for area in areas if not math.isnan(area)]
         return math.fsum(areas) / len(areas) if areas else math.nan
-
-    def reset(self) -> None:
-        """Forget all batches."""
-        super().reset()
-        self._batches = []
 
 
 f1 = F1()

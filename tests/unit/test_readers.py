@@ -116,6 +116,7 @@ def test_imagenet_squares_are_scaled_pictures_cut_in_the_middle():
     # The outermost columns differ: they are resampled without their neighbours beyond the crop.
     np.testing.assert_array_equal(folders.middle(image)[:, :, 1:-1], expected[:, :, 1:-1])
     assert folders.middle(Image.new("L", (1, 60_000), 9)).tolist() == np.full((3, 256, 256), 9).tolist()
+    assert folders.middle(Image.new("L", (181, 169), 9), (1, 37, 6)).tolist() == np.full((1, 37, 6), 9).tolist()
 
 
 @pytest.mark.parametrize("held", ["test", "val"])

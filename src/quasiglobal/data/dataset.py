@@ -230,13 +230,6 @@ def validating(data: Dataset, share: float) -> Dataset:
     return replace(data, train=data.train.at(rest), test=data.train.at(held), test_parts=None)
 
 
-def moments_of(examples: Examples, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the examples per channel; 0.5 for images that are not decoded."""
-    if examples.shards is not None and examples.shards.is_blank:
-        return ((0.5,) * examples.x.shape[1],) * 2
-    return moments(examples.x, scale)
-
-
 def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of x / scale, per channel. A constant channel gets std 1.
 

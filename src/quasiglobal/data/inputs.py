@@ -27,12 +27,7 @@ AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 
 
 def inputs_of(
-    data: Dataset,
-    examples: Examples,
-    *,
-    device: torch.device,
-    dtype: torch.dtype = torch.float32,
-    moving: bool = False,
+    data: Dataset, examples: Examples, *, device: torch.device, dtype: torch.dtype = torch.float32, moving: bool = False
 ) -> Inputs:
     """The examples as model input for this data set; `moving` augments images for training."""
     shards = examples.shards
@@ -78,16 +73,8 @@ class Images(Inputs):
     x: Tensor
 
     def __init__(
-        self,
-        x: Tensor,
-        *,
-        scale: float,
-        mean: Sequence[float],
-        std: Sequence[float],
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-        augmentation: str = "none",
-        moving: bool = False,
+        self, x: Tensor, *, scale: float, mean: Sequence[float], std: Sequence[float], device: torch.device,
+        dtype: torch.dtype = torch.float32, augmentation: str = "none", moving: bool = False,
     ) -> None:
         self.augmentation = augmentation if x.ndim == 4 else "none"
         self.moving = moving and self.augmentation != "none"

@@ -72,8 +72,11 @@ def split(
         return by_column(argument, columns or {}, n)
     if kind == "iid":
         return _equal([generator(seed, n).permutation(len(labels))], n)
-    if kind in DIRICHLET or name == "shards":
-        _check_labels(labels, kind)
+    if (kind in DIRICHLET or name == "shards") and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
+        raise InputError(
+            f"{kind} needs one class number per example, but a target is {labels.dtype} {list(labels.shape[1:])}; use "
+            "the partition iid, by:COLUMN, a function (targets, n, rng), or a list with one data set per node"
+        )
     if name == "shards":
         if not argument.isdigit() or int(argument) < 1:
             raise InputError(f"shards needs the number of shards per node, as in shards:2, got {argument!r}")
@@ -182,15 +185,6 @@ def digest_of_parts(parts: Sequence[Indices]) -> str:
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + np.asarray(part, dtype="<i8").tobytes())
     return digest.hexdigest()[:16]
-
-
-def _check_labels(labels: NDArray[np.generic], kind: str) -> None:
-    """Raise InputError unless the targets are one class number per example."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise InputError(
-            f"{kind} needs one class number per example, but a target is {labels.dtype} {list(labels.shape[1:])}; use "
-            "the partition iid, by:COLUMN, a function (targets, n, rng), or a list with one data set per node"
-        )
 
 
 def _checked(parts: Sequence[ArrayLike], n: int, examples: int) -> list[Indices]:

@@ -63,8 +63,6 @@ class Shards:
     """Name of the file, and of its rows in messages."""
     in_threads = True
     """Whether threads read the rows of a shard at the same time."""
-    is_blank = False
-    """Whether the images are not decoded."""
 
     folder: Path
     shape: tuple[int, ...]
@@ -199,8 +197,6 @@ class Shards:
 @dataclass(frozen=True, eq=False)
 class Blank(Shards):
     """Stands for images that are not decoded, to estimate the cost of a training: all pixels are 0."""
-
-    is_blank = True
 
     in_memory: bool
     """Whether the training would keep the images in memory."""

@@ -18,9 +18,10 @@ import torch
 
 from quasiglobal.common.files import reading
 from quasiglobal.common.objects import imported, is_path
-from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, moments_of
+from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, moments
 from quasiglobal.data.own import dataset_of
 from quasiglobal.data.readers import Reader, csv_files, folders, hub, locate, npz, published
+from quasiglobal.data.shards import Blank
 from quasiglobal.data.texts import Corpus
 from quasiglobal.errors import InputError, unknown
 
@@ -171,7 +172,7 @@ def load(
     splits = source.load(name, data_folder(data_dir), memory_limit)
     mean, std = source.mean, source.std
     if mean is None or std is None:
-        mean, std = moments_of(splits.train, source.scale)
+        mean, std = _moments(splits.train, source.scale)
     return Dataset(name, *splits, source.scale, mean, std, source.augmentation)
 
 
@@ -277,7 +278,13 @@ def _from_python(path: str, memory_limit: float) -> Dataset:
 
 def _own(name: str, splits: Splits) -> Dataset:
     scale = 255.0 if splits.train.x.dtype == torch.uint8 else 1.0
-    return Dataset(name, *splits, scale, *moments_of(splits.train if len(splits.train) else splits.test, scale), "none")
+    return Dataset(name, *splits, scale, *_moments(splits.train if len(splits.train) else splits.test, scale), "none")
+
+
+def _moments(examples: Examples, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the examples per channel; 0.5 for images that are not decoded."""
+    blank = isinstance(examples.shards, Blank)
+    return ((0.5,) * examples.x.shape[1],) * 2 if blank else moments(examples.x, scale)
 
 
 READERS = (
@@ -366,7 +373,7 @@ SOURCES: dict[str, Source[Splits]] = {
 
 TEXT_SOURCES: dict[str, Source[Corpus]] = {
     "agnews": Source(
-        read=csv_files.agnews,
+        read=partial(csv_files.read_pair, name="agnews", tests="test", classes=csv_files.AGNEWS),
         files=("train", "test"),
         suffixes=csv_files.SUFFIXES,
         folders=("agnews", "ag_news_csv"),
@@ -378,8 +385,8 @@ TEXT_SOURCES: dict[str, Source[Corpus]] = {
         examples=127_600,
     ),
     "sst2": Source(
-        read=csv_files.sst2,
-        files=("train", "dev"),
+        read=partial(csv_files.read_pair, name="sst2", tests="dev", classes=csv_files.SST2),
+        files=("train", "dev"),                             # GLUE does not publish the labels of `test`
         suffixes=csv_files.SUFFIXES,
         folders=("sst2", "SST-2"),
         fetch=partial(

@@ -60,16 +60,10 @@ _Targets: TypeAlias = NDArray[np.float32] | NDArray[np.int64]
 # ---------------------------------------------------------------------------------------------- texts
 
 
-def agnews(folder: Path, memory_limit: float) -> Corpus:
-    """News of four classes: 120,000 training and 7,600 test texts, or a subset of them."""
-    train, test = (_labelled_texts(member(folder, name, SUFFIXES), memory_limit) for name in ("train", "test"))
-    return Corpus("agnews", train.rows(AGNEWS), test.rows(AGNEWS), AGNEWS)
-
-
-def sst2(folder: Path, memory_limit: float) -> Corpus:
-    """Phrases of film reviews: 67,349 to train, the 872 of `dev` to test; GLUE does not publish the test labels."""
-    train, test = (_labelled_texts(member(folder, name, SUFFIXES), memory_limit) for name in ("train", "dev"))
-    return Corpus("sst2", train.rows(SST2), test.rows(SST2), SST2)
+def read_pair(folder: Path, memory_limit: float, *, name: str, tests: str, classes: tuple[str, ...]) -> Corpus:
+    """Read a published data set of texts: the files `train` and `tests` of a folder, with these classes."""
+    train, test = (_labelled_texts(member(folder, part, SUFFIXES), memory_limit) for part in ("train", tests))
+    return Corpus(name, train.rows(classes), test.rows(classes), classes)
 
 
 def read_corpus(path: Path, memory_limit: float, testing: bool = False) -> Corpus:

@@ -113,15 +113,12 @@ def pixels(image: Image, channels: int) -> Pixels:
 
 def middle(image: Image, shape: Sequence[int] = (3, SIDE, SIDE)) -> Pixels:
     """The middle of an image, as large as possible, scaled to [channels, height, width] (bilinear)."""
+    from PIL import ImageOps
     from PIL.Image import Resampling
 
     channels, height, width = shape
-    wide = min(image.size[0], image.size[1] * width / height)
-    tall = wide * height / width
-    left, top = (image.size[0] - wide) / 2, (image.size[1] - tall) / 2
-    box = left, top, left + wide, top + tall  # crop before scaling: a 1 x 60000 image would become gigabytes
     mode = "L" if channels == 1 else "RGB"
-    return pixels(image.convert(mode).resize((width, height), Resampling.BILINEAR, box), channels)
+    return pixels(ImageOps.fit(image.convert(mode), (width, height), Resampling.BILINEAR), channels)
 
 
 def _split(train: Path, test: Path) -> tuple[Files, Files, tuple[str, ...]]:
