@@ -1,12 +1,11 @@
-"""Data sets: examples in memory or on disk, and their form as model input."""
+"""Data sets: examples in memory or on disk, their normalisation, and held-out parts of them."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -121,42 +120,6 @@ class Dataset:
         An exported model needs them to preprocess other data in the same way.
         """
         return {name: list(getattr(self, name)) for name in ("classes", "shape", "mean", "std")}
-
-
-class Inputs:
-    """A data set's examples on the device, as model input: the base of images, texts and a user's own tensors."""
-
-    x: Tree
-    """The stored examples, a tensor or several."""
-    cost = 1
-    """Memory per example in evaluation, in units of one image."""
-    moving = False
-    """Whether examples are augmented by `draw`."""
-    show: Callable[..., Tree]
-    """(index, …) → the examples at these indices as model input, augmented as drawn, or truncated to a length."""
-
-    @property
-    def order(self) -> Indices:
-        """Order of evaluation."""
-        return np.arange(len(tree_leaves(self.x)[0]))
-
-    def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
-        """Draw the augmentation of `count` examples."""
-        return ()
-
-    def need(self, index: Indices) -> tuple[int, ...]:
-        """Shape of a batch besides the batch size, such as the length in tokens; computed on the host."""
-        return ()
-
-    def framed(self, x: Tensor) -> Tensor:
-        """Stored examples in the form in which `x` holds them: unchanged, or images with or without a border."""
-        return x
-
-    def view(self, x: Tensor) -> Self:
-        """The same view of other examples, which are framed and on the device already."""
-        other = copy.copy(self)
-        other.x = x
-        return other
 
 
 def agreed(

@@ -1,29 +1,34 @@
-"""A data set's examples as model input: images or any tensors, in memory, or on disk and read one step ahead."""
+"""A data set's examples as model input: images, texts or any tensors; in memory, or on disk and read one step ahead."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.trees import Tree, on_device
-from quasiglobal.data.dataset import Dataset, Examples, Inputs, side_shown
+from quasiglobal.data.dataset import Dataset, Examples, Indices, side_shown
 from quasiglobal.data.shards import ExampleShards, Form, Shards
-from quasiglobal.data.texts import Texts
 
 PAD = 4
 """Black border in pixels around an image before a random crop (flip-crop)."""
 
 AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 """Random crop box: range of its share of the area, range of width / height, and number of draws (resize-crop)."""
+
+BUCKET = 16
+"""Batch lengths are multiples of this number of tokens: few shapes, so few programs are compiled and captured."""
 
 
 def inputs_of(
@@ -44,6 +49,42 @@ def inputs_of(
     return images if shards is None else Streamed(shards, images, device)
 
 
+class Inputs:
+    """A data set's examples on the device, as model input: the base of images, texts and a user's own tensors."""
+
+    x: Tree
+    """The stored examples, a tensor or several."""
+    cost = 1
+    """Memory per example in evaluation, in units of one image."""
+    moving = False
+    """Whether examples are augmented by `draw`."""
+    show: Callable[..., Tree]
+    """(index, …) → the examples at these indices as model input, augmented as drawn, or truncated to a length."""
+
+    @property
+    def order(self) -> Indices:
+        """Order of evaluation."""
+        return np.arange(len(tree_leaves(self.x)[0]))
+
+    def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
+        """Draw the augmentation of `count` examples."""
+        return ()
+
+    def need(self, index: Indices) -> tuple[int, ...]:
+        """Shape of a batch besides the batch size, such as the length in tokens; computed on the host."""
+        return ()
+
+    def framed(self, x: Tensor) -> Tensor:
+        """Stored examples in the form in which `x` holds them: unchanged, or images with or without a border."""
+        return x
+
+    def view(self, x: Tensor) -> Self:
+        """The same view of other examples, which are framed and on the device already."""
+        other = copy.copy(self)
+        other.x = x
+        return other
+
+
 class Arrays(Inputs):
     """A tensor, tuple or dict of tensors with m rows, passed to the model as they are.
 
@@ -60,6 +101,39 @@ class Arrays(Inputs):
     def show(self, index: Tensor) -> Tree:
         """The examples at these indices."""
         return tree_map(lambda values: values[index], self.x)
+
+
+class Texts(Inputs):
+    """Padded ids [m, length] on the device.
+
+    >>> texts = Texts(torch.arange(1, 41).repeat(2, 1) * torch.tensor([[1] * 20 + [0] * 20, [1] * 40]), pad=0)
+    >>> texts.need(np.array([[0]])), texts.need(np.array([[0, 1]]))
+    ((32,), (40,))
+    >>> texts.show(torch.tensor([[0]]), 32).shape, texts.show(torch.tensor([[0]])).shape
+    (torch.Size([1, 1, 32]), torch.Size([1, 1, 40]))
+    """
+
+    x: Tensor
+    cost = 16
+
+    def __init__(self, x: Tensor, *, pad: int, device: torch.device | None = None) -> None:
+        places = torch.arange(1, x.shape[1] + 1)
+        self._lengths = ((x != pad) * places).amax(dim=1).numpy()      # up to the last id that is not padding
+        self.x = x.to(device)
+
+    @cached_property
+    def order(self) -> Indices:
+        """Order of evaluation: sorted by length, which reduces padding."""
+        return np.argsort(self._lengths, kind="stable")
+
+    def need(self, index: Indices) -> tuple[int, ...]:
+        """Length in tokens of a batch of these texts; computed on the host, without a device synchronisation."""
+        longest = int(self._lengths[index].max(initial=1))
+        return (min(-(-longest // BUCKET) * BUCKET, self.x.shape[1]),)
+
+    def show(self, index: Tensor, length: int | None = None) -> Tensor:
+        """The ids of the texts at these indices, [..., length], int64; all columns if no length is given."""
+        return self.x[:, :length][index].long()
 
 
 class Images(Inputs):

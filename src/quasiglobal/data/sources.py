@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal
 
 import torch
 
@@ -21,6 +21,7 @@ from quasiglobal.common.objects import imported, is_path
 from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, moments
 from quasiglobal.data.own import dataset_of
 from quasiglobal.data.readers import Reader, csv_files, folders, hub, locate, npz, published
+from quasiglobal.data.readers.hub import Content
 from quasiglobal.data.shards import Blank
 from quasiglobal.data.texts import Corpus
 from quasiglobal.errors import InputError, unknown
@@ -29,8 +30,6 @@ __all__ = [
     "SOURCES", "TEXT_SOURCES", "Corpus", "Dataset", "Examples", "Found", "Source", "agreed", "available", "corpus",
     "is_text", "load", "named",
 ]  # fmt: skip
-
-Content = TypeVar("Content", Splits, Corpus)
 
 MEMORY_LIMIT = 64e9
 """Default limit on the bytes that `load` decodes."""
