@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from quasiglobal.data.images import PAD, Images
+from quasiglobal.data.inputs import PAD, Images
 from quasiglobal.metrics import accuracy
 
 pytest.importorskip("triton")
