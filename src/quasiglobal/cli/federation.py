@@ -11,8 +11,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import File, Json, call
-from quasiglobal.cli.tables import Listing, Values
-from quasiglobal.cli.terminal import console, print_json, say_written
+from quasiglobal.cli.terminal import Listing, Values, console, print_json, say_written
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.peers import federation_file, requests
 from quasiglobal.peers.federation_file import Federation

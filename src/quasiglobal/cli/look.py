@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from quasiglobal.cli.arguments import File, Folders, Json, RunArgument, RunsFolder, call, store_at
-from quasiglobal.cli.tables import Listing, Values, comparison, models_in_words
-from quasiglobal.cli.terminal import say_written, size_in_words, time_in_words
-from quasiglobal.common.files import markdown_table
+from quasiglobal.cli.terminal import Cells, Listing, Values, say_written, size_in_words, time_in_words
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.runs import plots
 from quasiglobal.runs.best import kept_in
+from quasiglobal.runs.comparison import Setting, compared
 from quasiglobal.runs.parts import Part, parts_of
 from quasiglobal.runs.store import Run, read_run
 from quasiglobal.training.experiment import group_by_seed
@@ -70,11 +69,26 @@ def compare(folders: Folders = (), markdown: bool = False, json: Json = False) -
         folders: Run folders; by default all in runs/.
         markdown: Print a Markdown table.
     """
-    table = comparison(_runs_at(folders))
-    if markdown and not json:
-        print(markdown_table(list(table.columns), table.texts()))
-    else:
-        table.show(json)
+    comparison(_runs_at(folders)).show(json, markdown)
+
+
+def comparison(runs: Sequence[Run]) -> Listing:
+    """One row per setting, mean ± std over its seeds."""
+    settings = compared(runs)
+    titles = {run.ranking().title for run in runs}
+    title = titles.pop() if len(titles) == 1 else "score"
+    headings = (title, "best, %" if title.endswith("%") else "best", "worst node", "averaged model")
+    scores: dict[str, Cells] = dict(zip(headings, zip(*(one.scores for one in settings), strict=True), strict=True))
+    rows = [_setting_values(one) for one in settings]
+    return Listing(rows, {"setting": "setting", "seeds": "seeds", **scores, "status": "status"})
+
+
+def _setting_values(one: Setting) -> Values:
+    """A setting as raw values; the scores are null if a seed diverged."""
+    values: Values = {"setting": one.label, "seeds": len(one.runs), "metric": one.score.name}
+    for key, found in zip(("score", "best", "worst_node", "averaged_model"), one.measured, strict=True):
+        values |= {key: found and found.mean, f"{key}_std": found and found.std}
+    return values | {"status": one.status, "runs": [str(run.folder) for run in one.runs]}
 
 
 def plot(folders: Folders = (), out: File = Path("out/curves.png"), metric: str | None = None) -> None:
@@ -147,6 +161,18 @@ def status(folder: RunArgument, json: Json = False) -> None:
         "clipped": lambda row: "-" if row["clipped"] is None else _by_neighbour(row["clipped"], str) or "none",
         "status": "status",
     }, brief=_in_short, caption=models_in_words(run)).show(json)
+
+
+def models_in_words(run: Run) -> str:
+    """Lines about the models of a run besides the last: the best of each node, and where a fetched one is from."""
+    lines = []
+    for one in kept_in(run.folder):
+        score = run.ranking()
+        value = "" if one.value is None else f", {score.name} {score.shown(one.value)}{'%' * score.percent}"
+        lines.append(f"best model of node {one.node}: epoch {one.epoch}{value}")
+    if run.summary and run.summary.fetched:
+        lines.append("last model: that of node {node} ({site}), at step {step}".format(**run.summary.fetched))
+    return "\n".join(lines)
 
 
 def _in_short(row: Values) -> str:

@@ -1,4 +1,4 @@
-"""Terminal output: the console, progress bars, log lines, sizes and durations."""
+"""Terminal output: the console, tables, progress bars, log lines, sizes and durations."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from quasiglobal.cli import discard_output, wrapped
-from quasiglobal.common.files import as_line, finite
+from quasiglobal.common.files import as_line, finite, markdown_table
 from quasiglobal.data.shards import showing
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.runs.utilisation import utilisation
@@ -69,6 +73,108 @@ def say_utilisation(path: Path, since: float) -> None:
     used = utilisation(path, since)
     if used.examples:
         console.print(f"utilisation: {used}", soft_wrap=True)
+
+
+# ---------------------------------------------------------------------------------------- tables
+
+Values = dict[str, Any]
+"""A row of a table, or another part of a JSON document."""
+
+Cells = str | Callable[[Values], str] | tuple[str, ...]
+"""Cells of a column: the rows' values under this key, a function of a row, or the text of every row."""
+
+SHORTEST = 24
+"""Width to which the first column of a table may be folded."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A table: `columns` has the texts of each column by heading. In JSON the rows are as they are."""
+
+    rows: Sequence[Values]
+    columns: Mapping[str, Cells]
+    title: str = ""
+    caption: str = ""
+    group: Cells = ""
+    """Heading above the rows that have it."""
+    folds: Mapping[str, int] = field(default_factory=dict)
+    """Columns that may be folded, besides the first, and the width that each keeps."""
+    brief: Callable[[Values], str] | None = None
+    """Text under the first column where a table is too wide; by default `name: value` lines."""
+
+    def show(self, as_json: bool = False, markdown: bool = False) -> None:
+        """Print the table as JSON, Markdown or text; as lines where it is too wide for the terminal."""
+        if as_json:
+            print_json(self.rows)
+            return
+        if markdown:
+            print(markdown_table(list(self.columns), self._texts()))
+            return
+        groups: dict[str, list[tuple[Values, Sequence[str]]]] = {}
+        headings = self._column(self.group) if self.group else [""] * len(self.rows)
+        for heading, row, texts in zip(headings, self.rows, self._texts(), strict=True):
+            groups.setdefault(heading, []).append((row, texts))
+        if self.title:
+            console.print(self.title, style="bold")
+        widths = self._widths()
+        for heading, rows in groups.items():
+            if heading:
+                console.print(f"\n{heading}", style="bold underline")
+            if widths is None:
+                self._print_lines(rows)
+            else:
+                sized = zip(self.columns, widths, strict=True)
+                table = Table(*(Column(name, width=width, overflow="fold") for name, width in sized))
+                for _, texts in rows:
+                    table.add_row(*texts)
+                console.print(table)
+        if self.caption:
+            console.print(f"\n{self.caption}" if self.group else self.caption)
+
+    def _column(self, texts: Cells) -> Sequence[str]:
+        if isinstance(texts, tuple):
+            return texts
+        return [str(row[texts]) if isinstance(texts, str) else texts(row) for row in self.rows]
+
+    def _texts(self) -> list[Sequence[str]]:
+        """The texts of each row."""
+        return list(zip(*map(self._column, self.columns.values()), strict=True))
+
+    def _widths(self) -> list[int] | None:
+        """Width of each column; None if the table does not fit the terminal."""
+        lines = [[name.replace(" ", "\n") for name in self.columns], *self._texts()]
+        full = [max(map(cell_len, "\n".join(cells).split("\n"))) for cells in zip(*lines, strict=True)]
+        first = next(iter(self.columns))
+        least = {first: SHORTEST} | dict(self.folds)
+        widths = [min(least.get(name, width), width) for name, width in zip(self.columns, full, strict=True)]
+        left = console.width - sum(widths) - 3 * len(widths) - 1
+        if left < 0 or len(widths) == 1:
+            return None
+        for k, width in enumerate(full):
+            more = min(left, width - widths[k])
+            widths[k], left = widths[k] + more, left - more
+        return widths
+
+    def _print_lines(self, rows: Sequence[tuple[Values, Sequence[str]]]) -> None:
+        _, *names = self.columns
+        for row, (first, *others) in rows:
+            console.print(first, style="bold")
+            if self.brief:
+                console.print(Padding(self.brief(row), (0, 0, 0, 2), expand=False))
+            else:
+                said = {f"  {name}:": text for name, text in zip(names, others, strict=True) if text}
+                console.print(facts_table(said))
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """A table of names and values."""
+    table = Table(Column(no_wrap=True), Column(overflow="fold"), show_header=False, box=None, padding=(0, 1, 0, 0))
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
+# -------------------------------------------------------------------------------------- progress
 
 
 def progress_bar() -> Progress:
@@ -215,13 +321,10 @@ def preparing() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _preparing(progress: Progress, bar: TaskID) -> Iterator[None]:
-    def show(what: str, done: int, total: int) -> None:
-        progress.update(bar, completed=done, total=total, description=what, visible=True)
-
-    with showing(show):
-        yield
+def _preparing(progress: Progress, bar: TaskID) -> AbstractContextManager[None]:
+    return showing(lambda what, done, total: progress.update(
+        bar, completed=done, total=total, description=what, visible=True
+    ))
 
 
 def _in_words(records: Sequence[Record], score: Ranking) -> str:
