@@ -24,7 +24,10 @@ Folder = Annotated[Path, arg(metavar="FOLDER")]
 RunsFolder = Annotated[Positional[Path], arg(metavar="FOLDER")]
 Folders = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")]
 File = Annotated[Path, arg(metavar="FILE")]
-RunArgument = Annotated[Positional[Path], arg(metavar="RUN")]
+RunArgument = Annotated[Positional[Path], arg(metavar="RUN", help="A run folder.")]
+DataFolder = Annotated[
+    Path | None, arg(metavar="FOLDER", help="The folder of the data sets; by default $QG_DATA or ./data.")
+]
 Json = Annotated[
     bool,
     arg(

@@ -17,7 +17,7 @@ from tyro.conf import Positional, arg
 
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.cli import groups
-from quasiglobal.cli.arguments import call
+from quasiglobal.cli.arguments import ExperimentCommand, call
 from quasiglobal.cli.terminal import console, say_written
 from quasiglobal.common.files import replacing
 from quasiglobal.data.sources import PREFIXES, SOURCES, TEXT_SOURCES
@@ -118,7 +118,9 @@ def _commands() -> Iterator[Described]:
         below = places.get("SUBCOMMANDS", {}).get(name, {})
         options: dict[str, Accepted | None] = {"--help": None}
         words, files = list(below), bool(below)
-        for kind in below.values() or [places.get(name.capitalize()) or places[name]]:
+        own = places.get(name.capitalize())
+        is_kind = isinstance(own, type) and issubclass(own, ExperimentCommand)
+        for kind in below.values() or [own if is_kind else places[name]]:
             for field, plain, marks in _arguments(kind):
                 said = {"metavar": "", "name": field.replace("_", "-")}     # tyro's `arg` may replace them
                 said |= {key: text for mark in marks for key in said if (text := getattr(mark, key, None))}

@@ -13,7 +13,7 @@ from tyro.conf import Positional, arg
 
 from quasiglobal.algorithms import ALGORITHMS, Algorithm, algorithm
 from quasiglobal.checks import check_algorithm
-from quasiglobal.cli.arguments import File, Folder, Json, Name, call
+from quasiglobal.cli.arguments import DataFolder, File, Json, Name, call
 from quasiglobal.cli.terminal import (
     Cells,
     Listing,
@@ -238,13 +238,12 @@ def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
 
 
-def data(name: Name = None, data_dir: Folder | None = None, json: Json = False) -> None:
+def data(name: Name = None, data_dir: DataFolder = None, json: Json = False) -> None:
     """List the known data sets, whether each is installed, and how to get it. With a name, describe one.
 
     Args:
         name: A data set, such as folder:PATH or csv:PATH. Prints its classes, shape and normalisation as lines
             of a TOML file; all owners of such data have to agree on them.
-        data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
     if name is not None:
         _describe(name, data_dir, json)
@@ -261,7 +260,7 @@ def data(name: Name = None, data_dir: Folder | None = None, json: Json = False) 
             console.print(f"{one.name}: {one.where}{missing}", soft_wrap=True)
 
 
-def _describe(name: str, data_dir: Folder | None, json: bool) -> None:
+def _describe(name: str, data_dir: DataFolder, json: bool) -> None:
     """Print the size of a data set and the settings that its owners have to agree on."""
     with preparing():
         one = raw(name, data_dir)
@@ -285,7 +284,7 @@ def partition(
     alpha: tuple[float, ...] = (0.1,),
     partition: str = "dirichlet",
     seed: int = 0,
-    data_dir: Folder | None = None,
+    data_dir: DataFolder = None,
     plot: File | None = None,
     json: Json = False,
 ) -> None:
@@ -297,7 +296,6 @@ def partition(
         alpha: Concentration of the Dirichlet distribution; several values are drawn side by side.
         partition: dirichlet, dirichlet-plain, iid, shards:K or by:COLUMN.
         seed: The partition's seed.
-        data_dir: The folder of the data sets; by default $QG_DATA or ./data.
         plot: Draw the dot plot into this file (.png, .svg or .pdf).
     """
     if not alpha:
@@ -322,18 +320,15 @@ def partition(
         print_json(rows)
     else:
         for row in rows:
-            console.print(_partition_in_words(row), soft_wrap=True)
+            console.print(
+                f"{partition}, α = {row['alpha']:g}: {nodes} nodes of {row['smallest']} to {row['largest']} examples, "
+                f"mean label entropy {row['label_entropy_nats']:.3f} nats (of {row['label_entropy_max_nats']:.3f}), "
+                f"total-variation distance {row['total_variation']:.3f}, fingerprint {row['fingerprint']}",
+                soft_wrap=True,
+            )
     if plot is not None:
         plots.save_as(plots.draw_partitions(counts), plot)
         say_written([plot])
-
-
-def _partition_in_words(row: Values) -> str:
-    return (
-        f"{row['partition']}, α = {row['alpha']:g}: {row['nodes']} nodes of {row['smallest']} to {row['largest']} "
-        f"examples, mean label entropy {row['label_entropy_nats']:.3f} nats (of {row['label_entropy_max_nats']:.3f}), "
-        f"total-variation distance {row['total_variation']:.3f}, fingerprint {row['fingerprint']}"
-    )
 
 
 def run(name: str, words: Sequence[str]) -> None:

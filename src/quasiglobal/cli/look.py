@@ -132,11 +132,7 @@ def _drawn(run: Run, metric: str | None) -> Ranking:
 
 
 def status(folder: RunArgument, json: Json = False) -> None:
-    """Show the progress, the traffic, the lost edges and the clipped neighbours of each process of a distributed run.
-
-    Args:
-        folder: A run folder.
-    """
+    """Show the progress, traffic, lost edges and clipped neighbours of each process of a distributed run."""
     run = read_run(folder)
     parts = parts_of(run.folder)
     if not parts:

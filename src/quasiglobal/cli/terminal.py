@@ -7,7 +7,6 @@ import logging
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -187,37 +186,6 @@ LONGEST_EPOCH = 1e5
 """Seconds; the remaining time is estimated from the epochs of this period."""
 
 
-class Whole:
-    """Progress of all runs of a command: the finished runs, with fractions of those that train, and the time left."""
-
-    def __init__(self, runs: int) -> None:
-        self.total, self.began = runs, time.monotonic()
-        self.reached: dict[Path, float] = {}
-        self.first = 0.0
-
-    def update(self, runs: Sequence[RunFolder], records: Sequence[Record]) -> None:
-        """Note an epoch of runs that train together."""
-        begun = bool(self.reached)
-        for run, record in zip(runs, records, strict=True):
-            ended = number(record, "loss") is None                      # it diverged
-            self.reached[run.folder] = 1.0 if ended else record["epoch"] / run.experiment.epochs
-        self.total = max(self.total, len(self.reached))
-        if not begun:                                                   # the epochs of resumed runs took no time here
-            self.first, self.began = self.done, time.monotonic()
-
-    @property
-    def done(self) -> float:
-        """Finished runs, and the finished fractions of others."""
-        return sum(self.reached.values())
-
-    def __str__(self) -> str:
-        text = f"{int(self.done + 1e-6)} of {self.total} runs done"
-        if self.done <= self.first:
-            return text
-        left = (time.monotonic() - self.began) / (self.done - self.first) * (self.total - self.done)
-        return f"{text}, {time_in_words(left)} left"
-
-
 def log_as(log: str) -> None:
     """With log = json, write JSON objects to standard output, and everything else to standard error."""
     if log != "json":
@@ -250,10 +218,10 @@ def watcher(log: str, runs: int | None = None, timed: bool = False) -> Iterator[
     `runs` is the number of runs to train, if several programs train them; their progress is then shown too. `timed`:
     lines begin with the time.
     """
-    to = logging.getLogger("quasiglobal")
-    whole = None if runs is None else Whole(runs)
+    to, count = logging.getLogger("quasiglobal"), runs
+    done: dict[Path, float] = {}                # the fraction of each run; 1 if it diverged
     with progress_bar() as progress:
-        over_all = progress.add_task("all runs", total=runs, visible=whole is not None)
+        over_all = progress.add_task("all runs", total=count, visible=count is not None)
         bar = progress.add_task("", total=None)
 
         def watch(runs: Sequence[RunFolder], records: list[Record]) -> None:
@@ -265,15 +233,20 @@ def watcher(log: str, runs: int | None = None, timed: bool = False) -> Iterator[
             total = runs[0].experiment.epochs
             progress.update(bar, completed=record["epoch"], total=total, description=f"{what}  {text}")
             speed = f"{record['images_per_second']:,.0f} examples/s"
-            if whole:
+            so_far = ""
+            if count is not None:
                 speed += f" with {sum(run.experiment.resolved.nodes for run in runs)} rows"
-                whole.update(runs, records)
-                progress.update(over_all, completed=whole.done, total=whole.total, description=f"all runs, {speed}")
+                for run, one in zip(runs, records, strict=True):
+                    done[run.folder] = 1.0 if number(one, "loss") is None else one["epoch"] / run.experiment.epochs
+                whole, total = sum(done.values()), max(count, len(done))
+                progress.update(over_all, completed=whole, total=total, description=f"all runs, {speed}")
+                left = next(task for task in progress.tasks if task.id == over_all).time_remaining
+                so_far = f"; {int(whole + 1e-6)} of {total} runs done"
+                so_far += "" if left is None else f", {time_in_words(left)} left"
             if log == "json":
                 for run, measured in zip(runs, records, strict=True):
                     to.info("epoch %d", measured["epoch"], extra={"facts": {"run": run.folder.name} | dict(measured)})
             elif not console.is_terminal and tested:
-                so_far = f"; {whole}" if whole else ""
                 console.print(f"{_now(timed)}epoch {record['epoch']}: {text}, {speed}{so_far}")
 
         with _preparing(progress, bar), nullcontext() if log == "json" else _log_lines(to, timed):
