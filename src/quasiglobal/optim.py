@@ -95,8 +95,8 @@ class GossipOptimizer(torch.optim.Optimizer):
                                  "params = list(model.parameters()) to both optimizers")
             super().__init__(given, {})                 # parses the groups; the base's replace them below
             _check_same_parameters(self, base)
-            self._share_groups()
-            base.register_load_state_dict_post_hook(lambda _: self._share_groups())
+            self._share_groups(base)
+            base.register_load_state_dict_post_hook(self._share_groups)
         check_needs(self.algorithm, self.topology)
         self._trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         kinds = {(p.dtype, p.device) for p in self._trained}
@@ -192,10 +192,9 @@ class GossipOptimizer(torch.optim.Optimizer):
     def _base_class(self) -> str | None:
         return None if self.base is None else type(self.base).__qualname__
 
-    def _share_groups(self) -> None:
+    def _share_groups(self, base: torch.optim.Optimizer) -> None:
         """Take the base's groups, state and defaults as this optimizer's own; loading a state replaces them there."""
-        if self.base is not None:
-            self.param_groups, self.state, self.defaults = self.base.param_groups, self.base.state, self.base.defaults
+        self.param_groups, self.state, self.defaults = base.param_groups, base.state, base.defaults
 
     def _with_gradient(self, closure: Closure | None, failed: bool) -> tuple[Loss, ModelRows, float | Tensor]:
         """The closure's loss, the unscaled gradient, 0 after an overflow, and the weight decay."""

@@ -41,7 +41,7 @@ def completion(
         shell: bash, zsh or fish.
         to_stdout: Print the file instead of installing it.
     """
-    commands = list(_commands())
+    commands = [_described(name, *about) for group in groups().values() for name, about in group.items()]
     script = {"bash": bash, "zsh": zsh, "fish": fish}[shell](commands)
     if to_stdout:
         print(script, end="")
@@ -110,31 +110,30 @@ class Described:
     arguments: Accepted
 
 
-def _commands() -> Iterator[Described]:
-    """Every command with its options and arguments, from the types of its function or dataclass."""
-    for name, (module, summary) in (item for commands in groups().values() for item in commands.items()):
-        places = vars(import_module(module))
-        values: Mapping[str, Sequence[str]] = VALUES | places.get("VALUES", {})
-        below = places.get("SUBCOMMANDS", {}).get(name, {})
-        options: dict[str, Accepted | None] = {"--help": None}
-        words, files = list(below), bool(below)
-        own = places.get(name.capitalize())
-        is_kind = isinstance(own, type) and issubclass(own, ExperimentCommand)
-        for kind in below.values() or [own if is_kind else places[name]]:
-            for field, plain, marks in _arguments(kind):
-                said = {"metavar": "", "name": field.replace("_", "-")}     # tyro's `arg` may replace them
-                said |= {key: text for mark in marks for key in said if (text := getattr(mark, key, None))}
-                positional = Positional in marks
-                known = f"{name} {said['metavar'].rstrip('.')}" if positional else field
-                closed = get_args(plain) if get_origin(plain) is Literal else values.get(known, ())
-                accepted = Accepted(closed, files=plain is Path or known in WITH_FILES)
-                if positional and not below:
-                    words, files = [*words, *accepted.words], files or accepted.files
-                elif plain is bool:
-                    options |= {f"--{said['name']}": None, f"--no-{said['name']}": None}
-                elif not positional:
-                    options[f"--{said['name']}"] = accepted
-        yield Described(name, summary, options, Accepted(words, files))
+def _described(name: str, module: str, summary: str) -> Described:
+    """A command with its options and arguments, from the types of its function or dataclass, or of those below it."""
+    places = vars(import_module(module))
+    values: Mapping[str, Sequence[str]] = VALUES | places.get("VALUES", {})
+    below = places.get("SUBCOMMANDS", {}).get(name, {})
+    kind = places.get(name.capitalize())
+    if not (isinstance(kind, type) and issubclass(kind, ExperimentCommand)):
+        kind = places.get(name)
+    options: dict[str, Accepted | None] = {"--help": None}
+    words, files = list(below), bool(below)
+    for field, plain, marks in (argument for one in below.values() or [kind] for argument in _arguments(one)):
+        said = {"metavar": "", "name": field.replace("_", "-")}
+        said |= {key: text for mark in marks for key in said if (text := getattr(mark, key, None))}     # tyro's `arg`
+        positional = Positional in marks
+        known = f"{name} {said['metavar'].rstrip('.')}" if positional else field
+        closed = get_args(plain) if get_origin(plain) is Literal else values.get(known, ())
+        accepted = Accepted(closed, files=plain is Path or known in WITH_FILES)
+        if plain is bool:
+            options |= {f"--{said['name']}": None, f"--no-{said['name']}": None}
+        elif not positional:
+            options[f"--{said['name']}"] = accepted
+        elif not below:                                     # of the arguments below a command, only files are offered
+            words, files = [*words, *accepted.words], files or accepted.files
+    return Described(name, summary, options, Accepted(words, files))
 
 
 def _arguments(kind: Callable[..., object]) -> Iterator[tuple[str, object, list[object]]]:

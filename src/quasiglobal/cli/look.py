@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -148,7 +147,10 @@ def status(folder: RunArgument, json: Json = False) -> None:
     Listing(rows, {
         "process": lambda row: f"process {row['process']}",
         "nodes": lambda row: _range(row["nodes"]),
-        **{name: partial(_or_dash, name) for name in ("epoch", "step", "behind")},
+        **{
+            name: tuple("-" if row[name] is None else str(row[name]) for row in rows)
+            for name in ("epoch", "step", "behind")
+        },
         "loss": lambda row: "-" if row["loss"] is None else f"{row['loss']:.3f}",
         "sent": lambda row: _by_neighbour(row["sent_bytes"], size_in_words),
         "waited": lambda row: _by_neighbour(row["waited_seconds"], lambda seconds: f"{seconds:.1f} s"),
@@ -160,7 +162,7 @@ def status(folder: RunArgument, json: Json = False) -> None:
 
 
 def models_in_words(run: Run) -> str:
-    """Lines about the models of a run besides the last: the best of each node, and where a fetched one is from."""
+    """Lines about a run's best models, and about the source of a last model that another node gave."""
     lines = []
     for one in kept_in(run.folder):
         score = run.ranking()
@@ -201,10 +203,6 @@ def _part_values(part: Part, last: Measures | None, furthest: int) -> Values:
             "clipped": {there: count for there, one in edges if (count := one.get("clipped"))},
         }
     return values | {"status": part.read_status() or "training"}
-
-
-def _or_dash(name: str, row: Values) -> str:
-    return "-" if row[name] is None else str(row[name])
 
 
 def _range(nodes: Sequence[int]) -> str:

@@ -20,7 +20,7 @@ from quasiglobal.runs.standalone import save_folder
 from quasiglobal.runs.store import read_run
 
 ModelPath = Annotated[
-    Positional[Path], arg(metavar="MODEL", help="What `qg export` wrote: a folder or a .safetensors file.")
+    Positional[Path], arg(metavar="MODEL", help="The output of `qg export`: a folder or a .safetensors file.")
 ]
 
 
@@ -76,12 +76,10 @@ def evaluate(
     found = exports.score(exports.read(model), data, data_dir)
     if json:
         print_json({"data": found.data, "examples": found.examples, "metric": found.metric, "value": found.value})
-    elif found.metric == "accuracy":
-        console.print(f"{100 * found.value:.2f}% of {found.examples} test examples of {found.data}", soft_wrap=True)
     else:
-        console.print(
-            f"{found.metric} {found.value:.6g} on {found.examples} test examples of {found.data}", soft_wrap=True
-        )
+        percent = f"{100 * found.value:.2f}% of"
+        value = percent if found.metric == "accuracy" else f"{found.metric} {found.value:.6g} on"
+        console.print(f"{value} {found.examples} test examples of {found.data}", soft_wrap=True)
 
 
 def predict(

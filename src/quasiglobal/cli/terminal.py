@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column, Table
 
 from quasiglobal.cli import discard_output, wrapped
-from quasiglobal.common.files import as_line, finite, markdown_table
+from quasiglobal.common.files import Json, as_line, finite, markdown_table
 from quasiglobal.data.shards import showing
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.runs.utilisation import utilisation
@@ -44,7 +44,7 @@ console = PatientConsole(
 )
 
 WIDE = 130
-"""Terminal width in columns at which further columns fit beside the numbers."""
+"""Terminal width in columns at which further columns fit next to the numbers."""
 
 
 def print_json(value: object) -> None:
@@ -76,7 +76,7 @@ def say_utilisation(path: Path, since: float) -> None:
 
 # ---------------------------------------------------------------------------------------- tables
 
-Values = dict[str, Any]
+Values = Json
 """A row of a table, or another part of a JSON document."""
 
 Cells = str | Callable[[Values], str] | tuple[str, ...]
@@ -275,11 +275,11 @@ class LogLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one line."""
+        line = f"{_now(self.timed)}{self.format(record)}"
         if record.levelno < logging.WARNING:
-            console.print(f"{_now(self.timed)}{record.getMessage()}", soft_wrap=True)
-        elif logging.lastResort:
-            logging.lastResort.setFormatter(logging.Formatter(f"{_now(self.timed)}%(message)s"))
-            logging.lastResort.handle(record)
+            console.print(line, soft_wrap=True)
+        else:
+            print(line, file=sys.stderr)
 
 
 def _now(shown: bool) -> str:

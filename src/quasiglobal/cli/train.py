@@ -253,21 +253,21 @@ def node(
         runs: The folder for this node's records and checkpoints.
         device: auto, cpu or cuda.
         peer_timeout: Seconds after which the node continues without a neighbour that does not answer.
-        round_deadline: Seconds after which a step goes on without late neighbours, if the file does not say; the same
+        round_deadline: Seconds after which a step continues without late neighbours, if the file does not say; the same
             at every node.
         weights: How much each node counts, a number for each, as in 1200,340,80, if the file does not say; the same at
             every node.
         patience: Seconds to wait for the neighbours at the start.
         linger: Seconds in which neighbours that missed the end can fetch the model, with --site: if some are missing
             when this node has finished, and whenever this command finds its run finished. 0: exit at once.
-        trust: Clip a neighbour's model that is more than R times as far from the own model as other neighbours' usually
+        trust: Clip a neighbour's model that is more than R times as far from this node's as other neighbours' usually
             are; inf clips nothing. By default 8 between sites, and inf at a rendezvous or if the algorithm needs whole
             messages.
         checkpoint_seconds: Save a checkpoint at the end of an epoch before the last one is this old; 0: every epoch.
         tensorboard: Also write the metrics for TensorBoard, into the run folder.
         log: Log format: plain sentences, or one JSON object per line.
-        metrics_port: Serve metrics for Prometheus, at http://127.0.0.1:PORT/metrics; HOST:PORT for other machines, to
-            whoever reaches that address.
+        metrics_port: Serve metrics for Prometheus, at http://127.0.0.1:PORT/metrics; HOST:PORT for all
+            machines that reach that address.
     """
     place = _place(site, listen, node, rendezvous)
     experiment = from_toml(file)
