@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -287,7 +287,12 @@ class GossipOptimizer(torch.optim.Optimizer):
         """Raise unless every node has the same architecture, algorithm, topology and base."""
         shapes = [tuple(p.shape) for p in self._trained]
         facts = f"{shapes} {self._trained[0].dtype} {self.algorithm!r} {self.topology.fingerprint} "
-        facts += f"{self._base_class} {_options(self.defaults)}" if self.base is not None else ""
+        if self.base is not None:                   # comparable between processes: numbers, and no functions
+            options = {
+                name: value.tolist() if isinstance(value, Tensor) else value
+                for name, value in sorted(self.defaults.items()) if not callable(value)
+            }
+            facts += f"{self._base_class} {options}"
         mine = hashlib.sha256(facts.encode()).hexdigest()
         theirs = all_gather(store, "alike", mine, rank, size, timeout)
         strange = [node for node, digest in enumerate(theirs) if digest != mine]
@@ -325,11 +330,3 @@ def _check_same_parameters(own: torch.optim.Optimizer, base: torch.optim.Optimiz
     if given != held:
         raise InputError(f"{len(given - held)} trainable parameters of params are not in base, and {len(held - given)} "
                          "of base are not in params; pass the same list to both optimizers")
-
-
-def _options(defaults: Mapping[str, object]) -> dict[str, object]:
-    """An optimizer's default options, comparable between processes: tensors as numbers, and no functions."""
-    return {
-        name: value.tolist() if isinstance(value, Tensor) else value
-        for name, value in sorted(defaults.items()) if not callable(value)
-    }

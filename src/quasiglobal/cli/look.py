@@ -65,7 +65,6 @@ def compare(folders: Folders = (), markdown: bool = False, json: Json = False) -
     """Print a table of runs: mean ± std over the runs that differ only in their seed.
 
     Args:
-        folders: Run folders; by default all in runs/.
         markdown: Print a Markdown table.
     """
     comparison(_runs_at(folders)).show(json, markdown)
@@ -94,7 +93,6 @@ def plot(folders: Folders = (), out: File = Path("out/curves.png"), metric: str 
     """Draw the learning curves of runs: the mean over the runs that differ only in their seed, with a band.
 
     Args:
-        folders: Run folders; by default all in runs/.
         out: The file to draw into (.png, .svg or .pdf).
         metric: Entry of the records to draw instead of the score, such as test_loss, accuracy_worst or accuracy_nodes.
     """
