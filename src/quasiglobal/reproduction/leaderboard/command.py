@@ -14,8 +14,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import Folder, Json, call
-from quasiglobal.cli.tables import Listing, Values
-from quasiglobal.cli.terminal import print_json, progress_bar, say, say_written, time_in_words
+from quasiglobal.cli.terminal import Listing, Values, print_json, progress_bar, say, say_written, time_in_words
 from quasiglobal.reproduction.leaderboard.contenders import Contender, newcomer, select, source
 from quasiglobal.reproduction.leaderboard.contest import contest
 from quasiglobal.reproduction.leaderboard.protocol import Tier, tier_named

@@ -15,9 +15,10 @@ import torch
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import Around, Folder, Json, call, only_simulated, store_at
-from quasiglobal.cli.tables import Listing, Values
 from quasiglobal.cli.terminal import (
     WIDE,
+    Listing,
+    Values,
     console,
     log_as,
     preparing,
