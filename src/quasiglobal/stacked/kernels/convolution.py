@@ -13,10 +13,23 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from quasiglobal.stacked.kernels import depthwise, sweep
-from quasiglobal.stacked.kernels.geometry import Geometry, Pair
-from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, first_tap, launched, on_tensor_cores, positive
+from quasiglobal.stacked.kernels.operations import Geometry, Pair
+from quasiglobal.stacked.kernels.shared import (
+    Context,
+    Epilogue,
+    Shares,
+    accumulator,
+    before,
+    channels_first,
+    channels_last,
+    first_tap,
+    launched,
+    on_tensor_cores,
+    positive,
+)
 
 
 @triton.jit
@@ -160,6 +173,58 @@ def _weight_gradient(
         known &= (c // (C // TOGETHER))[:, None] == (out // (OC // TOGETHER))[None, :]
         k = k // C * (C // TOGETHER) + k % (C // TOGETHER)
     tl.store(dw + k[:, None] + out[None, :] * (R * S * C // TOGETHER), total, mask=known)
+
+
+class Convolution(torch.autograd.Function):
+    """`operations.convolve` of all models, which also returns x, so that its backward kernel adds later gradients of x.
+
+    `weight` is an argument only for autograd: the kernels read `values`. They write the gradients of weight and bias to
+    `shares` and `bias_shares`. A transposed convolution is the input gradient of a convolution, and vice versa. If
+    `masked`, the gradient that arrives is that before the ReLU.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Context[tuple[Shares, Shares, Geometry, bool]], shares: Shares, bias_shares: Shares, values: Tensor,
+        x: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None, geometry: Geometry, relu: bool,
+        masked: bool,
+    ) -> tuple[Tensor, Tensor]:
+        linear = weight.ndim == 3
+        images = channels_last(x, linear)
+        epilogue = Epilogue(None if rest is None else channels_last(rest, linear), bias, relu)
+        if geometry.transposed:
+            n, batch, *size, _ = images.shape
+            channels = weight.shape[2] * geometry.groups
+            after = torch.Size((n, batch, *geometry.before(size), channels))
+            y = convolve_back(images, values, after, geometry, epilogue)
+        else:
+            y = convolve(images, values, geometry, epilogue)
+        ctx.save_for_backward(images, values, y if relu and not masked else None)
+        ctx.how = shares, bias_shares, geometry, linear
+        ctx.set_materialize_grads(False)
+        return channels_first(y, x, linear), x
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Context[tuple[Shares, Shares, Geometry, bool]], dy: Tensor | None, later: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        dx, drest, (shares, bias_shares, geometry, linear) = later, None, ctx.how
+        if dy is not None:
+            images, values, result = ctx.saved_tensors
+            g = before(channels_last(dy, linear), result, bias_shares() if ctx.needs_input_grad[5] else None)
+            drest = channels_first(g, dy, linear) if ctx.needs_input_grad[6] else None
+            g = g.to(images.dtype)
+            left, right = (g, images) if geometry.transposed else (images, g)
+            weight_gradient(left, right, shares(), geometry)
+            if ctx.needs_input_grad[3]:
+                epilogue = Epilogue(later if later is None else channels_last(later, linear))
+                if geometry.transposed:
+                    dx = convolve(g, values, geometry, epilogue)
+                else:
+                    dx = convolve_back(g, values, images.shape, geometry, epilogue)
+                dx = channels_first(dx, dy, linear)
+        return None, None, None, dx, None, None, drest, *(None,) * 3
 
 
 def convolve(x: Tensor, w: Tensor, geometry: Geometry, epilogue: Epilogue) -> Tensor:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.geometry import Geometry, Pair
+from quasiglobal.stacked.kernels.operations import Geometry, Pair
 from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, first_tap, launched, positive
 
 

@@ -59,17 +59,15 @@ def rehearse(
     The loss is compiled too, if a kernel computes it. Nothing is lost if the rehearsal fails: the rest is compiled when
     it is first called.
     """
-    import triton
+    from triton import AsyncCompileMode
 
-    if not hasattr(triton, "AsyncCompileMode"):             # Triton before 3.5
-        return
     text = f"compiling {name} for {len(x)} models: {program.parts}; later starts find them in the cache"
     line = Timer(QUICK, log.info, [text])
     line.start()
     try:
         with (
             _Loaded(x.device) as pool,
-            triton.AsyncCompileMode(pool, ignore_errors=True),
+            AsyncCompileMode(pool, ignore_errors=True),
             torch.random.fork_rng([x.device] if x.is_cuda else []),
         ):
             calls = _run_without_kernels(program, x, buffers, inputs, loss)
@@ -107,7 +105,7 @@ def _run_without_kernels(
     from quasiglobal.stacked.kernels.shared import launches_only_compile
 
     calls: list[tuple[Segment, Sequence[Tensor]]] = []
-    program.compiled.postponed = calls
+    program.postponed = calls
     # Triton's compilation is of one thread, so the backward pass may not have its own.
     with torch.autograd.set_multithreading_enabled(False), launches_only_compile(), _Zeros():
         try:
@@ -116,7 +114,7 @@ def _run_without_kernels(
             if total.requires_grad:
                 gradient(total)
         finally:
-            program.compiled.postponed = None
+            program.postponed = None
     return calls
 
 

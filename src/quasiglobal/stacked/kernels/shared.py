@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import local
-from typing import Any
+from typing import Protocol, TypeVar
 
 import torch
 import triton
@@ -21,15 +21,15 @@ from triton.runtime.jit import JITFunction
 _thread = local()
 
 
-class Launched(JITFunction[Any]):  # type: ignore[misc]
+class Launched(JITFunction):  # type: ignore[misc]
     """A kernel whose launches only compile it inside `launches_only_compile`."""
 
-    def run(self, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    def run(self, *arguments: object, grid: object, warmup: bool, **options: object) -> object:
         warmup = warmup or getattr(_thread, "only_compiles", False)
         return super().run(*arguments, grid=grid, warmup=warmup, **options)
 
 
-def launched(function: Callable[..., None]) -> Any:
+def launched(function: Callable[..., None]) -> JITFunction:
     """Make a function a kernel; in Triton's interpreter, an interpreted one."""
     kernel = triton.jit(function)
     return Launched(function) if isinstance(kernel, JITFunction) else kernel
@@ -43,6 +43,25 @@ def launches_only_compile() -> Iterator[None]:
         yield
     finally:
         _thread.only_compiles = False
+
+
+How = TypeVar("How")
+
+Shares = Callable[[], Tensor]
+"""Return memory [shares, n, …] for the partial sums of the gradients of a kernel's parameters."""
+
+
+class Context(Protocol[How]):
+    """What autograd hands from the forward pass of an operation to its backward pass."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    how: How
+    """Settings other than tensors, if there are any."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
 
 
 def wide(x: Tensor) -> torch.dtype:
@@ -61,6 +80,25 @@ def on_tensor_cores(x: Tensor) -> bool:
     Products of other types need several times the registers.
     """
     return x.element_size() == 2 or not x.is_cuda
+
+
+def channels_last(x: Tensor, linear: bool = False) -> Tensor:
+    """[n, b, c, h, w] as [n, b, h, w, c], contiguous; inside a network this is a view. [n, b, c, w] gets h = 1.
+
+    If `linear`, [n, ..., c] as [n, pixels, 1, 1, c].
+    """
+    if linear:
+        return x.reshape(len(x), -1, 1, 1, x.shape[-1]).contiguous()
+    x = x if x.ndim == 5 else x.unsqueeze(3)
+    return x.movedim(2, -1).contiguous()
+
+
+def channels_first(y: Tensor, x: Tensor, linear: bool = False) -> Tensor:
+    """[n, b, h, w, c] as [n, b, c, h, w], or as [n, b, c, w] if x has as many dimensions; if `linear`, like x."""
+    if linear:
+        return y.view(*x.shape[:-1], y.shape[-1])
+    y = y.movedim(-1, 2)
+    return y if x.ndim == 5 else y.squeeze(3)
 
 
 @triton.jit
