@@ -7,7 +7,7 @@ position (r, s) of the kernel. UP, DOWN, STEP, DILATION and PAD are pairs (rows,
 
 from __future__ import annotations
 
-from math import gcd
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -192,13 +192,12 @@ class Convolution(torch.autograd.Function):
         linear = weight.ndim == 3
         images = channels_last(x, linear)
         epilogue = Epilogue(None if rest is None else channels_last(rest, linear), bias, relu)
+        n, batch, *size, _ = images.shape
         if geometry.transposed:
-            n, batch, *size, _ = images.shape
-            channels = weight.shape[2] * geometry.groups
-            after = torch.Size((n, batch, *geometry.before(size), channels))
-            y = convolve_back(images, values, after, geometry, epilogue)
+            shape = n, batch, *geometry.before(size), weight.shape[2] * geometry.groups
         else:
-            y = convolve(images, values, geometry, epilogue)
+            shape = n, batch, *geometry.after(size), weight.shape[1]
+        y = convolve(images, values, shape, geometry, epilogue, back=geometry.transposed)
         ctx.save_for_backward(images, values, y if relu and not masked else None)
         ctx.how = shares, bias_shares, geometry, linear
         ctx.set_materialize_grads(False)
@@ -219,52 +218,37 @@ class Convolution(torch.autograd.Function):
             weight_gradient(left, right, shares(), geometry)
             if ctx.needs_input_grad[3]:
                 epilogue = Epilogue(later if later is None else channels_last(later, linear))
-                if geometry.transposed:
-                    dx = convolve(g, values, geometry, epilogue)
-                else:
-                    dx = convolve_back(g, values, images.shape, geometry, epilogue)
+                dx = convolve(g, values, images.shape, geometry, epilogue, back=not geometry.transposed)
                 dx = channels_first(dx, dy, linear)
         return None, None, None, dx, None, None, drest, *(None,) * 3
 
 
-def convolve(x: Tensor, w: Tensor, geometry: Geometry, epilogue: Epilogue) -> Tensor:
-    """Convolve x [n, b, h, w, c] with each model's own kernels w [n, out, r, s, c / groups].
-
-    Depthwise kernels are [n, 1, r, s, out], here and below.
-    """
-    n, batch, *size, _ = x.shape
-    shape = n, batch, *geometry.after(size), w.shape[4 if geometry.depthwise else 1]
-    y = x.new_empty(shape, dtype=epilogue.dtype(x))
-    if sweep.sweeps(x, y.shape[4], geometry):
-        return sweep.launch(x, w, y, epilogue, geometry, padding=geometry.padding)
-    launch = depthwise.launch if geometry.depthwise else _launch
-    return launch(x, w, y, epilogue, geometry, up=geometry.stride, down=(1, 1), padding=geometry.padding)
-
-
-def convolve_back(dy: Tensor, w: Tensor, size: torch.Size, geometry: Geometry, epilogue: Epilogue) -> Tensor:
-    """The gradient of a convolution's input of shape `size`; the `later` of the epilogue is that of its other uses."""
-    dx = dy.new_empty(size, dtype=epilogue.dtype(dy))
-    if sweep.sweeps(dy, dx.shape[4], geometry, back=True):
-        return sweep.launch(dy, w, dx, epilogue, geometry, padding=geometry.around, back=True)
-    launch = depthwise.launch if geometry.depthwise else _launch
-    return launch(dy, w, dx, epilogue, geometry, up=(1, 1), down=geometry.stride, padding=geometry.around, back=True)
-
-
-def _launch(
-    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, *, up: Pair, down: Pair, padding: Pair,
-    back: bool = False,
+def convolve(
+    x: Tensor, w: Tensor, shape: Sequence[int], geometry: Geometry, epilogue: Epilogue, back: bool
 ) -> Tensor:
+    """Convolve x [n, b, h, w, c] with each model's own kernels w [n, out, r, s, c / groups] to images of this shape.
+
+    If `back`, x is the gradient of a convolution's output, and the result that of its input; the `later` of the
+    epilogue is the gradient of the input's other uses. Depthwise kernels are [n, 1, r, s, out], here and below.
+    """
+    y = x.new_empty(shape, dtype=epilogue.dtype(x))
+    if sweep.sweeps(x, y.shape[4], geometry, back):
+        return sweep.launch(x, w, y, epilogue, geometry, back)
+    return (depthwise.launch if geometry.depthwise else _launch)(x, w, y, epilogue, geometry, back)
+
+
+def _launch(x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, back: bool) -> Tensor:
     n, _, *source = x.shape
     _, batch, height, width, channels = y.shape
     blocks, together = _of_groups(geometry.groups, source[2], channels)
     inner, outer = source[2] // blocks, channels // blocks
     r, s = geometry.kernel
+    up, down, step, padding = geometry.moves(back)
     places = batch * triton.cdiv(height, down[0]) * triton.cdiv(width, down[1])
     kinds = blocks * down[0] * down[1]
     bm, bn, most, stages = _tile(x, places, outer, n * kinds)
     bk = _columns(r * s, inner, most)
     grid = (triton.cdiv(places, bm), triton.cdiv(outer, bn) * kinds, n)
-    step = tuple(by // gcd(by, dilation) for by, dilation in zip(down, geometry.dilation, strict=True))
     tensors, of_bias, parts = epilogue.arguments(y)
     _convolution[grid](
         x, w, y, *tensors, batch, w.stride(0), of_bias, *source[:2], inner, height, width, outer, r, s, up, down, step,

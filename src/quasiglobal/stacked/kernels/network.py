@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -25,15 +25,7 @@ from torch.utils._pytree import tree_map
 from quasiglobal.common.modules import copied
 from quasiglobal.common.trees import Tree
 from quasiglobal.stacked.compiling import Fused, by_inductor, traced
-from quasiglobal.stacked.kernels.operations import (
-    LAYER_NORM,
-    LINEAR,
-    NORMALISE,
-    PLAIN,
-    Geometry,
-    convolve,
-    geometry_of,
-)
+from quasiglobal.stacked.kernels.operations import LAYER_NORM, LINEAR, NORMALISE, PLAIN, Geometry, convolve, geometry_of
 from quasiglobal.stacked.kernels.rehearsal import prepare, rehearse, sum_of
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, in_dtype
@@ -220,9 +212,9 @@ class KernelNetwork:
         count = sum(map(_by_kernels, self.program.graph.nodes))
         return f"kernels for {count} operations, {len(self.segments)} groups of other operations"
 
-    def compile_segments(self, x: Tensor, calls: Iterable[tuple[Segment, Sequence[Tensor]]]) -> None:
-        """Compile the segments of these calls, forward and backward."""
-        run = AllModels(self, x[:, :0])
+    def compile_postponed(self, x: Tensor) -> None:
+        """Compile the segments that a rehearsal called, forward and backward."""
+        calls, self.postponed, run = self.postponed or (), None, AllModels(self, x[:, :0])
         for segment, values in calls:
             results = run.compute(segment, [value.detach().requires_grad_(value.requires_grad) for value in values])
             if numbers := [one.float().sum() for one in results if isinstance(one, Tensor) and one.requires_grad]:
@@ -373,10 +365,6 @@ def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     return torch.where(chosen, source.to(x.dtype).unsqueeze(dim), x)
 
 
-def _index_put(x: Tensor, index: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    return torch.index_put(x, index, values.to(x.dtype), accumulate)
-
-
 def _var_mean(
     x: Tensor, dim: list[int] | None = None, *, correction: int | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -385,19 +373,15 @@ def _var_mean(
     return torch.var_mean(x, dim, correction=correction, keepdim=keepdim)
 
 
-def _prelu(x: Tensor, weight: Tensor) -> Tensor:
-    return torch.where(x > 0, x, weight.to(x.dtype) * x)
-
-
 REPLACED: dict[object, Callable[..., object]] = {
     aten.copy.default: written,
     aten.fill.Tensor: written,
     aten.slice_scatter.default: _slice_scatter,
     aten.select_scatter.default: _select_scatter,
-    aten.index_put.default: _index_put,
+    aten.index_put.default: lambda x, index, values, *how: torch.index_put(x, index, values.to(x.dtype), *how),
     aten.native_group_norm.default: lambda x, *how: aten.native_group_norm.default(x.contiguous(), *how),
     aten.var_mean.correction: _var_mean,
-    aten._prelu_kernel.default: _prelu,
+    aten._prelu_kernel.default: lambda x, weight: torch.where(x > 0, x, weight.to(x.dtype) * x),
     aten.view.default: torch.reshape,
     aten._unsafe_view.default: torch.reshape,
     **PLAIN,
@@ -712,7 +696,7 @@ def _with_known_norms(module: nn.Module) -> nn.Module:
     """A copy of the module, with the same parameters, whose normalisations call `NORMALISE`."""
     module = copied(module, {id(parameter): parameter for parameter in module.parameters()})
     for part in module.modules():
-        known = KNOWN.get(type(part)) or KERNELS.get(vars(type(part)).get("stacked_kernel", ""))
+        known = KNOWN.get(vars(type(part)).get("stacked_kernel", type(part)))
         if known and part.weight is not None:
             part.forward = partial(known, part)
     return module
@@ -761,10 +745,10 @@ WHOLE: dict[object, Callable[..., object]] = {
 CASTS = (Tensor.to, Tensor.float, Tensor.type, Tensor.type_as)
 """Functions that return their tensor if it has the type already."""
 
-KNOWN: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.GroupNorm: _group_norm,
-    nn.BatchNorm2d: _batch_norm,
+KNOWN: dict[object, Callable[..., Tensor]] = {
+    nn.GroupNorm: _group_norm, nn.BatchNorm2d: _batch_norm, "evonorm": _evonorm,
 }
+"""Normalisations: classes, and names of kernels that a class declares in its attribute `stacked_kernel`.
 
-KERNELS: dict[str, Callable[..., Tensor]] = {"evonorm": _evonorm}
-"""Kernels that a class declares for itself, not for classes derived from it, as its attribute `stacked_kernel`."""
+The attribute is not inherited.
+"""

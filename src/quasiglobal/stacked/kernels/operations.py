@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 from torch import Tensor, nn
@@ -46,10 +47,16 @@ class Geometry:
         """Distance between the first and the last tap."""
         return self.dilation[0] * (self.kernel[0] - 1), self.dilation[1] * (self.kernel[1] - 1)
 
-    @property
-    def around(self) -> Pair:
-        """Padding of the output's gradient, for the input's gradient: a convolution with flipped taps."""
-        return self.reach[0] - self.padding[0], self.reach[1] - self.padding[1]
+    def moves(self, back: bool) -> tuple[Pair, Pair, Pair, Pair]:
+        """UP, DOWN, STEP and PAD of the kernels: for the convolution or, if `back`, for the gradient of its input.
+
+        The gradient of the input is a convolution of the output's gradient with flipped taps.
+        """
+        if not back:
+            return self.stride, (1, 1), (1, 1), self.padding
+        rows, columns = (by // gcd(by, dilation) for by, dilation in zip(self.stride, self.dilation, strict=True))
+        around = self.reach[0] - self.padding[0], self.reach[1] - self.padding[1]
+        return (1, 1), self.stride, (rows, columns), around
 
     def after(self, size: Sequence[int]) -> list[int]:
         """Height and width of the convolution's output."""

@@ -8,7 +8,7 @@ time is outside of Python, so the threads use all cores. Meanwhile the rehearsal
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
     from quasiglobal.common.trees import Tree
-    from quasiglobal.stacked.kernels.network import KernelNetwork, Segment
+    from quasiglobal.stacked.kernels.network import KernelNetwork
 
 log = logging.getLogger("quasiglobal")
 
@@ -61,6 +61,8 @@ def rehearse(
     """
     from triton import AsyncCompileMode
 
+    from quasiglobal.stacked.kernels.shared import launches_only_compile
+
     text = f"compiling {name} for {len(x)} models: {program.parts}; later starts find them in the cache"
     line = Timer(QUICK, log.info, [text])
     line.start()
@@ -70,11 +72,18 @@ def rehearse(
             AsyncCompileMode(pool, ignore_errors=True),
             torch.random.fork_rng([x.device] if x.is_cuda else []),
         ):
-            calls = _run_without_kernels(program, x, buffers, inputs, loss)
-            program.compile_segments(x, calls)              # while the threads compile the kernels
+            program.postponed = []
+            # Triton's compilation is of one thread, so the backward pass may not have its own.
+            with torch.autograd.set_multithreading_enabled(False), launches_only_compile(), _Zeros():
+                outputs, _, gradient = program(x, buffers, inputs)
+                total = loss(outputs)
+                if total.requires_grad:
+                    gradient(total)
+            program.compile_postponed(x)                    # while the threads compile the kernels
     except Exception as error:
         log.debug(f"the rehearsal of {name} failed: {error!r}")
     finally:
+        program.postponed = None
         line.cancel()
 
 
@@ -96,26 +105,6 @@ class _Loaded(ThreadPoolExecutor):
             with torch.cuda.device(self.device):            # the current device is that of a thread
                 _ = kernel.run
         return kernel
-
-
-def _run_without_kernels(
-    program: KernelNetwork, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor, loss: Callable[[Tree], Tensor],
-) -> list[tuple[Segment, Sequence[Tensor]]]:
-    """Run the forward pass, and the backward pass if gradients are enabled; return the calls of segments."""
-    from quasiglobal.stacked.kernels.shared import launches_only_compile
-
-    calls: list[tuple[Segment, Sequence[Tensor]]] = []
-    program.postponed = calls
-    # Triton's compilation is of one thread, so the backward pass may not have its own.
-    with torch.autograd.set_multithreading_enabled(False), launches_only_compile(), _Zeros():
-        try:
-            outputs, _, gradient = program(x, buffers, inputs)
-            total = loss(outputs)
-            if total.requires_grad:
-                gradient(total)
-        finally:
-            program.postponed = None
-    return calls
 
 
 class _Zeros(TorchFunctionMode):

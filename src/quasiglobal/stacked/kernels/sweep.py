@@ -169,10 +169,8 @@ FEW, MANY = 256, 1024
 """
 
 
-def launch(
-    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, *, padding: Pair, back: bool = False
-) -> Tensor:
-    """Fill y with a convolution or, with `back`, with the gradient of a convolution's input."""
+def launch(x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, back: bool) -> Tensor:
+    """Fill y with a convolution or, if `back`, with the gradient of a convolution's input."""
     n, _, *source = x.shape
     _, batch, height, width, channels = y.shape
     group = 2 if channels <= 16 or (n * batch < MANY and not back) else 1
@@ -183,8 +181,9 @@ def launch(
     grid = triton.cdiv(batch * triton.cdiv(width, group), bm), triton.cdiv(height, rows), n
     tensors, of_bias, parts = epilogue.arguments(y)
     _sweep[grid](
-        x, w, y, *tensors, batch, w.stride(0), of_bias, *source, height, width, channels, *geometry.kernel, padding,
-        back, group, rows, bm, bk, bn, accumulator(x), *parts, num_warps=WARPS, num_stages=STAGES,
+        x, w, y, *tensors, batch, w.stride(0), of_bias, *source, height, width, channels, *geometry.kernel,
+        geometry.moves(back)[-1], back, group, rows, bm, bk, bn, accumulator(x), *parts,
+        num_warps=WARPS, num_stages=STAGES,
     )
     return y
 
