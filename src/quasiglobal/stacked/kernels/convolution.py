@@ -27,7 +27,6 @@ from quasiglobal.stacked.kernels.shared import (
     channels_last,
     first_tap,
     launched,
-    on_tensor_cores,
     positive,
 )
 
@@ -246,7 +245,7 @@ def _launch(x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geome
     up, down, step, padding = geometry.moves(back)
     places = batch * triton.cdiv(height, down[0]) * triton.cdiv(width, down[1])
     kinds = blocks * down[0] * down[1]
-    bm, bn, most, stages = _tile(x, places, outer, n * kinds)
+    bm, bn, most, stages = _tile(places, outer, n * kinds)
     bk = _columns(r * s, inner, most)
     grid = (triton.cdiv(places, bm), triton.cdiv(outer, bn) * kinds, n)
     tensors, of_bias, parts = epilogue.arguments(y)
@@ -258,32 +257,28 @@ def _launch(x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geome
     return y
 
 
-def _tile(x: Tensor, places: int, outer: int, count: int) -> tuple[int, int, int, int]:
+def _tile(places: int, outer: int, count: int) -> tuple[int, int, int, int]:
     """Block sizes in pixels, channels out, and taps × channels in (at most); stages of the pipeline of loads.
 
     The largest tile that gives every multiprocessor a block, for `count` products [places, …] × […, outer].
     """
-    columns = _wide(x, outer)
+    columns = _wide(outer)
     if columns < 64:
         return 256, columns, 64, 2
-    tiles = [tile for tile in TILES if tile[1] <= columns] if on_tensor_cores(x) else [PLAIN_TILE]
+    tiles = [tile for tile in TILES if tile[1] <= columns]
     for tile in tiles:
         if triton.cdiv(places, tile[0]) * triton.cdiv(outer, tile[1]) * count >= MULTIPROCESSORS:
             return tile
     return tiles[-1]
 
 
-def _wide(x: Tensor, outer: int) -> int:
-    """Widest block of channels out: 128 on tensor cores if not more of them are beyond the last channel than for 64."""
-    whole = triton.cdiv(outer, BLOCK) % 2 == 0 and on_tensor_cores(x)
-    return min(2 * BLOCK if whole else BLOCK, max(16, int(triton.next_power_of_2(outer))))
+def _wide(outer: int) -> int:
+    """Widest block of channels out: 128 if not more of them are beyond the last channel than for 64."""
+    return min(BLOCK if triton.cdiv(outer, BLOCK) % 2 else 2 * BLOCK, max(16, int(triton.next_power_of_2(outer))))
 
 
 TILES = [(128, 128, 64, 3), (64, 128, 64, 4), (128, 64, 64, 3), (64, 64, 128, 3)]
-"""Tiles for tensor cores: the fastest of the tested settings on an H200."""
-
-PLAIN_TILE = 128, 64, 64, 3
-"""The tile for other products."""
+"""The fastest of the tested settings on an H200, for products of 16 bits."""
 
 MULTIPROCESSORS = 132
 """Of an H200."""
@@ -325,7 +320,7 @@ def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, geometry: Geometry) -> No
     blocks, together = _of_groups(geometry.groups, channels, out)
     inner, outer = channels // blocks, out // blocks
     places = batch * side[0] * side[1]
-    bn = _wide(x, outer)
+    bn = _wide(outer)
     bk = min(BLOCK, max(16, triton.next_power_of_2(r * s * inner)))
     share = triton.cdiv(triton.cdiv(places, count), BLOCK) * BLOCK
     _weight_gradient[(triton.cdiv(r * s * inner, bk) * triton.cdiv(outer, bn) * blocks, count, n)](

@@ -497,8 +497,10 @@ def fuse(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.target in (convolve, NORMALISE):
             _absorb(node)
-        elif node.target is aten.copy.default and _alike(node, node.args[1]):
-            node.replace_all_uses_with(node.args[1])
+        elif node.target is aten.copy.default:
+            value, source = node.meta["val"], node.args[1]
+            if (value.shape, value.dtype) == (source.meta["val"].shape, source.meta["val"].dtype):
+                node.replace_all_uses_with(source)
         elif node.target is aten.clone.default and node.args[0].op == "placeholder" and not hidden:
             node.replace_all_uses_with(node.args[0])
     _count_together(graph)
@@ -552,11 +554,6 @@ def _suits(node: fx.Node) -> bool:
 def _result(node: fx.Node) -> fx.Node:
     """The images that a convolution or a normalisation returns; a normalisation also returns running statistics."""
     return node if node.target is not NORMALISE else next(user for user in node.users if user.args[1] == 0)
-
-
-def _alike(one: fx.Node, other: fx.Node) -> bool:
-    """Whether the results of two nodes have the same shape and type."""
-    return shape_of(one) == shape_of(other) and one.meta["val"].dtype == other.meta["val"].dtype
 
 
 def _is_own(parameter: fx.Node) -> bool:

@@ -74,14 +74,6 @@ def accumulator(x: Tensor) -> tl.dtype:
     return tl.float64 if x.dtype == torch.float64 else tl.float32
 
 
-def on_tensor_cores(x: Tensor) -> bool:
-    """Whether to use settings for tensor cores: for 16-bit types, and in the interpreter, where speed is no matter.
-
-    Products of other types need several times the registers.
-    """
-    return x.element_size() == 2 or not x.is_cuda
-
-
 def channels_last(x: Tensor, linear: bool = False) -> Tensor:
     """[n, b, c, h, w] as [n, b, h, w, c], contiguous; inside a network this is a view. [n, b, c, w] gets h = 1.
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quasiglobal.stacked.kernels.operations import Geometry, Pair
-from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, launched, on_tensor_cores, positive
+from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, launched, positive
 
 
 @triton.jit
@@ -159,7 +159,7 @@ def sweeps(x: Tensor, outer: int, geometry: Geometry, back: bool = False) -> boo
     """Whether to sweep for a convolution of x to this number of channels; `back` for the gradient of its input."""
     images = len(x) * x.shape[1] if x.is_cuda else MANY     # in the interpreter, speed is no matter
     enough = images >= (MANY if back and outer > 16 else FEW)
-    return enough and on_tensor_cores(x) and suits(geometry, x.shape[-1], outer)
+    return enough and suits(geometry, x.shape[-1], outer)
 
 
 FEW, MANY = 256, 1024
