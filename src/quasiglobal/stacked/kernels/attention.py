@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.shared import Context, accumulator, launched
+from quasiglobal.stacked.kernels.operations import Context
+from quasiglobal.stacked.kernels.shared import accumulator, launched
 
 LENGTHS = range(65, 129)
 """Lengths of texts: one program can hold all scores, and PyTorch's kernels, of blocks of 64, are slower."""

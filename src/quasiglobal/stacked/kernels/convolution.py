@@ -16,19 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from quasiglobal.stacked.kernels import depthwise, sweep
-from quasiglobal.stacked.kernels.operations import Geometry, Pair
-from quasiglobal.stacked.kernels.shared import (
-    Context,
-    Epilogue,
-    Shares,
-    accumulator,
-    before,
-    channels_first,
-    channels_last,
-    first_tap,
-    launched,
-    positive,
-)
+from quasiglobal.stacked.kernels.operations import Context, Geometry, Pair, Shares, channels_first, channels_last
+from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, before, first_tap, launched, positive
 
 
 @triton.jit

@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from quasiglobal.stacked.kernels.shared import Context, launched
+from quasiglobal.stacked.kernels.operations import Context
+from quasiglobal.stacked.kernels.shared import launched
 
 
 @launched

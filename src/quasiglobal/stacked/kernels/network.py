@@ -239,11 +239,11 @@ class KernelNetwork:
                 if (bias := node.args[2]) is not None:
                     others.append((node, of[bias], shared.shares(len(x), pixels(node, node))))
             elif normalises(node):
-                own = torch.cat([of[parameter] for parameter in node.args[1:3]])
-                others.append((node, own, normalisation.shares(shape_of(node.args[0])[0], node.args[5])))
-            elif normalises_pixels(node):
-                own = torch.cat([of[parameter] for parameter in node.args[1:3]])
-                others.append((node, own, normalisation.layer_norm_shares(len(x), prod(shape_of(node)[:-1]))))
+                if node.target is LAYER_NORM:
+                    count = normalisation.layer_norm_shares(len(x), prod(shape_of(node)[:-1]))
+                else:
+                    count = normalisation.shares(shape_of(node.args[0])[0], node.args[5])
+                others.append((node, torch.cat([of[parameter] for parameter in node.args[1:3]]), count))
             elif pools(node):
                 node.meta["pools"] = node.args[1][0]
         for node in (node for node, *_ in weights + others):
@@ -443,22 +443,18 @@ def masks(node: fx.Node) -> bool:
 
 def normalises(node: Any) -> bool:
     """Whether the kernels compute this normalisation: group size 1, or group size and channels are powers of two."""
-    if node.target is not NORMALISE or not all(map(_is_own, node.args[1:3])):
+    if node.target not in (NORMALISE, LAYER_NORM) or not all(map(_is_own, node.args[1:3])):
         return False
+    if node.target is LAYER_NORM:
+        return shape_of(node)[-1] <= MOST_CHANNELS
     kind, groups = node.args[5:7]
     channels = shape_of(node.args[0])[1]
     size = 1 if kind == "batch" else channels // groups
     return size == 1 or (size & (size - 1) == 0 and channels & (channels - 1) == 0)
 
 
-def normalises_pixels(node: fx.Node) -> bool:
-    """Whether the kernels compute this normalisation over the last dimension."""
-    own = node.target is LAYER_NORM and all(map(_is_own, node.all_input_nodes[1:]))
-    return own and shape_of(node)[-1] <= MOST_CHANNELS
-
-
 MOST_CHANNELS = 4096
-"""Channels above which a pixel does not fit the registers of a block."""
+"""Channels above which a pixel does not fit the registers of a block of LayerNorm."""
 
 
 def only_for_kernels(node: fx.Node) -> bool:

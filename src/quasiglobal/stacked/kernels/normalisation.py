@@ -12,15 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quasiglobal.stacked.kernels.shared import (
-    Context,
-    Shares,
-    accumulator,
-    channels_first,
-    channels_last,
-    launched,
-    wide,
-)
+from quasiglobal.stacked.kernels.operations import Context, Shares, channels_first, channels_last
+from quasiglobal.stacked.kernels.shared import accumulator, launched, wide
 
 USUAL = tl.constexpr("")
 """The usual eviction policy of caches."""

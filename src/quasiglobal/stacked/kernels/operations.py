@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -155,3 +156,44 @@ LAYER_NORM = operation("layer_norm(Tensor x, Tensor weight, Tensor bias, float e
 
 PLAIN: dict[object, Callable[..., object]] = {NORMALISE: normalise, LAYER_NORM: layer_norm, LINEAR: STACKED["linear"]}
 """Each operation in plain PyTorch, as vmap can compute it for many models."""
+
+
+# ------------------------------------------------------------------- for the autograd functions of the kernels
+
+
+How = TypeVar("How")
+
+Shares = Callable[[], Tensor]
+"""Return memory [shares, n, …] for the partial sums of the gradients of a kernel's parameters."""
+
+
+class Context(Protocol[How]):
+    """Carrier of tensors and settings from the forward pass of an operation to its backward pass, made by autograd."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    how: How
+    """Settings, if there are any."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
+def channels_last(x: Tensor, linear: bool = False) -> Tensor:
+    """[n, b, c, h, w] as [n, b, h, w, c], contiguous; inside a network this is a view. [n, b, c, w] gets h = 1.
+
+    If `linear`, [n, ..., c] as [n, pixels, 1, 1, c].
+    """
+    if linear:
+        return x.reshape(len(x), -1, 1, 1, x.shape[-1]).contiguous()
+    x = x if x.ndim == 5 else x.unsqueeze(3)
+    return x.movedim(2, -1).contiguous()
+
+
+def channels_first(y: Tensor, x: Tensor, linear: bool = False) -> Tensor:
+    """[n, b, h, w, c] as [n, b, c, h, w], or as [n, b, c, w] if x has as many dimensions; if `linear`, like x."""
+    if linear:
+        return y.view(*x.shape[:-1], y.shape[-1])
+    y = y.movedim(-1, 2)
+    return y if x.ndim == 5 else y.squeeze(3)

@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from quasiglobal.stacked.kernels.shared import Context, accumulator, channels_last, launched
+from quasiglobal.stacked.kernels.operations import Context, channels_last
+from quasiglobal.stacked.kernels.shared import accumulator, launched
 
 
 @triton.jit

@@ -1,6 +1,6 @@
-"""What several kernels share: their launch, accumulators, the taps of a convolution, and its epilogue.
+"""Parts of several kernels: their launch, accumulators, the taps of a convolution, and its epilogue.
 
-The epilogue is what follows a convolution in its kernel, before the result is rounded; `before` computes the gradient
+The epilogue follows a convolution in the same kernel, before the result is rounded; `before` computes the gradient
 before it. `operations.convolve` computes the same in plain PyTorch.
 """
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import local
-from typing import Protocol, TypeVar
 
 import torch
 import triton
@@ -45,25 +44,6 @@ def launches_only_compile() -> Iterator[None]:
         _thread.only_compiles = False
 
 
-How = TypeVar("How")
-
-Shares = Callable[[], Tensor]
-"""Return memory [shares, n, …] for the partial sums of the gradients of a kernel's parameters."""
-
-
-class Context(Protocol[How]):
-    """What autograd hands from the forward pass of an operation to its backward pass."""
-
-    saved_tensors: tuple[Tensor, ...]
-    needs_input_grad: tuple[bool, ...]
-    how: How
-    """Settings other than tensors, if there are any."""
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
-    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
-    def set_materialize_grads(self, value: bool) -> None: ...
-
-
 def wide(x: Tensor) -> torch.dtype:
     """Accumulator dtype in PyTorch."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -72,25 +52,6 @@ def wide(x: Tensor) -> torch.dtype:
 def accumulator(x: Tensor) -> tl.dtype:
     """Accumulator dtype in Triton."""
     return tl.float64 if x.dtype == torch.float64 else tl.float32
-
-
-def channels_last(x: Tensor, linear: bool = False) -> Tensor:
-    """[n, b, c, h, w] as [n, b, h, w, c], contiguous; inside a network this is a view. [n, b, c, w] gets h = 1.
-
-    If `linear`, [n, ..., c] as [n, pixels, 1, 1, c].
-    """
-    if linear:
-        return x.reshape(len(x), -1, 1, 1, x.shape[-1]).contiguous()
-    x = x if x.ndim == 5 else x.unsqueeze(3)
-    return x.movedim(2, -1).contiguous()
-
-
-def channels_first(y: Tensor, x: Tensor, linear: bool = False) -> Tensor:
-    """[n, b, h, w, c] as [n, b, c, h, w], or as [n, b, c, w] if x has as many dimensions; if `linear`, like x."""
-    if linear:
-        return y.view(*x.shape[:-1], y.shape[-1])
-    y = y.movedim(-1, 2)
-    return y if x.ndim == 5 else y.squeeze(3)
 
 
 @triton.jit
