@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 MOST_CLASSES = 1024
-"""Classes above which the loss has no kernel: there, a program has all classes of an example."""
+"""Largest number of classes for the loss kernel: a program holds all classes of an example."""
 
 
 class Kernels(Compiled):
@@ -81,13 +81,13 @@ class Kernels(Compiled):
         return tree_map(lambda values: values.view(len(x), batches, *values.shape[1:]), outputs)
 
     def _score(self, outputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
-        """Each model's loss and accuracy: by a kernel for the usual ones; others are compiled if that pays off."""
+        """Each model's loss and accuracy: by a kernel for cross-entropy; other losses are compiled if that pays off."""
         if self._scores_by_kernel(outputs, targets):
             from quasiglobal.stacked.kernels.cross_entropy import CrossEntropy
 
             losses, right = CrossEntropy.apply(outputs, targets)  # type: ignore[no-untyped-call]
-            return losses, right
-        losses, right = (self.fused_score if self.fuses else self.score)(outputs, targets)
+        else:
+            losses, right = (self.fused_score if self.fuses else self.score)(outputs, targets)
         return losses, right
 
     def _scores_by_kernel(self, outputs: Tree, targets: Tree) -> bool:
@@ -454,7 +454,7 @@ def normalises(node: Any) -> bool:
 
 
 MOST_CHANNELS = 4096
-"""Channels above which a pixel does not fit the registers of a block of LayerNorm."""
+"""Largest number of channels for LayerNorm: a pixel has to fit the registers of a block."""
 
 
 def only_for_kernels(node: fx.Node) -> bool:
@@ -470,7 +470,7 @@ def only_for_kernels(node: fx.Node) -> bool:
 
 
 def _readers(y: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
-    """The operations that read y or a permutation of it, each after what it reads."""
+    """Pairs (tensor, operation that reads it) for y and its permutations."""
     users = [(y, user) for user in y.users if user.target is not aten.permute.default]
     return users + [pair for user in y.users if user.target is aten.permute.default for pair in _readers(user)]
 
@@ -553,7 +553,7 @@ def _result(node: fx.Node) -> fx.Node:
 
 
 def _is_own(parameter: fx.Node) -> bool:
-    """Whether this is a parameter used by only one operation."""
+    """Whether this is a parameter that only one operation uses."""
     return "parameter" in parameter.meta and len(parameter.users) == 1
 
 
@@ -566,10 +566,10 @@ def _only_user(node: fx.Node, target: object) -> fx.Node | None:
 
 
 WORTH_COMPILING = 2
-"""Operations on images, besides views, from which a segment is compiled: compiling takes seconds."""
+"""Smallest number of operations on images, views aside, of a compiled segment: compiling takes seconds."""
 
 MOST_OPERATIONS = 400
-"""Operations above which a segment is not compiled, as of a long recurrence: that would take minutes."""
+"""Largest number of operations of a compiled segment: those of a long recurrence would take minutes."""
 
 
 class Segment:
@@ -733,7 +733,7 @@ def _operation(
 WHOLE: dict[object, Callable[..., object]] = {
     nn.functional.linear: _linear, nn.functional.layer_norm: _layer_norm,
 }
-"""Functions that a trace would decompose, and those that it does not."""
+"""Replacements of functions that a trace would decompose."""
 
 CASTS = (Tensor.to, Tensor.float, Tensor.type, Tensor.type_as)
 """Functions that return their tensor if it has the type already."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from quasiglobal.stacked.kernels.operations import Context, Shares, channels_first, channels_last
-from quasiglobal.stacked.kernels.shared import accumulator, launched, wide
+from quasiglobal.stacked.kernels.shared import accumulator, launched
 
 USUAL = tl.constexpr("")
 """The usual eviction policy of caches."""
@@ -88,13 +88,6 @@ def _coefficients(moments, c, C: tl.constexpr):
 
 
 @triton.jit
-def _store_sums(sums, at, C: tl.constexpr, along, total, mask):
-    """Store a contribution to the gradients: weights, then biases."""
-    tl.store(sums + at, along, mask=mask)
-    tl.store(sums + at + C, total, mask=mask)
-
-
-@triton.jit
 def _moments(
     x, own, base, node, images, c, HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
@@ -137,15 +130,8 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _affine(weight, bias, mean, scale, row, c, C: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr):
-    """Factor and offset of each channel, such that `_scaled` is the normalised, scaled and shifted value."""
-    offset = tl.load(bias + row + c, mask=c < C, other=0.0).to(ACC)
-    factor = scale * tl.load(weight + row + c, mask=c < C, other=0.0).to(ACC)
-    return factor, offset if KIND == "evonorm" else offset - mean * factor
-
-
-@triton.jit
 def _scaled(value, factor, offset, KIND: tl.constexpr):
+    """The normalised, scaled and shifted value, by the factor and the offset of each channel."""
     if KIND == "evonorm":
         value = value * _sigmoid(value)
     return value * factor[None, :] + offset[None, :]
@@ -164,7 +150,9 @@ def _normalise(
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     mean, variance = _moments(x, own, base, node, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
     scale = 1 / tl.sqrt(variance + eps)
-    factor, offset = _affine(weight, bias, mean, scale, node * stride, c, C, KIND, ACC)
+    offset = tl.load(bias + node * stride + c, mask=c < C, other=0.0).to(ACC)
+    factor = scale * tl.load(weight + node * stride + c, mask=c < C, other=0.0).to(ACC)
+    offset = offset if KIND == "evonorm" else offset - mean * factor
     for p in range(0, HW, BP):
         value = _scaled(_load(x, base, p, c, HW, C, BP, ACC), factor, offset, KIND)
         if SUM:
@@ -227,7 +215,8 @@ def _batch_sums(
     along, total = _own_sums(
         x, y, dy, image * HW * C, c, mean, scale, factor, offset, HW, C, "batch", MASK, BP, BC, ACC
     )
-    _store_sums(sums, image * 2 * C + c, C, along, total, c < C)
+    tl.store(sums + image * 2 * C + c, along, mask=c < C)
+    tl.store(sums + image * 2 * C + c + C, total, mask=c < C)
 
 
 @launched
@@ -271,7 +260,9 @@ def _normalise_back(
         g += level[None, :] - value * slope[None, :]
         _store(dx, base, p, c, g, HW, C, BP)
     if KIND != "batch" or image == node * images:
-        _store_sums(own, image % images * of_image + node * of_node + c, C, along, total, c < C)
+        at = image % images * of_image + node * of_node + c
+        tl.store(own + at, along, mask=c < C)
+        tl.store(own + at + C, total, mask=c < C)
 
 
 class Normalised(torch.autograd.Function):
@@ -286,13 +277,14 @@ class Normalised(torch.autograd.Function):
         images, summed = channels_last(x), rest is not None
         n, count, places, channels = _parts(images, kind)
         y = torch.empty_like(images, dtype=dtype)
-        moments = images.new_empty(n, 1 if kind == "batch" else count, 4, channels, dtype=wide(images))
+        wide = torch.promote_types(images.dtype, torch.float32)
+        moments = images.new_empty(n, 1 if kind == "batch" else count, 4, channels, dtype=wide)
         before = [value.contiguous() for value in running] or [moments, moments]
         after = [torch.empty_like(value) for value in running] or [moments.new_empty(0) for _ in before]
         grid, (bp, bc, bb, acc), warps = _blocks(images, kind, groups, 16384)
         own = moments
         if kind == "batch":
-            own = images.new_empty(n, count, 2, channels, dtype=wide(images))
+            own = images.new_empty(n, count, 2, channels, dtype=wide)
             _image_moments[grid](images, own, places, channels, bp, bc, acc, num_warps=warps)
         _normalise[grid](
             images, weight, bias, images if rest is None else channels_last(rest), own, y, moments, *before, *after,
@@ -458,7 +450,8 @@ class LayerNormed(torch.autograd.Function):
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return y in `dtype`, and the moments for the backward pass; weight and bias are [n, channels], rows of x."""
     n, pixels, channels = x.shape
-    y, moments = torch.empty_like(x, dtype=dtype), x.new_empty(n, pixels, 2, dtype=wide(x))
+    y = torch.empty_like(x, dtype=dtype)
+    moments = x.new_empty(n, pixels, 2, dtype=torch.promote_types(x.dtype, torch.float32))
     bp, bc = _pixels(channels)
     _layer_norm[(triton.cdiv(pixels, bp), n)](
         x, weight, bias, y, moments, pixels, bias.stride(0), eps, channels, bp, bc, accumulator(x), num_warps=WARPS

@@ -1,6 +1,7 @@
 """Convolution, linear layer and normalisations of one model in plain PyTorch: the reference of the kernels.
 
-Some are operations of a trace. This file does not need Triton, which is available only with a GPU, or in tests.
+Some are operations of a trace. The last part serves the autograd functions of the kernels, each next to its kernel.
+This file does not need Triton, which is available only with a GPU, or in tests.
 """
 
 from __future__ import annotations

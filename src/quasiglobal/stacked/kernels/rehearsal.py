@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("quasiglobal")
 
 QUICK = 1.0
-"""Seconds that a rehearsal takes at most if all is found in the caches on disk; after these, a line is logged."""
+"""Seconds after which a rehearsal logs a line; it takes less if it finds everything in the caches on disk."""
 
 
 @cache

@@ -36,7 +36,7 @@ def launched(function: Callable[..., None]) -> JITFunction:
 
 @contextmanager
 def launches_only_compile() -> Iterator[None]:
-    """Let launches of our kernels by this thread compile them, and do no more."""
+    """Make this thread's launches compile the kernels without running them."""
     _thread.only_compiles = True
     try:
         yield
@@ -44,13 +44,8 @@ def launches_only_compile() -> Iterator[None]:
         _thread.only_compiles = False
 
 
-def wide(x: Tensor) -> torch.dtype:
-    """Accumulator dtype in PyTorch."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
 def accumulator(x: Tensor) -> tl.dtype:
-    """Accumulator dtype in Triton."""
+    """Accumulator dtype; in PyTorch it is `torch.promote_types(x.dtype, torch.float32)`."""
     return tl.float64 if x.dtype == torch.float64 else tl.float32
 
 
