@@ -9,24 +9,27 @@ g [n, d].
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, cached_property, partial
 from math import prod
+from threading import Thread, Timer
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call, functionalize, vmap
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.modules import copied
 from quasiglobal.common.trees import Tree
 from quasiglobal.stacked.compiling import Fused, by_inductor, traced
 from quasiglobal.stacked.kernels.operations import LAYER_NORM, LINEAR, NORMALISE, PLAIN, Geometry, convolve, geometry_of
-from quasiglobal.stacked.kernels.rehearsal import prepare, rehearse, sum_of
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, in_dtype
 from quasiglobal.stacked.recording import Untraceable, recorded, written
@@ -34,7 +37,11 @@ from quasiglobal.stacked.routes import Compiled
 from quasiglobal.stacked.stackable import stackable
 
 if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+
     from quasiglobal.stacked.kernels.packing import Region, WeightRegion
+
+log = logging.getLogger("quasiglobal")
 
 aten = torch.ops.aten
 
@@ -73,7 +80,7 @@ class Kernels(Compiled):
         batches = len(inputs)                               # each batch gets its own copy of the models
         models, own = tree_map(lambda values: values.repeat_interleave(batches, dim=0), (x, buffers))
         shown = inputs.repeat(len(x), *(1,) * (inputs.ndim - 1))
-        program = self._stacked(models, own, shown)
+        program = self._stacked(models, own, shown, sum_of)
         if program is None:
             return super().outputs(x, buffers, inputs)
         with self.one.autocast(x.device):
@@ -100,7 +107,7 @@ class Kernels(Compiled):
         return typed and outputs.shape[:2] == targets.shape and 1 < outputs.shape[2] <= MOST_CLASSES
 
     def _stacked(
-        self, x: Tensor, buffers: Buffers, inputs: Tree, loss: Callable[[Tree], Tensor] = sum_of
+        self, x: Tensor, buffers: Buffers, inputs: Tree, loss: Callable[[Tree], Tensor]
     ) -> KernelNetwork | None:
         """The program for a shape, built and compiled with the loss at its first call; None if none can be built."""
         if not self._are_images(inputs):
@@ -172,7 +179,7 @@ class KernelNetwork:
         self.compiled: dict[object, Callable[..., list[Tree]]] = {}
         """The compiled functions of segments; equal segments share one."""
         self.postponed: list[tuple[Segment, Sequence[Tree]]] | None = None
-        """Calls in a rehearsal (`rehearsal.py`), which are not compiled yet; None in any other run."""
+        """Calls in a rehearsal, which are not compiled yet; None in any other run."""
         for node in program.graph.nodes:
             node.meta["stacked"] = node.op == "placeholder" or _draws(node) or any(
                 one.meta["stacked"] for one in node.all_input_nodes
@@ -205,20 +212,6 @@ class KernelNetwork:
             return g
 
         return outputs, after, gradient
-
-    @property
-    def parts(self) -> str:
-        """The number of operations and groups to compile, for a line of the log."""
-        count = sum(map(_by_kernels, self.program.graph.nodes))
-        return f"kernels for {count} operations, {len(self.segments)} groups of other operations"
-
-    def compile_postponed(self, x: Tensor) -> None:
-        """Compile the segments that a rehearsal called, forward and backward."""
-        calls, self.postponed, run = self.postponed or (), None, AllModels(self, x[:, :0])
-        for segment, values in calls:
-            results = run.compute(segment, [value.detach().requires_grad_(value.requires_grad) for value in values])
-            if numbers := [one.float().sum() for one in results if isinstance(one, Tensor) and one.requires_grad]:
-                torch.stack(numbers).sum().backward()  # type: ignore[no-untyped-call]
 
     def _place(self, x: Tensor) -> None:
         """Assign the parameters of each kernel operation to a region."""
@@ -745,3 +738,109 @@ KNOWN: dict[object, Callable[..., Tensor]] = {
 
 The attribute is not inherited.
 """
+
+
+# ------------------------------------------------------------------------- compiling before the first step
+
+
+QUICK = 1.0
+"""Seconds after which a rehearsal logs a line; it takes less if it finds everything in the caches on disk."""
+
+
+@cache
+def prepare() -> None:
+    """Import Triton and hash its files, for its cache, in the background, as data are loaded: this takes a second."""
+    def run() -> None:
+        with suppress(ImportError):
+            from triton.runtime.cache import triton_key
+
+            triton_key()
+
+    Thread(target=run, daemon=True).start()
+
+
+def sum_of(outputs: Tree) -> Tensor:
+    """The sum of all numbers: a loss without kernels."""
+    leaves = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
+    return torch.stack([one.float().sum() for one in leaves]).sum()
+
+
+def rehearse(
+    program: KernelNetwork, name: str, x: Tensor, buffers: Buffers, inputs: Tensor, loss: Callable[[Tree], Tensor]
+) -> None:
+    """Compile a program for arguments like these, and log it under the network's `name` if that takes a while.
+
+    Triton compiles a kernel at its first launch: dozens of kernels of a network one after the other, half a second
+    each. In a rehearsal the program runs on zeros, and a launch only submits its kernel to a pool of threads. Most of
+    the compiler's time is outside of Python, so the threads use all cores. Meanwhile the rehearsal compiles the
+    segments. The loss is compiled too, if a kernel computes it. Nothing is lost if the rehearsal fails: the rest is
+    compiled when it is first called.
+    """
+    from triton import AsyncCompileMode
+
+    from quasiglobal.stacked.kernels.shared import launches_only_compile
+
+    kernels, groups = sum(map(_by_kernels, program.program.graph.nodes)), len(program.segments)
+    parts = f"kernels for {kernels} operations, {groups} groups of other operations"
+    text = f"compiling {name} for {len(x)} models: {parts}; later starts find them in the cache"
+    line = Timer(QUICK, log.info, [text])
+    line.start()
+    try:
+        with (
+            _Loaded(x.device) as pool,
+            AsyncCompileMode(pool, ignore_errors=True),
+            torch.random.fork_rng([x.device] if x.is_cuda else []),
+        ):
+            program.postponed = []
+            # Triton's compilation is of one thread, so the backward pass may not have its own.
+            with torch.autograd.set_multithreading_enabled(False), launches_only_compile(), _Zeros():
+                outputs, _, gradient = program(x, buffers, inputs)
+                total = loss(outputs)
+                if total.requires_grad:
+                    gradient(total)
+            calls, program.postponed, run = program.postponed, None, AllModels(program, x[:, :0])
+            for segment, values in calls:                   # while the threads compile the kernels
+                own = [value.detach().requires_grad_(value.requires_grad) for value in values]
+                results = [one for one in run.compute(segment, own) if isinstance(one, Tensor) and one.requires_grad]
+                if results:
+                    torch.stack([one.float().sum() for one in results]).sum().backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        log.debug(f"the rehearsal of {name} failed: {error!r}")
+    finally:
+        program.postponed = None
+        line.cancel()
+
+
+class _Loaded(ThreadPoolExecutor):
+    """Threads that compile and load kernels: a kernel's launcher is a small C program, compiled as it is loaded."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def submit(  # type: ignore[override]
+        self, compiling: Callable[[], CompiledKernel]
+    ) -> Future[CompiledKernel]:
+        return super().submit(self._compile_and_load, compiling)
+
+    def _compile_and_load(self, compiling: Callable[[], CompiledKernel]) -> CompiledKernel:
+        kernel = compiling()
+        if self.device.type == "cuda":                      # elsewhere, in tests, nothing can be loaded
+            with torch.cuda.device(self.device):            # the current device is that of a thread
+                _ = kernel.run
+        return kernel
+
+
+class _Zeros(TorchFunctionMode):
+    """Fill new memory of this thread, which no kernel fills now, with zeros: other operations may use it as indices."""
+
+    def __torch_function__(
+        self, function: Callable[..., object], types: object, args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        return ZEROS.get(function, function)(*args, **(kwargs or {}))
+
+
+ZEROS: dict[object, Callable[..., object]] = {
+    torch.empty: torch.zeros, torch.empty_like: torch.zeros_like, Tensor.new_empty: Tensor.new_zeros,
+}
