@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from quasiglobal.stacked.kernels import depthwise, sweep
 from quasiglobal.stacked.kernels.operations import Context, Geometry, Pair, Shares, channels_first, channels_last
-from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, before, first_tap, launched, positive
+from quasiglobal.stacked.kernels.shared import PROGRAMS, Epilogue, accumulator, before, first_tap, launched, positive
 
 
 @triton.jit
@@ -274,9 +274,6 @@ MULTIPROCESSORS = 132
 
 BLOCK = 64
 """Block size of `weight_gradient` in pixels, and in taps × channels in."""
-
-PROGRAMS = 528
-"""Number of blocks of `weight_gradient` that fill the GPU."""
 
 NARROW = 32
 """Groups of fewer channels are computed together, up to this width, with weights 0 between them."""

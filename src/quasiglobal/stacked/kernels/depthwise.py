@@ -170,11 +170,8 @@ TOGETHER = 4
 SUMS = 112
 """Sums per thread of the weight gradient for a whole kernel, at most: taps × channels."""
 
-ROWS = 1
-"""Rows of a larger kernel per block."""
-
 PROGRAMS, PROGRAMS_OF_ROWS = 264, 1056
-"""Number of blocks of the weight gradient that fill the GPU, with whole kernels and with `ROWS` rows."""
+"""Number of blocks of the weight gradient that fill the GPU, with whole kernels and with single rows."""
 
 
 def shares(n: int, places: int, weight: torch.Size) -> int:
@@ -211,5 +208,5 @@ def _channels(channels: int) -> int:
 
 
 def _rows(r: int, s: int) -> int:
-    """Rows of the kernel per block of the weight gradient."""
-    return r if r * s * TOGETHER <= SUMS else min(r, ROWS)
+    """Rows of the kernel per block of the weight gradient: all of a small kernel, or one."""
+    return r if r * s * TOGETHER <= SUMS else 1

@@ -818,9 +818,7 @@ class _Loaded(ThreadPoolExecutor):
         super().__init__()
         self.device = device
 
-    def submit(  # type: ignore[override]
-        self, compiling: Callable[[], CompiledKernel]
-    ) -> Future[CompiledKernel]:
+    def submit(self, compiling: Callable[[], CompiledKernel]) -> Future[CompiledKernel]:  # type: ignore[override]
         return super().submit(self._compile_and_load, compiling)
 
     def _compile_and_load(self, compiling: Callable[[], CompiledKernel]) -> CompiledKernel:

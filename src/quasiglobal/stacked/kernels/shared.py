@@ -135,7 +135,7 @@ BLOCK = 4096
 """Numbers per step of `before`."""
 
 PROGRAMS = 528
-"""Number of blocks of `before` that fill the GPU."""
+"""Number of blocks of `before` and of most weight gradients that fill the GPU."""
 
 
 def shares(n: int, places: int) -> int:

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quasiglobal.stacked.kernels.operations import Geometry, Pair
-from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, launched, positive
+from quasiglobal.stacked.kernels.shared import PROGRAMS, Epilogue, accumulator, launched, positive
 
 
 @triton.jit
@@ -186,10 +186,6 @@ def launch(x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geomet
         num_warps=WARPS, num_stages=STAGES,
     )
     return y
-
-
-PROGRAMS = 528
-"""Number of blocks of `weight_gradient` that fill the GPU."""
 
 
 def shares(n: int, places: int, channels: int) -> int:
