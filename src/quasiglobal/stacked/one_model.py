@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.common.modules import copied, generators_of
+from quasiglobal.common.modules import RandomGenerator, attributes_of, copied
 from quasiglobal.common.trees import Tree
 from quasiglobal.stacked.layout import Layout
 
@@ -52,7 +52,7 @@ class OneModel:
     loss: Loss
     layout: Layout
     precision: str
-    around: Callable[[Tree], AbstractContextManager[Any]] = nullcontext
+    around: Callable[[Tree], AbstractContextManager[object]] = nullcontext
     """Additional context of the forward pass, inside autocast, and of the loss, for the tensors that they get."""
     right: Right | None = None
     """Accuracy of each training example; None if the task has none."""
@@ -133,7 +133,8 @@ class RealModel:
             self.module.train()
             loss, right = one.score(in_dtype(self._output(row, inputs), row.dtype), targets)
             loss.backward()  # type: ignore[no-untyped-call]
-            g = layout.row({name: _gradient(parameter) for name, parameter in self._trained.items()})
+            found = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in self._trained.items()}
+            g = layout.row({name: one.to_dense() if one.is_sparse else one for name, one in found.items()})
             written, after = layout.row(self._trained), {name: self._buffer(name).detach() for name in buffers}
         if row.is_cuda or not written.equal(row):           # on a GPU, a comparison would wait
             row.copy_(written)
@@ -141,9 +142,8 @@ class RealModel:
 
     def outputs(self, row: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         """The outputs on one batch after the other, [batches, batch, …], in evaluation mode."""
-        batches = range(len(tree_leaves(inputs)[0]))
         found = []
-        for k in batches:
+        for k in range(len(tree_leaves(inputs)[0])):
             with self._at(row, buffers):
                 self.module.eval()
                 found.append(self._output(row, tree_map(lambda values, k=k: values[k].clone(), inputs)))
@@ -184,11 +184,6 @@ class RealModel:
         return cast(Tensor, part[key])
 
 
-def _gradient(parameter: Tensor) -> Tensor:
-    g = parameter.grad
-    return torch.zeros_like(parameter) if g is None else g.to_dense() if g.is_sparse else g
-
-
 def with_shared_weights(module: nn.Module) -> nn.Module:
     """A copy with parameters of its own in the same memory, and the same generators of random numbers.
 
@@ -197,7 +192,8 @@ def with_shared_weights(module: nn.Module) -> nn.Module:
     plain = (one for one in module.parameters() if type(one) is nn.Parameter)
     own = {id(one): nn.Parameter(one.detach(), one.requires_grad) for one in plain}
     with suppress(Exception):
-        return copied(module, shared={**own, **{id(one): one for one in generators_of(module)}})
+        generators = {id(one): one for one in attributes_of(module) if isinstance(one, RandomGenerator)}
+        return copied(module, shared={**own, **generators})
     return module
 
 
@@ -209,12 +205,7 @@ def copied_loss(loss: Loss) -> Loss:
     return loss
 
 
-def in_fp32(one: OneModel) -> OneModel:
-    """The same model without autocast."""
-    return replace(one, precision="fp32")
-
-
-def arguments(module: nn.Module, inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(module: nn.Module, inputs: Tree) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
     """The positional and the named arguments of `module` for these inputs.
 
     A tuple or dict of inputs is spread over the parameters of `forward` if it has these; otherwise it is one argument.
