@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from quasiglobal.stacked.capture import overwrite
-from quasiglobal.stacked.pieces import ModelRows
 from quasiglobal.stacked.precision import full_precision
 from quasiglobal.stacked.step import MEAN, MIX, Update, Wiring
-from quasiglobal.stacked.step_blocks import BlockStep, ByColumns, blocks_of
+from quasiglobal.stacked.step_blocks import BlockStep, ByColumns, ModelRows, blocks_of
 from quasiglobal.stacked.step_kernel import available, step_kernel
 
 AmongRows = Callable[[Tensor], Tensor]

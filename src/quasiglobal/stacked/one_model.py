@@ -133,8 +133,7 @@ class RealModel:
             self.module.train()
             loss, right = one.score(in_dtype(self._output(row, inputs), row.dtype), targets)
             loss.backward()  # type: ignore[no-untyped-call]
-            found = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in self._trained.items()}
-            g = layout.row({name: one.to_dense() if one.is_sparse else one for name, one in found.items()})
+            g = layout.row({name: _gradient(parameter) for name, parameter in self._trained.items()})
             written, after = layout.row(self._trained), {name: self._buffer(name).detach() for name in buffers}
         if row.is_cuda or not written.equal(row):           # on a GPU, a comparison would wait
             row.copy_(written)
@@ -182,6 +181,11 @@ class RealModel:
             return self._frozen[name]
         part, key = self._buffers[name][0]
         return cast(Tensor, part[key])
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    g = parameter.grad
+    return torch.zeros_like(parameter) if g is None else g.to_dense() if g.is_sparse else g
 
 
 def with_shared_weights(module: nn.Module) -> nn.Module:
