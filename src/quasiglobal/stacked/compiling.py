@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -22,9 +21,6 @@ from quasiglobal.stacked.step import RecordedStep
 log = logging.getLogger("quasiglobal")
 
 aten = torch.ops.aten
-
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
 
 Program = Callable[..., Tree]
 """A function of trees of tensors."""
@@ -40,7 +36,7 @@ With loops ordered after fusion the gradient of an Inception's stem has an error
 """
 
 
-def by_inductor(function: Callable[Given, Result], backend: str = "inductor") -> Callable[Given, Result]:
+def by_inductor(function: Program, backend: str = "inductor") -> Program:
     """Compile the function at its first call.
 
     Hide the compiler's warnings about its own use of deprecated parts of PyTorch and of `.grad`, about TF32, which is
@@ -52,9 +48,9 @@ def by_inductor(function: Callable[Given, Result], backend: str = "inductor") ->
         if backend == "inductor":
             _leave_workers_at_exit()
 
-    def call(*arguments: Given.args, **named: Given.kwargs) -> Result:
+    def call(*arguments: Tree) -> Tree:
         with _quiet():
-            return program(*arguments, **named)
+            return program(*arguments)
 
     return call
 
@@ -131,45 +127,46 @@ def _reshape(graph: fx.Graph) -> None:
                 node.target = aten.reshape.default
 
 
-class OnePerShape:
+class Programs:
     """Traced or compiled programs, one for each function and the shapes and dtypes of its arguments."""
 
     def __init__(self) -> None:
         self._programs: dict[object, Program] = {}
         self._calls: Counter[object] = Counter()
 
-    def get(
-        self, function: Program, arguments: tuple[Tree, ...], build: Callable[[], Program], calls: int = 0
-    ) -> Program | None:
-        """The program, built after this many calls; None before."""
+    def __call__(
+        self, function: Program, arguments: tuple[Tree, ...], build: Callable[[Program, tuple[Tree, ...]], Program],
+        calls: int = 0,
+    ) -> Tree:
+        """Call the program, which is built after this many calls; the function before."""
         key = function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments))
         self._calls[key] += 1
         if key not in self._programs and self._calls[key] > calls:
-            self._programs[key] = build()
-        return self._programs.get(key)
+            self._programs[key] = build(function, arguments)
+        return self._programs.get(key, function)(*arguments)
 
 
 class Fused:
     """A function of tensors, traced and compiled for each shape of its arguments; called as it is if that fails."""
 
     def __init__(self, function: Program) -> None:
-        self.function, self._programs = function, OnePerShape()
+        self.function, self._programs = function, Programs()
         self.compiles = True
         """False after a failure."""
 
     def __call__(self, *arguments: Tree) -> Tree:
         if self.compiles:
             try:
-                program = self._programs.get(self.function, arguments, lambda: self._built(arguments))
-                return (program or self.function)(*arguments)
+                return self._programs(self.function, arguments, _fused)
             except Exception as error:                      # users' losses may do anything
                 log.info(f"{self.function} is not compiled: {str(error)[:160]}")
                 self.compiles = False
         return self.function(*arguments)
 
-    def _built(self, arguments: tuple[Tree, ...]) -> Program:
-        with torch.no_grad():
-            return by_inductor(traced(self.function, tree_map(Tensor.detach, arguments)))
+
+def _fused(function: Program, arguments: tuple[Tree, ...]) -> Program:
+    with torch.no_grad():
+        return by_inductor(traced(function, tree_map(Tensor.detach, arguments)))
 
 
 @cache

@@ -18,7 +18,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.trees import Tree
-from quasiglobal.stacked.compiling import OnePerShape, Program, by_inductor, traced
+from quasiglobal.stacked.compiling import Program, Programs, by_inductor, traced
 from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, RealModel
 from quasiglobal.stacked.recording import Untraceable
 from quasiglobal.stacked.stackable import cross_entropy, stackable, unstacked
@@ -105,7 +105,7 @@ class Vectorised(Route):
     def __init__(self, one: OneModel) -> None:
         super().__init__(one)
         self._stacked_one = replace(one, around=stackable)
-        self._programs = OnePerShape()
+        self._programs = Programs()
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         result: Gradients = self._on_new_tensors(
@@ -141,9 +141,8 @@ class Traced(Vectorised):
             self._stacked_one = replace(self._stacked_one, loss=cross_entropy)
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        given, all_at_once = (x, buffers, inputs, targets), super().gradients
-        program = self._programs.get(all_at_once, given, lambda: self._traced(all_at_once, given), CALLS_BEFORE_TRACING)
-        return Gradients(*(program or all_at_once)(*given))
+        given = x, buffers, inputs, targets
+        return Gradients(*self._programs(super().gradients, given, self._traced, CALLS_BEFORE_TRACING))
 
     def _traced(self, function: Program, given: tuple[Tree, ...]) -> Program:
         """The function traced; itself if that fails, as for the checks of `torch.distributions`."""
@@ -174,17 +173,12 @@ class Compiled(Vectorised):
     cost = "compiled, without the kernels, which often takes 2 to 4 times as long"
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        return Gradients(*self._compiled(super().gradients, (x, buffers, inputs, targets), calls=0))
+        return Gradients(*self._programs(super().gradients, (x, buffers, inputs, targets), self._compiled))
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        return self._compiled(super().outputs, (x, buffers, inputs), CALLS_BEFORE_COMPILING)
+        return self._programs(super().outputs, (x, buffers, inputs), self._compiled, CALLS_BEFORE_COMPILING)
 
-    def _compiled(self, function: Program, arguments: tuple[Tree, ...], calls: int) -> Tree:
-        """Call the function, compiled after some calls."""
-        program = self._programs.get(function, arguments, lambda: self._program(function, arguments), calls)
-        return (program or function)(*arguments)
-
-    def _program(self, function: Program, arguments: tuple[Tree, ...]) -> Program:
+    def _compiled(self, function: Program, arguments: tuple[Tree, ...]) -> Program:
         """The function traced, and compiled unless that takes minutes."""
         program, self.unchecked = traced(function, arguments), True
         count, name = len(program.graph.nodes), type(self.one.module).__name__

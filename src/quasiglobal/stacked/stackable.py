@@ -26,7 +26,7 @@ from contextlib import contextmanager, nullcontext
 from functools import cache, partial, reduce
 from importlib.util import find_spec
 from inspect import signature
-from typing import Any, NamedTuple, TypedDict, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -376,21 +376,12 @@ def _set_item(input: Tensor, index: Any, value: Any) -> None:
 # -------------------------------------------------------------------------------------------- attention
 
 
-class Options(TypedDict):
-    """Further arguments of `scaled_dot_product_attention`."""
-
-    dropout_p: float
-    is_causal: bool
-    scale: float | None
-    enable_gqa: bool
-
-
 def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    is_causal: bool = False, **how: Any,
 ) -> Tensor:
     """Scaled-dot-product attention of all models, as one call on the batches of all models."""
-    how: Options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    how |= {"dropout_p": dropout_p, "is_causal": is_causal}
     if any(map(is_stacked, (query, key, value, attn_mask))):
         attend = partial(_attention_of_all, how)
         folded: Tensor = _OfAll.apply(attend, query, key, value, attn_mask)  # type: ignore[no-untyped-call]
@@ -399,7 +390,7 @@ def attention(
 
 
 def _attention_of_all(
-    how: Options, models: int, dims: Sequence[int | None], tensors: tuple[Tensor, Tensor, Tensor, Tensor | None]
+    how: dict[str, Any], models: int, dims: Sequence[int | None], tensors: tuple[Tensor, Tensor, Tensor, Tensor | None]
 ) -> Tensor:
     """Attention on the tensors of all models."""
     def of_all(tensor: Tensor, dim: int | None) -> Tensor:
@@ -423,15 +414,15 @@ def _attention_of_all(
     return result.squeeze(1) if few else result
 
 
-def _by_kernels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: Options) -> Tensor | None:
+def _by_kernels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: dict[str, Any]) -> Tensor | None:
     """Attention by our own kernels, which are faster for short texts; None if they do not suit."""
     if find_spec("triton") is None or any(map(is_stacked, (query, key, value, mask))):
         return None
     from quasiglobal.stacked.kernels.attention import attend, suits
 
-    if not suits(query, key, value, mask, {**how}):
+    if not suits(query, key, value, mask, how):
         return None
-    return attend(query, key, value, mask, how["dropout_p"], how["scale"])
+    return attend(query, key, value, mask, how["dropout_p"], how.get("scale"))
 
 
 # ------------------------------------------------------------------------------------- recurrent layers
