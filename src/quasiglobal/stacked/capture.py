@@ -7,6 +7,7 @@ import logging
 import re
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
@@ -39,10 +40,8 @@ class Captured:
         self.seconds = 0.0
         """Time until steps are replayed, which includes the compilation of kernels."""
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
-        self._begun: set[Hashable] = set()
-        """Keys of which one step has run."""
-        self._warm: set[Hashable] = set()
-        """Keys of which two steps have run, without waiting."""
+        self._runs: Counter[Hashable] = Counter()
+        """Steps with each key that ran as they are."""
         self._memory: _POOL_HANDLE | None = None
 
     def __call__(self, key: Hashable, step: Callable[[], None]) -> None:
@@ -53,19 +52,17 @@ class Captured:
             step()
         else:
             began = time.perf_counter()
-            if key in self._warm:
+            if self._runs[key] == 2:
                 self.graphs[key] = recorded = self._record(step)
                 recorded.replay()
-            elif key not in self._begun:
+            elif self._runs[key] == 0:
                 step()
-                self._begun.add(key)
             elif waits(step):
                 log.warning(
                     "a step waits for values on the GPU, so it is not recorded as a CUDA graph, which is slower"
                 )
                 self.graphs[key] = None
-            else:
-                self._warm.add(key)
+            self._runs[key] += 1
             self.seconds += time.perf_counter() - began
 
     def _record(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:

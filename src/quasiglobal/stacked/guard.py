@@ -36,7 +36,7 @@ ROWS = 3
 """Models whose gradient has to be wrong: that of one may jump, where rounding changes a maximum."""
 
 Computed = Literal["gradients", "outputs"]
-"""What a route computes: the name of its method."""
+"""Name of a route's method."""
 
 
 class WrongGradient(ArithmeticError):
@@ -46,8 +46,9 @@ class WrongGradient(ArithmeticError):
 def check_gradient(result: Gradients, one: OneModel, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> None:
     """Raise `WrongGradient` if the first models' gradients are not those of plain PyTorch, up to rounding.
 
-    A module that draws random numbers is not checked: a compiled one draws others.
+    A module that draws random numbers is not checked: a compiled one draws others. The log says so.
     """
+    unchecked = f"{type(one.module).__name__} %s; its gradient is not checked"
     for row in range(min(ROWS, len(x))):
         alone = tree_map(lambda values, row=row: values[row].clone(), (x, buffers, inputs, targets))
         with torch.random.fork_rng([x.device] if x.is_cuda else []):
@@ -55,12 +56,14 @@ def check_gradient(result: Gradients, one: OneModel, x: Tensor, buffers: Buffers
             try:
                 plain = _gradient(one, alone)
                 exact = plain if one.precision != "bf16" else _gradient(replace(one, precision="fp32"), alone)
-            except Exception:                               # the model works on its route, and there alone
+            except Exception as failure:                    # the model works on its route, and there alone
+                log.info(unchecked, f"fails by itself ({' '.join(str(failure).split())[:160]})")
                 return
             if not torch.equal(_state(x.device), before):
-                log.info(f"{type(one.module).__name__} draws random numbers; its gradient is not checked")
+                log.info(unchecked, "draws random numbers")
                 return
             if not torch.isfinite(exact).all():
+                log.info(unchecked, "has a gradient that is not finite")
                 return
         error, rounding, size = (float(part.norm()) for part in (result.g[row] - exact, plain - exact, exact))
         if error <= ROUNDING * rounding + SMALL[one.precision] * size + ZERO:

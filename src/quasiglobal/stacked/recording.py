@@ -61,7 +61,7 @@ def operation(schema: str, function: Callable[..., Tree]) -> OpOverload:
 
 
 def written(x: Tensor, values: Tensor, non_blocking: bool = False) -> Tensor:
-    """What `x.copy_(values)` or `x.fill_(values)` writes: `aten.copy` has no derivative, vmap no rule for `fill`."""
+    """The result of `x.copy_(values)` or `x.fill_(values)`: `aten.copy` has no derivative, vmap no rule for `fill`."""
     return values.to(x.dtype).expand(x.shape)
 
 

@@ -187,7 +187,7 @@ class Stack:
     def must_repeat(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> bool:
         """Whether the gradients so far were not those of plain PyTorch; then it computes the next ones, from the start.
 
-        Either the route does not agree any more, or it failed in a later call, which what modules keep may be lost by.
+        Either the route does not agree any more, or it failed in a later call, and what modules keep may be lost.
         """
         one = self.route.one
         if isinstance(self.route, OneByOne):

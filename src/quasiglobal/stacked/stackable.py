@@ -309,7 +309,7 @@ def _avg_pool(pool: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
 
 
 def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As autocast on a GPU does, in the widest dtype of the arguments."""
+    """Compute in the widest dtype of the arguments, as autocast on a GPU does."""
     wide = reduce(torch.promote_types, (value.dtype for value in (input1, input2, weight)))
     with torch.autocast(weight.device.type, enabled=False):
         product = torch.einsum("...i,oij,...j->...o", input1.to(wide), weight.to(wide), input2.to(wide))
@@ -611,7 +611,7 @@ def _kl_div(input: Tensor, target: Tensor, *, reduction: str = "mean", log_targe
 def _gaussian_nll(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
-    """Without the check that no variance is negative, which reads values; the first plain gradient has it."""
+    """Omit the check that no variance is negative, which reads values; the first plain gradient has it."""
     variance = var if isinstance(var, Tensor) else torch.full_like(input, var)
     if variance.shape == input.shape[:-1] and variance.shape != input.shape:
         variance = variance[..., None]

@@ -3,7 +3,7 @@
 Operations on whole tensors each read them from memory and write to new memory, about fifteen times a step. In blocks,
 the memory is read and written once before a mix and once after it, and nothing but the message is new.
 
-The rows may be in pieces that belong to somebody else, such as a network's parameters (`ModelRows`).
+The rows may be in pieces that others own, such as a network's parameters (`ModelRows`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ModelRows:
         ends = blocks[0].start, *(block.stop for block in blocks)
         for k, skipped, block, sizes in _parts(tuple([piece.shape[1] for piece in self.pieces]), ends):
             views = self.pieces[k].narrow(1, skipped, sum(sizes)).split_with_sizes(sizes, dim=1)
-            if block < len(found):                          # it goes on from an earlier piece
+            if block < len(found):                          # it continues an earlier piece
                 before = found[block]
                 found[block] = [*(before if isinstance(before, list) else [before]), views[0]]
                 views = views[1:]

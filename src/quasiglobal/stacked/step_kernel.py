@@ -562,7 +562,7 @@ def _addcdiv(a: Term, b: Term, c: Term, value: float = 1.0) -> str:
 
 
 def _lerp(a: Term, b: Term, weight: Term) -> str:
-    """As PyTorch computes it: from the nearer end."""
+    """Interpolate from the nearer end, as PyTorch does."""
     if isinstance(weight, str):
         return f"tl.where(tl.abs({weight}) < 0.5, {a} + {weight} * ({b} - {a}), {b} - ({b} - {a}) * (1.0 - {weight}))"
     return f"{a} + {weight} * ({b} - {a})" if abs(weight) < 0.5 else f"{b} - ({b} - {a}) * {1 - weight}"
