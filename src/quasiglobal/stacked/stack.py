@@ -46,15 +46,7 @@ from quasiglobal.stacked.guard import (
 )
 from quasiglobal.stacked.kernels.network import Kernels
 from quasiglobal.stacked.layout import Layout, load_state, stacking_of
-from quasiglobal.stacked.one_model import (
-    Buffers,
-    Gradients,
-    Loss,
-    OneModel,
-    Right,
-    copied_loss,
-    with_shared_weights,
-)
+from quasiglobal.stacked.one_model import Buffers, Gradients, Loss, OneModel, Right, copied_loss, with_shared_weights
 from quasiglobal.stacked.precision import PRECISIONS, full_precision
 from quasiglobal.stacked.routes import Compiled, OneByOne, Route, Traced, Vectorised
 
