@@ -167,8 +167,9 @@ class RealModel:
             if name in self._frozen:
                 self._frozen[name].data = value.clone()
             else:
+                own = value.clone()                         # one tensor for all parts that share it
                 for part, key in self._buffers[name]:
-                    part[key] = value.clone()
+                    part[key] = own
         try:
             yield
         finally:
