@@ -21,7 +21,7 @@ from quasiglobal.engines.needs import check_needs
 from quasiglobal.errors import InputError
 from quasiglobal.peers.gloo import Meeting, Store
 from quasiglobal.peers.rendezvous import all_gather, join
-from quasiglobal.stacked.pieces import ModelRows
+from quasiglobal.stacked.step_blocks import ModelRows
 from quasiglobal.topology import Topology, parse
 
 Loss: TypeAlias = Any

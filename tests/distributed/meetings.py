@@ -13,7 +13,7 @@ from quasiglobal.engines.wire import TopK
 from quasiglobal.peers.channel import Lost
 from quasiglobal.peers.checks import Expected, Rejected
 from quasiglobal.peers.opening import open_edge
-from quasiglobal.stacked.pieces import ModelRows
+from quasiglobal.stacked.step_blocks import ModelRows
 
 
 def admission(rank, store, experiments, secrets):

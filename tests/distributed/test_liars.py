@@ -25,7 +25,7 @@ from quasiglobal.engines.trust import SUGGESTED
 from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
 from quasiglobal.stacked import step_blocks
-from quasiglobal.stacked.pieces import ModelRows
+from quasiglobal.stacked.step_blocks import ModelRows
 
 NOTHING = 35.0
 """Accuracy in percent of models that have learned almost nothing; chance is 10."""

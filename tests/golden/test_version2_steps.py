@@ -145,7 +145,7 @@ def path_in_place(text, graph, inputs):
     from torch.distributed import HashStore
 
     from quasiglobal.engines.distributed import Distributed
-    from quasiglobal.stacked.pieces import ModelRows
+    from quasiglobal.stacked.step_blocks import ModelRows
 
     (gradient, full_gradient, x), algorithm = problem(inputs), chosen(text)
     engine = Distributed(qg.topology.parse(graph), HashStore(), 0, [range(len(x))], seeds=(SEED,))

@@ -9,9 +9,9 @@ from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.traced import step_of_tensors
 from quasiglobal.stacked import step_blocks, step_kernel
 from quasiglobal.stacked.compiling import step_by_inductor
-from quasiglobal.stacked.in_place import compiled
 from quasiglobal.stacked.recording import Untraceable
 from quasiglobal.stacked.step import recorded_step
+from quasiglobal.stacked.step_blocks import compiled
 
 K, D = 5, 70
 
@@ -65,7 +65,7 @@ def test_a_compiled_function_overwrites_its_arguments_with_its_results(function,
         if function is outside:
             pytest.skip("on a CPU, a record sees no NumPy")
         monkeypatch.setattr(step_kernel, "available", lambda x: True)
-        monkeypatch.setattr("quasiglobal.stacked.in_place.available", lambda x: True)
+        monkeypatch.setattr("quasiglobal.stacked.step_blocks.available", lambda x: True)
         monkeypatch.setattr(step_kernel, "WARPS", 1)
     tensors = [random(*shape, seed=k) for k, shape in enumerate(FUNCTIONS[function])]
     expected = [value.clone() for value in tensors]

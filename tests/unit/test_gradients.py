@@ -12,7 +12,7 @@ from quasiglobal.models import build
 from quasiglobal.stacked.compiling import traced
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.precision import PRECISIONS
-from quasiglobal.stacked.routes import OneByOne, Traced
+from quasiglobal.stacked.routes import OneByOne, Traced, Vectorised
 from quasiglobal.stacked.stack import Stack
 from quasiglobal.stacked.stackable import cross_entropy
 
@@ -167,3 +167,32 @@ def test_the_stacked_cross_entropy_has_the_bits_of_pytorchs():
     own, theirs = (vmap(loss)(outputs, targets) for loss in (cross_entropy, nn.functional.cross_entropy))
     assert torch.equal(own, theirs)
     assert torch.equal(*(torch.autograd.grad(losses.sum(), outputs)[0] for losses in (own, theirs)))
+
+
+class Shared(nn.Module):
+    """Two parts with one buffer: one writes it, the other reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.writer, self.reader, self.layer = nn.Module(), nn.Module(), nn.Linear(2, 1)
+        self.reader.register_buffer("calls", torch.zeros(()))
+        self.writer.register_buffer("calls", self.reader.calls)
+
+    def forward(self, x):
+        self.writer.calls.add_(1.0)
+        return self.layer(x) * self.reader.calls
+
+
+@pytest.mark.parametrize("route", [Vectorised, OneByOne])
+def test_parts_of_a_model_share_a_buffer(route):
+    torch.manual_seed(0)
+    module = Shared()
+    stack = Stack(module, nn.functional.mse_loss, route=route)
+    x, buffers = stack.start(range(K))
+    inputs, targets = torch.ones(K, BATCH, 2), torch.zeros(K, BATCH, 1)
+    for _ in range(3):
+        found = stack.gradients(x, buffers, inputs, targets)
+        expected = nn.functional.mse_loss(module(inputs[0]), targets[0]).detach()
+        torch.testing.assert_close(found.losses, expected.expand(K))
+        buffers = found.buffers
+    assert type(stack.route) is route

@@ -9,7 +9,7 @@ from quasiglobal.algorithms import ALGORITHMS, Overlap
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.stacked import step_blocks
-from quasiglobal.stacked.pieces import ModelRows
+from quasiglobal.stacked.step_blocks import ModelRows
 
 ROWS, D = 4, 37
 OVERLAPS = ["dsgd", "dsgdm-n", "dadam", "dadamw", "qg-dsgdm-n", "qg-dadam"]

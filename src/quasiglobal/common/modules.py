@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import random
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,13 +30,12 @@ def copied(module: nn.Module, shared: Mapping[int, object] | None = None) -> nn.
     (True, False, 1)
     """
     memo: dict[int, object] = dict(shared or {})
-    for _, _, value in _attributes(module):
-        for leaf in leaves_of(value):
-            if isinstance(leaf, Tensor):
-                if torch._C._functorch.is_functorch_wrapped_tensor(leaf):      # kept from a call inside vmap
-                    memo[id(leaf)] = torch.empty(0)
-                elif not leaf.is_leaf:
-                    memo[id(leaf)] = leaf.detach().clone()
+    for leaf in attributes_of(module):
+        if isinstance(leaf, Tensor):
+            if torch._C._functorch.is_functorch_wrapped_tensor(leaf):          # kept from a call inside vmap
+                memo[id(leaf)] = torch.empty(0)
+            elif not leaf.is_leaf:
+                memo[id(leaf)] = leaf.detach().clone()
     result = copy.deepcopy(module, memo)
     for before, after in zip(module.parameters(), result.parameters(), strict=True):
         if not after.is_leaf:                               # of a scripted part: computed from the original
@@ -61,13 +58,13 @@ MOST = 10_000
 """Entries of a container up to which it is searched; larger ones are tables, as of words."""
 
 
-def leaves_of(value: Any, depth: int = 3) -> Iterator[Any]:
+def leaves_of(value: object, depth: int = 3) -> Iterator[object]:
     """The value, or those in a container.
 
     >>> list(leaves_of({"a": [1, (2.0, None)]}))
     [1, 2.0, None]
     """
-    if type(value) in CONTAINERS and depth:
+    if depth and isinstance(value, CONTAINERS) and type(value) in CONTAINERS:   # no classes of the user's
         if len(value) <= MOST:
             for one in value.values() if isinstance(value, dict) else value:
                 yield from leaves_of(one, depth - 1)
@@ -75,57 +72,12 @@ def leaves_of(value: Any, depth: int = 3) -> Iterator[Any]:
         yield value
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """The name of each part, and the names and values of its attributes."""
-    for name, part in module.named_modules():
+def attributes_of(module: nn.Module) -> Iterator[object]:
+    """The values of the attributes of a module and its parts, also those in containers."""
+    for part in module.modules():
         for key, value in vars(part).items():
             if key not in USUAL:
-                yield name, key, value
-
-
-def generators_of(module: nn.Module) -> list[RandomGenerator]:
-    """The generators of random numbers among the attributes of a module."""
-    leaves = (leaf for _, _, value in _attributes(module) for leaf in leaves_of(value))
-    return [leaf for leaf in leaves if isinstance(leaf, RandomGenerator)]
-
-
-class Numbers:
-    """The numbers, yes and no among the attributes of a module: counters of calls, flags of what is done once."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._places = [
-            (vars(part), key) for part in module.modules() for key, value in vars(part).items()
-            if key not in USUAL and isinstance(value, int | float)
-        ]
-
-    def read(self) -> list[Any]:
-        """Their values now."""
-        return [attributes.get(key) for attributes, key in self._places]
-
-    def write(self, values: Sequence[Any]) -> None:
-        """Give them the values that `read` returned."""
-        for (attributes, key), value in zip(self._places, values, strict=True):
-            if attributes.get(key) is not value:
-                attributes[key] = value
-
-
-@contextmanager
-def numbers_restored(module: nn.Module) -> Iterator[None]:
-    """Restore the numbers among the attributes afterwards: the calls do not count."""
-    numbers = Numbers(module)
-    before = numbers.read()
-    try:
-        yield
-    finally:
-        numbers.write(before)
-
-
-def give_numbers(module: nn.Module, to: nn.Module) -> None:
-    """Give a copy of a module the numbers among its attributes."""
-    for part, twin in zip(module.modules(), to.modules(), strict=False):
-        for key, value in vars(part).items():
-            if key not in USUAL and isinstance(value, int | float):
-                setattr(twin, key, value)
+                yield from leaves_of(value)
 
 
 def converted(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

@@ -11,8 +11,7 @@ from torch import Tensor
 from quasiglobal.algorithms import Algorithm, State
 from quasiglobal.engines.host import Host
 from quasiglobal.engines.traced import TracedEngine, step_of_tensors
-from quasiglobal.stacked.pieces import ModelRows
-from quasiglobal.stacked.step_blocks import BlockStep, ByColumns, Mix, blocks_of
+from quasiglobal.stacked.step_blocks import BlockStep, ByColumns, Mix, ModelRows, blocks_of
 
 log = logging.getLogger("quasiglobal")
 

@@ -29,9 +29,8 @@ from quasiglobal.peers.gloo import Group
 from quasiglobal.peers.membership import Membership
 from quasiglobal.peers.opening import Way, opener_of
 from quasiglobal.peers.pace import Moment, Pace
-from quasiglobal.stacked.pieces import ModelRows
 from quasiglobal.stacked.precision import full_precision
-from quasiglobal.stacked.step_blocks import Mix
+from quasiglobal.stacked.step_blocks import Mix, ModelRows
 from quasiglobal.topology import Topology
 
 MARGIN = 8

@@ -21,7 +21,7 @@ from quasiglobal.engines.links import Links
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError, whole
 from quasiglobal.stacked.capture import overwrite
-from quasiglobal.stacked.pieces import ModelRows, write
+from quasiglobal.stacked.step_blocks import ModelRows, write
 from quasiglobal.topology import Topology
 from quasiglobal.topology.mixing import column_stochastic
 

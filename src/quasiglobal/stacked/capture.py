@@ -7,14 +7,17 @@ import logging
 import re
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-log = logging.getLogger("quasiglobal")
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
+log = logging.getLogger("quasiglobal")
 
 WAITED = "synchronizing CUDA operation"
 """Part of PyTorch's warning."""
@@ -37,11 +40,9 @@ class Captured:
         self.seconds = 0.0
         """Time until steps are replayed, which includes the compilation of kernels."""
         self.graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
-        self._begun: set[Hashable] = set()
-        """Keys of which one step has run."""
-        self._warm: set[Hashable] = set()
-        """Keys of which two steps have run, without waiting."""
-        self._memory: Any = None
+        self._runs: Counter[Hashable] = Counter()
+        """Steps with each key that ran as they are."""
+        self._memory: _POOL_HANDLE | None = None
 
     def __call__(self, key: Hashable, step: Callable[[], None]) -> None:
         graph = self.graphs.get(key)
@@ -51,22 +52,18 @@ class Captured:
             step()
         else:
             began = time.perf_counter()
-            self._begin(key, step)
+            if self._runs[key] == 2:
+                self.graphs[key] = recorded = self._record(step)
+                recorded.replay()
+            elif self._runs[key] == 0:
+                step()
+            elif waits(step):
+                log.warning(
+                    "a step waits for values on the GPU, so it is not recorded as a CUDA graph, which is slower"
+                )
+                self.graphs[key] = None
+            self._runs[key] += 1
             self.seconds += time.perf_counter() - began
-
-    def _begin(self, key: Hashable, step: Callable[[], None]) -> None:
-        """One of the first three steps with a key."""
-        if key in self._warm:
-            self.graphs[key] = graph = self._record(step)
-            graph.replay()
-        elif key not in self._begun:
-            step()
-            self._begun.add(key)
-        elif waits(step):
-            log.warning("a step waits for values on the GPU, so it is not recorded as a CUDA graph, which is slower")
-            self.graphs[key] = None
-        else:
-            self._warm.add(key)
 
     def _record(self, step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Record a step; random draws are as if this had not happened."""

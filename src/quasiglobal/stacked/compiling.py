@@ -9,19 +9,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
+from quasiglobal.common.trees import Tree
 from quasiglobal.stacked.recording import recorded, written
 from quasiglobal.stacked.step import RecordedStep
 
 log = logging.getLogger("quasiglobal")
 
+aten = torch.ops.aten
 
-SAFE: dict[str, Any] = {
+Program = Callable[..., Tree]
+"""A function of trees of tensors."""
+
+SAFE: dict[str, str | int | bool | Callable[..., object]] = {
     "emulate_precision_casts": True, "comprehensive_padding": False, "loop_ordering_after_fusion": False
 }
 """Options of Inductor against silent errors.
@@ -32,7 +36,7 @@ With loops ordered after fusion the gradient of an Inception's stem has an error
 """
 
 
-def by_inductor(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
+def by_inductor(function: Program, backend: str = "inductor") -> Program:
     """Compile the function at its first call.
 
     Hide the compiler's warnings about its own use of deprecated parts of PyTorch and of `.grad`, about TF32, which is
@@ -44,7 +48,7 @@ def by_inductor(function: Callable[..., Any], backend: str = "inductor") -> Call
         if backend == "inductor":
             _leave_workers_at_exit()
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Tree) -> Tree:
         with _quiet():
             return program(*arguments)
 
@@ -85,7 +89,7 @@ def step_by_inductor(step: RecordedStep, backend: str = "inductor") -> Callable[
     return call
 
 
-def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.GraphModule:
+def traced(function: Program, arguments: tuple[Tree, ...]) -> fx.GraphModule:
     """Trace the function to a list of tensor operations, which avoids vmap's overhead per operation.
 
     Views become `reshape`, since a compiler may choose other strides than those traced. Nothing is written into their
@@ -95,9 +99,9 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.Graph
     arguments = arguments[0], *tree_map(torch.clone, arguments[1:])             # a model may write into its inputs
     with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):       # tracing runs dropout too
         program = recorded(function, arguments)
-        if any(map(_writes, program.graph.nodes)):
+        schemas = [getattr(node.target, "_schema", None) for node in program.graph.nodes]
+        if any(schema is not None and schema.is_mutable for schema in schemas):
             program = recorded(torch.func.functionalize(program, remove="mutations_and_views"), arguments)
-    aten = torch.ops.aten
     names = {
         node: str(getattr(node.target, "overloadpacket", "")).removeprefix("aten.") for node in program.graph.nodes
     }
@@ -115,59 +119,54 @@ def traced(function: Callable[..., Any], arguments: tuple[Any, ...]) -> fx.Graph
 
 def _reshape(graph: fx.Graph) -> None:
     """Replace views, whose operand may get other strides than when it was recorded."""
-    aten = torch.ops.aten
     for node in graph.nodes:
         if node.target in (aten.view.default, aten._unsafe_view.default, aten.expand.default):
-            if _shape(node) == _shape(node.args[0]):
+            if node.meta["val"].shape == node.args[0].meta["val"].shape:
                 node.replace_all_uses_with(node.args[0])
             elif node.target is not aten.expand.default:
                 node.target = aten.reshape.default
 
 
-class OnePerShape:
+class Programs:
     """Traced or compiled programs, one for each function and the shapes and dtypes of its arguments."""
 
     def __init__(self) -> None:
-        self._programs: dict[object, Callable[..., Any]] = {}
+        self._programs: dict[object, Program] = {}
         self._calls: Counter[object] = Counter()
 
-    def get(
-        self,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        build: Callable[[], Callable[..., Any]],
+    def __call__(
+        self, function: Program, arguments: tuple[Tree, ...], build: Callable[[Program, tuple[Tree, ...]], Program],
         calls: int = 0,
-    ) -> Callable[..., Any] | None:
-        """The program, built after this many calls; None before."""
+    ) -> Tree:
+        """Call the program, which is built after this many calls; the function before."""
         key = function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments))
         self._calls[key] += 1
         if key not in self._programs and self._calls[key] > calls:
-            self._programs[key] = build()
-        return self._programs.get(key)
+            self._programs[key] = build(function, arguments)
+        return self._programs.get(key, function)(*arguments)
 
 
 class Fused:
     """A function of tensors, traced and compiled for each shape of its arguments; called as it is if that fails."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function, self._programs = function, OnePerShape()
+    def __init__(self, function: Program) -> None:
+        self.function, self._programs = function, Programs()
         self.compiles = True
         """False after a failure."""
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Tree) -> Tree:
         if self.compiles:
             try:
-                program = self._programs.get(self.function, arguments, lambda: self._built(arguments))
-                assert program is not None
-                return program(*arguments)
+                return self._programs(self.function, arguments, _fused)
             except Exception as error:                      # users' losses may do anything
                 log.info(f"{self.function} is not compiled: {str(error)[:160]}")
                 self.compiles = False
         return self.function(*arguments)
 
-    def _built(self, arguments: tuple[Any, ...]) -> Callable[..., Any]:
-        with torch.no_grad():
-            return by_inductor(traced(self.function, tree_map(Tensor.detach, arguments)))
+
+def _fused(function: Program, arguments: tuple[Tree, ...]) -> Program:
+    with torch.no_grad():
+        return by_inductor(traced(function, tree_map(Tensor.detach, arguments)))
 
 
 @cache
@@ -181,13 +180,3 @@ def _leave_workers_at_exit() -> None:
                 process.returncode = 0                      # nothing to wait for
 
     atexit.register(leave)
-
-
-def _writes(node: Any) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
-
-
-def _shape(node: Any) -> object:
-    """The shape of a traced node's result; the node itself if the result is not a tensor."""
-    return getattr(node.meta.get("val"), "shape", node)

@@ -54,7 +54,7 @@ class Layout:
 
     @staticmethod
     def buffers(module: nn.Module) -> dict[str, Tensor]:
-        """What each copy of a module keeps for itself besides its parameters, such as running statistics.
+        """The tensors of a copy of a module besides its trained parameters, such as running statistics.
 
         These are its persistent buffers, and further tensors that its forward pass changes (`STATE`); not constants
         that it recomputes, nor sparse ones.

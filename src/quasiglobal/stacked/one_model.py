@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.common.modules import copied, generators_of
+from quasiglobal.common.modules import RandomGenerator, attributes_of, copied
 from quasiglobal.common.trees import Tree
 from quasiglobal.stacked.layout import Layout
 
@@ -52,7 +52,7 @@ class OneModel:
     loss: Loss
     layout: Layout
     precision: str
-    around: Callable[[Tree], AbstractContextManager[Any]] = nullcontext
+    around: Callable[[Tree], AbstractContextManager[object]] = nullcontext
     """Additional context of the forward pass, inside autocast, and of the loss, for the tensors that they get."""
     right: Right | None = None
     """Accuracy of each training example; None if the task has none."""
@@ -141,9 +141,8 @@ class RealModel:
 
     def outputs(self, row: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         """The outputs on one batch after the other, [batches, batch, …], in evaluation mode."""
-        batches = range(len(tree_leaves(inputs)[0]))
         found = []
-        for k in batches:
+        for k in range(len(tree_leaves(inputs)[0])):
             with self._at(row, buffers):
                 self.module.eval()
                 found.append(self._output(row, tree_map(lambda values, k=k: values[k].clone(), inputs)))
@@ -168,8 +167,9 @@ class RealModel:
             if name in self._frozen:
                 self._frozen[name].data = value.clone()
             else:
+                own = value.clone()                         # one tensor for all parts that share it
                 for part, key in self._buffers[name]:
-                    part[key] = value.clone()
+                    part[key] = own
         try:
             yield
         finally:
@@ -197,7 +197,8 @@ def with_shared_weights(module: nn.Module) -> nn.Module:
     plain = (one for one in module.parameters() if type(one) is nn.Parameter)
     own = {id(one): nn.Parameter(one.detach(), one.requires_grad) for one in plain}
     with suppress(Exception):
-        return copied(module, shared={**own, **{id(one): one for one in generators_of(module)}})
+        generators = {id(one): one for one in attributes_of(module) if isinstance(one, RandomGenerator)}
+        return copied(module, shared={**own, **generators})
     return module
 
 
@@ -209,12 +210,7 @@ def copied_loss(loss: Loss) -> Loss:
     return loss
 
 
-def in_fp32(one: OneModel) -> OneModel:
-    """The same model without autocast."""
-    return replace(one, precision="fp32")
-
-
-def arguments(module: nn.Module, inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(module: nn.Module, inputs: Tree) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
     """The positional and the named arguments of `module` for these inputs.
 
     A tuple or dict of inputs is spread over the parameters of `forward` if it has these; otherwise it is one argument.

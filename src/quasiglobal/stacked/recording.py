@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,6 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from quasiglobal.common.trees import Tree
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
 aten = torch.ops.aten
 
 
@@ -23,7 +28,7 @@ class Untraceable(Exception):
     """Raised by a function that cannot be traced."""
 
 
-def recorded(function: Callable[..., Any], arguments: Sequence[Any], values: bool = True) -> fx.GraphModule:
+def recorded(function: Callable[..., Tree], arguments: Sequence[Tree], values: bool = True) -> fx.GraphModule:
     """Run a function of trees of tensors, and return its ATen operations as a function of the same arguments.
 
     Each node's `meta["val"]` is a tensor like its result on the device `meta`. With `values` false the function runs on
@@ -46,16 +51,17 @@ def is_recording() -> bool:
     return any(isinstance(mode, _Recorder) for mode in _get_current_dispatch_mode_stack())
 
 
-def operation(schema: str, function: Callable[..., Any]) -> Any:
+def operation(schema: str, function: Callable[..., Tree]) -> OpOverload:
     """Define an operation of graphs, computed by `function`; `torch.library.custom_op` would import the compiler."""
     name = schema.partition("(")[0]
     OPERATIONS.define(schema)  # type: ignore[no-untyped-call]
     OPERATIONS.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    return getattr(torch.ops.quasiglobal, name).default
+    overload: OpOverload = getattr(torch.ops.quasiglobal, name).default
+    return overload
 
 
 def written(x: Tensor, values: Tensor, non_blocking: bool = False) -> Tensor:
-    """What `x.copy_(values)` or `x.fill_(values)` writes: `aten.copy` has no derivative, vmap no rule for `fill`."""
+    """The result of `x.copy_(values)` or `x.fill_(values)`: `aten.copy` has no derivative, vmap no rule for `fill`."""
     return values.to(x.dtype).expand(x.shape)
 
 
@@ -79,21 +85,22 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """No: PyTorch would import its compiler to switch it off."""
         return False
 
-    def argument(self, leaf: Any) -> Any:
+    def argument(self, leaf: object) -> object:
         """A tensor to call the function with, for a leaf of its arguments."""
         node = self.graph.placeholder(f"arg{len(self.graph.nodes)}")
         if isinstance(leaf, Tensor):
-            leaf = leaf.detach() if self.values else _hollow(leaf)              # each argument is a tensor of its own
-            self._is_result(leaf, node)
+            own = leaf.detach() if self.values else _hollow(leaf)               # each argument is a tensor of its own
+            self._is_result(own, node)
+            return own
         return leaf
 
-    def nodes_of(self, tree: Any) -> Any:
+    def nodes_of(self, tree: Tree) -> Tree:
         """The nodes of the tensors in a tree of operands or results."""
         return tree_map_only(Tensor, self._node, tree)
 
     def __torch_dispatch__(
-        self, function: Any, types: Sequence[type], args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, function: OpOverload, types: object, args: tuple[Tree, ...] = (), kwargs: dict[str, Tree] | None = None
+    ) -> Tree:
         kwargs = kwargs or {}
         operands = self.nodes_of((args, kwargs))
         known = all(one in self.known for one in tree_leaves(operands) if isinstance(one, fx.Node))
@@ -123,7 +130,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: fx.Node = self.nodes[tensor]
         return found
 
-    def _are_results(self, result: Any, node: fx.Node) -> None:
+    def _are_results(self, result: Tree, node: fx.Node) -> None:
         if isinstance(result, Tensor):
             self._is_result(result, node)
         elif isinstance(result, (tuple, list)):

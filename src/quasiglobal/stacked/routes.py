@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.trees import Tree
-from quasiglobal.stacked.compiling import OnePerShape, by_inductor, traced
+from quasiglobal.stacked.compiling import Program, Programs, by_inductor, traced
 from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, RealModel
 from quasiglobal.stacked.recording import Untraceable
 from quasiglobal.stacked.stackable import cross_entropy, stackable, unstacked
@@ -77,15 +77,13 @@ class OneByOne(Route):
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         models = map(self.model, self.rows or range(len(x)))
-        result: Gradients = for_each_row(
-            lambda *of: next(models).gradients(*of), (0, 0, 0, 0), x, buffers, inputs, targets
-        )
+        result: Gradients = for_each_row(lambda *of: next(models).gradients(*of), x, buffers, inputs, targets)
         return result
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         """Tests change no module: those that keep something between calls are copied."""
         models = map(self.model, self.rows or range(len(x)))
-        return for_each_row(lambda row, own: next(models).tested().outputs(row, own, inputs), (0, 0), x, buffers)
+        return for_each_row(lambda row, own: next(models).tested().outputs(row, own, inputs), x, buffers)
 
     def model(self, row: int) -> RealModel:
         """The module of a row."""
@@ -107,7 +105,7 @@ class Vectorised(Route):
     def __init__(self, one: OneModel) -> None:
         super().__init__(one)
         self._stacked_one = replace(one, around=stackable)
-        self._programs = OnePerShape()
+        self._programs = Programs()
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         result: Gradients = self._on_new_tensors(
@@ -120,7 +118,7 @@ class Vectorised(Route):
             lambda one: vmap(one.outputs, in_dims=(0, 0, None), randomness="different")(x, buffers, inputs)
         )
 
-    def _on_new_tensors(self, compute: Callable[[OneModel], Any]) -> Any:
+    def _on_new_tensors(self, compute: Callable[[OneModel], Tree]) -> Tree:
         """Compute with the stacked model; if it writes into constants that it made, such as ones, stack these too."""
         try:
             return compute(self._stacked_one)
@@ -143,11 +141,10 @@ class Traced(Vectorised):
             self._stacked_one = replace(self._stacked_one, loss=cross_entropy)
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        given, all_at_once = (x, buffers, inputs, targets), super().gradients
-        program = self._programs.get(all_at_once, given, lambda: self._traced(all_at_once, given), CALLS_BEFORE_TRACING)
-        return Gradients(*(program or all_at_once)(*given))
+        given = x, buffers, inputs, targets
+        return Gradients(*self._programs(super().gradients, given, self._traced, CALLS_BEFORE_TRACING))
 
-    def _traced(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Callable[..., Any]:
+    def _traced(self, function: Program, given: tuple[Tree, ...]) -> Program:
         """The function traced; itself if that fails, as for the checks of `torch.distributions`."""
         try:
             program = traced(function, given)
@@ -159,7 +156,14 @@ class Traced(Vectorised):
         return program
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        return outputs_one_by_one(self.one, x, buffers, inputs)
+        def of_batch(row: Tensor, own: Buffers, batch: Tree) -> Tree:
+            return self.one.output(row, dict(own), tree_map(torch.clone, batch))    # it may write into its inputs
+
+        def of_one(row: Tensor, own: Buffers) -> Tree:
+            weights = row.clone().requires_grad_(torch.is_grad_enabled())   # for derivatives in the forward pass
+            return for_each_row(partial(of_batch, weights, own), inputs)
+
+        return for_each_row(of_one, x, buffers)
 
 
 class Compiled(Vectorised):
@@ -169,17 +173,12 @@ class Compiled(Vectorised):
     cost = "compiled, without the kernels, which often takes 2 to 4 times as long"
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        return Gradients(*self._compiled(super().gradients, (x, buffers, inputs, targets), calls=0))
+        return Gradients(*self._programs(super().gradients, (x, buffers, inputs, targets), self._compiled))
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        return self._compiled(super().outputs, (x, buffers, inputs), CALLS_BEFORE_COMPILING)
+        return self._programs(super().outputs, (x, buffers, inputs), self._compiled, CALLS_BEFORE_COMPILING)
 
-    def _compiled(self, function: Callable[..., Any], arguments: tuple[Any, ...], calls: int) -> Any:
-        """Call the function, compiled after some calls."""
-        program = self._programs.get(function, arguments, lambda: self._program(function, arguments), calls)
-        return (program or function)(*arguments)
-
-    def _program(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+    def _compiled(self, function: Program, arguments: tuple[Tree, ...]) -> Program:
         """The function traced, and compiled unless that takes minutes."""
         program, self.unchecked = traced(function, arguments), True
         count, name = len(program.graph.nodes), type(self.one.module).__name__
@@ -190,9 +189,7 @@ class Compiled(Vectorised):
         return by_inductor(program)
 
 
-def by_autograd(
-    loss_at: Callable[..., Any], x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree
-) -> Gradients:
+def by_autograd(loss_at: Program, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
     """Gradients at x of all rows, by a stacked `OneModel.loss_at`."""
     after, version = {name: value.clone() for name, value in buffers.items()}, x._version
     leaf = x.detach().requires_grad_()
@@ -203,27 +200,8 @@ def by_autograd(
     return Gradients(losses.detach(), right, g, {name: value.detach() for name, value in after.items()})
 
 
-def outputs_one_by_one(one: OneModel, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-    """The outputs of one model after the other, each on one batch after the other."""
-    def of_batch(row: Tensor, own: Buffers, batch: Tree) -> Tree:
-        return one.output(row, dict(own), tree_map(torch.clone, batch))     # the model may write into its inputs
-
-    def of_one(row: Tensor, own: Buffers) -> Tree:
-        weights = row.clone().requires_grad_(torch.is_grad_enabled())       # for derivatives in the forward pass
-        return for_each_row(partial(of_batch, weights, own), (0,), inputs)
-
-    return for_each_row(of_one, (0, 0), x, buffers)
-
-
-def for_each_row(function: Callable[..., Any], in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
+def for_each_row(function: Program, *arguments: Tree) -> Tree:
     """Same result as vmap, computed one row after the other."""
-    results = [
-        function(
-            *(
-                argument if dim is None else tree_map(lambda values, i=i: values[i], argument)
-                for argument, dim in zip(arguments, in_dims, strict=True)
-            )
-        )
-        for i in range(len(tree_leaves(arguments[0])[0]))
-    ]
+    count = len(tree_leaves(arguments)[0])
+    results = [function(*tree_map(lambda values, i=i: values[i], arguments)) for i in range(count)]
     return tree_map(lambda *rows: torch.stack(rows), *results)

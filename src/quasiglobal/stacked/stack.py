@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -31,28 +31,24 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.memory import is_out_of_memory
-from quasiglobal.common.modules import Numbers, converted, copied, numbers_restored
+from quasiglobal.common.modules import converted, copied
 from quasiglobal.common.trees import Tree
 from quasiglobal.errors import InputError
 from quasiglobal.stacked.compiling import Fused
-from quasiglobal.stacked.guard import check_gradient
+from quasiglobal.stacked.guard import (
+    Computed,
+    check_gradient,
+    numbers_of,
+    numbers_restored,
+    place_of,
+    restore,
+    works_alone,
+)
 from quasiglobal.stacked.kernels.network import Kernels
 from quasiglobal.stacked.layout import Layout, load_state, stacking_of
-from quasiglobal.stacked.one_model import (
-    Buffers,
-    Gradients,
-    Loss,
-    OneModel,
-    RealModel,
-    Right,
-    copied_loss,
-    in_fp32,
-    with_shared_weights,
-)
+from quasiglobal.stacked.one_model import Buffers, Gradients, Loss, OneModel, Right, copied_loss, with_shared_weights
 from quasiglobal.stacked.precision import PRECISIONS, full_precision
 from quasiglobal.stacked.routes import Compiled, OneByOne, Route, Traced, Vectorised
-from quasiglobal.stacked.stackable import unstacked
-from quasiglobal.stacked.whereabouts import located
 
 __all__ = ["Fused", "Gradients", "Stack", "choose_route", "draws", "rows_of"]
 
@@ -148,8 +144,7 @@ class Stack:
         self.module.train()
         self.route.rows = rows
         with self._full_precision(x):
-            result: Gradients = self._by_a_route_that_works("gradients", x, buffers, inputs, targets)
-        return result
+            return self._by_a_route_that_works("gradients", x, buffers, inputs, targets)
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree, rows: Sequence[int] = ()) -> Tree:
         """Each row's outputs [k, batches, batch, …] on the same inputs [batches, batch, …].
@@ -181,31 +176,28 @@ class Stack:
             tested = (self.test_route.model(row).tested() for row in rows or range(len(each)))
             return torch.stack([model.one.loss(output, targets) for model, output in zip(tested, each, strict=True)])
 
-    def still_agrees(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> bool:
-        """Whether the route still computes plain PyTorch's gradients; if not, take the slowest one, which is that."""
-        route = self.route
-        if isinstance(route, OneByOne) or route.one.is_ours:
-            return True
-        given = tree_map(torch.clone, (x, buffers, inputs, targets))
-        try:
-            with numbers_restored(self.module), torch.random.fork_rng([x.device] if x.is_cuda else []):
-                check_gradient(route.gradients(*given), route.one, x, buffers, inputs, targets)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            self._replace(OneByOne(route.one), error, ("gradients", "outputs"))
-            return False
-        return True
-
     def must_repeat(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> bool:
         """Whether the gradients so far were not those of plain PyTorch; then it computes the next ones, from the start.
 
-        Either the route does not agree any more, or it failed in a later call, which what modules keep may be lost by.
+        Either the route does not agree any more, or it failed in a later call, and what modules keep may be lost.
         """
-        lost = self.changed and isinstance(self.route, OneByOne) and self.route.one.keeps
-        if not lost and self.still_agrees(x, buffers, inputs, targets):
+        one = self.route.one
+        if isinstance(self.route, OneByOne):
+            if not (self.changed and one.keeps):
+                return False
+        elif one.is_ours:
             return False
-        self.route = self.test_route = OneByOne(self.route.one)
+        else:
+            given = tree_map(torch.clone, (x, buffers, inputs, targets))
+            try:
+                with numbers_restored(self.module), torch.random.fork_rng([x.device] if x.is_cuda else []):
+                    check_gradient(self.route.gradients(*given), one, x, buffers, inputs, targets)
+                return False
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                self._replace(OneByOne(one), error, "gradients", type(self.module).__name__)
+        self.route = self.test_route = OneByOne(one)
         self.changed = False
         return True
 
@@ -241,36 +233,41 @@ class Stack:
             module = converted(module, self.device, PRECISIONS[self.precision])
         return module
 
-    def _by_a_route_that_works(self, what: str, *arguments: Any) -> Any:
+    @overload
+    def _by_a_route_that_works(self, what: Literal["gradients"], x: Tensor, *batch: Tree) -> Gradients: ...
+
+    @overload
+    def _by_a_route_that_works(self, what: Literal["outputs"], x: Tensor, *batch: Tree) -> Tree: ...
+
+    def _by_a_route_that_works(self, what: Computed, x: Tensor, *batch: Tree) -> Gradients | Tree:
         """The result of the route's method `what`; if it fails, of the first slower route that does not, from now on.
+
+        `batch` are the buffers, the inputs and, for gradients, the targets.
 
         If all fail, the module itself does: raise the error of the last route, which is plain PyTorch's.
         """
-        first = self.route if what == "gradients" else self.test_route
-        route, failure, new = first, None, what not in self._worked
-        on_gpu = arguments[0].is_cuda
-        drawn = (torch.cuda if on_gpu else torch).get_rng_state() if new else None
+        route, failure, new = self.route if what == "gradients" else self.test_route, None, what not in self._worked
+        generator = torch.cuda if x.is_cuda else torch
+        drawn = generator.get_rng_state() if new else None
         careful = new and not route.one.is_ours             # a user's model may write into what it gets, and keep it
-        numbers = Numbers(self.module) if careful or route.unchecked else None
-        counts = numbers.read() if numbers else []
+        numbers = numbers_of(self.module) if careful or route.unchecked else []
         if careful and route.slower is not None:
-            _works_alone(route.one, what, arguments)        # what a module keeps from its first call is not vmap's then
+            works_alone(route.one, what, x, *batch)         # what a module keeps from its first call is not vmap's then
         while True:
             unchecked = route.unchecked
-            if numbers:
-                numbers.write(counts)                       # a failed attempt does not count
+            restore(numbers)                                # a failed attempt does not count
             if drawn is not None:                           # the numbers drawn do not depend on failed attempts
-                (torch.cuda if on_gpu else torch).set_rng_state(drawn)
+                generator.set_rng_state(drawn)
             try:
-                given = tree_map(torch.clone, arguments) if careful else arguments[:1] + self._own(arguments[1:])
+                rows = x.clone() if careful else x
+                given = tree_map(torch.clone, batch) if careful or self._writes else batch
                 with self._slow_operations(first=new):
-                    result = getattr(route, what)(*given)
-                self._writes = self._writes or (careful and any(leaf._version for leaf in tree_leaves(given[2])))
+                    result = getattr(route, what)(rows, *given)
+                self._writes = self._writes or (careful and any(leaf._version for leaf in tree_leaves(given[1])))
                 if what == "gradients" and route.unchecked:
                     with numbers_restored(self.module):
-                        if numbers:
-                            numbers.write(counts)           # as for the gradient that it is compared with
-                        check_gradient(result, route.one, *arguments)
+                        restore(numbers)                    # as for the gradient that it is compared with
+                        check_gradient(result, route.one, x, *batch)
                     unchecked = False
                 route.unchecked = unchecked
                 break
@@ -278,39 +275,33 @@ class Stack:
                 if is_out_of_memory(error):                 # another route needs as much
                     raise
                 if route.slower is None:
-                    if new and self.precision == "bf16" and _works_alone(in_fp32(route.one), what, arguments):
+                    one = replace(route.one, precision="fp32")
+                    if new and self.precision == "bf16" and works_alone(one, what, x, *batch):
                         said = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
                         name = type(self.module).__name__
                         raise InputError(f"{name} does not work under autocast to bf16 ({said}); use fp32") from None
                     raise
-                failure, rows = failure or error, route.rows
+                failure, asked = failure or error, route.rows
                 route = route.slower(route.one)
-                route.rows = rows
-        if careful and what == "gradients" and not given[0].equal(arguments[0]):
-            arguments[0].copy_(given[0])                    # what the model wrote into its own weights
+                route.rows = asked
+        if careful and what == "gradients" and not rows.equal(x):
+            x.copy_(rows)                                   # what the model wrote into its own weights
         self._worked.add(what)
         if failure is not None:
-            place = located(route.one, *tree_map(torch.clone, arguments[:3]))
             self.changed = self.changed or (what == "gradients" and not new)
-            self._replace(route, failure, ("outputs",) if what == "outputs" else ("gradients", "outputs"), place)
+            self._replace(route, failure, what, place_of(failure, self.module))
         return result
 
-    def _replace(self, route: Route, failure: Exception, what: Sequence[str], place: str = "") -> None:
+    def _replace(self, route: Route, failure: Exception, what: Computed, place: str) -> None:
         """Compute by another route from now on, and say why."""
-        first = self.route if "gradients" in what else self.test_route
-        reason = " ".join(str(failure).split())[:160]
+        first, used = (self.route, "trained") if what == "gradients" else (self.test_route, "tested")
         log.warning(
-            f"{place or type(self.module).__name__} fails on the route {type(first).__name__} "
-            f"({type(failure).__name__}: {reason}); the models are {'trained' if 'gradients' in what else 'tested'} "
-            f"{route.cost}"
+            f"{place} fails on the route {type(first).__name__} ({type(failure).__name__}: "
+            f"{' '.join(str(failure).split())[:160]}); the models are {used} {route.cost}"
         )
         self.test_route = route
-        if "gradients" in what:
+        if what == "gradients":
             self.route = route
-
-    def _own(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Copies, if the model writes into its inputs."""
-        return tuple(tree_map(torch.clone, arguments)) if self._writes else arguments
 
     @contextmanager
     def _slow_operations(self, first: bool) -> Iterator[None]:
@@ -349,20 +340,6 @@ def stacked_rows(layout: Layout, modules: Sequence[nn.Module], each: int = 1) ->
 def rows_of(outputs: Tree) -> list[Tree]:
     """The outputs [k, …] of k models as k trees."""
     return [tree_map(lambda values, i=i: values[i], outputs) for i in range(len(tree_leaves(outputs)[0]))]
-
-
-def _works_alone(one: OneModel, what: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether the module itself computes this for the first row, by plain PyTorch."""
-    x, buffers, inputs, *targets = tree_map(torch.clone, arguments)
-    with suppress(Exception), numbers_restored(one.module):
-        model = RealModel(replace(one, around=unstacked))
-        row, own = tree_map(lambda values: values[0], (x, buffers))
-        if what == "gradients":
-            model.gradients(row, own, *tree_map(lambda values: values[0], (inputs, *targets)))
-        else:
-            model.outputs(row, own, tree_map(lambda values: values[:1], inputs))
-        return True
-    return False
 
 
 def _nothing() -> None:

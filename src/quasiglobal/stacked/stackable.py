@@ -23,10 +23,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from importlib.util import find_spec
 from inspect import signature
-from typing import Any
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -34,12 +34,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from quasiglobal.stacked.fusing import fused, innermost, is_stacked
-from quasiglobal.stacked.recording import Untraceable
+from quasiglobal.common.trees import Tree
+from quasiglobal.stacked.compiling import by_inductor
+from quasiglobal.stacked.recording import Untraceable, is_recording
+
+Function = Callable[..., object]
+"""A function of torch, or its replacement."""
 
 
 @contextmanager
-def stackable(given: Any, everywhere: bool = False, writable: bool = False) -> Iterator[None]:
+def stackable(given: Tree, everywhere: bool = False, writable: bool = False) -> Iterator[None]:
     """Replace these functions for tensors that vmap has stacked; leave other tensors alone.
 
     `given` are the model's parameters and inputs: if they are stacked, so are new tensors of zeros, into which a model
@@ -53,7 +57,7 @@ def stackable(given: Any, everywhere: bool = False, writable: bool = False) -> I
 
 
 @contextmanager
-def no_fast_path(given: Any) -> Iterator[None]:
+def no_fast_path(given: Tree) -> Iterator[None]:
     """Turn off the fast path of `nn.MultiheadAttention` and transformer layers in evaluation.
 
     It has no batching rule, and on a GPU it needs weights at aligned addresses, which views of a row do not have.
@@ -67,7 +71,7 @@ def no_fast_path(given: Any) -> Iterator[None]:
 
 
 @contextmanager
-def unstacked(given: Any) -> Iterator[None]:
+def unstacked(given: Tree) -> Iterator[None]:
     """For a single model: turn off the fast path, and on a GPU average pooling whose gradient is wrong."""
     on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in tree_leaves(given))
     with no_fast_path(given), _PaddedFirst() if on_gpu else nullcontext():
@@ -78,8 +82,8 @@ class _PaddedFirst(TorchFunctionMode):
     """Mode in which images are padded before they are averaged."""
 
     def __torch_function__(
-        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, function: Function, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         name = getattr(function, "__name__", "")
         return (PLAIN[name] if name in POOLS else function)(*args, **(kwargs or {}))
 
@@ -87,7 +91,7 @@ class _PaddedFirst(TorchFunctionMode):
 class Replacing(TorchFunctionMode):
     """Mode that calls the replacement of a function if an argument is stacked."""
 
-    def __init__(self, given: Any, everywhere: bool, new: Sequence[str]) -> None:
+    def __init__(self, given: Tree, everywhere: bool, new: Sequence[str]) -> None:
         super().__init__()
         self.stacked, self.everywhere = [leaf for leaf in tree_leaves(given) if is_stacked(leaf)], everywhere
         self.new = new
@@ -95,28 +99,67 @@ class Replacing(TorchFunctionMode):
         """Results of `any` and `all`, which models use to check values."""
 
     def __torch_function__(
-        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = tuple(args), kwargs or {}
+        self, function: Function, types: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None
+    ) -> object:
+        named = kwargs or {}
         if self.everywhere and not torch.is_grad_enabled():
-            given = tree_map_only(Tensor, Tensor.detach, given)
-        name, stacked = getattr(function, "__name__", ""), any(map(is_stacked, tree_leaves(given)))
+            args, named = tree_map_only(Tensor, Tensor.detach, (args, named))
+        name, stacked = getattr(function, "__name__", ""), any(map(is_stacked, tree_leaves((args, named))))
         if name == "__get__":
             name = getattr(getattr(function, "__self__", None), "__name__", name)
         if self.everywhere and name in UNRECORDED:
             raise Untraceable(f"a trace does not record {name}")
-        if name in ("__bool__", "item") and any(given[0][0] is one for one in self.checks):
-            return _agreed(given[0][0], name)
+        if name in ("__bool__", "item"):
+            for check in self.checks:
+                if args[0] is check:                        # one value for all models, or they have to be separate
+                    every = innermost(check).flatten()
+                    agreed = len(every) and (every == every[0]).all()
+                    return getattr(every[0] if agreed else check, name)()
         own = PLAIN | STACKED if stacked else PLAIN if self.everywhere else {}
         if name in NORMS and function is not NORMS[name]:   # torch's functions of these names have other arguments
             own = {}
-        result = own.get(name, function)(*given[0], **given[1])
+        result = own.get(name, function)(*args, **named)
         if name in ("any", "all") and is_stacked(result):
             self.checks.append(result)
-        if name in self.new and not stacked:
+        if name in self.new and not stacked and isinstance(result, Tensor):
             for leaf in self.stacked:
                 result = torch.where(leaf.new_ones((), dtype=torch.bool), result, result)
         return result
+
+
+def is_stacked(value: object) -> TypeGuard[Tensor]:
+    """Whether this is a tensor with a dimension that vmap hides."""
+    return isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value)
+
+
+def innermost(value: Tensor) -> Tensor:
+    """The tensor of all models behind the dimensions that vmap hides."""
+    while is_stacked(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
+
+
+class _OfAll(torch.autograd.Function):
+    """A function of the tensors of all models, with autograd outside of vmap.
+
+    The function gets the number of models, the dimension of the models in each tensor, and the tensors; the results
+    have the models first.
+    """
+
+    @staticmethod
+    def forward(function: Callable[..., Tensor | Results], *tensors: Tensor | None) -> Tensor:
+        raise NotImplementedError("call it under vmap only")
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        """Save nothing for the backward pass."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Sequence[int | None], function: Callable[..., Tensor | Results], *tensors: Tensor | None
+    ) -> tuple[Tensor | Results, int | tuple[int, ...]]:
+        results = function(info.batch_size, in_dims[1:], tensors)
+        return results, 0 if isinstance(results, Tensor) else (0,) * len(results)
 
 
 # ------------------------------------------------------------------------------------------ linear layers
@@ -124,7 +167,7 @@ class Replacing(TorchFunctionMode):
 
 def _lowered(exact: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`exact` with its arguments cast first, if autocast is on: floating-point numbers, but not float64."""
-    def own(*args: Any, **named: Any) -> Tensor:
+    def own(*args: object, **named: object) -> Tensor:
         device = next(value for value in tree_leaves((args, named)) if isinstance(value, Tensor)).device.type
         if not torch.is_autocast_enabled(device):
             return exact(*args, **named)
@@ -195,7 +238,7 @@ def _normalised(
 
 def _if_mixed(usual: Callable[..., Tensor], written_out: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`written_out` if the floating-point arguments differ in dtype, otherwise the usual function."""
-    def own(*args: Any, **named: Any) -> Tensor:
+    def own(*args: object, **named: object) -> Tensor:
         tensors = (value for value in tree_leaves((args, named)) if isinstance(value, Tensor))
         dtypes = {value.dtype for value in tensors if value.is_floating_point()}
         return (written_out if len(dtypes) > 1 else usual)(*args, **named)
@@ -203,7 +246,7 @@ def _if_mixed(usual: Callable[..., Tensor], written_out: Callable[..., Tensor]) 
     return own
 
 
-NORMS: dict[str, Callable[..., Any]] = {
+NORMS: dict[str, Function] = {
     "batch_norm": nn.functional.batch_norm, "instance_norm": nn.functional.instance_norm
 }
 
@@ -230,10 +273,14 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / norm)
 
 
+Sizes = int | Sequence[int]
+"""A number for each dimension, or one for all."""
+
+
 def _avg_pool(pool: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
     """Average pooling over the last `dims` dimensions without padding, of images that are padded first if necessary."""
     def own(
-        input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+        input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> Tensor:
         kernel, step, pad = (
@@ -262,7 +309,7 @@ def _avg_pool(pool: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
 
 
 def _bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As autocast on a GPU does, in the widest dtype of the arguments."""
+    """Compute in the widest dtype of the arguments, as autocast on a GPU does."""
     wide = reduce(torch.promote_types, (value.dtype for value in (input1, input2, weight)))
     with torch.autocast(weight.device.type, enabled=False):
         product = torch.einsum("...i,oij,...j->...o", input1.to(wide), weight.to(wide), input2.to(wide))
@@ -287,12 +334,18 @@ def _embedding(
     return vectors
 
 
-def _embedding_bag(*args: Any, **named: Any) -> Any:
-    given = signature(nn.functional.embedding_bag).bind(*args, **named).arguments
-    special = ("offsets", "max_norm", "per_sample_weights", "padding_idx")
-    if any(given.get(name) is not None for name in special) or given.get("scale_grad_by_freq"):
-        return nn.functional.embedding_bag(*args, **named)
-    vectors, mode = nn.functional.embedding(given["input"], given["weight"]), given.get("mode", "mean")
+def _embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None, norm_type: float = 2,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+    per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None,
+) -> Tensor:
+    special = (offsets, max_norm, per_sample_weights, padding_idx)
+    if scale_grad_by_freq or any(value is not None for value in special):
+        return nn.functional.embedding_bag(
+            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
+            include_last_offset, padding_idx,
+        )
+    vectors = nn.functional.embedding(input, weight)
     return vectors.amax(dim=1) if mode == "max" else vectors.sum(dim=1) if mode == "sum" else vectors.mean(dim=1)
 
 
@@ -320,12 +373,6 @@ def _set_item(input: Tensor, index: Any, value: Any) -> None:
         input[index] = value
 
 
-def _agreed(check: Tensor, read: str) -> Any:
-    """Read a truth value that is the same for all models; otherwise they cannot be computed together."""
-    every = innermost(check).flatten()
-    return getattr(every[0] if len(every) and (every == every[0]).all() else check, read)()
-
-
 # -------------------------------------------------------------------------------------------- attention
 
 
@@ -336,47 +383,35 @@ def attention(
     """Scaled-dot-product attention of all models, as one call on the batches of all models."""
     how |= {"dropout_p": dropout_p, "is_causal": is_causal}
     if any(map(is_stacked, (query, key, value, attn_mask))):
-        folded: Tensor = _Folded.apply(how, query, key, value, attn_mask)  # type: ignore[no-untyped-call]
+        attend = partial(_attention_of_all, how)
+        folded: Tensor = _OfAll.apply(attend, query, key, value, attn_mask)  # type: ignore[no-untyped-call]
         return folded
     return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, **how)
 
 
-class _Folded(torch.autograd.Function):
-    """Attention on the tensors of all models, with autograd outside of vmap."""
+def _attention_of_all(
+    how: dict[str, Any], models: int, dims: Sequence[int | None], tensors: tuple[Tensor, Tensor, Tensor, Tensor | None]
+) -> Tensor:
+    """Attention on the tensors of all models."""
+    def of_all(tensor: Tensor, dim: int | None) -> Tensor:
+        return tensor.expand(models, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
 
-    @staticmethod
-    def forward(how: dict[str, Any], *tensors: Tensor | None) -> Tensor:
-        raise NotImplementedError("call it under vmap only")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save nothing for the backward pass."""
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: Sequence[Any], how: dict[str, Any], *tensors: Tensor | None
-    ) -> tuple[Tensor, int]:
-        def of_all(tensor: Tensor, dim: int | None) -> Tensor:
-            stacked = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            return stacked if stacked.ndim > 3 else stacked.unsqueeze(1)    # [models, …, heads, length, size]
-
-        query, key, value = (of_all(tensor, dim) for tensor, dim in zip(tensors[:3], in_dims[1:4], strict=True))  # type: ignore[arg-type]
-        lead = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in (query, key, value)))  # type: ignore[no-untyped-call]
-        mask = tensors[3]
-        if mask is not None and (in_dims[4] is not None or mask.ndim > 2):
-            mask = mask.expand(info.batch_size, *mask.shape) if in_dims[4] is None else mask.movedim(in_dims[4], 0)
-            mask = mask.reshape(len(mask), *(1,) * (len(lead) + 3 - mask.ndim), *mask.shape[1:])
-            mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, len(lead) - 1)
-        query, key, value = (
-            tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, len(lead) - 1) for tensor in (query, key, value)
-        )
-        result = _by_kernels(query, key, value, mask, how)
-        if result is None:
-            with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-                result = attention(query, key, value, mask, **how)      # there may be an outer vmap
-        result = result.reshape(*lead, *result.shape[1:])
-        few = tensors[0].ndim + (in_dims[1] is None) < 4  # type: ignore[union-attr]
-        return result.squeeze(1) if few else result, 0
+    wide = [of_all(tensor, dim) for tensor, dim in zip(tensors[:3], dims[:3], strict=True)]
+    few = wide[0].ndim < 4                                  # [models, length, size], without heads
+    wide = [tensor if tensor.ndim > 3 else tensor.unsqueeze(1) for tensor in wide]
+    lead = torch.broadcast_shapes(*(tensor.shape[:-3] for tensor in wide))  # type: ignore[no-untyped-call]
+    mask = tensors[3]
+    if mask is not None and (dims[3] is not None or mask.ndim > 2):
+        mask = of_all(mask, dims[3])
+        mask = mask.reshape(len(mask), *(1,) * (len(lead) + 3 - mask.ndim), *mask.shape[1:])
+        mask = mask.expand(*lead, *mask.shape[-3:]).flatten(0, len(lead) - 1)
+    query, key, value = (tensor.expand(*lead, *tensor.shape[-3:]).flatten(0, len(lead) - 1) for tensor in wide)
+    result = _by_kernels(query, key, value, mask, how)
+    if result is None:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            result = attention(query, key, value, mask, **how)          # there may be an outer vmap
+    result = result.reshape(*lead, *result.shape[1:])
+    return result.squeeze(1) if few else result
 
 
 def _by_kernels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: dict[str, Any]) -> Tensor | None:
@@ -394,21 +429,30 @@ def _by_kernels(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, 
 # The signatures are those of the functions that nn.LSTM, nn.GRU and nn.RNN call.
 
 
-Weights = Sequence[Any]
-"""Of one layer and direction: input, hidden, both biases, projection; the last three are None if there is none."""
+class Weights(NamedTuple):
+    """Weights of one layer and direction."""
 
-Step = Callable[[Tensor, tuple[Tensor, ...], Weights], tuple[Tensor, ...]]
+    input: Tensor
+    hidden: Tensor
+    input_bias: Tensor | None = None
+    hidden_bias: Tensor | None = None
+    projection: Tensor | None = None
+
+
+Results = tuple[Tensor, ...]
+
+Step = Callable[[Tensor, Results, Weights], Results]
 """(input's share of the gates, state, weights) → the new state, whose first tensor is the output."""
 
 
 def recurrent(
-    step: Step, input: Tensor, state: Any, weights: Sequence[Tensor], biased: bool, layers: int, dropout: float,
-    training: bool, bidirectional: bool, batch_first: bool,
-) -> tuple[Tensor, ...]:
+    step: Step, input: Tensor, state: Tensor | Sequence[Tensor], weights: Sequence[Tensor], biased: bool, layers: int,
+    dropout: float, training: bool, bidirectional: bool, batch_first: bool,
+) -> Results:
     """Run all layers and directions; return the outputs and the last states."""
     if not isinstance(biased, bool):
         raise NotImplementedError("vmap does not support packed sequences")
-    first: tuple[Tensor, ...] = (state,) if isinstance(state, Tensor) else tuple(state)
+    first: Results = (state,) if isinstance(state, Tensor) else tuple(state)
     directions = 2 if bidirectional else 1
     each = len(weights) // (layers * directions)
     x, last = input.transpose(0, 1) if batch_first else input, []
@@ -416,7 +460,8 @@ def recurrent(
         ways = []
         for way in range(directions):
             at = layer * directions + way
-            own = _with_biases(weights[at * each : (at + 1) * each], biased)
+            given = weights[at * each : (at + 1) * each]
+            own = Weights(*given) if biased else Weights(given[0], given[1], None, None, *given[2:])
             outputs, end = _one_way(step, x.flip(0) if way else x, tuple(part[at] for part in first), own)
             ways.append(outputs.flip(0) if way else outputs)
             last.append(end)
@@ -427,42 +472,67 @@ def recurrent(
     return x.transpose(0, 1) if batch_first else x, *ends
 
 
-def _with_biases(weights: Sequence[Tensor], biased: bool) -> Weights:
-    rest = list(weights[2:])
-    biases: Weights = rest[:2] if biased else [None, None]
-    projection: Weights = rest[2 if biased else 0 :] or [None]
-    return [*weights[:2], *biases, *projection]
-
-
-def _one_way(step: Step, x: Tensor, state: tuple[Tensor, ...], weights: Weights) -> tuple[Tensor, tuple[Tensor, ...]]:
-    shares, outputs = nn.functional.linear(x, weights[0], weights[2]), []
+def _one_way(step: Step, x: Tensor, state: Results, weights: Weights) -> tuple[Tensor, Results]:
+    shares, outputs = nn.functional.linear(x, weights.input, weights.input_bias), []
     if torch.is_autocast_enabled(x.device.type):            # once, and not in each step
-        weights = [weights[0], weights[1].to(torch.get_autocast_dtype(x.device.type)), *weights[2:]]
+        weights = weights._replace(hidden=weights.hidden.to(torch.get_autocast_dtype(x.device.type)))
     for share in shares.unbind(0):
         state = step(share, state, weights)
         outputs.append(state[0])
     return torch.stack(outputs), state
 
 
-def _lstm(share: Tensor, state: tuple[Tensor, ...], weights: Weights) -> tuple[Tensor, ...]:
+def fused(function: Callable[..., Results], *tensors: Tensor | None) -> Results:
+    """Call a pointwise function that treats the last dimension of its arguments, and computes the others alike.
+
+    On a GPU it is compiled, for the tensors of all models: a step of a layer is few kernels instead of many.
+    """
+    on_gpu = any(tensor is not None and tensor.is_cuda for tensor in tensors)
+    if not any(map(is_stacked, tensors)) or not on_gpu or is_recording():
+        return function(*tensors)
+    results: Results = _OfAll.apply(partial(_fused_of_all, function), *tensors)  # type: ignore[no-untyped-call]
+    return results
+
+
+def _fused_of_all(
+    function: Callable[..., Results], models: int, dims: Sequence[int | None], tensors: Sequence[Tensor | None]
+) -> Results:
+    """The compiled function of tensors of all models, with equal numbers of dimensions."""
+    each = [
+        None if tensor is None else tensor[None] if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip(tensors, dims, strict=True)
+    ]
+    most = max(tensor.ndim for tensor in each if tensor is not None)
+    physical = [
+        None if tensor is None else tensor.reshape(len(tensor), *(1,) * (most - tensor.ndim), *tensor.shape[1:])
+        for tensor in each
+    ]
+    outer = any(map(is_stacked, physical))                  # there is an outer vmap
+    return fused(function, *physical) if outer else _compiled(function)(*physical)
+
+
+_compiled = cache(by_inductor)
+
+
+def _lstm(share: Tensor, state: Results, weights: Weights) -> Results:
     h, c = state
-    h, c = fused(_lstm_gates, share, h @ weights[1].mT, weights[3], c)
-    return (h if weights[4] is None else nn.functional.linear(h, weights[4])), c
+    h, c = fused(_lstm_gates, share, h @ weights.hidden.mT, weights.hidden_bias, c)
+    return (h if weights.projection is None else nn.functional.linear(h, weights.projection)), c
 
 
-def _lstm_gates(share: Tensor, hidden: Tensor, bias: Tensor | None, c: Tensor) -> tuple[Tensor, ...]:
+def _lstm_gates(share: Tensor, hidden: Tensor, bias: Tensor | None, c: Tensor) -> Results:
     gates = share + hidden if bias is None else share + hidden + bias
     i, f, g, o = gates.chunk(4, dim=-1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
-def _gru(share: Tensor, state: tuple[Tensor, ...], weights: Weights) -> tuple[Tensor, ...]:
+def _gru(share: Tensor, state: Results, weights: Weights) -> Results:
     (h,) = state
-    return fused(_gru_gates, share, h @ weights[1].mT, weights[3], h)
+    return fused(_gru_gates, share, h @ weights.hidden.mT, weights.hidden_bias, h)
 
 
-def _gru_gates(share: Tensor, hidden: Tensor, bias: Tensor | None, h: Tensor) -> tuple[Tensor, ...]:
+def _gru_gates(share: Tensor, hidden: Tensor, bias: Tensor | None, h: Tensor) -> Results:
     (r, z, n), (hr, hz, hn) = share.chunk(3, dim=-1), (hidden if bias is None else hidden + bias).chunk(3, dim=-1)
     r, z = torch.sigmoid(r + hr), torch.sigmoid(z + hz)
     n = torch.tanh(n + r * hn)
@@ -470,28 +540,29 @@ def _gru_gates(share: Tensor, hidden: Tensor, bias: Tensor | None, h: Tensor) ->
 
 
 def _rnn(activation: Callable[[Tensor], Tensor]) -> Step:
-    def gates(share: Tensor, hidden: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+    def gates(share: Tensor, hidden: Tensor, bias: Tensor | None) -> Results:
         return (activation(share + hidden if bias is None else share + hidden + bias),)
 
-    def step(share: Tensor, state: tuple[Tensor, ...], weights: Weights) -> tuple[Tensor, ...]:
-        return fused(gates, share, state[0] @ weights[1].mT, weights[3])
+    def step(share: Tensor, state: Results, weights: Weights) -> Results:
+        return fused(gates, share, state[0] @ weights.hidden.mT, weights.hidden_bias)
 
     return step
 
 
 def _step(
-    step: Step, input: Tensor, state: Any, w_input: Tensor, w_hidden: Tensor,
+    step: Step, input: Tensor, state: Tensor | Sequence[Tensor], w_input: Tensor, w_hidden: Tensor,
     b_input: Tensor | None = None, b_hidden: Tensor | None = None,
-) -> Any:
+) -> Tensor | Results:
     """One step of `nn.LSTMCell`, `nn.GRUCell` or `nn.RNNCell`."""
     before = (state,) if isinstance(state, Tensor) else tuple(state)
-    after = step(nn.functional.linear(input, w_input, b_input), before, [w_input, w_hidden, b_input, b_hidden, None])
+    weights = Weights(w_input, w_hidden, b_input, b_hidden)
+    after = step(nn.functional.linear(input, w_input, b_input), before, weights)
     return after[0] if isinstance(state, Tensor) else after
 
 
 _STEPS: dict[str, Step] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn(torch.tanh), "rnn_relu": _rnn(torch.relu)}
 
-RECURRENT: dict[str, Callable[..., Any]] = {
+RECURRENT: dict[str, Function] = {
     **{name: partial(recurrent, step) for name, step in _STEPS.items()},
     **{f"{name}_cell": partial(_step, step) for name, step in _STEPS.items()},
 }
@@ -513,22 +584,23 @@ def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.nll_loss(nn.functional.log_softmax(output, 1)[..., None], targets[..., None])
 
 
-def _cross_entropy(*args: Any, **named: Any) -> Tensor:
+def _cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, ignore_index: int = -100, *, reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """With weights and label smoothing, PyTorch selects the targets that count; here the others have weight 0."""
-    given: dict[str, Any] = signature(nn.functional.cross_entropy).bind(*args, **named).arguments
-    x, target, weight, smoothing = given["input"], given["target"], given.get("weight"), given.get("label_smoothing")
-    if weight is None or not smoothing or target.is_floating_point():
-        return nn.functional.cross_entropy(*args, **named)
-    dim = min(1, x.ndim - 1)
-    logs, counts = nn.functional.log_softmax(x, dim), target != given.get("ignore_index", -100)
+    if weight is None or not label_smoothing or target.is_floating_point():
+        return nn.functional.cross_entropy(
+            input, target, weight, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+        )
+    dim = min(1, input.ndim - 1)
+    logs, counts = nn.functional.log_softmax(input, dim), target != ignore_index
     classes = torch.where(counts, target, 0)
     weights = weight[classes] * counts
     at_target = -logs.gather(dim, classes.unsqueeze(dim)).squeeze(dim) * weights
-    everywhere = -(logs * weight.view(-1, *(1,) * (x.ndim - dim - 1))).sum(dim) * counts
-    values = (1 - smoothing) * at_target + smoothing / x.shape[dim] * everywhere
-    reduction = given.get("reduction", "mean")
-    mean: Tensor = values.sum() / weights.sum()
-    return mean if reduction == "mean" else _reduced(values, reduction)
+    everywhere = -(logs * weight.view(-1, *(1,) * (input.ndim - dim - 1))).sum(dim) * counts
+    values = (1 - label_smoothing) * at_target + label_smoothing / input.shape[dim] * everywhere
+    return values.sum() / weights.sum() if reduction == "mean" else _reduced(values, reduction)
 
 
 def _kl_div(input: Tensor, target: Tensor, *, reduction: str = "mean", log_target: bool = False) -> Tensor:
@@ -539,7 +611,7 @@ def _kl_div(input: Tensor, target: Tensor, *, reduction: str = "mean", log_targe
 def _gaussian_nll(
     input: Tensor, target: Tensor, var: Tensor | float, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Tensor:
-    """Without the check that no variance is negative, which reads values; the first plain gradient has it."""
+    """Omit the check that no variance is negative, which reads values; the first plain gradient has it."""
     variance = var if isinstance(var, Tensor) else torch.full_like(input, var)
     if variance.shape == input.shape[:-1] and variance.shape != input.shape:
         variance = variance[..., None]
@@ -575,7 +647,7 @@ def _reduced(values: Tensor, reduction: str) -> Tensor:
 
 def _or_pytorchs(written_out: Callable[..., Tensor], usual: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The loss written out, unless a deprecated argument is given."""
-    def own(*args: Any, **named: Any) -> Tensor:
+    def own(*args: object, **named: object) -> Tensor:
         given = dict(signature(usual).bind(*args, **named).arguments)
         if any(given.pop(name, None) is not None for name in ("size_average", "reduce")):
             return usual(*args, **named)
@@ -585,7 +657,7 @@ def _or_pytorchs(written_out: Callable[..., Tensor], usual: Callable[..., Tensor
 
 
 LOSSES: dict[str, Callable[..., Tensor]] = {
-    "cross_entropy": _cross_entropy,
+    "cross_entropy": _or_pytorchs(_cross_entropy, nn.functional.cross_entropy),
     "kl_div": _or_pytorchs(_kl_div, nn.functional.kl_div),
     "gaussian_nll_loss": _gaussian_nll,
     "triplet_margin_loss": _or_pytorchs(_triplet_margin, nn.functional.triplet_margin_loss),
@@ -625,7 +697,7 @@ NEW = ("zeros", "zeros_like", "empty", "empty_like")
 CONSTANTS = ("ones", "ones_like", "full", "full_like", "eye", "arange", "tensor")
 """Further functions that make a tensor, into which few models write."""
 
-PLAIN: dict[str, Callable[..., Any]] = {
+PLAIN: dict[str, Function] = {
     "scaled_dot_product_attention": attention,
     "batch_norm": _batch_norm,
     "instance_norm": _instance_norm,

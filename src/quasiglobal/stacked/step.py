@@ -1,6 +1,6 @@
 """A step of an algorithm as a recorded function of tensors [k, d], which runs in place by one of the back ends.
 
-What the rows exchange stays opaque: `MIX`, `MEAN` and the others are one operation each. To a kernel, a `Wiring` says
+Exchanges between rows stay opaque: `MIX`, `MEAN` and the others are one operation each. To a kernel, a `Wiring` says
 what they mean; where a step runs in blocks of columns, the caller exchanges the rows.
 
 | back end | runs a step |
@@ -49,7 +49,7 @@ LINKED = operation(
 """Mask of the slots with a sender at step t; at any step, if t is 0. If t is -1: with a receiver."""
 
 OPAQUE = operation("opaque(Tensor[] v, str what) -> Tensor[]", lambda v, what: [torch.empty_like(one) for one in v])
-"""What no program translates, such as a push."""
+"""An exchange that no program translates, such as a push."""
 
 SAME = {
     aten.alias.default, aten.clone.default, aten.detach.default, aten.expand.default, aten.lift_fresh_copy.default,
@@ -74,7 +74,7 @@ class SlotTable(Protocol):
 
 @dataclass(frozen=True)
 class Wiring:
-    """Which rows of a run receive from which: what the opaque operations of a step mean to a kernel."""
+    """The links between the rows of a run: the meaning of the opaque operations of a step to a kernel."""
 
     nodes: int
     """Rows of a run."""
@@ -90,7 +90,7 @@ class Wiring:
     """The slots of messages per edge."""
 
     def columns(self, width: int) -> int:
-        """How many columns of a tensor of this width are exchanged."""
+        """Number of columns of a tensor of this width that are exchanged."""
         return width if self.shared is None else min(self.shared, width)
 
 

@@ -1,28 +1,110 @@
-"""A recorded step in blocks of columns, in place: on a CPU, a block stays in the cache from one operation to the next.
+"""Steps in place: the door of the step compiler (`compiled`), and recorded steps in blocks of columns.
 
-Operations on whole tensors each read them from memory and write to new memory, about fifteen times a step. In blocks,
-the memory is read and written once before a mix and once after it, and nothing but the message is new.
+On a CPU, a block of columns stays in the cache from one operation to the next. Operations on whole tensors each read
+them from memory and write to new memory, about fifteen times a step. In blocks, the memory is read and written once
+before a mix and once after it, and nothing but the message is new.
+
+The rows may be in pieces that others own, such as a network's parameters (`ModelRows`).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache, partial
+from inspect import signature
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, fx
 
-from quasiglobal.stacked.pieces import ModelRows, Views, read, write
+from quasiglobal.stacked.capture import overwrite
 from quasiglobal.stacked.precision import full_precision
 from quasiglobal.stacked.recording import Untraceable
-from quasiglobal.stacked.step import MEAN, MIX, RecordedStep, Update, mixed, recorded_step, shape_of, sources
-from quasiglobal.stacked.step_kernel import OPERATIONS
+from quasiglobal.stacked.step import MEAN, MIX, RecordedStep, Update, Wiring, mixed, recorded_step, shape_of, sources
+from quasiglobal.stacked.step_kernel import OPERATIONS, available, step_kernel
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
+
+AmongRows = Callable[[Tensor], Tensor]
+"""An operation among the rows of a tensor [k, d]."""
+
+
+def compiled(
+    update: Update, like: Sequence[Tensor], operations: Mapping[str, Tensor | None] | None = None
+) -> Callable[..., None]:
+    """Compile a pure function of tensors to a program that overwrites them with the results, one for each of them.
+
+    The tensors are [k, d], a row per model, or broadcast to that; `like` are some of the same shapes. One that is
+    returned as it came does not change. `operations` are further arguments of the function, by name: {"mix": W} gives
+    it a function that averages the rows of a tensor by the matrix W, {"mean": None} one that puts their mean into each.
+
+    On a GPU the program is one kernel, on a CPU it runs in blocks of columns. A function that cannot be translated, or
+    tensors that are one block, are computed as they are.
+
+    >>> def update(x, g, m, mix):
+    ...     m = 0.5 * m + g
+    ...     return mix(x - 0.5 * m), g, m
+    >>> x, g, m = torch.tensor([[1.0], [3.0]]), torch.ones(2, 1), torch.zeros(2, 1)
+    >>> step = compiled(update, like=(x, g, m), operations={"mix": torch.full((2, 2), 0.5)})
+    >>> step(x, g, m)
+    >>> x.tolist(), m.tolist()
+    ([[1.5], [1.5]], [[1.0], [1.0]])
+    """
+    operations = operations or {}
+    if operations.keys() - {"mix", "mean"}:
+        raise ValueError(f"the operations among rows are mix and mean, got {', '.join(operations)}")
+    x, outputs, weights = like[0], range(len(like)), operations.get("mix")
+    delta = torch.zeros(len(x), len(x)).to(x) if weights is None else weights.to(x) - torch.eye(len(x)).to(x)
+    computed: dict[str, AmongRows] = {"mix": partial(_mixed, delta), "mean": _mean}
+    opaque: dict[str, AmongRows] = {"mix": lambda v: MIX([v])[0], "mean": MEAN}
+    plain, step = (partial(update, **{name: of[name] for name in operations}) for of in (computed, opaque))
+
+    def as_it_is(*tensors: Tensor) -> None:
+        with full_precision(x.device.type):
+            overwrite(tensors, plain(*tensors))
+
+    if available(x):
+        senders = [[j for j, weight in enumerate(row) if weight and j != i] for i, row in enumerate(delta.tolist())]
+        names = [*signature(update).parameters][: len(like)]
+        return step_kernel(step, like, outputs, Wiring(len(x), delta, senders), names) or as_it_is
+    blocks = blocks_of(len(x), [x.shape[1]], None)
+    if len(blocks) == 1 or x.device.type != "cpu":
+        return as_it_is
+    try:
+        in_blocks = BlockStep(step, _by_columns(like), outputs)
+    except Exception:                                       # the function may do anything; it still works as it is
+        return as_it_is
+
+    def mix(tensors: Sequence[Tensor], columns: slice) -> tuple[Tensor, ...]:
+        return tuple(_mixed(delta, v) for v in tensors)
+
+    def by_blocks(*tensors: Tensor) -> None:
+        arguments = _by_columns(tensors)
+        places = [(at, one) for at, one in enumerate(arguments) if isinstance(one, ModelRows)]
+        in_blocks(arguments, places, blocks, x.shape[1], lambda count, fill: mix)
+
+    return by_blocks
+
+
+def _mixed(delta: Tensor, v: Tensor) -> Tensor:
+    """The average by W, from W − I: rows that agree stay equal."""
+    return torch.addmm(v, delta, v - v[:1])
+
+
+def _mean(v: Tensor) -> Tensor:
+    return v.mean(dim=0, keepdim=True).expand_as(v)
+
+
+def _by_columns(tensors: Sequence[Tensor]) -> list[ByColumns]:
+    """Tensors with a number for each column, by columns."""
+    d = tensors[0].shape[1]
+    return [ModelRows([one]) if one.ndim == 2 and one.shape[1] == d else one for one in tensors]
+
 
 BLOCK = 2**18
 """Numbers of a block for each thread: in fewer, the calls take longer than the operations; more leave the cache."""
@@ -35,6 +117,79 @@ Mix = Callable[[tuple[Tensor, ...], slice], tuple[Tensor, ...]]
 
 Exchange = Callable[[int, Callable[[Tensor], None]], Mix]
 """Exchanges a message of so many tensors, [tensors, …, columns]; the function computes it."""
+
+Views = Tensor | list[Tensor]
+"""Some columns of a tensor in pieces, as a view of a piece, or as views of several."""
+
+
+class ModelRows:
+    """A tensor [k, d] in pieces side by side, such as the parameters of a model: read and written by blocks of columns.
+
+    >>> rows = ModelRows([torch.zeros(1, 2), torch.ones(1, 3)])
+    >>> first, second = rows.cut([slice(0, 1), slice(1, 5)])
+    >>> write(second, torch.tensor([[5.0, 6.0, 7.0, 8.0]]))
+    >>> rows.whole()
+    tensor([[0., 5., 6., 7., 8.]])
+    """
+
+    def __init__(self, pieces: Sequence[Tensor]) -> None:
+        self.pieces = pieces
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of rows and of columns."""
+        return len(self.pieces[0]), sum(piece.shape[1] for piece in self.pieces)
+
+    def whole(self) -> Tensor:
+        """Return all columns: the piece if there is one, else a copy."""
+        return read(self.all)
+
+    @property
+    def all(self) -> Views:
+        """All columns as one part."""
+        return self.pieces[0] if len(self.pieces) == 1 else [*self.pieces]
+
+    def cut(self, blocks: Sequence[slice]) -> list[Views]:
+        """Return the part of each block; the blocks are in order, without gaps between them."""
+        found: list[Views] = []
+        ends = blocks[0].start, *(block.stop for block in blocks)
+        for k, skipped, block, sizes in _parts(tuple([piece.shape[1] for piece in self.pieces]), ends):
+            views = self.pieces[k].narrow(1, skipped, sum(sizes)).split_with_sizes(sizes, dim=1)
+            if block < len(found):                          # it continues an earlier piece
+                before = found[block]
+                found[block] = [*(before if isinstance(before, list) else [before]), views[0]]
+                views = views[1:]
+            found += views
+        return found
+
+
+@lru_cache(maxsize=16)
+def _parts(widths: Sequence[int], ends: Sequence[int]) -> list[tuple[int, int, int, list[int]]]:
+    """For each piece that blocks between these ends cut: its number, the columns before the first block, the number of
+    the first block, and the widths of its parts."""
+    found, begin = [], 0
+    for k, width in enumerate(widths):
+        low, high = max(begin, ends[0]), min(begin + width, ends[-1])
+        if low < high:
+            cuts = [low, *(end for end in ends if low < end < high), high]
+            sizes = [last - first for first, last in itertools.pairwise(cuts)]
+            found.append((k, low - begin, bisect_right(ends, low) - 1, sizes))
+        begin += width
+    return found
+
+
+def read(part: Views) -> Tensor:
+    """Return all columns of a part: a view, or a copy of several."""
+    return part if isinstance(part, Tensor) else torch.cat(part, dim=1)
+
+
+def write(part: Views, values: Tensor) -> None:
+    """Overwrite a part; values that `read` returned as a view are already there."""
+    if not isinstance(part, Tensor):
+        torch._foreach_copy_(part, torch.split(values, [view.shape[1] for view in part], dim=1))
+    elif values.data_ptr() != part.data_ptr():
+        part.copy_(values)
+
 
 ByColumns = ModelRows | Tensor
 """A tensor by columns, or one that is the same for all columns."""
@@ -81,16 +236,14 @@ class BlockStep:
 
         for mix in self._mixes:
             mixes.append(exchange(len(sources(mix)), fill))
-        targets = [(step.results[at], place, self._own(at, place, arguments)) for at, place in places]
+        there = [step.arguments[at] if place is arguments[at] else None for at, place in places]
+        targets = [(step.results[at], place, own) for (at, place), own in zip(places, there, strict=True)]
         targets = [target for target in targets if target[0] is not target[2]]
         with writing or nullcontext():
             self._run(known | sent, targets, mixes, together)
             whole = [target for target in targets if target[1].shape[1] > shared]
-            self._run(known, whole, [_unmixed] * len(mixes), [block for block in blocks if block.start >= shared])
-
-    def _own(self, at: int, place: ModelRows, arguments: Sequence[ByColumns]) -> fx.Node | None:
-        """The argument that is at a place."""
-        return self.step.arguments[at] if place is arguments[at] else None
+            unmixed: list[Mix] = [lambda tensors, columns: tensors] * len(mixes)
+            self._run(known, whole, unmixed, [block for block in blocks if block.start >= shared])
 
     def _run(
         self, known: Mapping[fx.Node, ByColumns], targets: Sequence[Destination], mixes: Sequence[Mix],
@@ -105,11 +258,6 @@ class BlockStep:
             self._programs[kind] = _Plan(self.step, known, wanted, self._mixes)
         with full_precision("cpu"):
             self._programs[kind].run(known, [place for _, place, _ in targets], blocks, mixes)
-
-
-def _unmixed(tensors: tuple[Tensor, ...], columns: slice) -> tuple[Tensor, ...]:
-    """Columns that are not shared."""
-    return tensors
 
 
 def _check(node: fx.Node, shape: torch.Size) -> None:

@@ -365,7 +365,7 @@ class _Kernel:
     def operation(self, node: fx.Node) -> None:
         """Add the line of an operation; for messages per edge, a line for each slot."""
         value, target, sources = node.meta["val"], node.target, _read_by(node)
-        arguments: tuple[Any, ...] = node.args
+        arguments: tuple[object, ...] = node.args
         if mixed(node) is not None:
             target, arguments = MIX, tuple(sources)
         if target in PER_EDGE and (value.ndim == 3 or sources[0].meta["val"].ndim == 3):
@@ -461,14 +461,14 @@ class _Kernel:
         if name != text:
             self.lines.append(f"{name} = {text}")
 
-    def _term(self, value: Any, result: Tensor, slot: int) -> Any:
+    def _term(self, value: object, result: Tensor, slot: int) -> object:
         """An operand as text, or a number, for one slot of the result."""
         if isinstance(value, fx.Node):
             like, names = value.meta["val"], self.names[value]
             if result.ndim == 3 > like.ndim == 2 and like.shape[0] != 1:
                 raise Untraceable("models have no slots: they do not broadcast to messages per edge")
             return names[slot if len(names) > 1 else 0]
-        if type(value) in (int, float):
+        if isinstance(value, int | float) and not isinstance(value, bool):
             if not math.isfinite(value):
                 raise Untraceable(f"{value} has no translation")
             return float(value)
@@ -535,10 +535,9 @@ def _exchange(links: SlotTable, t: int) -> str:
     return "\n".join([*lines, f"    return {', '.join(f'new_{slot}' for slot in slots)}"]) + "\n\n\n"
 
 
-def _short(target: Any) -> str:
+def _short(target: object) -> str:
     """The name of an operation without its overload, such as add."""
-    name: str = target.__name__
-    return name.partition(".")[0]
+    return str(getattr(target, "__name__", "")).partition(".")[0]
 
 
 # -------------------------------------------------------------------------------------------------------- operations
@@ -563,7 +562,7 @@ def _addcdiv(a: Term, b: Term, c: Term, value: float = 1.0) -> str:
 
 
 def _lerp(a: Term, b: Term, weight: Term) -> str:
-    """As PyTorch computes it: from the nearer end."""
+    """Interpolate from the nearer end, as PyTorch does."""
     if isinstance(weight, str):
         return f"tl.where(tl.abs({weight}) < 0.5, {a} + {weight} * ({b} - {a}), {b} - ({b} - {a}) * (1.0 - {weight}))"
     return f"{a} + {weight} * ({b} - {a})" if abs(weight) < 0.5 else f"{b} - ({b} - {a}) * {1 - weight}"
