@@ -23,9 +23,8 @@ from quasiglobal.runs.local import Stopped, simulate, simulate_in_memory
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import Run, folders_of
 from quasiglobal.topology.parsing import Graph
-from quasiglobal.training.callbacks import Call
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.loop import checked_callbacks
+from quasiglobal.training.loop import Call, checked_callbacks
 from quasiglobal.training.metrics import Record
 from quasiglobal.training.task import Task
 

@@ -57,7 +57,7 @@ class Host(ABC):
         self.nodes = tuple(range(topology.n) if nodes is None else nodes)
         self.seeds = tuple(seeds)
         self.shared, self.rounded, self.wire = shared, rounded, wire
-        self.writing: AbstractContextManager[Any] = nullcontext()
+        self.writing: AbstractContextManager[object] = nullcontext()
         """Held while `step_in_place` writes."""
         self._seeds: dict[torch.device, Tensor] = {}
         self._shares: dict[tuple[torch.dtype, torch.device], Tensor] = {}

@@ -70,7 +70,7 @@ class Networks:
         route = OneByOne if self.task.draws_elsewhere else Vectorised if self.task.changes_itself else None
         stack = Stack(
             made, loss, self.layout, self.precision, right=self.task.right, counts_hits=self.task.right is accuracy,
-            long=long, keeps=self.task.keeps, route=route,
+            long=long, route=route,
         )
         if self.task.draws_elsewhere:
             name = type(stack.module).__name__

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from quasiglobal.common.randomness import seeded
+from quasiglobal.common.trees import Tree
 from quasiglobal.stacked.capture import Captured, overwrite, release
 from quasiglobal.stacked.stack import Fused, Gradients, Stack
 from quasiglobal.training.bands import Bands, EngineFactory
@@ -37,7 +37,7 @@ WORTH_COMPILING = 2e12
 """The same for gradients of transformers, which take 45 s to compile for each text length (docs/transformers.md)."""
 
 TESTS = 2**40
-"""Beyond the number of any step: keys of the random numbers of tests."""
+"""Offset of the random keys of tests; larger than any step number."""
 
 StepRunner = Callable[[Hashable, Callable[[], None]], None]
 """Runs a step; steps with equal keys run the same operations on the same tensors."""
@@ -301,7 +301,7 @@ class Program:
     def _clipped(self, g: Tensor) -> Tensor:
         return g if self.experiment.clip is None else clipped(g, self.experiment.clip)
 
-    def _gradient(self, batch: tuple[Any, Any], rows: slice, x: Tensor) -> Tensor:
+    def _gradient(self, batch: tuple[Tree, Tree], rows: slice, x: Tensor) -> Tensor:
         """The gradient of some rows on their part of the batch, at other models x; no buffer changes."""
         buffers = {name: value[rows] for name, value in self.state.buffers.items()}
         inputs, targets = (tree_map(lambda values: values[rows], part) for part in batch)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +11,12 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.modules import converted
-from quasiglobal.common.trees import on_device
+from quasiglobal.common.trees import Tree, on_device
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.inputs import inputs_of
-from quasiglobal.data.own import Columns, dataset_of
+from quasiglobal.data.own import Columns, Given, dataset_of
 from quasiglobal.errors import InputError
-from quasiglobal.metrics import accuracy, name_of
+from quasiglobal.metrics import Metric, accuracy, name_of
 from quasiglobal.stacked.layout import own_state
 from quasiglobal.stacked.one_model import Loss, Right, arguments
 from quasiglobal.training.metrics import SCORE, check_names
@@ -66,9 +65,9 @@ class Task:
         self,
         model: nn.Module | Callable[[], nn.Module],
         loss: Loss,
-        train: Any,
-        test: Any = None,
-        metrics: Mapping[str, Any] | None = None,
+        train: Given,
+        test: Given | None = None,
+        metrics: Metric | list[Metric] | Mapping[str, Metric] | None = None,
         cache: bool = True,
         columns: Columns = None,
         *,
@@ -143,7 +142,7 @@ class Task:
         return self.trial.classifies if self._classifies is None else self._classifies
 
     @property
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Metric]:
         """The metrics of the test by name; the first is the score. Empty: the test loss is."""
         if self._metrics is not None:
             return self._metrics
@@ -170,12 +169,7 @@ class Task:
         return self.is_own and (self.trial.draws_elsewhere or self.trial.counts)
 
     @property
-    def keeps(self) -> bool:
-        """Whether a trial found that each call changes attributes, which the next may read."""
-        return self.is_own and (self.trial.keeps or self.changes_itself)
-
-    @property
-    def given_metrics(self) -> dict[str, Any] | None:
+    def given_metrics(self) -> dict[str, Metric] | None:
         """The metrics that the user named; None for the default ones."""
         return self._metrics
 
@@ -210,11 +204,11 @@ class Task:
         """Accuracy of a training example; None if the outputs are not classes."""
         return accuracy if self.classifies else None
 
-    def examples(self, count: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    def examples(self, count: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Tree, Tree]:
         """The first training examples as inputs and targets on the CPU."""
         return self._shown(self.data.train, torch.arange(min(count, len(self.data.train))), dtype)
 
-    def _shown(self, split: Examples, rows: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    def _shown(self, split: Examples, rows: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tree, Tree]:
         few = split.at(rows.numpy())
         inputs = inputs_of(self.data, few, device=torch.device("cpu"), dtype=dtype)
         return inputs.show(torch.arange(len(rows))), on_device(few.y, None, dtype)
@@ -236,7 +230,7 @@ def _telling_rows(split: Examples) -> Tensor:
     return torch.tensor([row for row in rows if row < len(split)][:2])
 
 
-def _named(metrics: Any) -> dict[str, Any] | None:
+def _named(metrics: Metric | list[Metric] | Mapping[str, Metric] | None) -> dict[str, Metric] | None:
     """Metrics by name; one metric, or a list of them, is named after itself."""
     if metrics is None:
         return None
