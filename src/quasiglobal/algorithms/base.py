@@ -126,9 +126,8 @@ class NodeView(_Forwarding):  # type: ignore[misc]
     def __init__(self, node: Node) -> None:
         self.node = node
 
-    if not TYPE_CHECKING:
-        def __getattr__(self, name):
-            return getattr(self.node, name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.node, name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -131,19 +131,17 @@ class Simulator(Host):
         return self.all_received(came, arrived, widths)
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
-        """Return the mean of each run's rows, in every row of the run."""
         if self.faults:
             raise InputError(NO_MEAN)
-        rows = self.by_run(tensor)
-        if among is None:
-            return self.with_own(self.averaged(rows), tensor)
-        weights, shares = among.view(len(self.seeds), self.topology.n, 1), self.shares(rows)
-        weights = weights if shares is None else weights * shares
-        return self.with_own((weights * rows).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True), tensor)
+        return super().mean(tensor, among)
 
-    def averaged(self, rows: Tensor) -> Tensor:
+    def averaged(self, rows: Tensor, among: Tensor | None = None) -> Tensor:
         """Return the mean of each run's rows, Σ p_i v_i with shares p; rows that agree stay bit-identical."""
         shares = self.shares(rows)
+        if among is not None:
+            weights = among.view(len(self.seeds), self.topology.n, 1)
+            weights = weights if shares is None else weights * shares
+            return (weights * rows).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
         if shares is None:
             return rows.mean(dim=1, keepdim=True)
         first = rows[:, :1]

@@ -74,7 +74,7 @@ class TracedEngine(Host):
         mean: Tensor = MEAN(tensor) if plain else OPAQUE([tensor], "a mean with weights")[0]
         return mean
 
-    def averaged(self, rows: Tensor) -> Tensor:
+    def averaged(self, rows: Tensor, among: Tensor | None = None) -> Tensor:
         raise NotImplementedError("no step asks for a mean without faults")
 
     def edges(self, x: Tensor) -> Edges:
