@@ -174,11 +174,6 @@ def check_names(names: Sequence[str]) -> None:
 # ---------------------------------------------------------------------------------------------- measuring
 
 
-def measures_of_models(x: Tensor, bytes_sent: float) -> Measures:
-    """Per-node measures of a run's models x [nodes, d]; each node has sent `bytes_sent` bytes."""
-    return {"weight_norm": x.norm(dim=-1).tolist(), "bytes_sent": [bytes_sent] * len(x)}
-
-
 def measures_of_all(x: Tensor, averaged: Mapping[str, float], weights: Tensor | None = None) -> Measures:
     """Measures over all models [n, d] of a run; `averaged` has the metrics of their average."""
     found = {f"{name}_averaged": value for name, value in averaged.items()}

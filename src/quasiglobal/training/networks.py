@@ -67,13 +67,14 @@ class Networks:
         loss = self.task.loss
         if isinstance(loss, nn.Module):
             loss = converted(copy.deepcopy(loss), self.device, self.dtype)
-        route = OneByOne if self.task.draws_elsewhere else Vectorised if self.task.changes_itself else None
+        effects = self.task.effects
+        route = OneByOne if effects.draws_elsewhere else Vectorised if effects.counts else None
         stack = Stack(
             made, loss, self.layout, self.precision, right=self.task.right, counts_hits=self.task.right is accuracy,
             long=long, route=route,
         )
-        if self.task.draws_elsewhere:
+        if effects.draws_elsewhere:
             name = type(stack.module).__name__
             log.warning(f"{name} draws random numbers of NumPy or Python; the models are trained {OneByOne.cost}")
-        stack.random = stack.random or self.task.draws or self.task.draws_elsewhere
+        stack.random = stack.random or effects.draws or effects.draws_elsewhere
         return stack

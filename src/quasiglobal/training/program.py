@@ -25,7 +25,7 @@ from quasiglobal.training.bands import Bands, EngineFactory
 from quasiglobal.training.evaluation import Evaluation
 from quasiglobal.training.experiment import Experiment, together
 from quasiglobal.training.feed import Feed
-from quasiglobal.training.metrics import Measures, average, measures_of_all, measures_of_models
+from quasiglobal.training.metrics import Measures, average, measures_of_all
 from quasiglobal.training.networks import Networks
 from quasiglobal.training.rows import Checkpoint, NamedRows, buffers_of, named_rows, state_of
 from quasiglobal.training.task import Task
@@ -92,7 +92,7 @@ class Program:
         self.feed = Feed(task.data, device, networks.dtype, augment=experiments[0].augment, workers=workers)
         self._lay_out(experiments, [0] * len(experiments))
         networks.check_batches(self.feed.plan.sizes)
-        can_capture = device.type == "cuda" and self.engine.waits_for_nobody and not task.changes_itself
+        can_capture = device.type == "cuda" and self.engine.waits_for_nobody and not task.effects.in_python
         if capture is None and can_capture and not recomputing:     # recomputing reads RNG states: not capturable
             capture = Captured
         self._capture = capture
@@ -264,8 +264,8 @@ class Program:
         if not self.model.random and not always:
             return nullcontext()
         seeds = (one.seed for one in self.experiments)
-        steps = dict.fromkeys(t)
-        return seeded(self.device, *seeds, self.engine.nodes[0], *steps, elsewhere=self.task.draws_elsewhere or always)
+        steps, elsewhere = dict.fromkeys(t), always or self.task.effects.draws_elsewhere
+        return seeded(self.device, *seeds, self.engine.nodes[0], *steps, elsewhere=elsewhere)
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -333,7 +333,8 @@ class Program:
         found: list[Measures] = []
         for k, run in enumerate(chosen):
             rows, sent = slice(k * nodes, (k + 1) * nodes), self.bands.bytes_sent(run, steps[k], self._merged_buffers)
-            measures = tested.measures(rows) | measures_of_models(x[rows], sent)
+            measures = tested.measures(rows)
+            measures |= {"weight_norm": x[rows].norm(dim=-1).tolist(), "bytes_sent": [sent] * nodes}
             if everybody:
                 averaged = tested.of_model(len(chosen) * nodes + k)
                 measures |= measures_of_all(x[rows], averaged, self.weights[run])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.common.modules import converted
+from quasiglobal.common.modules import converted, copied
 from quasiglobal.common.trees import Tree, on_device
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.inputs import inputs_of
@@ -20,7 +20,7 @@ from quasiglobal.metrics import Metric, accuracy, name_of
 from quasiglobal.stacked.layout import own_state
 from quasiglobal.stacked.one_model import Loss, Right, arguments
 from quasiglobal.training.metrics import SCORE, check_names
-from quasiglobal.training.trial import Trial, copy_of, initialised, made, tried
+from quasiglobal.training.trial import Effects, Trial, made, misfit, tried
 
 LARGE_LOSS = 1e4
 """Loss above which a run of class numbers counts as diverged."""
@@ -97,8 +97,8 @@ class Task:
     def module(self, seed: int, dtype: torch.dtype | None = None) -> nn.Module:
         """A new copy of the model with its initial weights, in a precision of its parameters."""
         module = self._made(seed)
-        if self.is_own and self.trial.state:
-            own_state(module, self.trial.state)
+        if self.effects.state:
+            own_state(module, self.effects.state)
         return module if dtype is None else converted(module, torch.device("cpu"), dtype)
 
     def _made(self, seed: int) -> nn.Module:
@@ -108,11 +108,14 @@ class Task:
                 return made(self.model, self.name)
             if isinstance(self.model, nn.Module) or not self._makes_new:
                 given = self.model if isinstance(self.model, nn.Module) else made(self.model, self.name)
-                module = copy_of(given, self.name)
+                with misfit(f"{self.name} cannot be copied", "give a function that makes a new one in each call"):
+                    module = copied(given)
             else:
                 module = made(self.model, self.name)
-            if any(map(is_lazy, module.parameters())):      # such as nn.LazyLinear
-                initialised(module, self.examples()[0], self.name)
+            if any(map(is_lazy, module.parameters())):      # such as nn.LazyLinear, which gets its weights now
+                values, named = arguments(module, self.examples()[0])
+                with misfit(f"{self.name} fails on its first inputs", "check the sizes of its layers"):
+                    module(*values, **named)
             return module.train()                           # some freeze a part then
 
     @cached_property
@@ -154,19 +157,9 @@ class Task:
         return self._classifies is None
 
     @property
-    def draws(self) -> bool:
-        """Whether a trial found that the model or the loss draws random numbers of torch."""
-        return self.is_own and self.trial.draws
-
-    @property
-    def draws_elsewhere(self) -> bool:
-        """Whether a trial found that it draws random numbers of NumPy or Python."""
-        return self.is_own and self.trial.draws_elsewhere
-
-    @property
-    def changes_itself(self) -> bool:
-        """Whether a trial found that each call has effects in Python, which a recorded step would not have."""
-        return self.is_own and (self.trial.draws_elsewhere or self.trial.counts)
+    def effects(self) -> Effects:
+        """What calls do besides computing outputs; the library's models do nothing else."""
+        return self.trial.effects if self.is_own else Effects()
 
     @property
     def given_metrics(self) -> dict[str, Metric] | None:

@@ -47,6 +47,25 @@ UNCOPIED = "keep what cannot be copied, such as a lock, out of it"
 """What to do about a loss or a metric that cannot be copied."""
 
 @dataclass(frozen=True)
+class Effects:
+    """What a call of a model and its loss does besides computing outputs, as far as a trial has seen."""
+
+    draws: bool = False
+    """Whether it draws random numbers of torch, as dropout does."""
+    draws_elsewhere: bool = False
+    """Whether it draws random numbers of NumPy or Python, which compiled and traced programs would repeat."""
+    counts: bool = False
+    """Whether it changes a number among its attributes, which compiled and traced programs would not."""
+    state: tuple[str, ...] = ()
+    """Names of frozen parameters and temporary buffers that the model changes in training."""
+
+    @property
+    def in_python(self) -> bool:
+        """Whether a recorded step would lack effects."""
+        return self.draws_elsewhere or self.counts
+
+
+@dataclass(frozen=True)
 class Trial:
     """Result of a trial."""
 
@@ -55,14 +74,8 @@ class Trial:
     loss: float
     classifies: bool
     """Whether the targets are class numbers and the output has one number per class, [examples, classes]."""
-    draws: bool = False
-    """Whether the model or the loss draws random numbers of torch, as dropout does."""
-    state: tuple[str, ...] = ()
-    """Names of frozen parameters and temporary buffers that the model changes in training."""
-    draws_elsewhere: bool = False
-    """Whether it draws random numbers of NumPy or Python, which compiled and traced programs would repeat."""
-    counts: bool = False
-    """Whether each call changes a number among its attributes, which compiled and traced programs would not."""
+    effects: Effects = Effects()
+
 
 def made(model: Callable[[], nn.Module], name: str) -> nn.Module:
     """Call a user's function, or class, that makes the model."""
@@ -74,17 +87,6 @@ def made(model: Callable[[], nn.Module], name: str) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise InputError(f"{wrong} {type(module).__name__}")
     return module
-
-def copy_of(module: nn.Module, name: str) -> nn.Module:
-    """A copy of a user's module."""
-    with misfit(f"{name} cannot be copied", "give a function that makes a new one in each call"):
-        return copied(module)
-
-def initialised(module: nn.Module, inputs: Tree, name: str) -> None:
-    """Call a module with lazy layers, such as `nn.LazyLinear`, which get their weights then."""
-    given, named = arguments(module, inputs)
-    with misfit(f"{name} fails on its first inputs", "check the sizes of its layers"):
-        module(*given, **named)
 
 def tried(
     module: nn.Module,
@@ -144,7 +146,7 @@ def tried(
         for inputs, targets in batches[1:]:
             _tried_on(module.eval(), loss, inputs, targets, metrics, name, data, original)
     _warn_of_broadcasting(loss, first.output, batches[0][1])
-    return replace(first, draws=drawn, draws_elsewhere=elsewhere or any(drawing), state=state, counts=any(counted))
+    return replace(first, effects=Effects(drawn, elsewhere or any(drawing), any(counted), state))
 
 @contextmanager
 def misfit(what: str, remedy: str | Callable[[str], str]) -> Iterator[None]:
