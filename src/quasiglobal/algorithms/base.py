@@ -21,7 +21,7 @@ State = dict[str, Tensor]
 """An algorithm's memory between steps: named tensors, each with one row per hosted node."""
 
 Messages = Tensor | Mapping[int, Tensor]
-"""What each node sends along its edges: [k, degree, c], or {j: v} with a tensor [k, c] for each slot j."""
+"""Messages of each node along its edges: [k, degree, c], or {j: v} with a tensor [k, c] for each slot j."""
 
 Option = TypeVar("Option")
 

@@ -171,13 +171,9 @@ class Amount(NamedTuple):
         """The bytes for a model of d parameters."""
         return self.per_parameter * d + self.further
 
-    def plus(self, other: Amount, times: Fraction = Fraction(1)) -> Amount:
-        """This message and `times` another one."""
-        return Amount(self.per_parameter + times * other.per_parameter, self.further + times * other.further)
-
 
 class StepTraffic(NamedTuple):
-    """What a node sends in one step."""
+    """Messages that a node sends in one step."""
 
     neighbours: Amount
     """To each neighbour."""
@@ -197,11 +193,12 @@ class StepTraffic(NamedTuple):
 
     @property
     def expected(self) -> Amount:
-        """What each neighbour is sent on average, but for what the wire may compress."""
-        found = self.neighbours
+        """Mean size of the messages to each neighbour, without those that the wire may compress."""
+        per_parameter, further = self.neighbours
         for p, amount in self.sometimes:
-            found = found.plus(amount, Fraction(p).limit_denominator(10_000))
-        return found
+            share = Fraction(p).limit_denominator(10_000)
+            per_parameter, further = per_parameter + share * amount.per_parameter, further + share * amount.further
+        return Amount(per_parameter, further)
 
 
 def sent_in(

@@ -103,13 +103,10 @@ class Simulator(Host):
         If P is W, this is `mix` without faults, with its small rounding error.
         """
         check_push(self.topology)
+        if self.topology.keeps_mean and not self.faults:
+            return self.mix(t, tensors, time)
         like = tensors[0]
         with full_precision(like.device.type):
-            if self.topology.keeps_mean and not self.faults:
-                delta = self._delta(t, like.dtype, like.device)
-                return tensors if delta is None else tuple(
-                    self.with_own(self._addmm(self.by_run(v), delta), v) for v in tensors
-                )
             kept, sent = self.push_weights(t, like)
             if self.faults:
                 sent = sent * self._came(t, time, like.device)

@@ -46,16 +46,13 @@ class Bands:
     ) -> None:
         """`epochs` are those that each experiment has completed; `shared` leading columns of a row are communicated."""
         self.bands: list[Band] = []
-        self.firsts: list[int] = []
-        """The first experiment of each band."""
         algorithms = [one.resolved.algorithm for one in experiments]       # equal, whatever their spelling
         alike = list(zip(algorithms, topologies, epochs, strict=True))
         for _, places in groupby(range(len(experiments)), key=alike.__getitem__):
             group = list(places)
             first = self.bands[-1].rows.stop if self.bands else 0
-            self.firsts.append(group[0])
             chosen = [experiments[place] for place in group]
-            self.bands.append(_band(chosen, topologies[group[0]], shared, engine, first))
+            self.bands.append(_band(chosen, topologies[group[0]], shared, engine, first, group[0]))
         self.engine = self.bands[0].engine
         self.rows = self.bands[-1].rows.stop
         self.communication = experiments[0].resolved.communication
@@ -63,7 +60,7 @@ class Bands:
         self.shared = shared
         """Number of parameters that are communicated."""
         self.type = torch.float64 if experiments[0].precision == "fp64" else torch.float32
-        self._ledgers = [Ledger(band.algorithm, band.engine, shared, self.type) for band in self.bands]
+        self._ledgers: list[Ledger] = []
 
     def schedule(self, total: int) -> None:
         """Resolve the schedule of communication for a run of this many steps."""
@@ -81,9 +78,9 @@ class Bands:
 
         `buffers` are those that `merge` averages as well.
         """
-        band = next(k for k, first in reversed(list(enumerate(self.firsts))) if first <= run)
-        ledger = self._ledgers[band]
-        sent = float(ledger.after(steps)[run - self.firsts[band]])
+        band = self._of(run)
+        ledger = self._ledgers[self.bands.index(band)]
+        sent = float(ledger.after(steps)[run - band.run])
         if self.communication.merges and steps >= self.total:
             sent += ledger.all_reduce(sum(value[0].nbytes for value in buffers if value.is_floating_point()))
         return sent
@@ -96,7 +93,7 @@ class Bands:
         if not self.communication.merges:
             return x
         x = x.contiguous()                                  # rows that are an exact mean share their storage
-        for band in (band for band, first in zip(self.bands, self.firsts, strict=True) if done[first] == self.total):
+        for band in (band for band in self.bands if done[band.run] == self.total):
             engine, models = band.engine, x[band.rows]
             models.copy_(engine.with_own(engine.averaged(engine.by_run(models)), models))
             for values in (value[band.rows] for value in buffers if value.is_floating_point()):
@@ -117,12 +114,12 @@ class Bands:
 
     def kind(self, t: Sequence[int]) -> tuple[Hashable, ...]:
         """Key that is equal for steps with the same operations on the same tensors; `t` is each experiment's step."""
-        return tuple(band.kind(t[first]) for band, first in zip(self.bands, self.firsts, strict=True))
+        return tuple(band.kind(t[band.run]) for band in self.bands)
 
     def refresh(self, t: Sequence[int]) -> None:
         """Write what changes at step `t[r]` of experiment r to where a captured step reads it."""
-        for band, first in zip(self.bands, self.firsts, strict=True):
-            band.engine.refresh(t[first])
+        for band in self.bands:
+            band.engine.refresh(t[band.run])
 
     def step(
         self, x: Tensor, g: Tensor, t: Sequence[int], time: Sequence[Tensor], lr: Tensor,
@@ -134,10 +131,10 @@ class Bands:
         `in_place` overwrites x and the states; `fused` then compiles a step that has no kernel of its own.
         """
         stepped = []
-        for band, first in zip(self.bands, self.firsts, strict=True):
+        for band in self.bands:
             rows = band.rows
             own = lr if lr.ndim == 0 else lr[rows]
-            how = (t[first], time[first], own, partial(full_gradient, rows), partial(gradient, rows))
+            how = (t[band.run], time[band.run], own, partial(full_gradient, rows), partial(gradient, rows))
             if in_place:
                 band.step_in_place(x[rows], g[rows], *how, fused=fused)
             else:
@@ -152,28 +149,32 @@ class Bands:
 
     def state_of(self, run: int) -> dict[str, Tensor]:
         """The algorithm state of one experiment."""
-        nodes = len(self.engine.nodes)
-        band = next(band for band in self.bands if run * nodes < band.rows.stop)
-        first = run * nodes - band.rows.start
+        nodes, band = len(self.engine.nodes), self._of(run)
+        first = (run - band.run) * nodes
         return {name: value[first : first + nodes] for name, value in band.state.items()}
 
     def restore(self, saved: Sequence[dict[str, Tensor]], device: torch.device) -> None:
         """Restore the states of all experiments, as returned by `state_of`; an empty one stays as it is initially."""
         nodes = len(self.engine.nodes)
-        for band, first in zip(self.bands, self.firsts, strict=True):
-            own = list(enumerate(saved[first : first + len(band.engine.seeds)]))
+        for band in self.bands:
+            own = list(enumerate(saved[band.run : band.run + len(band.engine.seeds)]))
             band.state = {
                 name: torch.cat([run[name].to(device) if run else value[k * nodes : (k + 1) * nodes] for k, run in own])
                 for name, value in band.state.items()
             }
 
+    def _of(self, run: int) -> Band:
+        """The band of an experiment."""
+        return next(band for band in reversed(self.bands) if band.run <= run)
+
 
 class Band:
     """An algorithm with its state and the engine that hosts its nodes; `rows` is the band's slice of x."""
 
-    def __init__(self, algorithm: Algorithm, engine: Host, first: int, weight_decay: float) -> None:
+    def __init__(self, algorithm: Algorithm, engine: Host, first: int, weight_decay: float, run: int = 0) -> None:
+        """`first` is its first row, `run` its first experiment."""
         self.algorithm, self.engine, self.weight_decay = algorithm, engine, weight_decay
-        self.rows = slice(first, first + engine.rows)
+        self.rows, self.run = slice(first, first + engine.rows), run
         self.state: State = {}
         self.programs: dict[Hashable, Callable[..., None] | None] = {}
 
@@ -268,8 +269,10 @@ class Band:
         return [0, *range(4, 4 + len(self.state))]
 
 
-def _band(group: Sequence[Experiment], graph: Topology, shared: int, engine: EngineFactory, first: int) -> Band:
-    """The band of experiments with the same algorithm and topology; `first` is its first row."""
+def _band(
+    group: Sequence[Experiment], graph: Topology, shared: int, engine: EngineFactory, first: int, run: int
+) -> Band:
+    """The band of experiments with the same algorithm and topology; see `Band` for `first` and `run`."""
     experiment = group[0]
     resolved = experiment.resolved
     chosen, wire = resolved.algorithm, resolved.wire
@@ -279,4 +282,4 @@ def _band(group: Sequence[Experiment], graph: Topology, shared: int, engine: Eng
     rounded = experiment.wire == "bf16"
     further = faults | ({} if wire is None else {"wire": wire})
     host = engine(graph, seeds=tuple(one.seed for one in group), shared=shared, rounded=rounded, **further)
-    return Band(chosen, host, first, experiment.weight_decay)
+    return Band(chosen, host, first, experiment.weight_decay, run)

@@ -268,7 +268,8 @@ def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> di
     groups: dict[str, list[Item]] = {}
     for item in items:
         groups.setdefault(of(item).with_seed(0).hash, []).append(item)
-    values = {key: _settings(of(group[0]).with_seed(0)) for key, group in groups.items()}
+    chosen = {key: of(group[0]).with_seed(0) for key, group in groups.items()}
+    values = {key: asdict(one) | ({} if one.uses_alpha else {"alpha": None}) for key, one in chosen.items()}
     names = next(iter(values.values()), {})
     varying = [name for name in names if len({str(of[name]) for of in values.values()}) > 1] or ["algorithm"]
     labels = {
@@ -279,11 +280,6 @@ def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> di
         label if list(labels.values()).count(label) == 1 else f"{label} ({key})": groups[key]
         for key, label in labels.items()
     }
-
-
-def _settings(experiment: Experiment) -> dict[str, object]:
-    """The fields of an experiment; α is None where it has no effect."""
-    return asdict(experiment) | ({} if experiment.uses_alpha else {"alpha": None})
 
 
 def _in_common(experiment: Experiment) -> dict[str, object]:

@@ -170,10 +170,8 @@ class Feed:
         index, *moves = (self._at_counter(values)[:, :size] for values in (self._index, *self._moves))
         if self.streamed is not None and self.targets is None:
             return self.streamed.show_placed(size, *moves), self.streamed.placed_targets(size)
-        targets = tree_map(lambda values: values[index], self.targets)
-        if self.streamed is not None:
-            return self.streamed.show_placed(size, *moves), targets
-        return self.show(index, *moves, *need), targets
+        shown = self.show(index, *moves, *need) if self.streamed is None else self.streamed.show_placed(size, *moves)
+        return shown, tree_map(lambda values: values[index], self.targets)
 
     def rate(self) -> Tensor:
         """The learning rate of the current step: a scalar if all runs share one schedule, else [rows, 1]."""

@@ -6,6 +6,8 @@ then each algorithm updates its own rows (`bands.py`).
 
 from __future__ import annotations
 
+import copy
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
@@ -14,21 +16,31 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from quasiglobal.common.memory import keep_freed_memory
+from quasiglobal.common.modules import converted, copied
 from quasiglobal.common.randomness import seeded
 from quasiglobal.common.trees import Tree
+from quasiglobal.errors import InputError
+from quasiglobal.metrics import accuracy
+from quasiglobal.models.language import recompute
 from quasiglobal.stacked.capture import Captured, overwrite, release
-from quasiglobal.stacked.stack import Fused, Gradients, Stack
+from quasiglobal.stacked.layout import Layout
+from quasiglobal.stacked.one_model import Buffers, arguments
+from quasiglobal.stacked.precision import PRECISIONS
+from quasiglobal.stacked.routes import OneByOne, Vectorised
+from quasiglobal.stacked.stack import Fused, Gradients, Stack, stacked_rows
 from quasiglobal.training.bands import Bands, EngineFactory
 from quasiglobal.training.evaluation import Evaluation
 from quasiglobal.training.experiment import Experiment, together
 from quasiglobal.training.feed import Feed
 from quasiglobal.training.metrics import Measures, average, measures_of_all
-from quasiglobal.training.networks import Networks
 from quasiglobal.training.rows import Checkpoint, NamedRows, buffers_of, named_rows, state_of
 from quasiglobal.training.task import Task
+
+log = logging.getLogger("quasiglobal")
 
 WORTH_FUSING = 2.5e11
 """Parameter updates per training (steps × rows × d) above which compiling steps without a kernel pays off."""
@@ -92,7 +104,7 @@ class Program:
         self.feed = Feed(task.data, device, networks.dtype, augment=experiments[0].augment, workers=workers)
         self._lay_out(experiments, [0] * len(experiments))
         networks.check_batches(self.feed.plan.sizes)
-        can_capture = device.type == "cuda" and self.engine.waits_for_nobody and not task.effects.in_python
+        can_capture = device.type == "cuda" and self.engine.waits_for_nobody and not task.effects.counts
         if capture is None and can_capture and not recomputing:     # recomputing reads RNG states: not capturable
             capture = Captured
         self._capture = capture
@@ -431,3 +443,58 @@ def clipped(g: Tensor, largest: float) -> Tensor:
     """
     factor: Tensor = (largest / (g.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
     return g * factor
+
+
+class Networks:
+    """A copy of the task's network for each experiment."""
+
+    def __init__(self, task: Task, experiments: Sequence[Experiment], device: torch.device) -> None:
+        self.task, self.device, self.precision = task, device, experiments[0].precision
+        self.dtype = PRECISIONS[self.precision]
+        self._modules = [task.module(one.seed, self.dtype) for one in experiments]
+        self.layout = Layout.of_experiment(self._modules[0], experiments[0].bn)
+        if device.type == "cpu":
+            keep_freed_memory()
+
+    def check_batches(self, sizes: Sequence[int]) -> None:
+        """Raise InputError if a batch has one example, from which BatchNorm cannot compute a variance."""
+        norms = nn.modules.batchnorm._BatchNorm
+        if 1 not in sizes or not any(isinstance(part, norms) for part in self._modules[0].modules()):
+            return
+        module = copied(self._modules[0]).train()
+        given, named = arguments(module, self.task.examples(1, self.dtype)[0])
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                module(*given, **named)
+        except ValueError as error:
+            raise InputError(
+                f"a step has a batch of one example, which BatchNorm cannot normalise ({error}); use another batch size"
+            ) from None
+
+    def start(self, nodes: int) -> tuple[Tensor, Buffers]:
+        """Initial x [rows, d] and buffers of all rows; all nodes of an experiment start from the same weights."""
+        x, buffers = stacked_rows(self.layout, self._modules, nodes)
+        return x.to(self.device), {name: value.to(self.device) for name, value in buffers.items()}
+
+    def stack(self, *, recomputing: bool, long: bool) -> Stack:
+        """All copies as one stack; see `Stack` for `long`."""
+        def made() -> nn.Module:
+            module = self.task.module(0, self.dtype).to(self.device)
+            if recomputing:
+                recompute(module)
+            return module
+
+        loss = self.task.loss
+        if isinstance(loss, nn.Module):
+            loss = converted(copy.deepcopy(loss), self.device, self.dtype)
+        effects = self.task.effects
+        route = OneByOne if effects.draws_elsewhere else Vectorised if effects.counts else None
+        stack = Stack(
+            made, loss, self.layout, self.precision, right=self.task.right, counts_hits=self.task.right is accuracy,
+            long=long, route=route,
+        )
+        if effects.draws_elsewhere:
+            name = type(stack.module).__name__
+            log.warning(f"{name} draws random numbers of NumPy or Python; the models are trained {OneByOne.cost}")
+        stack.random = stack.random or effects.draws or effects.draws_elsewhere
+        return stack

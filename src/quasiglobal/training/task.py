@@ -158,7 +158,7 @@ class Task:
 
     @property
     def effects(self) -> Effects:
-        """What calls do besides computing outputs; the library's models do nothing else."""
+        """Side effects of a call; the library's models have none."""
         return self.trial.effects if self.is_own else Effects()
 
     @property

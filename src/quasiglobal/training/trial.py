@@ -46,9 +46,10 @@ CROSS_ENTROPIES = (nn.functional.cross_entropy, nn.functional.nll_loss)
 UNCOPIED = "keep what cannot be copied, such as a lock, out of it"
 """What to do about a loss or a metric that cannot be copied."""
 
+
 @dataclass(frozen=True)
 class Effects:
-    """What a call of a model and its loss does besides computing outputs, as far as a trial has seen."""
+    """Side effects of a call of a model and its loss, as far as a trial has seen them."""
 
     draws: bool = False
     """Whether it draws random numbers of torch, as dropout does."""
@@ -58,11 +59,6 @@ class Effects:
     """Whether it changes a number among its attributes, which compiled and traced programs would not."""
     state: tuple[str, ...] = ()
     """Names of frozen parameters and temporary buffers that the model changes in training."""
-
-    @property
-    def in_python(self) -> bool:
-        """Whether a recorded step would lack effects."""
-        return self.draws_elsewhere or self.counts
 
 
 @dataclass(frozen=True)
@@ -87,6 +83,7 @@ def made(model: Callable[[], nn.Module], name: str) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise InputError(f"{wrong} {type(module).__name__}")
     return module
+
 
 def tried(
     module: nn.Module,
@@ -128,7 +125,10 @@ def tried(
     with restored_generators():
         first = _tried_on(module, loss, *batches[0], metrics, name, data, original)
         state, of_loss = (
-            tuple(key for key, value in constants(of).items() if key in known and _differs(value, known[key]))
+            tuple(
+                key for key, value in constants(of).items()     # a table that has grown is none that a step changes
+                if key in known and value.shape == known[key].shape and not value.equal(known[key])
+            )
             for of, known in zip(both, values, strict=True)
         )
         if of_loss:
@@ -147,6 +147,7 @@ def tried(
             _tried_on(module.eval(), loss, inputs, targets, metrics, name, data, original)
     _warn_of_broadcasting(loss, first.output, batches[0][1])
     return replace(first, effects=Effects(drawn, elsewhere or any(drawing), any(counted), state))
+
 
 @contextmanager
 def misfit(what: str, remedy: str | Callable[[str], str]) -> Iterator[None]:
@@ -167,6 +168,7 @@ def misfit(what: str, remedy: str | Callable[[str], str]) -> Iterator[None]:
         told = remedy if isinstance(remedy, str) else remedy(said)
         raise InputError(f"{what}: {type(error).__name__}: {said}{_place(error)}; {told}") from None
 
+
 def _place(error: Exception) -> str:
     """The innermost line of the user's own code in which the error occurred."""
     ours = Path(__file__).parents[1]
@@ -175,7 +177,9 @@ def _place(error: Exception) -> str:
     own = [(name, line) for name, line in files if "site-packages" not in name and ours not in Path(name).parents]
     return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
 
+
 # ---------------------------------------------------------------------------------------------- checks
+
 
 def _tried_on(
     module: nn.Module, loss: Loss, inputs: Tree, targets: Tree, metrics: Mapping[str, Metric], name: str, data: Dataset,
@@ -216,6 +220,7 @@ def _tried_on(
         _check_metric(metric, function, tree_map(lambda values: values.detach(), output), targets, said)
     return Trial(output, float(found.detach()), classifies)
 
+
 def _own_loss(loss: Loss, original: nn.Module | None) -> Loss:
     """A copy of a loss that is an object, since the trial changes its state; it refers to the same module."""
     if isinstance(loss, FunctionType | BuiltinFunctionType | MethodType | partial):
@@ -230,8 +235,10 @@ def _own_loss(loss: Loss, original: nn.Module | None) -> Loss:
     except Exception:
         return loss
 
+
 def _loss_in_words(loss: Loss) -> str:
     return f"the loss {type(loss).__name__ if isinstance(loss, nn.Module) else name_of(loss)}"
+
 
 def _check_kind(module: nn.Module, name: str) -> None:
     """Refuse modules that wrap another one and cannot be copied for the nodes."""
@@ -239,6 +246,7 @@ def _check_kind(module: nn.Module, name: str) -> None:
         raise InputError(f"{name} is a scripted module, which cannot be stacked; give the module before torch.jit")
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise InputError(f"{name} is a {type(module).__name__}; give the module inside it, model.module")
+
 
 def _warn_of_broadcasting(loss: Loss, output: Tree, targets: Tree) -> None:
     """Warn if a loss seems to broadcast outputs [m, 1] against targets [m], a frequent mistake in losses by hand."""
@@ -257,6 +265,7 @@ def _warn_of_broadcasting(loss: Loss, output: Tree, targets: Tree) -> None:
             f"{shapes(targets)} of the targets; if it broadcasts them by mistake, flatten the output, or make the "
             "targets a column, y[:, None]", stacklevel=2,
         )
+
 
 def _check_classes(output: Tree, loss: Loss, name: str, data: Dataset) -> bool:
     """Whether the outputs are one number per class; raise InputError if there are too few for the labels."""
@@ -289,6 +298,7 @@ def _check_classes(output: Tree, loss: Loss, name: str, data: Dataset) -> bool:
         )
     return all(len(some) == len(y) for some, y in zip(counted, labels, strict=False))
 
+
 def _check_meaning(name: str, metric: Metric, loss: Loss, output: Tree, data: Dataset) -> None:
     """Refuse metrics of classes for other numbers, and where the class axis of the output is unclear."""
     targets = data.train.y
@@ -301,6 +311,7 @@ def _check_meaning(name: str, metric: Metric, loss: Loss, output: Tree, data: Da
             f"metric {name!r} cannot tell which axis of outputs {shapes(output)} has the classes; use sequences of "
             "another length, or a metric of your own"
         )
+
 
 def _check_metric(name: str, metric: Metric, output: Tree, targets: Tree, said: str) -> None:
     """Try a metric; a function has to give one number per example."""
@@ -336,13 +347,16 @@ def _check_metric(name: str, metric: Metric, output: Tree, targets: Tree, said: 
                 "give both the same shape in it"
             )
 
+
 def gathers(metric: Metric) -> TypeIs[Gathered]:
     """Whether a metric is an object that gathers batches, not a function."""
     return hasattr(metric, "compute")
 
+
 def is_cross_entropy(loss: Loss) -> bool:
     """Whether a loss needs one output per class."""
     return any(loss is one for one in CROSS_ENTROPIES) or isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+
 
 def shapes(values: Tree) -> str:
     """Shapes, and dtypes of what is not float32, of a tensor or several."""
@@ -352,7 +366,9 @@ def shapes(values: Tree) -> str:
 
     return str(tree_map(one, values)).replace("'", "")
 
+
 # ---------------------------------------------------------------------------------------------- remedies
+
 
 def remedy_for(inputs: Tree, original: nn.Module | None, said: str) -> str:
     """What to do if a model fails on its inputs; `original` is the user's module if the model is a copy of it."""
@@ -364,6 +380,7 @@ def remedy_for(inputs: Tree, original: nn.Module | None, said: str) -> str:
         return f"check that forward has the arguments {', '.join(map(str, inputs))}, or takes one dict"
     whole = any(not leaf.is_floating_point() for leaf in tree_leaves(inputs))
     return ("convert whole numbers to float, or " if whole else "") + "check the sizes of its layers"
+
 
 def _works(module: nn.Module, inputs: Tree) -> bool:
     """Whether a module works in evaluation mode."""
@@ -377,6 +394,7 @@ def _works(module: nn.Module, inputs: Tree) -> bool:
     finally:
         module.train(training)
     return True
+
 
 def remedy_for_loss(loss: Loss, output: Tree, targets: Tree, said: str) -> str:
     """What to do if a loss fails on outputs and targets."""
@@ -405,7 +423,9 @@ def remedy_for_loss(loss: Loss, output: Tree, targets: Tree, said: str) -> str:
             return "flatten the targets: y[:, 0]"
     return "check the sizes and types of both, and their order: (output, target)"
 
+
 # ---------------------------------------------------------------------------------------------- effects
+
 
 class Constants:
     """Frozen weights and temporary buffers, which all nodes share."""
@@ -430,6 +450,7 @@ class Constants:
                     f"{name} changes its frozen {key} in training, but not in its first step, so that the nodes share "
                     "it; change it in the first step too, and each node has its own"
                 )
+
 
 def _warn_of_effects(of: object, counters: Sequence[str], generators: Sequence[str]) -> None:
     """Warn of the counters, and of the generators, among the attributes of a model or a loss."""
@@ -481,6 +502,7 @@ def _changed(before: Sequence[tuple[str, object]], after: Sequence[tuple[str, ob
         return []
     return [key for (key, old), (_, new) in zip(before, after, strict=True) if old is not new and old != new]
 
+
 def reads(original: nn.Module, module: nn.Module, value: Callable[[], Tensor]) -> bool:
     """Whether a value is another one if the original has the weights, buffers and attributes of its copy.
 
@@ -503,6 +525,7 @@ def reads(original: nn.Module, module: nn.Module, value: Callable[[], Tensor]) -
                 vars(part).update(values)
     return _alike(results[0], results[2]) and not _alike(results[0], results[1])
 
+
 def overlapping(module: nn.Module) -> tuple[str, str] | None:
     """Names of two trained parameters that share memory without being the same, if there are any."""
     spans: list[tuple[int, int, str, Tensor]] = []
@@ -524,8 +547,9 @@ def overlapping(module: nn.Module) -> tuple[str, str] | None:
                 return name, other
     return None
 
+
 def constants(of: object) -> dict[str, Tensor]:
-    """What all nodes share: a model's frozen parameters and temporary buffers, and all tensors of a loss."""
+    """Tensors that all nodes share: a model's frozen parameters and temporary buffers, and all tensors of a loss."""
     if not isinstance(of, nn.Module):
         return {}
     parameters = list(_alive(of.named_parameters()))
@@ -534,13 +558,11 @@ def constants(of: object) -> dict[str, Tensor]:
     shared = [(name, value) for name, value in [*frozen, *_alive(of.named_buffers())] if name not in own]
     return {name: value.detach() for name, value in shared if value.layout is torch.strided}
 
+
 def _alive(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Drop wrappers left over from a finished vmap call: some stay in parts that a module uses in two places."""
     return (one for one in tensors if not torch._C._functorch.is_functorch_wrapped_tensor(one[1]))
 
-def _differs(value: Tensor, before: Tensor) -> bool:
-    """Whether a tensor has other values; a table that has grown is none that a step changes."""
-    return value.shape == before.shape and not value.equal(before)
 
 def _parts(of: object) -> list[tuple[str, dict[str, object]]]:
     """Names and attributes of a module's parts, of an object, or the variables that a function refers to."""
@@ -553,17 +575,19 @@ def _parts(of: object) -> list[tuple[str, dict[str, object]]]:
         return [("", {name: cell.cell_contents for name, cell in cells.items() if cell != CellType()})]     # not empty
     return [] if isinstance(of, type) or not hasattr(of, "__dict__") else [("", vars(of))]
 
+
 def _state(generator: RandomGenerator) -> str:
-    if isinstance(generator, random.SystemRandom):
-        return ""                                           # it has none
-    if isinstance(generator, torch.Generator):
-        return str(generator.get_state().tolist())
     if isinstance(generator, np.random.Generator):
         return str(generator.bit_generator.state)
-    return str(generator.getstate() if isinstance(generator, random.Random) else generator.get_state())
+    if isinstance(generator, random.Random):                # the system's has none
+        return "" if isinstance(generator, random.SystemRandom) else str(generator.getstate())
+    state = generator.get_state()
+    return str(state.tolist() if isinstance(state, Tensor) else state)
+
 
 def _alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-5, atol=1e-8, equal_nan=True)
+
 
 def _sum(value: Tensor) -> int:
     """A number that changes with the bits of a tensor."""

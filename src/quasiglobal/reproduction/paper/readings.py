@@ -36,8 +36,7 @@ from quasiglobal.training.evaluation import Evaluation
 from quasiglobal.training.experiment import Experiment, setting
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.metrics import SCORE
-from quasiglobal.training.networks import Networks
-from quasiglobal.training.program import Program
+from quasiglobal.training.program import Networks, Program
 
 Generator = Literal["own", "shared"]
 
