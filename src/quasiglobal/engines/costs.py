@@ -61,11 +61,6 @@ class Traffic:
     most: Fraction = Fraction(0)
     """Models to each neighbour in the step that sends most."""
 
-    @property
-    def adds_up(self) -> bool:
-        """Whether nodes count alike whatever their weights: sums of what was sent have none."""
-        return self.per_edge or self.pushes
-
     def __str__(self) -> str:
         neighbours = self.neighbours + self.told
         parts = [f"{neighbours}"] if neighbours or not self.everybody else []

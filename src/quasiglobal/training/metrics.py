@@ -255,7 +255,10 @@ def combined(parts: Sequence[Measures]) -> Record:
         steps = [record["lr"] / norm**2 if norm else math.inf for norm in norms]
         record |= {"weight_norm": statistics.fmean(norms), "effective_step": statistics.fmean(steps)}
         record["bytes_sent"] = statistics.fmean(every("bytes_sent"))
-        record |= {name: value for part in parts for name, value in part.items() if _is_of_all(name)}
+        record |= {                                         # `measures_of_all`
+            name: value for part in parts for name, value in part.items()
+            if name == "consensus_distance" or name.endswith("_averaged")
+        }
     return cast(Record, record)
 
 
@@ -273,11 +276,6 @@ def _spread(name: str, values: list[float], lower: bool) -> Measures:
 
 def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
-
-
-def _is_of_all(name: str) -> bool:
-    """Whether an entry needs the models of all nodes: `measures_of_all`."""
-    return name == "consensus_distance" or name.endswith("_averaged")
 
 
 # ---------------------------------------------------------------------------------------------- reading

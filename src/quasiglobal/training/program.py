@@ -314,21 +314,23 @@ class Program:
         return g if self.experiment.clip is None else clipped(g, self.experiment.clip)
 
     def _gradient(self, batch: tuple[Tree, Tree], rows: slice, x: Tensor) -> Tensor:
-        """The gradient of some rows on their part of the batch, at other models x; no buffer changes."""
-        buffers = {name: value[rows] for name, value in self.state.buffers.items()}
+        """The gradient of some rows on their part of the batch, at other models x."""
         inputs, targets = (tree_map(lambda values: values[rows], part) for part in batch)
-        return self._clipped(self.model.gradients(x, buffers, inputs, targets, _numbers(rows)).g)
+        return self._clipped(self._gradient_at(x, rows, inputs, targets))
 
     def _full_gradient(self, rows: slice, x: Tensor) -> Tensor:
         """The gradient over all examples of each node, without augmentation."""
         total, examples = torch.zeros_like(x), len(self.feed.plan.owners[0].examples)
-        buffers = {name: value[rows] for name, value in self.state.buffers.items()}
         for positions, need in self.feed.everything:
             index = positions[rows]
             targets = tree_map(lambda values, index=index: values[index], self.feed.targets)
-            g = self.model.gradients(x, buffers, self.feed.inputs.show(index, *need), targets, _numbers(rows)).g
-            total += g * index.shape[1]
+            total += self._gradient_at(x, rows, self.feed.inputs.show(index, *need), targets) * index.shape[1]
         return total / examples
+
+    def _gradient_at(self, x: Tensor, rows: slice, inputs: Tree, targets: Tree) -> Tensor:
+        """The gradient of some rows at models x; no buffer changes."""
+        buffers = {name: value[rows] for name, value in self.state.buffers.items()}
+        return self.model.gradients(x, buffers, inputs, targets, range(rows.start, rows.stop)).g
 
     # -------------------------------------------------------------------------------------------- tests
 
@@ -428,10 +430,6 @@ class Program:
         """An experiment before its first epoch."""
         x, buffers = Networks(self.task, [experiment], self.device).start(len(self.engine.nodes))
         return Checkpoint(named_rows(x, {}, buffers), 0)
-
-
-def _numbers(rows: slice) -> range:
-    return range(rows.start, rows.stop)
 
 
 def clipped(g: Tensor, largest: float) -> Tensor:

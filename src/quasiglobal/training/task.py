@@ -86,7 +86,8 @@ class Task:
         if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
             raise InputError(f"the loss {name_of(loss)} has parameters to train; make them parameters of the model")
         self.data: Dataset = dataset_of(train, test, columns, cache, memory_limit)
-        self._metrics, self._classifies = _named(metrics), classifies
+        self.given_metrics, self._classifies = _named(metrics), classifies
+        """The metrics that the user named; None for the default ones."""
         self.names: dict[str, str] = {}
         """Texts that name parts of the task in experiments (`api/naming.py`)."""
 
@@ -135,9 +136,8 @@ class Task:
         if len(self.data.test):
             batches.append(self._shown(self.data.test, _telling_rows(self.data.test)))
         original = self.model if isinstance(self.model, nn.Module) else None
-        return tried(
-            self._made(0), self.loss, batches, self._metrics or {}, name=self.name, data=self.data, original=original
-        )
+        metrics = self.given_metrics or {}
+        return tried(self._made(0), self.loss, batches, metrics, name=self.name, data=self.data, original=original)
 
     @property
     def classifies(self) -> bool:
@@ -147,8 +147,8 @@ class Task:
     @property
     def metrics(self) -> dict[str, Metric]:
         """The metrics of the test by name; the first is the score. Empty: the test loss is."""
-        if self._metrics is not None:
-            return self._metrics
+        if self.given_metrics is not None:
+            return self.given_metrics
         return {SCORE: accuracy} if self.classifies else {}
 
     @property
@@ -160,11 +160,6 @@ class Task:
     def effects(self) -> Effects:
         """Side effects of a call; the library's models have none."""
         return self.trial.effects if self.is_own else Effects()
-
-    @property
-    def given_metrics(self) -> dict[str, Metric] | None:
-        """The metrics that the user named; None for the default ones."""
-        return self._metrics
 
     @property
     def score(self) -> str:
