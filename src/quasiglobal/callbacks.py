@@ -58,7 +58,7 @@ class WandB:
     `settings` are further arguments of `wandb.init`, such as mode="offline".
     """
 
-    def __init__(self, project: str = "quasiglobal", **settings: Any) -> None:
+    def __init__(self, project: str = "quasiglobal", **settings: object) -> None:
         self.project, self.settings = project, settings
         self._wandb = _package("wandb", "wandb")
         self._runs: list[Any] = []

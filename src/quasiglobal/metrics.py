@@ -13,7 +13,7 @@ import math
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self, SupportsFloat, TypeAlias, TypeVar, cast, overload
+from typing import Any, Protocol, Self, SupportsFloat, TypeAlias, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -126,7 +126,7 @@ class _OfAll:
 
     def reset(self) -> None:
         """Forget all batches."""
-        self._width = None
+        self.__dict__ = dataclasses.replace(self).__dict__          # of a new metric with the same options
 
     @overload
     def __call__(self, **options: Any) -> Self: ...
@@ -218,11 +218,6 @@ class F1(_OfAll):
         score = 2 * right / total.clamp(min=1)
         return float((score[total > 0] if self._width[0] else score).mean())
 
-    def reset(self) -> None:
-        """Forget all batches."""
-        super().reset()
-        self._counts = None
-
 
 @dataclass(eq=False)
 class Auc(_OfAll):
@@ -261,11 +256,6 @@ class Auc(_OfAll):
             areas = [area for area in areas if not math.isnan(area)]
         return math.fsum(areas) / len(areas) if areas else math.nan
 
-    def reset(self) -> None:
-        """Forget all batches."""
-        super().reset()
-        self._batches = []
-
 
 f1 = F1()
 """The F1 score, an `F1`. `f1(average="micro")` is another with this option."""
@@ -273,29 +263,14 @@ auc = Auc()
 """The area under the ROC curve, an `Auc`."""
 
 
-
 # ---------------------------------------------------------------------------------- properties of a metric
 
 
-class Properties(NamedTuple):
-    """A metric of this module, and its properties."""
+LOWER: tuple[Metric, ...] = (mse, mae)
+"""Our metrics of which smaller is better."""
 
-    metric: Metric
-    lower: bool
-    """Whether smaller is better."""
-    percent: bool
-    """Whether the values are shares, shown in per cent."""
-
-
-TABLE = (
-    Properties(accuracy, lower=False, percent=True),
-    Properties(top5, lower=False, percent=True),
-    Properties(f1, lower=False, percent=True),
-    Properties(auc, lower=False, percent=True),
-    Properties(mse, lower=True, percent=False),
-    Properties(mae, lower=True, percent=False),
-)
-
+PERCENT: tuple[Metric, ...] = (accuracy, top5, f1, auc)
+"""Our metrics whose values are shares, shown in per cent."""
 
 
 def lower(f: M) -> M:
@@ -313,7 +288,7 @@ def lower(f: M) -> M:
             "make an object of a class first"
         )
     marked = copy.deepcopy(f)
-    if marked is f or isinstance(f, types.MethodType):
+    if callable(marked) and (marked is f or isinstance(f, types.MethodType)):
         return cast(M, _LowerFunction(marked))
     try:
         object.__setattr__(marked, "lower", True)       # also for frozen data classes
@@ -329,7 +304,7 @@ def is_lower(f: object) -> bool:
     (True, False, True)
     """
     marked = getattr(f, "lower", None) is True or getattr(f, "higher_is_better", None) is False
-    return marked or any(one.lower and f is one.metric for one in TABLE)
+    return marked or any(f is one for one in LOWER)
 
 
 def name_of(f: object) -> str:
@@ -351,13 +326,10 @@ def percent(f: object) -> bool:
     (True, True, False)
     """
     f = getattr(f, "__wrapped__", f)
-    return any(
-        one.percent and (f is one.metric or (isinstance(one.metric, _OfAll) and isinstance(f, type(one.metric))))
-        for one in TABLE
-    )
+    return isinstance(f, F1 | Auc) or any(f is one for one in PERCENT)
 
 
-BUILT_IN: dict[str, Metric] = {name_of(one.metric): one.metric for one in TABLE}
+BUILT_IN: dict[str, Metric] = {name_of(one): one for one in (*PERCENT, *LOWER)}
 """The metrics of this module by name."""
 
 
@@ -375,7 +347,7 @@ class _LowerFunction:
 
     lower = True
 
-    def __init__(self, f: Any) -> None:
+    def __init__(self, f: Callable[..., object]) -> None:
         functools.update_wrapper(self, f)
         self.__wrapped__ = f
 

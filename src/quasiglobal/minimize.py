@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import networkx as nx
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -21,9 +19,9 @@ from quasiglobal.engines.needs import check_needs
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.wire import checked_wire
 from quasiglobal.errors import InputError, whole
-from quasiglobal.topology import Topology, parse
+from quasiglobal.topology.parsing import Graph, parse
 
-Gradient = Callable[[Tensor, int], Any]
+Gradient = Callable[[Tensor, int], object]
 """gradient(x, t) → [n, d]: row i is node i's gradient at row i of x, at step t = 1, 2, …"""
 
 LearningRate = float | Tensor | Callable[[int], float | Tensor]
@@ -60,12 +58,12 @@ def minimize(
     gradient: Gradient | None,
     x0: ArrayLike | Tensor,
     algorithm: str | Algorithm | type[Algorithm],
-    topology: str | Topology | nx.Graph[Any],
+    topology: Graph,
     lr: LearningRate,
     steps: int,
     weight_decay: float | Tensor = 0.0,
     *,
-    full_gradient: Callable[[Tensor], Any] | None = None,
+    full_gradient: Callable[[Tensor], object] | None = None,
     seed: int = 0,
     wire: str = "full",
     drop: float = 0.0,
@@ -225,7 +223,7 @@ def _check_resume(resume: Result, fresh: Result) -> None:
         raise InputError("the run to resume is of another algorithm, size or type; pass a result of the same run")
 
 
-def _as_gradient(g: Any, x: Tensor) -> Tensor:
+def _as_gradient(g: object, x: Tensor) -> Tensor:
     """Check and copy the return value of the user's function, which may reuse its storage."""
     try:
         values = torch.as_tensor(g)

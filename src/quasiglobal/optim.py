@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT, StateDict
 
 from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm, State
@@ -22,6 +23,11 @@ from quasiglobal.peers.gloo import Meeting, Store
 from quasiglobal.peers.rendezvous import all_gather, join
 from quasiglobal.stacked.pieces import ModelRows
 from quasiglobal.topology import Topology, parse
+
+Loss: TypeAlias = Any
+"""What a closure returns: a tensor or a number."""
+
+Closure = Callable[[], Loss]
 
 COUNT = itertools.count()
 """Numbers the optimizers of this process, in the same order in every process."""
@@ -64,7 +70,7 @@ class GossipOptimizer(torch.optim.Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        params: ParamsT,
         algorithm: str | Algorithm | type[Algorithm],
         topology: str | Topology,
         lr: float | None = None,
@@ -89,8 +95,8 @@ class GossipOptimizer(torch.optim.Optimizer):
                                  "params = list(model.parameters()) to both optimizers")
             super().__init__(given, {})                 # parses the groups; the base's replace them below
             _check_same_parameters(self, base)
-            self._share_groups()
-            base.register_load_state_dict_post_hook(lambda _: self._share_groups())
+            self._share_groups(base)
+            base.register_load_state_dict_post_hook(self._share_groups)
         check_needs(self.algorithm, self.topology)
         self._trained = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         kinds = {(p.dtype, p.device) for p in self._trained}
@@ -115,7 +121,7 @@ class GossipOptimizer(torch.optim.Optimizer):
     """Marks that `step`, not the gradient scaler, unscales gradients and handles overflows."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Closure | None = None) -> Loss:
         """Run one step of this node.
 
         If a gradient scaler reports an overflow, the step has gradient 0 and keeps the algorithm's state, or the base
@@ -158,7 +164,7 @@ class GossipOptimizer(torch.optim.Optimizer):
             raise InputError("parameters cannot be added later: neighbours expect messages of one size")
         super().add_param_group(param_group)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return a copy of the usual optimizer state (the base's, if any), the algorithm's state and the step count."""
         own = {
             "steps": self.steps, "state": {name: value.clone() for name, value in self._state.items()},
@@ -167,7 +173,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         usual = super().state_dict() if self.base is None else copy.deepcopy(self.base.state_dict())
         return usual | {"gossip": own}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Restore the output of `state_dict`."""
         own = state_dict.get("gossip", {})
         fits = {name: value.shape for name, value in own.get("state", {}).items()}
@@ -186,14 +192,11 @@ class GossipOptimizer(torch.optim.Optimizer):
     def _base_class(self) -> str | None:
         return None if self.base is None else type(self.base).__qualname__
 
-    def _share_groups(self) -> None:
+    def _share_groups(self, base: torch.optim.Optimizer) -> None:
         """Take the base's groups, state and defaults as this optimizer's own; loading a state replaces them there."""
-        if self.base is not None:
-            self.param_groups, self.state, self.defaults = self.base.param_groups, self.base.state, self.base.defaults
+        self.param_groups, self.state, self.defaults = base.param_groups, base.state, base.defaults
 
-    def _with_gradient(
-        self, closure: Callable[[], Any] | None, failed: bool
-    ) -> tuple[Any, ModelRows, float | Tensor]:
+    def _with_gradient(self, closure: Closure | None, failed: bool) -> tuple[Loss, ModelRows, float | Tensor]:
         """The closure's loss, the unscaled gradient, 0 after an overflow, and the weight decay."""
         loss = None
         if closure is not None:
@@ -207,7 +210,7 @@ class GossipOptimizer(torch.optim.Optimizer):
         decays = any(group["weight_decay"] for group in self.param_groups)
         return loss, g, self._of_groups("weight_decay") if decays else 0.0
 
-    def _gradient_at(self, closure: Callable[[], Any] | None, y: Tensor) -> Tensor:
+    def _gradient_at(self, closure: Closure | None, y: Tensor) -> Tensor:
         """The gradient that the closure computes with the parameters y; it restores the parameters."""
         if closure is None or self.base is not None:
             raise InputError("this algorithm needs the gradient at further points: call step(closure), without a base")
@@ -219,8 +222,8 @@ class GossipOptimizer(torch.optim.Optimizer):
         return self._gradients().whole().clone()
 
     def _with_base(
-        self, base: torch.optim.Optimizer, closure: Callable[[], Any] | None, failed: bool
-    ) -> tuple[Any, ModelRows, float]:
+        self, base: torch.optim.Optimizer, closure: Closure | None, failed: bool
+    ) -> tuple[Loss, ModelRows, float]:
         """Step the base on the unscaled gradients, except after an overflow; return its loss, and zeros as above."""
         known, scale = set(map(id, self._trained)), getattr(self, "grad_scale", None)
         trained = [p for group in base.param_groups for p in group["params"] if p.requires_grad]
@@ -284,7 +287,12 @@ class GossipOptimizer(torch.optim.Optimizer):
         """Raise unless every node has the same architecture, algorithm, topology and base."""
         shapes = [tuple(p.shape) for p in self._trained]
         facts = f"{shapes} {self._trained[0].dtype} {self.algorithm!r} {self.topology.fingerprint} "
-        facts += f"{self._base_class} {_options(self.defaults)}" if self.base is not None else ""
+        if self.base is not None:                   # comparable between processes: numbers, and no functions
+            options = {
+                name: value.tolist() if isinstance(value, Tensor) else value
+                for name, value in sorted(self.defaults.items()) if not callable(value)
+            }
+            facts += f"{self._base_class} {options}"
         mine = hashlib.sha256(facts.encode()).hexdigest()
         theirs = all_gather(store, "alike", mine, rank, size, timeout)
         strange = [node for node, digest in enumerate(theirs) if digest != mine]
@@ -322,11 +330,3 @@ def _check_same_parameters(own: torch.optim.Optimizer, base: torch.optim.Optimiz
     if given != held:
         raise InputError(f"{len(given - held)} trainable parameters of params are not in base, and {len(held - given)} "
                          "of base are not in params; pass the same list to both optimizers")
-
-
-def _options(defaults: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's default options, comparable between processes: tensors as numbers, and no functions."""
-    return {
-        name: value.tolist() if isinstance(value, Tensor) else value
-        for name, value in sorted(defaults.items()) if not callable(value)
-    }

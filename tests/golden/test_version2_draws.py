@@ -148,7 +148,7 @@ def inside():
     """Batches, flips, crops and keyed generators; only this function reads the package's inside."""
     from quasiglobal.common.randomness import generator, seeded
     from quasiglobal.data.batches import Owner, Plan
-    from quasiglobal.data.images import Images
+    from quasiglobal.data.inputs import Images
 
     pictures = torch.zeros(5, 3, 16, 24, dtype=torch.uint8)
     plans = {

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from quasiglobal.stacked.kernels.geometry import Geometry, geometry_of
-from quasiglobal.stacked.kernels.operations import Convolution, convolve
+from quasiglobal.stacked.kernels.operations import Geometry, convolve, geometry_of
 
 pytest.importorskip("triton")
 if "TRITON_INTERPRET" not in os.environ:
     pytest.skip("the kernels are compiled here, and have no float64", allow_module_level=True)
+
+from quasiglobal.stacked.kernels.convolution import Convolution
+from quasiglobal.stacked.kernels.sweep import suits
 
 N, BATCH = 2, 2
 
@@ -110,9 +112,6 @@ def test_the_kernels_compute_pytorchs_convolution_and_its_gradients(name, after)
 
 
 def test_few_channels_are_swept():
-    pytest.importorskip("triton")
-    from quasiglobal.stacked.kernels.sweep import suits
-
     assert {name for name, (channels, _, geometry) in CASES.items() if suits(geometry, *channels)} == {
         *SWEPT, "transposed swept"
     }

@@ -9,7 +9,7 @@ import torch
 import quasiglobal as qg
 from quasiglobal import topology
 from quasiglobal.reproduction.demo import BASE, DemoSetting, compare, draw, numbers
-from quasiglobal.reproduction.paper.figures.toy import (
+from quasiglobal.reproduction.paper.toy import (
     FIGURES,
     NONCONVEX,
     ROSENBROCK,

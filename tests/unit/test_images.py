@@ -9,7 +9,7 @@ from small_runs import CPU, SHORT, run_all
 from torch import nn
 
 from quasiglobal.data.batches import Owner, Plan
-from quasiglobal.data.images import PAD, Images, random_boxes
+from quasiglobal.data.inputs import PAD, Images, random_boxes
 from quasiglobal.data.sources import Dataset, Examples
 from quasiglobal.runs.building import make_task
 

@@ -6,11 +6,13 @@ from functools import partial
 import pytest
 import torch
 
-from quasiglobal.stacked.kernels.operations import Normalised, normalise
+from quasiglobal.stacked.kernels.operations import normalise
 
 pytest.importorskip("triton")
 if "TRITON_INTERPRET" not in os.environ:
     pytest.skip("the kernels are compiled here, and have no float64", allow_module_level=True)
+
+from quasiglobal.stacked.kernels.normalisation import Normalised
 
 N, EPS, MOMENTUM = 2, 1e-5, 0.1
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from quasiglobal.data.readers import csv_numbers as numbers
-from quasiglobal.data.readers.csv_numbers import read
+from quasiglobal.data.readers import csv_files as numbers
+from quasiglobal.data.readers.csv_files import read_table as read
 from quasiglobal.errors import InputError
 
 LIMIT = 1e9

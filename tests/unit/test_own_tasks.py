@@ -944,7 +944,7 @@ def test_keep_best_uses_all_test_data_where_a_node_has_no_score_of_its_own():
 def test_a_bar_needs_a_kernel_not_only_its_packages():
     pytest.importorskip("IPython")
     script = "import IPython, sys, types; sys.modules['ipykernel'] = types.ModuleType('ipykernel')\n"
-    script += "from quasiglobal.api.progress import _in_notebook\nassert not _in_notebook()"
+    script += "from quasiglobal.api.train import _in_notebook\nassert not _in_notebook()"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 

@@ -12,7 +12,8 @@ from PIL import Image
 from quasiglobal.common.randomness import generator
 from quasiglobal.data import sources as datasets
 from quasiglobal.data.dataset import moments
-from quasiglobal.data.readers import cifar, folders
+from quasiglobal.data.readers import folders
+from quasiglobal.data.readers import published as cifar
 
 pytestmark = pytest.mark.usefixtures("no_data_here")
 
@@ -115,6 +116,7 @@ def test_imagenet_squares_are_scaled_pictures_cut_in_the_middle():
     # The outermost columns differ: they are resampled without their neighbours beyond the crop.
     np.testing.assert_array_equal(folders.middle(image)[:, :, 1:-1], expected[:, :, 1:-1])
     assert folders.middle(Image.new("L", (1, 60_000), 9)).tolist() == np.full((3, 256, 256), 9).tolist()
+    assert folders.middle(Image.new("L", (181, 169), 9), (1, 37, 6)).tolist() == np.full((1, 37, 6), 9).tolist()
 
 
 @pytest.mark.parametrize("held", ["test", "val"])

@@ -1,23 +1,28 @@
 """The three readings of the released network: the same weights, tested with other statistics."""
 
 import math
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from small_runs import SHORT, assert_same_run, settled
 
 import quasiglobal as qg
 from quasiglobal.common.files import write_lines
-from quasiglobal.reproduction.paper.outcomes import FILE, READINGS, ended_runs, read_readings
 from quasiglobal.reproduction.paper.readings import (
+    FILE,
+    READINGS,
     ScoreReadings,
-    experiments,
+    ended_runs,
     last_and_best,
-    table,
-    table_of_more_tests,
+    read_readings,
 )
 from quasiglobal.runs.local import simulate
 from quasiglobal.runs.store import RunFolder, RunStore
+
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "readings.py"))
+experiments, table, table_of_more_tests = (SCRIPT[name] for name in ("experiments", "table", "table_of_more_tests"))
 
 ONE = replace(SHORT, model="resnet8", norm="evonorm-running", width=0.25, epochs=2, lr=0.05)
 

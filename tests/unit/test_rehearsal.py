@@ -10,8 +10,7 @@ import pytest
 import torch
 from test_stacked import NETWORKS, example
 
-from quasiglobal.stacked.kernels.network import kernel_network
-from quasiglobal.stacked.kernels.rehearsal import rehearse, sum_of
+from quasiglobal.stacked.kernels.network import kernel_network, rehearse, sum_of
 
 pytest.importorskip("triton")
 
@@ -86,7 +85,7 @@ def test_a_rehearsal_compiles_each_kernel_once(tmp_path):
 WITHOUT_A_GPU = """
 import logging, torch, triton
 from threading import Thread
-from quasiglobal.stacked.kernels import rehearsal
+from quasiglobal.stacked.kernels import network
 from quasiglobal.stacked.kernels.cross_entropy import CrossEntropy, _cross_entropy
 from quasiglobal.stacked.kernels.network import kernel_network
 from test_stacked import example
@@ -111,7 +110,7 @@ said, kernels = [], []
 logging.getLogger("quasiglobal").addHandler(Said())
 logging.getLogger("quasiglobal").setLevel(logging.DEBUG)
 triton.knobs.compilation.listener = lambda **found: kernels.append(found["src"].name)
-rehearsal.QUICK = 0
+network.QUICK = 0
 module, layout, x, buffers, inputs, targets = example("evonorm", torch.float32)
 program = kernel_network(module, layout, x, buffers, inputs, by_kernels=True)
 def elsewhere():
@@ -129,7 +128,7 @@ def loss(outputs):
 
 for _ in range(2):
     with torch.autocast("cpu", torch.bfloat16):
-        rehearsal.rehearse(program, "resnet8", x, buffers, inputs, loss)
+        network.rehearse(program, "resnet8", x, buffers, inputs, loss)
     print(len(kernels))
 print(said, "_cross_entropy" in kernels)
 """

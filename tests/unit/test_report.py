@@ -18,9 +18,8 @@ from quasiglobal.reproduction.paper.summary import summary
 from quasiglobal.reproduction.paper.tables import TABLES, ColumnLabel, RowLabel
 from quasiglobal.reproduction.report.document import Cell, Column, Document, Line, Plot, Row, Section
 from quasiglobal.reproduction.report.formats import latex, markdown, write_report
-from quasiglobal.reproduction.report.grid import grid
 from quasiglobal.reproduction.report.noise import Sample, difference, tolerance
-from quasiglobal.reproduction.report.page import figure, page
+from quasiglobal.reproduction.report.page import figure, grid, page
 from quasiglobal.runs.store import RunFolder, RunStore
 
 HETEROGENEOUS = "ring 16, α = 0.1"

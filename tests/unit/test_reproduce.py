@@ -11,9 +11,9 @@ from rich.console import Console
 from terminal import inside
 
 from quasiglobal import InputError
-from quasiglobal.cli import tables, terminal
-from quasiglobal.reproduction.paper import command
-from quasiglobal.reproduction.paper.figures.training import TRAINED, draw_from_store
+from quasiglobal.cli import terminal
+from quasiglobal.reproduction.paper import reproduce as command
+from quasiglobal.reproduction.paper.figures import TRAINED, draw_from_store
 from quasiglobal.reproduction.paper.outcomes import outcomes
 from quasiglobal.reproduction.paper.reproduce import TARGETS, cost, recorded, run_missing, seeds_to_run, stand
 from quasiglobal.reproduction.paper.tables import TABLES, at_scale
@@ -344,7 +344,7 @@ def wide(monkeypatch, columns):
     """Set the width of the terminal."""
     monkeypatch.setenv("COLUMNS", str(columns))
     console = Console(highlight=False, markup=False, width=columns)
-    for module in (terminal, tables, command):
+    for module in (terminal, command):
         monkeypatch.setattr(module, "console", console)
     return console
 

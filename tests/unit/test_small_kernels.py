@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from quasiglobal.data.images import PAD, Images
+from quasiglobal.data.inputs import PAD, Images
 from quasiglobal.metrics import accuracy
 
 pytest.importorskip("triton")
@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from quasiglobal.data.image_kernel import show
 from quasiglobal.stacked.kernels import operations
 from quasiglobal.stacked.kernels.cross_entropy import CrossEntropy
-from quasiglobal.stacked.kernels.layer_norm import layer_norm, layer_norm_back, shares
+from quasiglobal.stacked.kernels.normalisation import layer_norm, layer_norm_back, layer_norm_shares
 
 DEVICE = torch.device("cpu" if "TRITON_INTERPRET" in os.environ else "cuda")
 
@@ -73,7 +73,7 @@ def test_a_kernel_normalises_pixels_as_layer_norm_does(pixels, channels):
     rows = torch.randn(2, 2 * channels + 1, dtype=dtype, generator=generator()).to(DEVICE)
     weight, bias = rows[:, :channels], rows[:, channels:-1]
     y, moments = layer_norm(x, weight, bias, 1e-5, dtype)
-    sums = x.new_empty(shares(2, pixels), 2, 2 * channels)
+    sums = x.new_empty(layer_norm_shares(2, pixels), 2, 2 * channels)
     dx = layer_norm_back(x, weight, moments, dy, sums)
     for k in range(2):
         given = [value[k].detach().clone().requires_grad_() for value in (x, weight, bias)]

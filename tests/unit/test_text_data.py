@@ -14,7 +14,8 @@ import quasiglobal as qg
 from quasiglobal import cli
 from quasiglobal.data import sources as datasets
 from quasiglobal.data.batches import Owner, Plan
-from quasiglobal.data.texts import Corpus, Rows, Texts, check_vocabulary, ids_key, tokenised
+from quasiglobal.data.inputs import Texts
+from quasiglobal.data.texts import Corpus, Rows, check_vocabulary, ids_key, tokenised
 from quasiglobal.runs.agreement import agreement
 from quasiglobal.runs.building import data_of
 from quasiglobal.training.experiment import Experiment

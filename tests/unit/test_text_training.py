@@ -13,7 +13,7 @@ import tiny_models
 import torch
 
 from quasiglobal.cli import share
-from quasiglobal.data.readers.csv_texts import read_texts
+from quasiglobal.data.readers.csv_files import read_texts
 from quasiglobal.data.sources import Examples
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import data_of, make_task
@@ -59,7 +59,7 @@ def test_steps_that_are_cut_shorter_learn_the_same(tmp_path, monkeypatch):
     task = make_task(chosen, tiny_models.dataset(count=48, length=32))
     ends = []
     for bucket in (4, 32):
-        monkeypatch.setattr("quasiglobal.data.texts.BUCKET", bucket)
+        monkeypatch.setattr("quasiglobal.data.inputs.BUCKET", bucket)
         program = Program(task, [chosen], CPU)
         program.train_epoch()
         ends.append((program.state.x, {length for _, length in program.feed.shapes}))

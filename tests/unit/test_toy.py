@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from quasiglobal.reproduction.paper.figures.toy import (
+from quasiglobal.reproduction.paper.toy import (
     NoisyWell,
     gradient_of,
     pull_towards,

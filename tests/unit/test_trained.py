@@ -7,9 +7,16 @@ import numpy as np
 import pytest
 
 from quasiglobal import InputError
-from quasiglobal.reproduction.paper.figures import drawing
-from quasiglobal.reproduction.paper.figures.drawing import BETAS, QUASI_GLOBAL, RATES, local_momentum, write_figure
-from quasiglobal.reproduction.paper.figures.training import TRAINED, draw_from_store
+from quasiglobal.reproduction.paper import figures
+from quasiglobal.reproduction.paper.figures import (
+    BETAS,
+    QUASI_GLOBAL,
+    RATES,
+    TRAINED,
+    draw_from_store,
+    local_momentum,
+    write_figure,
+)
 from quasiglobal.reproduction.paper.tables import TABLES, at_scale
 from quasiglobal.runs.store import RunFolder, RunStore, find_runs
 
@@ -166,7 +173,7 @@ def test_partitions_are_drawn_without_a_run_and_missing_data_is_named(tmp_path, 
     counted = [row["examples"] for row in made.rows if (row["n"], row["alpha"]) == (32, 0.1)]
     assert sum(counted) == pytest.approx(1437, abs=32), "all examples but the remainder of equal slices"
     assert {path.suffix for path in write_figure(made, "figure-partition", tmp_path)} == {".png", ".svg", ".csv"}
-    monkeypatch.setattr(drawing, "PARTITIONS", [("digits", "digits", 16, 1), ("AG News", "agnews", 16, 1)])
+    monkeypatch.setattr(figures, "PARTITIONS", [("digits", "digits", 16, 1), ("AG News", "agnews", 16, 1)])
     assert "because the data is not installed: AG News" in draw("figure-partition", tmp_path, "paper").says
 
 

@@ -9,7 +9,6 @@ from quasiglobal import algorithms
 from quasiglobal.algorithms import Algorithm
 from quasiglobal.common.fingerprint import fingerprint
 from quasiglobal.common.objects import named_text
-from quasiglobal.data.dataset import Dataset
 from quasiglobal.errors import InputError
 from quasiglobal.metrics import BUILT_IN, is_lower, name_of, percent
 from quasiglobal.runs.building import LOSSES
@@ -55,17 +54,15 @@ def experiment_of(task: Task, algorithm: AlgorithmLike, graph: Graph, values: Ma
 
 def _data(task: Task) -> str:
     """The name of the data, found once: training may change counters in a user's data set."""
-    if "data" not in task.names:
-        task.names["data"] = _name_of_data(task.data)
-    return task.names["data"]
-
-
-def _name_of_data(data: Dataset) -> str:
+    data = task.data
     if not data.own and ":" not in data.name:               # a published data set
         return data.name
-    content = (data.train.x, data.train.y, data.test.x, data.test.y, data.parts, data.test_parts, data.mean, data.std)
-    sources = data.fresh.sources if data.fresh else ()
-    return named_text(data.name, fingerprint(content, sources), train=len(data.train), test=len(data.test))
+    if "data" not in task.names:
+        tensors = (data.train.x, data.train.y, data.test.x, data.test.y)
+        content = (*tensors, data.parts, data.test_parts, data.mean, data.std)
+        digest = fingerprint(content, data.fresh.sources if data.fresh else ())
+        task.names["data"] = named_text(data.name, digest, train=len(data.train), test=len(data.test))
+    return task.names["data"]
 
 
 def _loss(task: Task) -> str:
@@ -79,17 +76,16 @@ def _loss(task: Task) -> str:
 def _metrics(task: Task) -> tuple[str, ...]:
     if task.given_metrics == {}:                            # none, on purpose
         return (LOSS,)
-    found = {name: _metric(name, metric) for name, metric in (task.given_metrics or {}).items()}
-    for name, metric in (task.given_metrics or {}).items():
-        if hasattr(metric, "compute"):                      # training changes its counters
-            found[name] = task.names.setdefault(f"metric {name}", found[name])
-    return tuple(found.values())
+    return tuple(_metric(task, name, metric) for name, metric in (task.given_metrics or {}).items())
 
 
-def _metric(name: str, metric: object) -> str:
+def _metric(task: Task, name: str, metric: object) -> str:
     if BUILT_IN.get(name) is metric:
         return name
-    return named_text(name, fingerprint(metric), name=name, lower=is_lower(metric), percent=percent(metric))
+    text = named_text(name, fingerprint(metric), name=name, lower=is_lower(metric), percent=percent(metric))
+    if hasattr(metric, "compute"):                          # training changes its counters
+        return task.names.setdefault(f"metric {name}", text)
+    return text
 
 
 def _topology(given: Graph) -> str:
@@ -141,14 +137,12 @@ def _schedule(values: dict[str, object]) -> dict[str, object]:
         return {"schedule": _function(schedule, by_step=False)}
     if "recipe" in values:
         return {} if schedule == "constant" else {"schedule": schedule}
-    if schedule == "constant" and not asked:
-        return {"schedule": "constant", "warmup": 0.0, "milestones": ()}
-    rest = {"warmup": values.get("warmup", 0.0), "milestones": values.get("milestones", ())}
-    if schedule == "steps":
-        rest = {}                                           # the paper's, except for what is given
-    elif schedule not in ("constant", "steps") and "milestones" in values:
+    if schedule == "steps":                                 # the rest is the paper's, except for what is given
+        return {"schedule": schedule}
+    if schedule != "constant" and "milestones" in values:
         raise InputError(f"milestones belong to schedule='steps'; leave them out with {schedule!r}")
-    return rest | {"schedule": "steps" if schedule == "constant" else schedule}
+    rest = {"warmup": values.get("warmup", 0.0), "milestones": values.get("milestones", ())}
+    return rest | {"schedule": "steps" if schedule == "constant" and asked else schedule}
 
 
 def _function(function: Callable[..., object], by_step: bool) -> str:

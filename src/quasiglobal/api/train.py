@@ -1,31 +1,43 @@
-"""Train a task of your own, in memory, in run folders or over processes: `qg.train`."""
+"""Train a task of your own, in memory, in run folders or over processes: `qg.train` and its result."""
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import statistics
+import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
+from html import escape
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
+
 from quasiglobal.api.naming import OF_TASK, AlgorithmLike, experiment_of
-from quasiglobal.api.progress import progress
-from quasiglobal.api.trained import Trained, TrainedRun
 from quasiglobal.data.partition import Split
 from quasiglobal.errors import InputError, unknown, whole
+from quasiglobal.runs import plots
 from quasiglobal.runs.distributed import train_over_processes, wait_for_all
 from quasiglobal.runs.local import Stopped, simulate, simulate_in_memory
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import Run, folders_of
+from quasiglobal.stacked.layout import Layout
 from quasiglobal.topology.parsing import Graph
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.loop import Call, checked_callbacks
-from quasiglobal.training.metrics import Record
+from quasiglobal.training.loop import Call, Loop, checked_callbacks
+from quasiglobal.training.metrics import Ranking, Record, RecordList, number, ranking, tests
+from quasiglobal.training.rows import NamedRows, models_of, module_of
 from quasiglobal.training.task import Task
 
 
@@ -126,6 +138,90 @@ def train(
     return found
 
 
+class Trained:
+    """Result of `qg.train`. `records`, `model` and `average` are of the first seed, `runs[k]` has those of seed k."""
+
+    def __init__(self, runs: Sequence[TrainedRun]) -> None:
+        self.runs = list(runs)
+
+    @property
+    def records(self) -> list[Record]:
+        """The record of every epoch of the first seed."""
+        return self.runs[0]
+
+    @property
+    def status(self) -> str:
+        """finished, diverged, or unfinished (stopped by Ctrl-C), of the first seed."""
+        return self.runs[0].status
+
+    @property
+    def folder(self) -> Path | None:
+        """The run folder of the first seed; None if there is none."""
+        return self.runs[0].folder
+
+    @property
+    def score(self) -> Ranking:
+        """The metric that ranks tests."""
+        return ranking(self.runs[0].experiment.metric, self.records)
+
+    def model(self, node: int | None = None) -> nn.Module:
+        """The model of a node, or the average over all nodes."""
+        return self.runs[0].model(node)
+
+    def average(self) -> nn.Module:
+        """The average of all nodes' models."""
+        return self.runs[0].average()
+
+    def __repr__(self) -> str:
+        one, score = self.runs[0].experiment, self.score
+        ends = [number(test, score.name) for run in self.runs for test in tests(run)[-1:]]
+        last = [value for value in ends if value is not None]
+        seeds = f"{len(self.runs)} seed{'s' if len(self.runs) > 1 else ''}"
+        unit = "%" if score.percent else ""
+        name = score.title.removesuffix(", %")
+        reached = f", {name} {score.shown(statistics.fmean(last))}{unit}" if last else ""
+        return f"<Trained: {one.algorithm} on {one.topology}, {len(self.records)} epochs, {seeds}{reached}>"
+
+    def _repr_html_(self) -> str:
+        """The curves of the score and of the training loss, for notebooks."""
+        drawn = io.StringIO()
+        algorithm = self.runs[0].experiment.algorithm
+        figure = plots.draw_curves({algorithm: self.runs}, [algorithm], self.score)
+        figure.savefig(drawn, format="svg")
+        return f"<p>{escape(repr(self))}</p>{drawn.getvalue()[drawn.getvalue().index('<svg'):]}"
+
+
+class TrainedRun(RecordList):
+    """The records of one seed, a list with one entry per epoch, and its models."""
+
+    def __init__(
+        self, records: Sequence[Record], experiment: Experiment, task: Task, rows: Callable[[], NamedRows],
+        status: str, folder: Path | None = None,
+    ) -> None:
+        """`rows` returns the models of all nodes; `folder` is the run folder, if there is one."""
+        super().__init__(records)
+        self.experiment, self.status, self.folder = experiment, status, folder
+        self._task, self._rows = task, rows
+
+    def model(self, node: int | None = None) -> nn.Module:
+        """A copy of the module with the parameters and buffers of a node, or with the average over all nodes."""
+        module, rows = self._task.module(0), self._rows()
+        if node is not None and not 0 <= node < len(rows["x"]):
+            raise InputError(f"node must be from 0 to {len(rows['x']) - 1}, got {node}")
+        weights = self.experiment.resolved.weights_on(self._task.data)
+        counted = None if weights is None else torch.from_numpy(weights)
+        return module_of(module, rows, Layout.of_experiment(module, self.experiment.bn), node, counted)
+
+    def average(self) -> nn.Module:
+        """A copy of the module with the average of all nodes' parameters and buffers, by the experiment's weights."""
+        return self.model(None)
+
+    def in_memory(self) -> TrainedRun:
+        """The same run, independent of its folder."""
+        rows = models_of(self._rows())
+        return TrainedRun(self, self.experiment, self._task, lambda: rows, self.status)
+
+
 def _trained(
     task: Task, one: Experiment, options: Options, callbacks: Sequence[object], keep: bool
 ) -> list[TrainedRun]:
@@ -135,9 +231,9 @@ def _trained(
             return _over_processes_without_folder(task, one, options, callbacks)
         runs = train_over_processes(one, options, task=task, callbacks=callbacks, wait=True)
         return [_of_run(run, task) for run in runs]
-    with progress(one) as bar:
+    with _progress(one) as bars:
         if not keep:
-            found = simulate_in_memory(task, one, options, [*callbacks, bar])
+            found = simulate_in_memory(task, one, options, [*callbacks, *bars])
             return [TrainedRun(records, of, task, partial(dict, rows), status) for of, records, rows, status in found]
         for folder in folders_of(one, options):
             run, epochs = folder.read(), len(folder.read_records())
@@ -147,7 +243,7 @@ def _trained(
                     "it again", stacklevel=3,
                 )
         try:
-            runs = simulate(one, options, task=task, callbacks=[*callbacks, bar])
+            runs = simulate(one, options, task=task, callbacks=[*callbacks, *bars])
         except Stopped:
             warnings.warn("stopped by Ctrl-C; the same call resumes", stacklevel=3)
             runs = [folder.read() for folder in folders_of(one, options)]
@@ -171,3 +267,50 @@ def _over_processes_without_folder(
     wait_for_all(one, options)                              # all have read the folder
     shutil.rmtree(there.runs, ignore_errors=True)
     return found
+
+
+Show = Callable[[int, str], object]
+"""Shows the number of completed epochs and a text."""
+
+
+@contextmanager
+def _progress(experiment: Experiment) -> Iterator[list[Call]]:
+    """Show a bar for the epochs in a notebook, or in a terminal until the end; the callback for it, if there is one."""
+    console = Console(stderr=True, highlight=False, markup=False)
+    if _in_notebook():
+        yield [_progress_callback(_notebook_bar(experiment.epochs))]
+    elif console.is_terminal:
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(experiment.algorithm, total=experiment.epochs)
+            yield [_progress_callback(lambda epoch, text: bar.update(task, completed=epoch, description=text))]
+    else:
+        yield []
+
+
+def _progress_callback(show: Show) -> Call:
+    """Show the epoch, the training loss and the score of the last test of the first seed."""
+    def on_epoch(run: Loop) -> None:
+        if 0 in run.latest:
+            scores = [value for test in tests(run.records) if (value := number(test, run.score.name)) is not None]
+            score = f"  {run.score.title} {run.score.shown(scores[-1])}" if scores else ""
+            show(run.epoch, f"loss {run.latest[0]['loss']:.3g}{score}")
+
+    return Call(on_epoch)
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def _notebook_bar(epochs: int) -> Show:
+    """A bar in the output of the notebook's cell, without further packages."""
+    ipython = import_module("IPython.display")
+
+    def drawn(epoch: int, text: str) -> object:
+        return ipython.HTML(f"<progress value='{epoch}' max='{epochs}'></progress> {epoch}/{epochs} {escape(text)}")
+
+    handle = ipython.display(drawn(0, ""), display_id=True)
+    return lambda epoch, text: handle.update(drawn(epoch, text))

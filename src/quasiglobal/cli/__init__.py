@@ -25,7 +25,7 @@ CommandGroups = dict[str, dict[str, tuple[str, str]]]
 OWN: CommandGroups = {
     "Train": {
         "train": ("quasiglobal.cli.train", "Train one model per node, or resume a run."),
-        "tune": ("quasiglobal.cli.plan", "Tune the learning rate or other hyperparameters."),
+        "tune": ("quasiglobal.cli.train", "Tune the learning rate or other hyperparameters."),
         "node": ("quasiglobal.cli.train", "Run one node of an experiment on your own data."),
         "rendezvous": ("quasiglobal.cli.train", "Serve the store where processes find each other."),
     },
@@ -45,7 +45,7 @@ OWN: CommandGroups = {
         "predict": ("quasiglobal.cli.share", "Predict for images, tables or texts without labels."),
     },
     "Set up": {
-        "check": ("quasiglobal.cli.plan", "Estimate the cost of a training and report likely problems."),
+        "check": ("quasiglobal.cli.train", "Estimate the cost of a training and report likely problems."),
         "algorithms": ("quasiglobal.cli.explain", "List the algorithms, or explain one."),
         "topology": ("quasiglobal.cli.explain", "List the topologies, or print one's spectral properties and traffic."),
         "data": ("quasiglobal.cli.explain", "List the data sets, or describe one."),

@@ -22,9 +22,14 @@ from quasiglobal.training.experiment import Experiment, from_mapping, read_setti
 Name = Annotated[Positional[str | None], arg(metavar="NAME")]
 Folder = Annotated[Path, arg(metavar="FOLDER")]
 RunsFolder = Annotated[Positional[Path], arg(metavar="FOLDER")]
-Folders = Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN...")]
+Folders = Annotated[
+    Positional[tuple[Path, ...]], arg(metavar="RUN...", help="Run folders; by default all in runs/.")
+]
 File = Annotated[Path, arg(metavar="FILE")]
-RunArgument = Annotated[Positional[Path], arg(metavar="RUN")]
+RunArgument = Annotated[Positional[Path], arg(metavar="RUN", help="A run folder.")]
+DataFolder = Annotated[
+    Path | None, arg(metavar="FOLDER", help="The folder of the data sets; by default $QG_DATA or ./data.")
+]
 Json = Annotated[
     bool,
     arg(

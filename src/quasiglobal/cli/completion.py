@@ -5,20 +5,19 @@ The scripts are static: completing starts no Python, which would take seconds to
 
 from __future__ import annotations
 
-import inspect
 import os
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from pathlib import Path
+from shlex import join, quote
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import Positional, arg
 
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.cli import groups
-from quasiglobal.cli.arguments import call
+from quasiglobal.cli.arguments import ExperimentCommand, call
 from quasiglobal.cli.terminal import console, say_written
 from quasiglobal.common.files import replacing
 from quasiglobal.data.sources import PREFIXES, SOURCES, TEXT_SOURCES
@@ -42,7 +41,8 @@ def completion(
         shell: bash, zsh or fish.
         to_stdout: Print the file instead of installing it.
     """
-    script = SCRIPTS[shell](list(_commands()))
+    commands = [_described(name, *about) for group in groups().values() for name, about in group.items()]
+    script = {"bash": bash, "zsh": zsh, "fish": fish}[shell](commands)
     if to_stdout:
         print(script, end="")
         return
@@ -63,6 +63,13 @@ def completion(
     }[shell], soft_wrap=True)
 
 
+def run(name: str, words: Sequence[str]) -> None:
+    """Run this command."""
+    call({"completion": completion}, name, words)
+
+
+# -------------------------------------------------------------------------------------- the commands
+
 DATA = (*SOURCES, *TEXT_SOURCES, *(f"{prefix}:" for prefix in PREFIXES))
 TOPOLOGIES = (
     *(f"{name}:" if ":" in kind.example else name for name, kind in (KINDS | FROM_LABELS).items()),
@@ -76,90 +83,20 @@ VALUES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"), "schedule": ("steps", "cosine", "linear", "constant"),
     "loss": tuple(LOSSES), "metric": tuple(BUILT_IN), "train": ("all", "head", "lora:"),
     "algorithms NAME": tuple(ALGORITHMS), "topology GRAPH": TOPOLOGIES, "data NAME": DATA, "partition DATA": DATA,
-    "predict DATA": DATA,
+    "evaluate DATA": DATA, "predict DATA": DATA,
 }
 """Values of options by name, and of positional arguments by command and name; a command's module may have more."""
 
-
-def _commands() -> Iterator[Described]:
-    """Every command with its options and arguments, from the types of its function or dataclass."""
-    for commands in groups().values():
-        for name, (module, summary) in commands.items():
-            places = vars(import_module(module))
-            options: dict[str, Accepted] = {"--help": Accepted(takes=False)}
-            words = Accepted()
-            values = VALUES | places.get("VALUES", {})
-            below = places.get("SUBCOMMANDS", {}).get(name)
-            kinds = below.values() if below else [places.get(name.capitalize()) or places[name]]
-            for field, plain, marks in (one for kind in kinds for one in _arguments(kind)):
-                if Positional in marks:
-                    words = _accepted(f"{name} {_said(marks, 'metavar')}", plain, values)
-                elif plain is bool:
-                    flag = _said(marks, "name") or field.replace("_", "-")
-                    options |= {f"--{flag}": Accepted(takes=False), f"--no-{flag}": Accepted(takes=False)}
-                else:
-                    options[f"--{field.replace('_', '-')}"] = _accepted(field, plain, values)
-            if below:
-                words = Accepted(tuple(below), files=True)
-            yield Described(name, summary, options, words)
-
-
-def _arguments(kind: Callable[..., object]) -> Iterator[tuple[str, object, list[object]]]:
-    """Names, types and annotations of a command's arguments; those of nested dataclasses are its own."""
-    hints = get_type_hints(kind, include_extras=True)
-    for name in hints if is_dataclass(kind) else inspect.signature(kind).parameters:
-        plain, marks = _plain(hints[name])
-        if isinstance(plain, type) and is_dataclass(plain):
-            yield from _arguments(plain)
-        else:
-            yield name, plain, marks
-
-
-def _plain(hint: object) -> tuple[object, list[object]]:
-    """The type without annotations, `None` and tuple, and its annotations."""
-    marks: list[object] = []
-    while True:
-        if get_origin(hint) is Annotated:
-            hint, *further = get_args(hint)
-            marks += further
-        elif type(None) in get_args(hint) or get_origin(hint) is tuple:
-            hint = get_args(hint)[0]
-        else:
-            return hint, marks
-
-
-def _said(marks: Sequence[object], what: str) -> str:
-    """The metavar or the name in tyro's `arg` among the annotations; empty without it."""
-    return next((said for mark in marks if isinstance(said := getattr(mark, what, None), str)), "")
-
-
-def _accepted(name: str, plain: object, values: Mapping[str, tuple[str, ...]]) -> Accepted:
-    """The values of an option or argument."""
-    if get_origin(plain) is Literal:
-        return Accepted(get_args(plain))
-    return Accepted(values.get(name, ()), files=plain is Path or name in WITH_FILES)
-
-
-WITH_FILES = ("data", "predict DATA")
-"""Texts that may be files."""
-
-
-def run(name: str, words: Sequence[str]) -> None:
-    """Run this command."""
-    call({"completion": completion}, name, words)
-
-
-# -------------------------------------------------------------------------------------- the scripts
+WITH_FILES = ("data", "evaluate DATA", "predict DATA")
+"""Those that may also be files."""
 
 
 @dataclass(frozen=True)
 class Accepted:
     """Values of an option or of a command's arguments."""
 
-    words: tuple[str, ...] = ()
+    words: Sequence[str] = ()
     files: bool = False
-    takes: bool = True
-    """Whether there is a value; a switch has none."""
 
 
 @dataclass(frozen=True)
@@ -168,42 +105,80 @@ class Described:
 
     name: str
     summary: str
-    options: Mapping[str, Accepted]
+    options: Mapping[str, Accepted | None]
+    """None for a switch, which takes no value."""
     arguments: Accepted
+
+
+def _described(name: str, module: str, summary: str) -> Described:
+    """A command with its options and arguments, from the types of its function or dataclass, or of those below it."""
+    places = vars(import_module(module))
+    values: Mapping[str, Sequence[str]] = VALUES | places.get("VALUES", {})
+    below = places.get("SUBCOMMANDS", {}).get(name, {})
+    kind = places.get(name.capitalize())
+    if not (isinstance(kind, type) and issubclass(kind, ExperimentCommand)):
+        kind = places.get(name)
+    options: dict[str, Accepted | None] = {"--help": None}
+    words, files = list(below), bool(below)
+    for field, plain, marks in (argument for one in below.values() or [kind] for argument in _arguments(one)):
+        said = {"metavar": "", "name": field.replace("_", "-")}
+        said |= {key: text for mark in marks for key in said if (text := getattr(mark, key, None))}     # tyro's `arg`
+        positional = Positional in marks
+        known = f"{name} {said['metavar'].rstrip('.')}" if positional else field
+        closed = get_args(plain) if get_origin(plain) is Literal else values.get(known, ())
+        accepted = Accepted(closed, files=plain is Path or known in WITH_FILES)
+        if plain is bool:
+            options |= {f"--{said['name']}": None, f"--no-{said['name']}": None}
+        elif not positional:
+            options[f"--{said['name']}"] = accepted
+        elif not below:                                     # of the arguments below a command, only files are offered
+            words, files = [*words, *accepted.words], files or accepted.files
+    return Described(name, summary, options, Accepted(words, files))
+
+
+def _arguments(kind: Callable[..., object]) -> Iterator[tuple[str, object, list[object]]]:
+    """Names, types without `None` and tuple, and annotations of a command's arguments and nested dataclasses."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        marks: list[object] = []
+        while get_origin(hint) in (Annotated, tuple) or type(None) in get_args(hint):
+            hint, *further = get_args(hint)
+            marks += further
+        if isinstance(hint, type) and is_dataclass(hint):
+            yield from _arguments(hint)
+        elif name != "return":
+            yield name, hint, marks
+
+
+# -------------------------------------------------------------------------------------- the scripts
 
 
 def bash(commands: Sequence[Described]) -> str:
     """The script for bash. A word after a colon, as in folder:PATH, is a file."""
-    def found(accepted: Accepted) -> str:
-        words = f"words={shlex.quote(' '.join(accepted.words))}" if accepted.words else ""
-        return "; ".join(filter(None, (words, "files=yes" if accepted.files else ""))) or ":"
-
-    values = [
-        f"{' ' * 12}'{one.name}{option}') {found(accepted)};;"
-        for one in commands for option, accepted in one.options.items() if accepted.takes
-    ]
-    arguments = [f"{' ' * 16}{one.name}) {found(one.arguments)};;" for one in commands]
-    options = [f"{' ' * 12}{one.name}) words={shlex.quote(' '.join(one.options))};;" for one in commands]
+    cases = {f"{one.name} {option}": accepted for one in commands for option, accepted in one.options.items()}
+    cases |= {one.name: one.arguments for one in commands}
+    cases |= {f"{one.name} -": Accepted(list(one.options)) for one in commands}
     names = " ".join(one.name for one in commands)
     return "\n".join((
         "# bash completion of qg; written by `qg completion bash`",
+        "_qg_accepted() {",
+        "    case $1 in",
+        *(f"        '{case}') words={quote(' '.join(accepted.words))} files={'yes' * accepted.files};;"
+          for case, accepted in cases.items() if accepted),
+        "        *) return 1;;",
+        "    esac",
+        "}",
         "_qg() {",
-        "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words= files=",
+        "    local command=${COMP_WORDS[1]} before=${COMP_WORDS[COMP_CWORD-1]} words= files=",
+        "    local word=${COMP_WORDS[COMP_CWORD]}",
         "    if ((COMP_CWORD == 1)); then",
         f"        words='{names} --help --version'",
         "    elif [[ $before == : || $before == = || $word == : ]]; then",
         "        files=yes",
         "        [[ $word == : ]] && word=",
+        "    elif [[ $word == -* ]]; then",
+        '        _qg_accepted "$command -"',
         "    else",
-        "        case ${COMP_WORDS[1]}$before in",
-        *values,
-        "            *) [[ $word == -* ]] || case ${COMP_WORDS[1]} in",
-        *arguments,
-        "            esac;;",
-        "        esac",
-        "        [[ $word == -* ]] && case ${COMP_WORDS[1]} in",
-        *options,
-        "        esac",
+        '        _qg_accepted "$command $before" || _qg_accepted "$command"',
         "    fi",
         '    COMPREPLY=($(compgen -W "$words" -- "$word"))',
         "    if [[ -n $files ]]; then",
@@ -221,29 +196,29 @@ def bash(commands: Sequence[Described]) -> str:
 
 def zsh(commands: Sequence[Described]) -> str:
     """The script for zsh."""
-    def action(accepted: Accepted) -> str:
+    def action(accepted: Accepted | None) -> str:
+        if accepted is None:
+            return ""
         words = " ".join(word.replace(":", "\\:") for word in accepted.words)
-        if accepted.words and accepted.files:
+        if words and accepted.files:
             return f":value:{{_alternative 'values:value:({words})' 'files:file:_files'}}"
         return f":value:({words})" if words else f":value:{'_files' if accepted.files else ' '}"
 
     def specs(one: Described) -> str:
-        options = [f"{option}{action(accepted) if accepted.takes else ''}" for option, accepted in one.options.items()]
-        return " ".join(_in_quotes(spec) for spec in (*options, f"*{action(one.arguments)}"))
+        options = [f"{option}{action(accepted)}" for option, accepted in one.options.items()]
+        return join([*options, f"*{action(one.arguments)}"])
 
-    lines = [f"            {one.name}) _arguments {specs(one)};;" for one in commands]
-    names = " ".join(_in_quotes(f"{one.name}:{one.summary}") for one in commands)
     return "\n".join((
         "#compdef qg",
         "# zsh completion of qg; written by `qg completion zsh`",
         "_qg() {",
-        f"    local -a commands=({names})",
+        f"    local -a commands=({join(f'{one.name}:{one.summary}' for one in commands)})",
         "    if ((CURRENT == 2)); then",
         "        _describe command commands",
         "    else",
         "        shift words; ((CURRENT--))",
         "        case $words[1] in",
-        *lines,
+        *(f"            {one.name}) _arguments {specs(one)};;" for one in commands),
         "        esac",
         "    fi",
         "}",
@@ -255,25 +230,16 @@ def zsh(commands: Sequence[Described]) -> str:
 def fish(commands: Sequence[Described]) -> str:
     """The script for fish."""
     def values(accepted: Accepted) -> str:
-        words = f" -a {_in_quotes(' '.join(accepted.words))}" if accepted.words else ""
+        words = f" -a {quote(' '.join(accepted.words))}" if accepted.words else ""
         return words + (" -F" if accepted.files else " -f")
 
     lines = ["# fish completion of qg; written by `qg completion fish`", "complete -c qg -f"]
     first = "complete -c qg -n 'test (count (commandline -opc)) = 1' -a"
-    lines += [f"{first} {one.name} -d {_in_quotes(one.summary)}" for one in commands]
+    lines += [f"{first} {one.name} -d {quote(one.summary)}" for one in commands]
     for one in commands:
         when = f"complete -c qg -n 'set -l words (commandline -opc); test \"$words[2]\" = {one.name}'"
         for option, accepted in one.options.items():
-            taken = f" -r{values(accepted)}" if accepted.takes else ""
-            lines.append(f"{when} -l {option.removeprefix('--')}{taken}")
+            lines.append(f"{when} -l {option.removeprefix('--')}" + (f" -r{values(accepted)}" if accepted else ""))
         if one.arguments.words or one.arguments.files:
             lines.append(f"{when}{values(one.arguments)}")
     return "\n".join((*lines, ""))
-
-
-def _in_quotes(text: str) -> str:
-    """Text in single quotes, for all three shells."""
-    return "'" + text.replace("'", "'\\''") + "'"
-
-
-SCRIPTS: dict[str, Callable[[Sequence[Described]], str]] = {"bash": bash, "zsh": zsh, "fish": fish}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from json import dumps
 from typing import Annotated
@@ -13,17 +13,25 @@ from tyro.conf import Positional, arg
 
 from quasiglobal.algorithms import ALGORITHMS, Algorithm, algorithm
 from quasiglobal.checks import check_algorithm
-from quasiglobal.cli.arguments import File, Folder, Json, Name, call
-from quasiglobal.cli.tables import Listing, Values, facts_table, topology_facts, topology_listing, topology_values
-from quasiglobal.cli.terminal import console, preparing, print_json, say, say_written
-from quasiglobal.common.files import markdown_table
+from quasiglobal.cli.arguments import DataFolder, File, Json, Name, call
+from quasiglobal.cli.terminal import (
+    Cells,
+    Listing,
+    Values,
+    console,
+    facts_table,
+    preparing,
+    print_json,
+    say,
+    say_written,
+)
 from quasiglobal.data.partition import class_counts, digest_of_parts, heterogeneity, split
 from quasiglobal.data.sources import Corpus, available, published_examples, raw
 from quasiglobal.engines.costs import COLUMNS, Entry, describe
 from quasiglobal.errors import InputError
 from quasiglobal.runs import plots
-from quasiglobal.topology import parse
-from quasiglobal.topology.parsing import given_weights
+from quasiglobal.topology import Topology
+from quasiglobal.topology.parsing import FROM_LABELS, KINDS, given_weights, parse
 
 
 def algorithms(name: Name = None, markdown: bool = False, check: bool = False, json: Json = False) -> None:
@@ -41,17 +49,12 @@ def algorithms(name: Name = None, markdown: bool = False, check: bool = False, j
     if name is not None:
         _explain(name, json)
         return
-    entries = {one: describe(one) for one in names}
-    if markdown and not json:
-        print(markdown_table(COLUMNS, [[f"`{entry.name}`", *entry.cells[1:]] for entry in entries.values()]))
-        return
-
-    def cell(k: int) -> Callable[[Values], str]:
-        return lambda row: entries[row["name"]].cells[k]
-
-    columns = {title: cell(k) for k, title in enumerate(COLUMNS)}
-    rows = [_entry_values(entry) for entry in entries.values()]
-    Listing(rows, columns, caption=UNITS, folds={"needs of W": 14, "from": 14}).show(json)
+    entries = [describe(one) for one in names]
+    columns: dict[str, Cells] = dict(zip(COLUMNS, zip(*(one.cells for one in entries), strict=True), strict=True))
+    if markdown:
+        columns[COLUMNS[0]] = tuple(f"`{name}`" for name in names)
+    rows = [_entry_values(entry) for entry in entries]
+    Listing(rows, columns, caption=UNITS, folds={"needs of W": 14, "from": 14}).show(json, markdown)
 
 
 UNITS = (
@@ -121,11 +124,7 @@ def topology(
     if parameters < 1:
         raise InputError(f"parameters must be >= 1, got {parameters}")
     if graph is None:
-        topologies = topology_listing()
-        if markdown and not json:
-            print(markdown_table(list(topologies.columns), topologies.texts()))
-        else:
-            topologies.show(json)
+        _topologies().show(json, markdown)
         return
     chosen, numbers = parse(graph), given_weights(weights)
     if weights == "examples":
@@ -146,13 +145,105 @@ def topology(
         say_written([plot])
 
 
-def data(name: Name = None, data_dir: Folder | None = None, json: Json = False) -> None:
+def topology_values(graph: Topology) -> Values:
+    """A topology's spectral properties and traffic; null where they are not defined."""
+    degrees = [len(graph.neighbours(i)) for i in range(graph.n)]
+    return {
+        "topology": str(graph),
+        "nodes": graph.n,
+        "edges": len(graph.edges),
+        "neighbours_min": min(degrees),
+        "neighbours_max": max(degrees),
+        "period": graph.period,
+        "symmetric": graph.is_symmetric,
+        "doubly_stochastic": graph.is_doubly_stochastic,
+        "keeps_mean": graph.keeps_mean,
+        "lambda_2": graph.lambda_2,
+        "lambda_min": graph.lambda_min,
+        "rho": graph.rho,
+        "largest_beta": graph.largest_beta,
+        "nu": graph.nu,
+        "exact_after": graph.exact_after,
+        "peers_mean": graph.peers[0],
+        "peers_max": graph.peers[1],
+        "estimated": graph.period is None,
+        "weights": None if graph.shares is None else graph.shares.tolist(),
+    }
+
+
+def topology_facts(values: Values) -> dict[str, str]:
+    """`topology_values` as text."""
+    def number_or(key: str, otherwise: str) -> str:
+        about = "about " if values["estimated"] else ""
+        return otherwise if values[key] is None else f"{about}{values[key]:.6g}"
+
+    fewest, most = values["neighbours_min"], values["neighbours_max"]
+    stochastic = "no: there are negative weights" if values["keeps_mean"] else "no: the nodes' mean drifts"
+    symmetric, keeps = "yes" if values["symmetric"] else "no", "yes" if values["doubly_stochastic"] else stochastic
+    if shares := values["weights"]:
+        symmetric, keeps = "no, but p_i w_ij = p_j w_ji", "no: it keeps the weighted mean Σ p_i x_i"
+    return {
+        "topology": values["topology"],
+        "nodes n": str(values["nodes"]),
+        "edges": f"{values['edges']}, {'undirected' if values['symmetric'] else 'directed'}",
+        "neighbours": f"{fewest} to {most}" if fewest < most else str(fewest),
+        "peers a step": f"{values['peers_mean']:.6g} on average, at most {values['peers_max']}",
+        "period": "none: drawn at random" if values["period"] is None else str(values["period"]),
+        "exact average": "never" if values["exact_after"] is None else f"after {_steps(values['exact_after'])}",
+        **({"shares p": f"{min(shares):.4g} to {max(shares):.4g}"} if shares else {}),
+        "symmetric": symmetric,
+        "doubly stochastic": keeps,
+        "λ₂": number_or("lambda_2", "only for a fixed symmetric W"),
+        "λ_min": number_or("lambda_min", "only for a fixed symmetric W"),
+        "ρ": number_or("rho", "only for a doubly stochastic W"),
+        "ν": number_or("nu", "only for a doubly stochastic W"),
+        "largest β in theory": f"{number_or('largest_beta', 'unknown')}  (β/(1 − β) ≤ ρ/21; practice uses 0.9)",
+    }
+
+
+def _topologies() -> Listing:
+    """One row per topology, with the facts of an example."""
+    kinds = {kind.example: kind.summary for kind in (KINDS | FROM_LABELS).values()}
+    known = {kind.example for kind in KINDS.values()}
+    rows = [
+        {"example": example, "summary": summary} | (topology_values(parse(example)) if example in known else {})
+        for example, summary in (kinds | FORMS).items()
+    ]
+
+    def facts(row: Values) -> dict[str, str]:
+        keys = ("peers_mean", "rho", "nu", "exact_after", "peers_max")
+        mean, *others, most = ("" if row.get(key) is None else f"{row[key]:.3g}" for key in keys)
+        peers = mean if mean == most else f"{mean}, at most {most}"
+        return dict(zip(("peers a step", "ρ", "ν", "exact after"), (peers, *others), strict=True))
+
+    def brief(row: Values) -> str:
+        said = "; ".join(f"{name} {text}" for name, text in facts(row).items() if text)
+        return f"{row['summary']}\n{said}".strip()
+
+    columns: dict[str, Cells] = {name: tuple(facts(row)[name] for row in rows) for name in facts(rows[0])}
+    columns = {"topology": "example", **columns, "definition": "summary"}
+    return Listing(rows, columns, folds={"definition": 24}, brief=brief)
+
+
+FORMS = {
+    "file:graph.edgelist": "Links from an edge list or CSV file, with or without weights.",
+    "every:4/ring:16": "Gossip at every 4th step, local steps in between.",
+    "lazy/ring:16": "(I + W)/2: the same neighbours with half the weights.",
+    "package.module:name": "Your own Topology, graph or dict of neighbours, or a function that returns one.",
+}
+"""Topologies that are made of others, or of files and objects."""
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def data(name: Name = None, data_dir: DataFolder = None, json: Json = False) -> None:
     """List the known data sets, whether each is installed, and how to get it. With a name, describe one.
 
     Args:
         name: A data set, such as folder:PATH or csv:PATH. Prints its classes, shape and normalisation as lines
             of a TOML file; all owners of such data have to agree on them.
-        data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
     if name is not None:
         _describe(name, data_dir, json)
@@ -169,7 +260,7 @@ def data(name: Name = None, data_dir: Folder | None = None, json: Json = False) 
             console.print(f"{one.name}: {one.where}{missing}", soft_wrap=True)
 
 
-def _describe(name: str, data_dir: Folder | None, json: bool) -> None:
+def _describe(name: str, data_dir: DataFolder, json: bool) -> None:
     """Print the size of a data set and the settings that its owners have to agree on."""
     with preparing():
         one = raw(name, data_dir)
@@ -193,7 +284,7 @@ def partition(
     alpha: tuple[float, ...] = (0.1,),
     partition: str = "dirichlet",
     seed: int = 0,
-    data_dir: Folder | None = None,
+    data_dir: DataFolder = None,
     plot: File | None = None,
     json: Json = False,
 ) -> None:
@@ -205,7 +296,6 @@ def partition(
         alpha: Concentration of the Dirichlet distribution; several values are drawn side by side.
         partition: dirichlet, dirichlet-plain, iid, shards:K or by:COLUMN.
         seed: The partition's seed.
-        data_dir: The folder of the data sets; by default $QG_DATA or ./data.
         plot: Draw the dot plot into this file (.png, .svg or .pdf).
     """
     if not alpha:
@@ -230,18 +320,15 @@ def partition(
         print_json(rows)
     else:
         for row in rows:
-            console.print(_partition_in_words(row), soft_wrap=True)
+            console.print(
+                f"{partition}, α = {row['alpha']:g}: {nodes} nodes of {row['smallest']} to {row['largest']} examples, "
+                f"mean label entropy {row['label_entropy_nats']:.3f} nats (of {row['label_entropy_max_nats']:.3f}), "
+                f"total-variation distance {row['total_variation']:.3f}, fingerprint {row['fingerprint']}",
+                soft_wrap=True,
+            )
     if plot is not None:
         plots.save_as(plots.draw_partitions(counts), plot)
         say_written([plot])
-
-
-def _partition_in_words(row: Values) -> str:
-    return (
-        f"{row['partition']}, α = {row['alpha']:g}: {row['nodes']} nodes of {row['smallest']} to {row['largest']} "
-        f"examples, mean label entropy {row['label_entropy_nats']:.3f} nats (of {row['label_entropy_max_nats']:.3f}), "
-        f"total-variation distance {row['total_variation']:.3f}, fingerprint {row['fingerprint']}"
-    )
 
 
 def run(name: str, words: Sequence[str]) -> None:

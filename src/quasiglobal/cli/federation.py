@@ -1,4 +1,4 @@
-"""Commands that decide who takes part: federation for the organiser, site for each site."""
+"""Commands that manage the sites of a federation: federation for the organiser, site for each site."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import File, Json, call
-from quasiglobal.cli.tables import Listing, Values
-from quasiglobal.cli.terminal import console, print_json, say_written
+from quasiglobal.cli.terminal import Listing, console, print_json, say_written
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.peers import federation_file, requests
 from quasiglobal.peers.federation_file import Federation
@@ -39,7 +38,7 @@ def new(
 
     Args:
         name: The federation's name: lower-case letters, digits and hyphens.
-        topology: The graph of the experiment, such as ring:4. It sets the number of nodes and who meets whom.
+        topology: The graph of the experiment, such as ring:4. It sets the number of nodes and their neighbours.
         days: Days until the federation ends; `qg federation extend` prolongs it.
     """
     place, nodes = OrganiserFolder(folder), count_nodes(topology)
@@ -160,9 +159,7 @@ def install(
         console.print(f"Its certificate ends {shown.ends:%Y-%m-%d %H:%M} UTC; a running node renews it.")
 
 
-def renew(
-    days: float = 7, key: File | None = None, folder: OwnFolder = Path("site")
-) -> None:
+def renew(days: float = 7, key: File | None = None, folder: OwnFolder = Path("site")) -> None:
     """Make a fresh TLS certificate from the site's key.
 
     A running `qg node` does so itself. Needed only if the site's key is kept elsewhere, or to replace a certificate
@@ -182,8 +179,8 @@ def status(folder: OwnFolder = Path("site"), json: Json = False) -> None:
     found = place.federation()
     organiser = fingerprint(federation_file.organiser_of(place.text(), str(place.file)))
     shown = place.shown()
-    more = {"node": place.own(found).node, "certificate_ends": shown and shown.ends.strftime(federation_file.TIME)}
-    _show(found, organiser, json, more)
+    ends = shown and shown.ends.strftime(federation_file.TIME)
+    _show(found, organiser, json, node=place.own(found).node, certificate_ends=ends)
 
 
 SUBCOMMANDS: dict[str, dict[str, Callable[..., None]]] = {
@@ -235,12 +232,11 @@ def _say_next(place: OrganiserFolder, federation: Federation) -> None:
     console.print("Send the file to the sites, who run: qg site install federation.json")
 
 
-def _show(federation: Federation, organiser: str, json: bool, more: Values | None = None) -> None:
+def _show(federation: Federation, organiser: str, json: bool, **more: object) -> None:
     sites = [
         {"node": site.node, "site": site.name, "address": site.address, "fingerprint": site.fingerprint}
         for site in federation.sites
     ]
-    more = more or {}
     if json:
         print_json({
             "federation": federation.name, "serial": federation.serial,

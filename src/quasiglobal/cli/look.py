@@ -6,17 +6,15 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from quasiglobal.cli.arguments import File, Folders, Json, RunArgument, RunsFolder, call, store_at
-from quasiglobal.cli.tables import Listing, Values, comparison, models_in_words
-from quasiglobal.cli.terminal import say_written, size_in_words, time_in_words
-from quasiglobal.common.files import markdown_table
+from quasiglobal.cli.terminal import Cells, Listing, Values, say_written, size_in_words, time_in_words
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.runs import plots
 from quasiglobal.runs.best import kept_in
+from quasiglobal.runs.comparison import Setting, compared
 from quasiglobal.runs.parts import Part, parts_of
 from quasiglobal.runs.store import Run, read_run
 from quasiglobal.training.experiment import group_by_seed
@@ -67,21 +65,34 @@ def compare(folders: Folders = (), markdown: bool = False, json: Json = False) -
     """Print a table of runs: mean ± std over the runs that differ only in their seed.
 
     Args:
-        folders: Run folders; by default all in runs/.
         markdown: Print a Markdown table.
     """
-    table = comparison(_runs_at(folders))
-    if markdown and not json:
-        print(markdown_table(list(table.columns), table.texts()))
-    else:
-        table.show(json)
+    comparison(_runs_at(folders)).show(json, markdown)
+
+
+def comparison(runs: Sequence[Run]) -> Listing:
+    """One row per setting, mean ± std over its seeds."""
+    settings = compared(runs)
+    titles = {run.ranking().title for run in runs}
+    title = titles.pop() if len(titles) == 1 else "score"
+    headings = (title, "best, %" if title.endswith("%") else "best", "worst node", "averaged model")
+    scores: dict[str, Cells] = dict(zip(headings, zip(*(one.scores for one in settings), strict=True), strict=True))
+    rows = [_setting_values(one) for one in settings]
+    return Listing(rows, {"setting": "setting", "seeds": "seeds", **scores, "status": "status"})
+
+
+def _setting_values(one: Setting) -> Values:
+    """A setting as raw values; the scores are null if a seed diverged."""
+    values: Values = {"setting": one.label, "seeds": len(one.runs), "metric": one.score.name}
+    for key, found in zip(("score", "best", "worst_node", "averaged_model"), one.measured, strict=True):
+        values |= {key: found and found.mean, f"{key}_std": found and found.std}
+    return values | {"status": one.status, "runs": [str(run.folder) for run in one.runs]}
 
 
 def plot(folders: Folders = (), out: File = Path("out/curves.png"), metric: str | None = None) -> None:
     """Draw the learning curves of runs: the mean over the runs that differ only in their seed, with a band.
 
     Args:
-        folders: Run folders; by default all in runs/.
         out: The file to draw into (.png, .svg or .pdf).
         metric: Entry of the records to draw instead of the score, such as test_loss, accuracy_worst or accuracy_nodes.
     """
@@ -118,11 +129,7 @@ def _drawn(run: Run, metric: str | None) -> Ranking:
 
 
 def status(folder: RunArgument, json: Json = False) -> None:
-    """Show the progress, the traffic, the lost edges and the clipped neighbours of each process of a distributed run.
-
-    Args:
-        folder: A run folder.
-    """
+    """Show the progress, traffic, lost edges and clipped neighbours of each process of a distributed run."""
     run = read_run(folder)
     parts = parts_of(run.folder)
     if not parts:
@@ -138,7 +145,10 @@ def status(folder: RunArgument, json: Json = False) -> None:
     Listing(rows, {
         "process": lambda row: f"process {row['process']}",
         "nodes": lambda row: _range(row["nodes"]),
-        **{name: partial(_or_dash, name) for name in ("epoch", "step", "behind")},
+        **{
+            name: tuple("-" if row[name] is None else str(row[name]) for row in rows)
+            for name in ("epoch", "step", "behind")
+        },
         "loss": lambda row: "-" if row["loss"] is None else f"{row['loss']:.3f}",
         "sent": lambda row: _by_neighbour(row["sent_bytes"], size_in_words),
         "waited": lambda row: _by_neighbour(row["waited_seconds"], lambda seconds: f"{seconds:.1f} s"),
@@ -147,6 +157,18 @@ def status(folder: RunArgument, json: Json = False) -> None:
         "clipped": lambda row: "-" if row["clipped"] is None else _by_neighbour(row["clipped"], str) or "none",
         "status": "status",
     }, brief=_in_short, caption=models_in_words(run)).show(json)
+
+
+def models_in_words(run: Run) -> str:
+    """Lines about a run's best models, and about the source of a last model that another node gave."""
+    lines = []
+    for one in kept_in(run.folder):
+        score = run.ranking()
+        value = "" if one.value is None else f", {score.name} {score.shown(one.value)}{'%' * score.percent}"
+        lines.append(f"best model of node {one.node}: epoch {one.epoch}{value}")
+    if run.summary and run.summary.fetched:
+        lines.append("last model: that of node {node} ({site}), at step {step}".format(**run.summary.fetched))
+    return "\n".join(lines)
 
 
 def _in_short(row: Values) -> str:
@@ -179,10 +201,6 @@ def _part_values(part: Part, last: Measures | None, furthest: int) -> Values:
             "clipped": {there: count for there, one in edges if (count := one.get("clipped"))},
         }
     return values | {"status": part.read_status() or "training"}
-
-
-def _or_dash(name: str, row: Values) -> str:
-    return "-" if row[name] is None else str(row[name])
 
 
 def _range(nodes: Sequence[int]) -> str:

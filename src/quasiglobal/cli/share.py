@@ -10,7 +10,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from quasiglobal.cli.arguments import File, Folder, Json, RunArgument, call
+from quasiglobal.cli.arguments import DataFolder, File, Json, RunArgument, call
 from quasiglobal.cli.terminal import console, print_json, say_written
 from quasiglobal.common.files import write_csv, write_json
 from quasiglobal.errors import InputError
@@ -19,7 +19,9 @@ from quasiglobal.runs.predict import predict as predictions
 from quasiglobal.runs.standalone import save_folder
 from quasiglobal.runs.store import read_run
 
-ModelPath = Annotated[Positional[Path], arg(metavar="MODEL")]
+ModelPath = Annotated[
+    Positional[Path], arg(metavar="MODEL", help="The output of `qg export`: a folder or a .safetensors file.")
+]
 
 
 def export(
@@ -27,7 +29,7 @@ def export(
     node: str = "average",
     best: bool = False,
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out/model"),
-    data_dir: Folder | None = None,
+    data_dir: DataFolder = None,
 ) -> None:
     """Write a run's model into a folder that stands alone.
 
@@ -36,11 +38,9 @@ def export(
     give the same outputs.
 
     Args:
-        folder: A run folder.
         node: Index of the node whose model to export, or average for the averaged model.
         best: Export the best model of the node by its score, in place of the last (`qg node`, `qg train --keep-best`).
         out: The folder to write; NAME.safetensors writes the weights alone, a plain state_dict.
-        data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
     run = read_run(folder)
     exported = exports.export(run, node, data_dir, best)
@@ -64,26 +64,22 @@ def export(
 def evaluate(
     model: ModelPath,
     data: Annotated[Positional[str | None], arg(metavar="DATA")] = None,
-    data_dir: Folder | None = None,
+    data_dir: DataFolder = None,
     json: Json = False,
 ) -> None:
     """Test an exported model on labelled data.
 
     Args:
-        model: What `qg export` wrote: a folder or a .safetensors file.
         data: A data set; by default the one that the model was trained on. folder:PATH and csv:PATH are your own;
             of a file of texts or of a table, all rows count.
-        data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
     found = exports.score(exports.read(model), data, data_dir)
     if json:
         print_json({"data": found.data, "examples": found.examples, "metric": found.metric, "value": found.value})
-    elif found.metric == "accuracy":
-        console.print(f"{100 * found.value:.2f}% of {found.examples} test examples of {found.data}", soft_wrap=True)
     else:
-        console.print(
-            f"{found.metric} {found.value:.6g} on {found.examples} test examples of {found.data}", soft_wrap=True
-        )
+        percent = f"{100 * found.value:.2f}% of"
+        value = percent if found.metric == "accuracy" else f"{found.metric} {found.value:.6g} on"
+        console.print(f"{value} {found.examples} test examples of {found.data}", soft_wrap=True)
 
 
 def predict(
@@ -91,19 +87,17 @@ def predict(
     data: Annotated[Positional[tuple[str, ...]], arg(metavar="DATA...")],
     out: File | None = None,
     resize: bool = False,
-    data_dir: Folder | None = None,
+    data_dir: DataFolder = None,
     json: Json = False,
 ) -> None:
     """Predict for data without labels: the class and every class's probability, or the numbers of a regression.
 
     Args:
-        model: What `qg export` wrote: a folder or a .safetensors file.
         data: Image files and folders of images; or one .npz archive with x, one CSV table of numbers, one file of
             texts (.txt with a text per line, or .csv with a column text), - for texts from the standard input; or the
             test examples of a data set, such as digits or folder:PATH.
         out: Write a .csv or .json file; by default CSV is printed.
         resize: Scale the middle of each image to the model's size; otherwise another size is an error.
-        data_dir: The folder of the data sets; by default $QG_DATA or ./data.
     """
     if not data:
         raise InputError("name the data to predict for, as in `qg predict MODEL images/`")

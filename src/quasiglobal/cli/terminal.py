@@ -1,4 +1,4 @@
-"""Terminal output: the console, progress bars, log lines, sizes and durations."""
+"""Terminal output: the console, tables, progress bars, log lines, sizes and durations."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import logging
 import os
 import statistics
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 
 from quasiglobal.cli import discard_output, wrapped
-from quasiglobal.common.files import as_line, finite
+from quasiglobal.common.files import Json, as_line, finite, markdown_table
 from quasiglobal.data.shards import showing
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.runs.utilisation import utilisation
@@ -41,7 +44,7 @@ console = PatientConsole(
 )
 
 WIDE = 130
-"""Terminal width in columns at which further columns fit beside the numbers."""
+"""Terminal width in columns at which further columns fit next to the numbers."""
 
 
 def print_json(value: object) -> None:
@@ -71,6 +74,108 @@ def say_utilisation(path: Path, since: float) -> None:
         console.print(f"utilisation: {used}", soft_wrap=True)
 
 
+# ---------------------------------------------------------------------------------------- tables
+
+Values = Json
+"""A row of a table, or another part of a JSON document."""
+
+Cells = str | Callable[[Values], str] | tuple[str, ...]
+"""Cells of a column: the rows' values under this key, a function of a row, or the text of every row."""
+
+SHORTEST = 24
+"""Width to which the first column of a table may be folded."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A table: `columns` has the texts of each column by heading. In JSON the rows are as they are."""
+
+    rows: Sequence[Values]
+    columns: Mapping[str, Cells]
+    title: str = ""
+    caption: str = ""
+    group: Cells = ""
+    """Heading above the rows that have it."""
+    folds: Mapping[str, int] = field(default_factory=dict)
+    """Columns that may be folded, besides the first, and the width that each keeps."""
+    brief: Callable[[Values], str] | None = None
+    """Text under the first column where a table is too wide; by default `name: value` lines."""
+
+    def show(self, as_json: bool = False, markdown: bool = False) -> None:
+        """Print the table as JSON, Markdown or text; as lines where it is too wide for the terminal."""
+        if as_json:
+            print_json(self.rows)
+            return
+        if markdown:
+            print(markdown_table(list(self.columns), self._texts()))
+            return
+        groups: dict[str, list[tuple[Values, Sequence[str]]]] = {}
+        headings = self._column(self.group) if self.group else [""] * len(self.rows)
+        for heading, row, texts in zip(headings, self.rows, self._texts(), strict=True):
+            groups.setdefault(heading, []).append((row, texts))
+        if self.title:
+            console.print(self.title, style="bold")
+        widths = self._widths()
+        for heading, rows in groups.items():
+            if heading:
+                console.print(f"\n{heading}", style="bold underline")
+            if widths is None:
+                self._print_lines(rows)
+            else:
+                sized = zip(self.columns, widths, strict=True)
+                table = Table(*(Column(name, width=width, overflow="fold") for name, width in sized))
+                for _, texts in rows:
+                    table.add_row(*texts)
+                console.print(table)
+        if self.caption:
+            console.print(f"\n{self.caption}" if self.group else self.caption)
+
+    def _column(self, texts: Cells) -> Sequence[str]:
+        if isinstance(texts, tuple):
+            return texts
+        return [str(row[texts]) if isinstance(texts, str) else texts(row) for row in self.rows]
+
+    def _texts(self) -> list[Sequence[str]]:
+        """The texts of each row."""
+        return list(zip(*map(self._column, self.columns.values()), strict=True))
+
+    def _widths(self) -> list[int] | None:
+        """Width of each column; None if the table does not fit the terminal."""
+        lines = [[name.replace(" ", "\n") for name in self.columns], *self._texts()]
+        full = [max(map(cell_len, "\n".join(cells).split("\n"))) for cells in zip(*lines, strict=True)]
+        first = next(iter(self.columns))
+        least = {first: SHORTEST} | dict(self.folds)
+        widths = [min(least.get(name, width), width) for name, width in zip(self.columns, full, strict=True)]
+        left = console.width - sum(widths) - 3 * len(widths) - 1
+        if left < 0 or len(widths) == 1:
+            return None
+        for k, width in enumerate(full):
+            more = min(left, width - widths[k])
+            widths[k], left = widths[k] + more, left - more
+        return widths
+
+    def _print_lines(self, rows: Sequence[tuple[Values, Sequence[str]]]) -> None:
+        _, *names = self.columns
+        for row, (first, *others) in rows:
+            console.print(first, style="bold")
+            if self.brief:
+                console.print(Padding(self.brief(row), (0, 0, 0, 2), expand=False))
+            else:
+                said = {f"  {name}:": text for name, text in zip(names, others, strict=True) if text}
+                console.print(facts_table(said))
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """A table of names and values."""
+    table = Table(Column(no_wrap=True), Column(overflow="fold"), show_header=False, box=None, padding=(0, 1, 0, 0))
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
+# -------------------------------------------------------------------------------------- progress
+
+
 def progress_bar() -> Progress:
     """A bar with counts and the remaining time; it disappears when done."""
     columns = TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -79,37 +184,6 @@ def progress_bar() -> Progress:
 
 LONGEST_EPOCH = 1e5
 """Seconds; the remaining time is estimated from the epochs of this period."""
-
-
-class Whole:
-    """Progress of all runs of a command: the finished runs, with fractions of those that train, and the time left."""
-
-    def __init__(self, runs: int) -> None:
-        self.total, self.began = runs, time.monotonic()
-        self.reached: dict[Path, float] = {}
-        self.first = 0.0
-
-    def update(self, runs: Sequence[RunFolder], records: Sequence[Record]) -> None:
-        """Note an epoch of runs that train together."""
-        begun = bool(self.reached)
-        for run, record in zip(runs, records, strict=True):
-            ended = number(record, "loss") is None                      # it diverged
-            self.reached[run.folder] = 1.0 if ended else record["epoch"] / run.experiment.epochs
-        self.total = max(self.total, len(self.reached))
-        if not begun:                                                   # the epochs of resumed runs took no time here
-            self.first, self.began = self.done, time.monotonic()
-
-    @property
-    def done(self) -> float:
-        """Finished runs, and the finished fractions of others."""
-        return sum(self.reached.values())
-
-    def __str__(self) -> str:
-        text = f"{int(self.done + 1e-6)} of {self.total} runs done"
-        if self.done <= self.first:
-            return text
-        left = (time.monotonic() - self.began) / (self.done - self.first) * (self.total - self.done)
-        return f"{text}, {time_in_words(left)} left"
 
 
 def log_as(log: str) -> None:
@@ -144,10 +218,10 @@ def watcher(log: str, runs: int | None = None, timed: bool = False) -> Iterator[
     `runs` is the number of runs to train, if several programs train them; their progress is then shown too. `timed`:
     lines begin with the time.
     """
-    to = logging.getLogger("quasiglobal")
-    whole = None if runs is None else Whole(runs)
+    to, count = logging.getLogger("quasiglobal"), runs
+    done: dict[Path, float] = {}                # the fraction of each run; 1 if it diverged
     with progress_bar() as progress:
-        over_all = progress.add_task("all runs", total=runs, visible=whole is not None)
+        over_all = progress.add_task("all runs", total=count, visible=count is not None)
         bar = progress.add_task("", total=None)
 
         def watch(runs: Sequence[RunFolder], records: list[Record]) -> None:
@@ -159,15 +233,20 @@ def watcher(log: str, runs: int | None = None, timed: bool = False) -> Iterator[
             total = runs[0].experiment.epochs
             progress.update(bar, completed=record["epoch"], total=total, description=f"{what}  {text}")
             speed = f"{record['images_per_second']:,.0f} examples/s"
-            if whole:
+            so_far = ""
+            if count is not None:
                 speed += f" with {sum(run.experiment.resolved.nodes for run in runs)} rows"
-                whole.update(runs, records)
-                progress.update(over_all, completed=whole.done, total=whole.total, description=f"all runs, {speed}")
+                for run, one in zip(runs, records, strict=True):
+                    done[run.folder] = 1.0 if number(one, "loss") is None else one["epoch"] / run.experiment.epochs
+                whole, total = sum(done.values()), max(count, len(done))
+                progress.update(over_all, completed=whole, total=total, description=f"all runs, {speed}")
+                left = next(task for task in progress.tasks if task.id == over_all).time_remaining
+                so_far = f"; {int(whole + 1e-6)} of {total} runs done"
+                so_far += "" if left is None else f", {time_in_words(left)} left"
             if log == "json":
                 for run, measured in zip(runs, records, strict=True):
                     to.info("epoch %d", measured["epoch"], extra={"facts": {"run": run.folder.name} | dict(measured)})
             elif not console.is_terminal and tested:
-                so_far = f"; {whole}" if whole else ""
                 console.print(f"{_now(timed)}epoch {record['epoch']}: {text}, {speed}{so_far}")
 
         with _preparing(progress, bar), nullcontext() if log == "json" else _log_lines(to, timed):
@@ -196,11 +275,11 @@ class LogLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one line."""
+        line = f"{_now(self.timed)}{self.format(record)}"
         if record.levelno < logging.WARNING:
-            console.print(f"{_now(self.timed)}{record.getMessage()}", soft_wrap=True)
-        elif logging.lastResort:
-            logging.lastResort.setFormatter(logging.Formatter(f"{_now(self.timed)}%(message)s"))
-            logging.lastResort.handle(record)
+            console.print(line, soft_wrap=True)
+        else:
+            print(line, file=sys.stderr)
 
 
 def _now(shown: bool) -> str:
@@ -215,13 +294,10 @@ def preparing() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _preparing(progress: Progress, bar: TaskID) -> Iterator[None]:
-    def show(what: str, done: int, total: int) -> None:
-        progress.update(bar, completed=done, total=total, description=what, visible=True)
-
-    with showing(show):
-        yield
+def _preparing(progress: Progress, bar: TaskID) -> AbstractContextManager[None]:
+    return showing(lambda what, done, total: progress.update(
+        bar, completed=done, total=total, description=what, visible=True
+    ))
 
 
 def _in_words(records: Sequence[Record], score: Ranking) -> str:

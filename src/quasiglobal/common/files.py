@@ -28,7 +28,7 @@ Json: TypeAlias = dict[str, Any]
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write atomically: yield a temporary path beside `path`, then flush it to disk and rename it to `path`."""
+    """Write atomically: yield a temporary path next to `path`, then flush it to disk and rename it to `path`."""
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

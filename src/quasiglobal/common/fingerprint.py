@@ -159,6 +159,8 @@ _LIBRARIES = tuple(
 
 
 _FORMER = {
+    "quasiglobal.api.train.Trained": "quasiglobal.api.trained.Trained",
+    "quasiglobal.api.train.TrainedRun": "quasiglobal.api.trained.TrainedRun",
     "quasiglobal.algorithms.base.Edges": "quasiglobal.algorithms.edges.Edges",
     "quasiglobal.algorithms.centralized.CompleteWindow": "quasiglobal.algorithms.complete_window.CompleteWindow",
     "quasiglobal.data.shards.ExampleShards": "quasiglobal.data.records.ExampleShards",
@@ -380,7 +382,7 @@ def _definition(tree: ast.Module, code: types.CodeType) -> ast.AST | None:
     return found
 
 
-_KINDS: list[tuple[Any, Callable[[Any], Parts]]] = [
+_KINDS: list[tuple[type | tuple[type, ...], Callable[[Any], Parts]]] = [
     (Tensor, _tensor),
     ((np.ndarray, np.generic), _array),
     (type, _class),

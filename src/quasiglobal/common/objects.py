@@ -76,7 +76,7 @@ def readable(text: str) -> str:
 
 
 def recall(text: str, what: str) -> Any:
-    """The object; raise InputError if this process was not given it."""
+    """Return the object; raise InputError in a process that was not given it."""
     if not isinstance(text, Named) or text.thing is None:
         raise InputError(f"the {what} {readable(text)} is defined in a Python script; run that script again")
     return text.thing
@@ -105,7 +105,7 @@ def imported(path: str, what: str) -> Any:
 
 
 def sources(module: str) -> list[Path]:
-    """The files of an imported module's package, or beside the module, that Python has loaded; sorted.
+    """The loaded files of an imported module's package, or next to the module; sorted.
 
     >>> "errors.py" in [path.name for path in sources("quasiglobal.errors")]
     True

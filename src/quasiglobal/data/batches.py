@@ -75,7 +75,9 @@ class Plan:
         moves = []
         for row, (owner, of_owner) in enumerate(zip(self.owners, numbers, strict=True)):
             rng = generator(owner.seed, owner.node, of_owner)
-            index[row, :need] = owner.examples[_stream(rng, len(owner.examples), need)]
+            m = len(owner.examples)                         # a shuffled stream, reshuffled at its end
+            stream = np.concatenate([rng.permutation(m) for _ in range(math.ceil(need / m))])
+            index[row, :need] = owner.examples[stream[:need]]
             moves.append(self.draw(rng, index.shape[1]))
 
         def steps_first(values: NDArray[np.generic]) -> Tensor:
@@ -102,8 +104,3 @@ def step_sizes(lengths: Sequence[int], batch: int, steps: int = 0) -> list[int]:
         return [batch] * math.ceil(sum(lengths) / len(lengths) / batch)
     full, rest = divmod(lengths[0], batch)
     return [batch] * full + ([rest] if rest else [])
-
-
-def _stream(rng: np.random.Generator, size: int, need: int) -> Indices:
-    """The first `need` indices of a shuffled stream over `size` examples, reshuffled at its end."""
-    return np.concatenate([rng.permutation(size) for _ in range(math.ceil(need / size))])[:need]

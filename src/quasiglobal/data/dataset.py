@@ -1,11 +1,11 @@
-"""Data sets: examples in memory or on disk, and their form as model input."""
+"""Data sets: examples in memory or on disk, their normalisation, and held-out parts of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -114,45 +114,12 @@ class Dataset:
         """Whether a target is one number that is not a class, as in a regression."""
         return not self.classes and isinstance(self.train.y, Tensor) and self.train.y.ndim == 1
 
-    @property
-    def plain(self) -> bool:
-        """Whether the stored examples are the model input: not texts, and not normalised."""
-        return self.pad is None and not self.mean
-
     def terms(self) -> dict[str, list[object]]:
         """Class names, shape and normalisation: the properties on which all owners of data must agree.
 
         An exported model needs them to preprocess other data in the same way.
         """
         return {name: list(getattr(self, name)) for name in ("classes", "shape", "mean", "std")}
-
-
-class Inputs:
-    """A data set's examples on the device, as model input: the base of images, texts and a user's own tensors."""
-
-    x: Tree
-    """The stored examples, a tensor or several."""
-    cost = 1
-    """Memory per example in evaluation, in units of one image."""
-    moving = False
-    """Whether examples are augmented by `draw`."""
-
-    @property
-    def order(self) -> Indices:
-        """Order of evaluation."""
-        return np.arange(len(tree_leaves(self.x)[0]))
-
-    def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
-        """Draw the augmentation of `count` examples."""
-        return ()
-
-    def need(self, index: Indices) -> tuple[int, ...]:
-        """Shape of a batch besides the batch size, such as the length in tokens; computed on the host."""
-        return ()
-
-    def show(self, index: Tensor, *args: Any, **kwargs: Any) -> Tree:
-        """The examples at these indices as model input, augmented as drawn, or truncated to the batch's length."""
-        raise NotImplementedError
 
 
 def agreed(
@@ -224,13 +191,6 @@ def validating(data: Dataset, share: float) -> Dataset:
         raise InputError("validation needs one training set in memory; leave it out with streamed data or data by node")
     rest, held = held_out(len(data.train), data.name, share)
     return replace(data, train=data.train.at(rest), test=data.train.at(held), test_parts=None)
-
-
-def moments_of(examples: Examples, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the examples per channel; 0.5 for images that are not decoded."""
-    if examples.shards is not None and examples.shards.is_blank:
-        return ((0.5,) * examples.x.shape[1],) * 2
-    return moments(examples.x, scale)
 
 
 def moments(x: Tensor, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:

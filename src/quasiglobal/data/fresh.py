@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 import torch
@@ -95,11 +96,7 @@ class Workers:
 
     def batch(self, step: int) -> list[Example]:
         """The examples of a step; steps are asked for in order, and may be left out."""
-        while True:
-            found = next(self._batches)
-            self._next += 1
-            if self._next > step:
-                break
+        found, self._next = next(islice(self._batches, step - self._next, None)), step + 1
         examples = []
         for example in found:
             if isinstance(example, InputError):

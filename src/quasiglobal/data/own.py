@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, TypeAlias, TypeGuard
 
 import numpy as np
@@ -66,33 +67,25 @@ def dataset_of(
     """
     if memory_limit is not None and not (isinstance(memory_limit, int | float) and memory_limit >= 0):
         raise InputError(f"memory_limit is a number of bytes >= 0, got {memory_limit!r}")
-    whole, given, own = test is not None, [*_several(train), *_several(test)], [*_sources(train), *_sources(test)]
-    if cache and len(own) == len(given) and _exceeds(memory_limit, own, columns):
-        return _on_disk(train, test, columns)
-    data = _joined(train, columns, cache, whole) if isinstance(train, list) else _one(train, columns, cache, whole)
-    if whole:
-        found = [one.test if isinstance(one, Dataset) else _read_all(one, columns, "test") for one in _several(test)]
-        joined, parts = _concatenated(found, "test")
-        data = replace(data, test=joined, test_parts=parts if isinstance(test, list) else None, own=True)
-    return _completed(data)
-
-
-def _several(given: Given | None) -> list[Dataset | Source]:
-    return given if isinstance(given, list) else [] if given is None else [given]
-
-
-def _sources(given: Given | None) -> list[Source]:
-    """The sources alone, without the library's data sets."""
-    return [source for source in _several(given) if not isinstance(source, Dataset)]
-
-
-def _completed(data: Dataset) -> Dataset:
-    """The data set with its classes; raise InputError if train and test have different numbers of parts."""
+    whole, trains, tests = test is not None, _several(train), _several(test)
+    own = [source for source in (*trains, *tests) if not isinstance(source, Dataset)]
+    if cache and len(own) == len(trains) + len(tests) and _exceeds(memory_limit, own, columns):
+        data = _on_disk(train, test, own[: len(trains)], own[len(trains) :], columns)
+    else:
+        data = _joined(train, columns, cache, whole) if isinstance(train, list) else _one(train, columns, cache, whole)
+        if whole:
+            found = [one.test if isinstance(one, Dataset) else _read_all(one, columns, "test") for one in tests]
+            joined, parts = _concatenated(found, "test")
+            data = replace(data, test=joined, test_parts=parts if isinstance(test, list) else None, own=True)
     if data.parts is not None and data.test_parts is not None and len(data.parts) != len(data.test_parts):
         raise InputError(
             f"train has {len(data.parts)} parts, but test has {len(data.test_parts)}; give each node one of both"
         )
     return replace(data, classes=_classes(data)) if data.own else data
+
+
+def _several(given: Given | None) -> list[Dataset | Source]:
+    return given if isinstance(given, list) else [] if given is None else [given]
 
 
 def from_arrays(
@@ -159,7 +152,11 @@ def _read_all(source: Source, columns: Columns, what: str) -> Examples:
     """All examples of a source."""
     if not is_pair(source):
         return _read(source, columns, what, np.arange(length_of(source, what)))
-    x, y = (tree_map(lambda values: as_tensor(values, what), part, is_leaf=_is_leaf) for part in source)
+    x, y = (
+        # a list is an array, not a tree of arrays
+        tree_map(lambda values: as_tensor(values, what), part, is_leaf=lambda one: not isinstance(one, tuple | dict))
+        for part in source
+    )
     sizes = {tuple(values.shape[:1]) for values in tree_leaves((x, y))}
     if len(sizes) != 1 or () in sizes:
         counts = ", ".join(str(list(values.shape)) for values in tree_leaves((x, y)))
@@ -168,11 +165,6 @@ def _read_all(source: Source, columns: Columns, what: str) -> Examples:
         raise InputError(f"{what} holds no examples")
     check_finite(x, y, np.arange(len(tree_leaves(y)[0])), what)
     return Examples(x, as_targets(y))
-
-
-def _is_leaf(value: object) -> bool:
-    """Whether a value is an array, or a list of numbers: not a tuple or dict of arrays."""
-    return isinstance(value, list) or not isinstance(value, tuple | dict)
 
 
 def _read(source: Indexed, columns: Columns, what: str, rows: Indices) -> Examples:
@@ -279,21 +271,23 @@ def _exceeds(memory_limit: float | None, sources: Sequence[Source], columns: Col
     return size > limit
 
 
-def _on_disk(train: Given, test: Given | None, columns: Columns) -> Dataset:
+def _on_disk(
+    train: Given, test: Given | None, trains: Sequence[Source], tests: Sequence[Source], columns: Columns
+) -> Dataset:
     """The data set of Datasets in shards on disk."""
     whole, several = test is not None, isinstance(train, list)
-    named = [(source, f"part {k} of train" if several else "train") for k, source in enumerate(_sources(train))]
+    named = [(source, f"part {k} of train" if several else "train") for k, source in enumerate(trains)]
     cuts = [_cut(_count(source, what), whole, what) for source, what in named]
     examples, parts = _stored([(*one, rows) for one, (rows, _) in zip(named, cuts, strict=True)], columns)
-    tests = [(*one, rows) for one, (_, rows) in zip(named, cuts, strict=True)]
-    if whole:
-        tests = [(source, "test", np.arange(_count(source, "test"))) for source in _sources(test)]
-    held, test_parts = _stored(tests, columns)
+    held, test_parts = _stored(
+        [(source, "test", np.arange(_count(source, "test"))) for source in tests] if whole
+        else [(*one, rows) for one, (_, rows) in zip(named, cuts, strict=True)], columns
+    )
     each = isinstance(test, list) if whole else several
     name = f"{len(named)}-parts" if several else type(train).__name__
-    return _completed(Dataset(
+    return Dataset(
         name, examples, held, (), own=True, parts=parts if several else None, test_parts=test_parts if each else None
-    ))
+    )
 
 
 def _count(source: Source, what: str) -> int:
@@ -302,7 +296,10 @@ def _count(source: Source, what: str) -> int:
 
 def _stored(sources: Sequence[tuple[Source, str, Indices]], columns: Columns) -> tuple[Examples, tuple[Indices, ...]]:
     """Store the rows of all sources, (source, what, rows), one after the other; also return the rows of each."""
-    readers = [Fresh(_reader(source, columns, what), ()) for source, what, _ in sources]
+    readers = [
+        _kept(_read_all(one, columns, what)) if is_pair(one) else Fresh(partial(item_of, one, columns, what), ())
+        for one, what, _ in sources
+    ]
     owner = np.repeat(np.arange(len(sources)), [len(rows) for _, _, rows in sources])
     index = np.concatenate([rows for _, _, rows in sources])
     first = ""
@@ -325,12 +322,6 @@ def _stored(sources: Sequence[tuple[Source, str, Indices]], columns: Columns) ->
     return Examples(records.inputs, records.targets(), shards=records), tuple(
         np.flatnonzero(owner == k) for k in range(len(sources))
     )
-
-
-def _reader(source: Source, columns: Columns, what: str) -> Callable[[int], Example]:
-    if is_pair(source):
-        return _kept(_read_all(source, columns, what)).read
-    return lambda row: item_of(source, columns, what, row)
 
 
 # ------------------------------------------------------------------------------------------------ one example
@@ -399,17 +390,11 @@ def as_tensor(value: object, where: str) -> Tensor:
             array = array.astype(np.float32)
         return torch.from_numpy(np.array(array))
     except (TypeError, ValueError):
-        if isinstance(value, str) or _is_texts(value):
+        first = value[0] if isinstance(value, list | tuple) and value else value
+        if isinstance(first, str) or (isinstance(first, np.ndarray) and first.dtype.kind in "US"):
             raise InputError(f"{where} has text; turn inputs into token ids and labels into class numbers") from None
         hint = "; give train and test apart, test=…" if hasattr(value, "__getitem__") else ""
         raise InputError(f"{where} has a {type(value).__name__}, not a tensor, an array or a number{hint}") from None
-
-
-def _is_texts(value: object) -> bool:
-    """Whether a value is a list or an array of strings."""
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "US"
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], str)
 
 
 def as_targets(y: Tree) -> Tree:

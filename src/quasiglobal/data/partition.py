@@ -72,10 +72,15 @@ def split(
         return by_column(argument, columns or {}, n)
     if kind == "iid":
         return _equal([generator(seed, n).permutation(len(labels))], n)
-    if kind in DIRICHLET or name == "shards":
-        _check_labels(labels, kind)
+    if (kind in DIRICHLET or name == "shards") and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
+        raise InputError(
+            f"{kind} needs one class number per example, but a target is {labels.dtype} {list(labels.shape[1:])}; use "
+            "the partition iid, by:COLUMN, a function (targets, n, rng), or a list with one data set per node"
+        )
     if name == "shards":
-        return shards(labels, n, _pieces(argument), seed)
+        if not argument.isdigit() or int(argument) < 1:
+            raise InputError(f"shards needs the number of shards per node, as in shards:2, got {argument!r}")
+        return shards(labels, n, int(argument), seed)
     if kind in DIRICHLET:
         if not 0 < alpha < float("inf"):
             raise InputError(f"alpha must be > 0, got {alpha}; 0.1 is very heterogeneous, 10 nearly uniform")
@@ -182,15 +187,6 @@ def digest_of_parts(parts: Sequence[Indices]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _check_labels(labels: NDArray[np.generic], kind: str) -> None:
-    """Raise InputError unless the targets are one class number per example."""
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise InputError(
-            f"{kind} needs one class number per example, but a target is {labels.dtype} {list(labels.shape[1:])}; use "
-            "the partition iid, by:COLUMN, a function (targets, n, rng), or a list with one data set per node"
-        )
-
-
 def _checked(parts: Sequence[ArrayLike], n: int, examples: int) -> list[Indices]:
     """Check the result of a user's own partition."""
     try:
@@ -217,12 +213,6 @@ def _equal(lists: Sequence[Indices], n: int) -> list[Indices]:
     everything = np.concatenate(lists)
     each = len(everything) // n
     return list(everything[: each * n].reshape(n, each))
-
-
-def _pieces(argument: str) -> int:
-    if not argument.isdigit() or int(argument) < 1:
-        raise InputError(f"shards needs the number of shards per node, as in shards:2, got {argument!r}")
-    return int(argument)
 
 
 def _deal(

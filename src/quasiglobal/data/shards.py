@@ -1,4 +1,4 @@
-"""Data on disk: a memory-mapped file, made once, shard by shard, checked by checksums, and read one step ahead.
+"""Data on disk: a memory-mapped file, made once, shard by shard, and checked by checksums.
 
 A finished shard is noted in shards.json, so making the file continues where it stopped. Every image has a checksum,
 which is verified when the image is first read. A user's own examples are stored likewise: each is a record of bytes,
@@ -7,18 +7,17 @@ and any tensors again after reading.
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import shutil
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
@@ -30,9 +29,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.files import alone, cache_folder, read_json, write_json
-from quasiglobal.common.trees import Tree, on_device
-from quasiglobal.data.dataset import Dataset, Inputs
-from quasiglobal.data.images import Images
+from quasiglobal.common.trees import Tree
 from quasiglobal.errors import InputError
 
 T = TypeVar("T")
@@ -42,6 +39,8 @@ SHARD = 2**26
 
 THREADS = min(8, os.cpu_count() or 1)
 """Threads that read the rows of a batch."""
+
+_pool = ThreadPoolExecutor(THREADS)                         # starts its threads with the first batch
 
 LARGE_ROW = 2**14
 """Bytes of a row from which it is read by a system call."""
@@ -64,8 +63,6 @@ class Shards:
     """Name of the file, and of its rows in messages."""
     in_threads = True
     """Whether threads read the rows of a shard at the same time."""
-    is_blank = False
-    """Whether the images are not decoded."""
 
     folder: Path
     shape: tuple[int, ...]
@@ -97,16 +94,12 @@ class Shards:
         """Number of shards."""
         return math.ceil(self.shape[0] / self.rows_per_shard)
 
-    def rows_of(self, shard: int) -> range:
-        """The images of a shard."""
-        return range(shard * self.rows_per_shard, min((shard + 1) * self.rows_per_shard, self.shape[0]))
-
     def read(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """The images in these rows; raise InputError if one is damaged."""
         found = torch.empty(len(rows), *self.shape[1:], dtype=torch.uint8) if out is None else out
         size = max(1, -(-len(rows) // THREADS))
         pieces = [slice(first, first + size) for first in range(0, len(rows), size)]
-        for _ in _pool().map(lambda piece: self._copy(rows[piece], found[piece]), pieces):
+        for _ in _pool.map(lambda piece: self._copy(rows[piece], found[piece]), pieces):
             pass
         new = np.flatnonzero(~self._verified[rows.numpy()])
         if len(new):
@@ -165,7 +158,7 @@ class Shards:
             self._check_disk(bool(done))
             try:
                 for shard in missing:
-                    report_progress(f"storing {self.shape[0]:,} {self.what}", len(done), self.count)
+                    _show.get()(f"storing {self.shape[0]:,} {self.what}", len(done), self.count)
                     self._make_shard(shard, read)
                     done.append(shard)
                     write_json(self.folder / "shards.json", self._note(done))
@@ -176,7 +169,7 @@ class Shards:
                 ) from None
 
     def _make_shard(self, shard: int, read: Read) -> None:
-        rows = self.rows_of(shard)
+        rows = range(shard * self.rows_per_shard, min((shard + 1) * self.rows_per_shard, self.shape[0]))
         with ThreadPoolExecutor() as pool:                  # Pillow releases Python's lock while it decodes and scales
             images = np.stack(list((pool.map if self.in_threads else map)(read, rows)))
         sums = np.array([zlib.crc32(image) for image in images], dtype="<u4")
@@ -204,8 +197,6 @@ class Shards:
 @dataclass(frozen=True, eq=False)
 class Blank(Shards):
     """Stands for images that are not decoded, to estimate the cost of a training: all pixels are 0."""
-
-    is_blank = True
 
     in_memory: bool
     """Whether the training would keep the images in memory."""
@@ -237,12 +228,6 @@ def _during(variable: ContextVar[T], value: T) -> Iterator[None]:
         yield
     finally:
         variable.reset(before)
-
-
-@lru_cache
-def _pool() -> ThreadPoolExecutor:
-    """The threads that read; they are started once."""
-    return ThreadPoolExecutor(THREADS)
 
 
 # ------------------------------------------------------------------------------------------------ a user's own examples
@@ -336,189 +321,15 @@ def store(read: Callable[[int], Tree], count: int, key: str) -> ExampleShards:
     return records
 
 
-# ------------------------------------------------------------------------------------------------------- as model input
-
-
-class Unpacked(Inputs):
-    """A batch of records on the device as model input and targets."""
-
-    x: Tensor
-
-    def __init__(self, form: Form, dtype: torch.dtype) -> None:
-        """Without records: `view` adds them."""
-        self.form, self.dtype = form, dtype
-        self.x = torch.empty(0, form.size, dtype=torch.uint8)
-
-    def framed(self, x: Tensor) -> Tensor:
-        """The records unchanged."""
-        return x
-
-    def view(self, x: Tensor) -> Unpacked:
-        """The same view of other records."""
-        other = copy.copy(self)
-        other.x = x
-        return other
-
-    def show(self, index: Tensor) -> Tree:
-        """The inputs at these indices."""
-        return self._at(index, 0)
-
-    def targets(self, index: Tensor) -> Tree:
-        """The targets at these indices."""
-        return self._at(index, 1)
-
-    def _at(self, index: Tensor, which: int) -> Tree:
-        found = self.form.unpack(self.x)[which]
-        return on_device(tree_map(lambda values: values[index], found), self.x.device, self.dtype)
-
-
-class Streamed(Inputs):
-    """Data in shards as model input; the results are those of data in memory, bit for bit on a CPU.
-
-    In training, `begin` names the batches of an epoch, `place` copies the batch of a step to a fixed place on the
-    device, and `show_placed` shows it there, also in a captured step. Batches alternate between two slots: while one is
-    copied to the device, beside the computation there, a thread reads the next one into the other. The thread calls
-    nothing of CUDA, since a step may be captured at the same time.
-    """
-
-    def __init__(self, shards: Shards, shown: Images | Unpacked, device: torch.device) -> None:
-        """`shown` has no examples: it defines how a batch is shown."""
-        self.shards, self.shown, self.device = shards, shown, device
-        self.x, self.moving = shards.x, shown.moving
-        self._index, self._sizes = torch.zeros(0, 0, 0, dtype=torch.int64), [0]
-        self._places: dict[int, Images | Unpacked] = {}
-        self._slots: dict[tuple[int, int], Slot] = {}
-        self._reader = ThreadPoolExecutor(1)
-        self._ahead: tuple[int, Future[None]] | None = None
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None     # type: ignore[no-untyped-call]
-
-    @classmethod
-    def of(cls, data: Dataset, shards: Shards, *, device: torch.device, dtype: torch.dtype, moving: bool) -> Streamed:
-        """Images or examples of this data set as model input."""
-        if isinstance(shards, ExampleShards):
-            return cls(shards, Unpacked(shards.form, dtype), device)
-        return cls(shards, Images.of(data, shards.x[:0], device=device, dtype=dtype, moving=moving), device)
-
-    def draw(self, rng: np.random.Generator, count: int) -> tuple[NDArray[np.generic], ...]:
-        """Draw the augmentation of `count` examples."""
-        return self.shown.draw(rng, count)
-
-    def show(self, index: Tensor, *moves: Tensor) -> Tree:
-        """The examples at these indices, read now."""
-        x = self.shards.read(index.flatten().cpu()).to(self.device)
-        local = torch.arange(index.numel(), device=self.device).view(index.shape)
-        return self.shown.view(self.shown.framed(x)).show(local, *moves)
-
-    # ---------------------------------------------------------------------------------------------- training
-
-    def begin(self, index: Tensor, sizes: list[int]) -> None:
-        """Begin an epoch with the batches index [steps, k, batch], on the host; a step has `sizes[step]` examples."""
-        if self._ahead is not None:
-            self._ahead[1].result()                         # a step of an earlier epoch that was left out
-        if index.shape[1] != self._index.shape[1]:
-            self._places, self._slots = {}, {}
-        self._index, self._sizes, self._ahead = index, sizes, None
-
-    def place(self, step: int) -> None:
-        """Copy the batch of a step of the epoch to its place on the device, and begin to read the next one."""
-        if self._ahead is not None:
-            self._ahead[1].result()
-        if self._ahead is None or self._ahead[0] != step:
-            self._read(step, self._slot(step))
-        batch, size = self._copied(self._slot(step)), self._sizes[step]
-        if size in self._places:
-            self._places[size].x.copy_(batch)
-        else:
-            self._places[size] = self.shown.view(batch.clone())
-        self._ahead = None
-        if step + 1 < len(self._sizes):
-            self._ahead = step + 1, self._reader.submit(self._read, step + 1, self._slot(step + 1))
-
-    def show_placed(self, size: int, *moves: Tensor) -> Tree:
-        """The inputs of the current step, [k, size, …], augmented as drawn."""
-        return self._places[size].show(self._all(size), *moves)
-
-    def placed_targets(self, size: int) -> Tree | None:
-        """The targets of the current step, [k, size, …]; None if they are not in the shards."""
-        placed = self._places[size]
-        return placed.targets(self._all(size)) if isinstance(placed, Unpacked) else None
-
-    def _all(self, size: int) -> Tensor:
-        return torch.arange(len(self._places[size].x), device=self.device).view(-1, size)
-
-    def _slot(self, step: int) -> Slot:
-        """The slot of a step, after its earlier batch has left the host."""
-        key = step % 2, self._sizes[step]
-        if key not in self._slots:
-            shape = (self._index.shape[1] * self._sizes[step], *self.shards.shape[1:])
-            self._slots[key] = Slot.make(shape, self.device)
-        slot = self._slots[key]
-        if slot.copied is not None:
-            slot.copied.synchronize()
-        return slot
-
-    def _read(self, step: int, slot: Slot) -> None:
-        rows = self._index[step, :, : self._sizes[step]].reshape(-1)
-        self.shards.read(rows, out=slot.host)
-
-    def _copied(self, slot: Slot) -> Tensor:
-        """The slot's batch on the device, framed; the copy runs beside the computation of earlier steps."""
-        if self._copies is None or slot.copied is None or slot.used is None:       # on a CPU
-            return self.shown.framed(slot.host)
-        current = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(self._copies):
-            self._copies.wait_event(slot.used)
-            slot.device.copy_(slot.host, non_blocking=True)
-            slot.copied.record(self._copies)
-        current.wait_event(slot.copied)
-        framed = self.shown.framed(slot.device).clone()
-        slot.used.record(current)
-        return framed
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A batch on the host, in pinned memory, and on the device."""
-
-    host: Tensor
-    device: Tensor
-    copied: torch.cuda.Event | None = None
-    """The batch is on the device; None on a CPU."""
-    used: torch.cuda.Event | None = None
-    """The batch on the device was read; None on a CPU."""
-
-    @classmethod
-    def make(cls, shape: tuple[int, ...], device: torch.device) -> Slot:
-        """An empty slot."""
-        if device.type != "cuda":
-            host = torch.empty(shape, dtype=torch.uint8)
-            return cls(host, host)
-        host = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-        copied, used = (torch.cuda.Event() for _ in range(2))       # type: ignore[no-untyped-call]
-        return cls(host, torch.empty(shape, dtype=torch.uint8, device=device), copied, used)
-
-
 # --------------------------------------------------------- progress of making shards, shown by the command that runs it
 
 
 ShowProgress = Callable[[str, int, int], None]
 """Shows a text, the number of completed parts and their total."""
 
-_show: ContextVar[ShowProgress | None] = ContextVar("show", default=None)
+_show: ContextVar[ShowProgress] = ContextVar("show", default=lambda what, done, total: None)
 
 
 def showing(show: ShowProgress) -> AbstractContextManager[None]:
     """Show the progress of everything inside the block by `show`."""
     return _during(_show, show)
-
-
-def report_progress(what: str, done: int, total: int) -> None:
-    """Report progress, if somebody shows it.
-
-    >>> with showing(print):
-    ...     report_progress("decoding", 3, 10)
-    decoding 3 10
-    """
-    show = _show.get()
-    if show is not None:
-        show(what, done, total)

@@ -12,25 +12,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal
 
 import torch
 
 from quasiglobal.common.files import reading
 from quasiglobal.common.objects import imported, is_path
-from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, moments_of
+from quasiglobal.data.dataset import Dataset, Examples, Splits, agreed, moments
 from quasiglobal.data.own import dataset_of
-from quasiglobal.data.readers import Reader, cifar, csv_numbers, csv_texts, digits, folders, hub, idx, locate, npz
-from quasiglobal.data.readers.hub import Hub, TextHub
+from quasiglobal.data.readers import Reader, csv_files, folders, hub, locate, npz, published
+from quasiglobal.data.readers.hub import Content
+from quasiglobal.data.shards import Blank
 from quasiglobal.data.texts import Corpus
 from quasiglobal.errors import InputError, unknown
 
 __all__ = [
-    "SOURCES", "TEXT_SOURCES", "Corpus", "Dataset", "Examples", "Found", "Source", "TextSource", "agreed", "available",
-    "corpus", "is_text", "load", "named",
+    "SOURCES", "TEXT_SOURCES", "Corpus", "Dataset", "Examples", "Found", "Source", "agreed", "available", "corpus",
+    "is_text", "load", "named",
 ]  # fmt: skip
-
-Content = TypeVar("Content", Splits, Corpus)
 
 MEMORY_LIMIT = 64e9
 """Default limit on the bytes that `load` decodes."""
@@ -75,8 +74,8 @@ class DataName:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Location(Generic[Content]):
-    """Location of a named data set, its reader, and how to download it."""
+class Source(Generic[Content]):
+    """Named data set of images or texts: where it is, its reader, how to download it, and how images are shown."""
 
     read: Callable[[Path, float], Content]
     """The reader, from a folder and a memory limit."""
@@ -86,14 +85,17 @@ class Location(Generic[Content]):
     """Accepted suffixes of a file's name."""
     folders: tuple[str, ...] = ()
     """Folders to search, relative to the data folder, best first."""
+    fetch: Callable[[float], Content | None] = lambda memory_limit: None
+    """Downloads the data set from the hub; returns None if it cannot with what is installed."""
     steps: str
     """Download instructions, with {data} for the data folder."""
     examples: int
     """Training and test examples in the published set."""
-
-    def places(self, data: Path) -> list[Path]:
-        """The folders to search."""
-        return [data / folder for folder in self.folders]
+    scale: float = 255
+    mean: tuple[float, ...] | None = None
+    """None: measured on the training examples."""
+    std: tuple[float, ...] | None = None
+    augmentation: str = "none"
 
     def missing(self, folder: Path) -> tuple[str, ...]:
         """The files that the folder lacks."""
@@ -101,7 +103,8 @@ class Location(Generic[Content]):
 
     def find(self, data: Path) -> Path | None:
         """The folder with most of the files; None if no folder has any."""
-        best = min(self.places(data), key=lambda folder: len(self.missing(folder)), default=None)
+        places = [data / folder for folder in self.folders]
+        best = min(places, key=lambda folder: len(self.missing(folder)), default=None)
         return None if best is None or self.missing(best) == self.files else best
 
     def steps_for(self, data: Path) -> str:
@@ -113,43 +116,13 @@ class Location(Generic[Content]):
         folder = self.find(data)
         if folder or not self.files:
             return self.read(folder or data, memory_limit)
-        lost = f"{name} is not in {' or '.join(map(str, self.places(data)))}"
+        lost = f"{name} is not in {' or '.join(str(data / place) for place in self.folders)}"
         try:
-            if found := self.fetch(name, memory_limit):
+            if found := self.fetch(memory_limit):
                 return found
         except InputError as error:
             lost += f", and the Hugging Face hub failed ({error})"
         raise InputError(f"{lost}; get it: {self.steps_for(data)}")
-
-    def fetch(self, name: str, memory_limit: float) -> Content | None:
-        """The data set from the hub; None if it is not there, or cannot be downloaded with what is installed."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source(Location[Splits]):
-    """Named data set of images: its reader, normalisation and augmentation."""
-
-    hub: Hub | None = None
-    scale: float = 255
-    mean: tuple[float, ...] | None = None
-    """None: measured on the training examples."""
-    std: tuple[float, ...] | None = None
-    augmentation: str = "none"
-
-    def fetch(self, name: str, memory_limit: float) -> Splits | None:
-        return hub.fetch(self.hub, memory_limit) if self.hub else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextSource(Location[Corpus]):
-    """Named data set of texts."""
-
-    hub: TextHub
-    classes: tuple[str, ...]
-
-    def fetch(self, name: str, memory_limit: float) -> Corpus | None:
-        return hub.fetch_texts(self.hub, name, self.classes)
 
 
 @dataclass(frozen=True)
@@ -198,7 +171,7 @@ def load(
     splits = source.load(name, data_folder(data_dir), memory_limit)
     mean, std = source.mean, source.std
     if mean is None or std is None:
-        mean, std = moments_of(splits.train, source.scale)
+        mean, std = _moments(splits.train, source.scale)
     return Dataset(name, *splits, source.scale, mean, std, source.augmentation)
 
 
@@ -293,7 +266,7 @@ def load_table(
 
 
 def _from_python(path: str, memory_limit: float) -> Dataset:
-    """A user's data at package.module:name: what `quasiglobal.Task` takes, a dict of train and test, or a function."""
+    """Load package.module:name, which is as in `quasiglobal.Task`, a dict of train and test, or a function."""
     found = imported(path, "data set")
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
         with reading(path, "data"):
@@ -304,15 +277,21 @@ def _from_python(path: str, memory_limit: float) -> Dataset:
 
 def _own(name: str, splits: Splits) -> Dataset:
     scale = 255.0 if splits.train.x.dtype == torch.uint8 else 1.0
-    return Dataset(name, *splits, scale, *moments_of(splits.train if len(splits.train) else splits.test, scale), "none")
+    return Dataset(name, *splits, scale, *_moments(splits.train if len(splits.train) else splits.test, scale), "none")
+
+
+def _moments(examples: Examples, scale: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the examples per channel; 0.5 for images that are not decoded."""
+    blank = isinstance(examples.shards, Blank)
+    return ((0.5,) * examples.x.shape[1],) * 2 if blank else moments(examples.x, scale)
 
 
 READERS = (
     Reader(prefix="folder", suffixes=(".npz",), splits=npz.read, inputs=npz.inputs),
     Reader(prefix="folder", splits=folders.read, streams=True),
     Reader(
-        prefix="csv", suffixes=csv_texts.SUFFIXES, corpus=csv_texts.read, texts=csv_texts.read_text_column,
-        table=csv_numbers.read, columns=csv_numbers.columns,
+        prefix="csv", suffixes=csv_files.SUFFIXES, corpus=csv_files.read_corpus, texts=csv_files.read_text_column,
+        table=csv_files.read_table, columns=csv_files.read_columns,
     ),
 )
 """Formats of a user's files; a path belongs to the first reader that fits."""
@@ -321,20 +300,20 @@ PREFIXES = tuple(dict.fromkeys(reader.prefix for reader in READERS))
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-SOURCES: dict[str, Source] = {
+SOURCES: dict[str, Source[Splits]] = {
     "digits": Source(
-        read=digits.read,
+        read=published.digits,
         files=(),
         steps="nothing to do: included in scikit-learn",
         examples=1_797,
         scale=16,
     ),
     "fashion-mnist": Source(
-        read=idx.fashion_mnist,
-        files=idx.TRAIN + idx.TEST,
-        suffixes=idx.SUFFIXES,
+        read=published.fashion_mnist,
+        files=published.FASHION_TRAIN + published.FASHION_TEST,
+        suffixes=published.FASHION_SUFFIXES,
         folders=("fashion-mnist", ".", "/usr/share/datasets/fashion-mnist"),
-        hub=Hub("zalando-datasets/fashion_mnist", partial(folders.pixels, channels=1)),
+        fetch=partial(hub.images, "zalando-datasets/fashion_mnist", partial(folders.pixels, channels=1)),
         steps=(
             "apt-get install dataset-fashion-mnist (Debian, Ubuntu), or "
             "curl --create-dirs --output-dir {data}/fashion-mnist --remote-name-all "
@@ -346,10 +325,10 @@ SOURCES: dict[str, Source] = {
         std=(0.3530,),
     ),
     "cifar10": Source(
-        read=cifar.cifar10,
-        files=cifar.CIFAR10_FILES,
+        read=published.cifar10,
+        files=published.CIFAR10_FILES,
         folders=("cifar-10-batches-py", "."),
-        hub=Hub("uoft-cs/cifar10", partial(folders.pixels, channels=3), image="img"),
+        fetch=partial(hub.images, "uoft-cs/cifar10", partial(folders.pixels, channels=3), image="img"),
         steps=(
             "mkdir -p {data} && "
             "curl https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz | tar xz -C {data}"
@@ -361,9 +340,9 @@ SOURCES: dict[str, Source] = {
         augmentation="flip-crop",
     ),
     "imagenet32": Source(
-        read=cifar.imagenet32,
-        files=cifar.IMAGENET32_FILES,
-        suffixes=cifar.SUFFIXES,
+        read=published.imagenet32,
+        files=published.IMAGENET32_FILES,
+        suffixes=published.IMAGENET32_SUFFIXES,
         folders=("imagenet32", "."),
         steps=(
             "register at https://image-net.org/download-images, download Imagenet32_train.zip and "
@@ -378,7 +357,7 @@ SOURCES: dict[str, Source] = {
         read=folders.imagenet,
         files=("train", "val"),
         folders=("imagenet", "."),
-        hub=Hub("ILSVRC/imagenet-1k", folders.middle, test="validation"),
+        fetch=partial(hub.images, "ILSVRC/imagenet-1k", folders.middle, test="validation"),
         steps=(
             "register at https://image-net.org/download-images, download ILSVRC2012, and put the images in "
             "{data}/imagenet/train/CLASS/ and {data}/imagenet/val/CLASS/"
@@ -391,32 +370,32 @@ SOURCES: dict[str, Source] = {
 }
 """Data sets of `load` by name. Users can register their own: SOURCES["mine"] = Source(…)."""
 
-TEXT_SOURCES: dict[str, TextSource] = {
-    "agnews": TextSource(
-        read=csv_texts.agnews,
+TEXT_SOURCES: dict[str, Source[Corpus]] = {
+    "agnews": Source(
+        read=partial(csv_files.read_pair, name="agnews", tests="test", classes=csv_files.AGNEWS),
         files=("train", "test"),
-        suffixes=csv_texts.SUFFIXES,
+        suffixes=csv_files.SUFFIXES,
         folders=("agnews", "ag_news_csv"),
-        hub=TextHub("fancyzhx/ag_news"),
+        fetch=partial(hub.texts, "fancyzhx/ag_news", "agnews", csv_files.AGNEWS),
         steps=(
             "curl --create-dirs --output-dir {data}/agnews --remote-name-all "
             "'https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/{{train,test}}.csv'"
         ),
         examples=127_600,
-        classes=csv_texts.AGNEWS,
     ),
-    "sst2": TextSource(
-        read=csv_texts.sst2,
-        files=("train", "dev"),
-        suffixes=csv_texts.SUFFIXES,
+    "sst2": Source(
+        read=partial(csv_files.read_pair, name="sst2", tests="dev", classes=csv_files.SST2),
+        files=("train", "dev"),                             # GLUE does not publish the labels of `test`
+        suffixes=csv_files.SUFFIXES,
         folders=("sst2", "SST-2"),
-        hub=TextHub("stanfordnlp/sst2", text="sentence", test="validation"),
+        fetch=partial(
+            hub.texts, "stanfordnlp/sst2", "sst2", csv_files.SST2, text="sentence", test="validation"
+        ),
         steps=(
             "mkdir -p {data} && curl --output {data}/SST-2.zip https://dl.fbaipublicfiles.com/glue/data/SST-2.zip && "
             "unzip -d {data} {data}/SST-2.zip"
         ),
         examples=68_221,
-        classes=csv_texts.SST2,
     ),
 }
 """Data sets of `corpus` by name."""

@@ -1,4 +1,4 @@
-"""Texts: labelled, converted to ids once (tokenised), and truncated per batch as model input."""
+"""Texts: labelled, and converted to ids once (tokenised)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -18,14 +17,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quasiglobal.common.files import write_tensors
-from quasiglobal.data.dataset import Dataset, Examples, Indices, Inputs
+from quasiglobal.data.dataset import Dataset, Examples, Indices
 from quasiglobal.errors import InputError
 
 LENGTH = 128
 """Default length of a text in tokens, as in the paper."""
-
-BUCKET = 16
-"""Batch lengths are multiples of this number of tokens: few shapes, so few programs are compiled and captured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +99,12 @@ def tokenised(corpus: Corpus, tokenizer: Tokenizer, length: int, cache: Path | N
                 raise InputError(f"the tokenizer finds no tokens in {bare} of the {name} texts of {corpus.name}")
         found = {name: x for name, (x, _) in ids.items()}, sum(cut for _, cut in ids.values())
         if path:
-            _keep(path, *found)
+            try:
+                write_tensors(path, found[0], {"cut": str(found[1])})
+            except InputError as error:
+                warnings.warn(
+                    f"the tokenised texts are not cached: {error}; set QG_CACHE to another folder", stacklevel=2
+                )
     tensors, cut = found
     if cut:
         warnings.warn(
@@ -123,39 +124,6 @@ def check_vocabulary(data: Dataset, size: int, model: str) -> None:
             f"{data.name} has the token id {largest}, but {model} has {size} ids, from 0 to {size - 1}; "
             "the tokenizer belongs to another model"
         )
-
-
-class Texts(Inputs):
-    """Padded ids [m, length] on the device.
-
-    >>> texts = Texts(torch.arange(1, 41).repeat(2, 1) * torch.tensor([[1] * 20 + [0] * 20, [1] * 40]), pad=0)
-    >>> texts.need(np.array([[0]])), texts.need(np.array([[0, 1]]))
-    ((32,), (40,))
-    >>> texts.show(torch.tensor([[0]]), 32).shape, texts.show(torch.tensor([[0]])).shape
-    (torch.Size([1, 1, 32]), torch.Size([1, 1, 40]))
-    """
-
-    x: Tensor
-    cost = 16
-
-    def __init__(self, x: Tensor, *, pad: int, device: torch.device | None = None) -> None:
-        places = torch.arange(1, x.shape[1] + 1)
-        self._lengths = ((x != pad) * places).amax(dim=1).numpy()      # up to the last id that is not padding
-        self.x = x.to(device)
-
-    @cached_property
-    def order(self) -> Indices:
-        """Order of evaluation: sorted by length, which reduces padding."""
-        return np.argsort(self._lengths, kind="stable")
-
-    def need(self, index: Indices) -> tuple[int, ...]:
-        """Length in tokens of a batch of these texts; computed on the host, without a device synchronisation."""
-        longest = int(self._lengths[index].max(initial=1))
-        return (min(-(-longest // BUCKET) * BUCKET, self.x.shape[1]),)
-
-    def show(self, index: Tensor, length: int | None = None) -> Tensor:
-        """The ids of the texts at these indices, [..., length], int64; all columns if no length is given."""
-        return self.x[:, :length][index].long()
 
 
 AT_ONCE = 10_000
@@ -212,11 +180,3 @@ def _cached(path: Path, splits: Mapping[str, Rows], length: int) -> tuple[dict[s
         for name, rows in splits.items()
     )
     return (tensors, cut) if fits else None
-
-
-def _keep(path: Path, tensors: dict[str, Tensor], cut: int) -> None:
-    """Write a cache file; if that fails, warn: the texts will be tokenised again next time."""
-    try:
-        write_tensors(path, tensors, {"cut": str(cut)})
-    except InputError as error:
-        warnings.warn(f"the tokenised texts are not cached: {error}; set QG_CACHE to another folder", stacklevel=3)

@@ -84,16 +84,19 @@ def language_model(
     if pad is None:
         raise InputError(f"{name} defines no padding token; add pad_token_id to {folder / 'config.json'}")
     config.pad_token_id, config.use_cache = pad, False
-    _check_length(name, config, length)
-    make = partial(_loaded, transformers, folder, config) if pretrained else partial(_drawn, transformers, config)
-    with _quiet(transformers), reading(folder, "a transformers model"):
-        model = make()
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and "roberta" in config.model_type:
+        longest -= pad + 1                                  # its positions start after the padding index
+    if longest is not None and length > longest:
+        raise InputError(f"{name} takes texts of up to {longest} tokens, got {length}; use --shape {longest}")
+    with _reading(transformers, folder):
+        model = _made(transformers, folder, config, pretrained)
         if train != "all":
             head = {key: value.detach() for key, value in head_of(model)}
             with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")             # already shown the first time
                 torch.manual_seed(0)
-                model = make()
+                model = _made(transformers, folder, config, pretrained)
             model.load_state_dict(head, strict=False)
         freeze(model, train)
     return LanguageModel(model, pad)
@@ -105,7 +108,7 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
     folder = folder_of(name, weights=False)
     if not _has(folder, TOKENIZERS) and not any(folder.glob("*.model")):    # transformers would make an empty one
         raise InputError(f"{folder} has no tokenizer ({TOKENIZERS[0]}); copy it there from the model's source")
-    with _quiet(transformers), reading(folder, "a transformers model"):
+    with _reading(transformers, folder):
         return transformers.AutoTokenizer.from_pretrained(folder)
 
 
@@ -118,12 +121,13 @@ def vocabulary_of(name: str) -> int:
 def folder_of(name: str, weights: bool) -> Path:
     """Folder with the files of hf:NAME_OR_PATH, downloaded from the hub if necessary."""
     place = name.removeprefix(PREFIX)
+    accepted = SAFE + (PICKLED if os.environ.get(ALLOW_PICKLE) == "1" else ())
     folder = Path(place).expanduser()
     if not folder.is_dir():
-        folder = _from_hub(place, weights)
+        folder = _from_hub(place, accepted if weights else ())
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} is not a transformers model: it has no config.json")
-    if weights and not _has(folder, SAFE) and not (_pickles() and _has(folder, PICKLED)):
+    if weights and not _has(folder, accepted):
         if _has(folder, PICKLED):
             raise InputError(
                 f"the weights in {folder} are a pickle, which can run any code when it is read; get them as "
@@ -142,10 +146,6 @@ def _has(folder: Path, names: tuple[str, ...]) -> bool:
     return any((folder / name).is_file() for name in names)
 
 
-def _pickles() -> bool:
-    return os.environ.get(ALLOW_PICKLE) == "1"
-
-
 def _transformers() -> ModuleType:
     try:
         return import_module("transformers")
@@ -153,19 +153,19 @@ def _transformers() -> ModuleType:
         raise InputError("hf: models need transformers: pip install 'quasiglobal[nlp]'") from None
 
 
-def _from_hub(name: str, weights: bool) -> Path:
-    """Folder of the model in the hub's cache; download only if the cache lacks the model."""
+def _from_hub(name: str, weights: tuple[str, ...]) -> Path:
+    """Folder of the model in the hub's cache; download only if the cache lacks the configuration or the weights."""
     from huggingface_hub import constants, snapshot_download
 
     files = ["*.json", "*.txt", "*.model", *(["*.safetensors"] if weights else [])]
-    files += ["pytorch_model*.bin"] if weights and _pickles() else []
+    files += ["pytorch_model*.bin"] if PICKLED[0] in weights else []
     cache = Path(constants.HF_HUB_CACHE)
     for here in (True, False):
         try:
             folder = Path(snapshot_download(name, allow_patterns=files, local_files_only=here))
         except Exception:                   # invalid name, no network, no such repository, no read permission
             continue
-        if not here or _has(folder, ("config.json",) if not weights else SAFE + (PICKLED if _pickles() else ())):
+        if not here or _has(folder, weights or ("config.json",)):
             return folder
     raise InputError(
         f"cannot find model {name}: it is not a folder, not in {cache}, and not on the hub, or the hub cannot be "
@@ -175,20 +175,23 @@ def _from_hub(name: str, weights: bool) -> Path:
 
 def _config(transformers: ModuleType, folder: Path, **more: int) -> PretrainedConfig:
     """Read the model's configuration from the folder."""
-    with _quiet(transformers), reading(folder, "a transformers model"):
+    with _reading(transformers, folder):
         config = transformers.AutoConfig.from_pretrained(folder, **more)
     if type(config) not in transformers.AutoModelForSequenceClassification._model_mapping:
         raise InputError(f"transformers has no text classifier for {config.model_type} models; use another model")
     return config
 
 
-def _loaded(transformers: ModuleType, folder: Path, config: PretrainedConfig) -> PreTrainedModel:
-    """Load the model with the folder's weights."""
+def _made(transformers: ModuleType, folder: Path, config: PretrainedConfig, pretrained: bool) -> PreTrainedModel:
+    """The model with the folder's weights, or with random ones; with our attention where it can be replaced."""
     auto = transformers.AutoModelForSequenceClassification
-    safe = _has(folder, SAFE)
+    replaced = auto._model_mapping[type(config)]._supports_attention_backend
+    how = {"dtype": torch.float32, **({"attn_implementation": registered()} if replaced else {})}
+    if not pretrained:
+        return auto.from_config(config, **how)
     model, found = auto.from_pretrained(
-        folder, config=config, dtype=torch.float32, use_safetensors=safe, ignore_mismatched_sizes=True,
-        output_loading_info=True, **_attention(transformers, config),
+        folder, config=config, use_safetensors=_has(folder, SAFE), ignore_mismatched_sizes=True,
+        output_loading_info=True, **how,
     )
     head = {name for name, _ in head_of(model)}
     base = [name for name, _ in model.named_parameters() if name not in head]
@@ -204,34 +207,15 @@ def _loaded(transformers: ModuleType, folder: Path, config: PretrainedConfig) ->
     return model
 
 
-def _drawn(transformers: ModuleType, config: PretrainedConfig) -> PreTrainedModel:
-    """Build the model with random weights."""
-    auto = transformers.AutoModelForSequenceClassification
-    return auto.from_config(config, dtype=torch.float32, **_attention(transformers, config))
-
-
-def _attention(transformers: ModuleType, config: PretrainedConfig) -> dict[str, str]:
-    """Select our attention function if the model supports replacing it."""
-    kind = transformers.AutoModelForSequenceClassification._model_mapping[type(config)]
-    return {"attn_implementation": registered()} if kind._supports_attention_backend else {}
-
-
-def _check_length(name: str, config: PretrainedConfig, length: int) -> None:
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest is not None and "roberta" in config.model_type:
-        longest -= config.pad_token_id + 1                  # its positions start after the padding index
-    if longest is not None and length > longest:
-        raise InputError(f"{name} takes texts of up to {longest} tokens, got {length}; use --shape {longest}")
-
-
 @contextmanager
-def _quiet(transformers: ModuleType) -> Iterator[None]:
-    """Suppress transformers' log messages and progress bars."""
+def _reading(transformers: ModuleType, folder: Path) -> Iterator[None]:
+    """Suppress transformers' log messages and progress bars; name the folder in its errors."""
     said, shown = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        yield
+        with reading(folder, "a transformers model"):
+            yield
     finally:
         transformers.logging.set_verbosity(said)
         if shown:
@@ -334,7 +318,7 @@ def mask(**how: object) -> Tensor:
 
 
 Output = Tensor | tuple[Tensor, ...]
-"""What a layer returns."""
+"""Output of a layer."""
 
 
 def recompute(module: nn.Module) -> None:
@@ -387,15 +371,6 @@ class _OfAll(torch.autograd.Function):
         info: VmapInfo, in_dims: Sequence[int | None], layer: GradientCheckpointingLayer, spec: TreeSpec,
         *leaves: object,
     ) -> tuple[Output, int | tuple[int, ...]]:
-        tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        call, dims = _call(layer, spec), tuple(in_dims[2:][place] for place in tensors)
-
-        def with_tensors(*values: Tensor) -> Output:
-            filled = list(leaves)
-            for place, value in zip(tensors, values, strict=True):
-                filled[place] = value
-            return call(*filled)
-
-        stacked = vmap(with_tensors, in_dims=dims, randomness="different")
-        result = checkpoint(stacked, *(leaves[place] for place in tensors), use_reentrant=False)
+        stacked = vmap(_call(layer, spec), in_dims=tuple(in_dims[2:]), randomness="different")
+        result = checkpoint(stacked, *leaves, use_reentrant=False)
         return result, 0 if isinstance(result, Tensor) else (0,) * len(result)

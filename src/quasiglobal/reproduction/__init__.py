@@ -10,13 +10,13 @@ COMMANDS = {
             "quasiglobal.reproduction.demo",
             "Show the paper's main result on embedded data, in a few minutes.",
         ),
-        "reproduce": ("quasiglobal.reproduction.paper.command", "Make a table or figure of the paper."),
+        "reproduce": ("quasiglobal.reproduction.paper.reproduce", "Make a table or figure of the paper."),
         "leaderboard": (
             "quasiglobal.reproduction.leaderboard.command",
             "Compare all methods, and your own, under one protocol.",
         ),
         "report": (
-            "quasiglobal.reproduction.paper.command", "Compare the paper's tables and claims with your runs."
+            "quasiglobal.reproduction.paper.reproduce", "Compare the paper's tables and claims with your runs."
         ),
     },
 }

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quasiglobal.cli.arguments import Folder, Json, call
-from quasiglobal.cli.tables import Listing
-from quasiglobal.cli.terminal import console, print_json, progress_bar, say_written
+from quasiglobal.cli.terminal import Listing, console, print_json, progress_bar, say_written
 from quasiglobal.common.files import write_csv
 from quasiglobal.runs import plots
 from quasiglobal.runs.local import simulate

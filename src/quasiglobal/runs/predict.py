@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quasiglobal.data.readers import csv_texts, folders
+from quasiglobal.data.readers import csv_files, folders
 from quasiglobal.data.sources import MEMORY_LIMIT, SOURCES, TEXT_SOURCES, DataName, Dataset, Examples, reader_of
 from quasiglobal.data.texts import Rows, to_test
 from quasiglobal.errors import InputError
@@ -148,7 +148,7 @@ def _table(model: Exported, path: str) -> Dataset:
 def _texts(model: Exported, path: str) -> Dataset:
     reader = reader_of(path)
     if reader is None or reader.texts is None:
-        texts = csv_texts.read_texts(path)
+        texts = csv_files.read_texts(path)
     else:
         texts = reader.texts(Path(path), MEMORY_LIMIT)
     rows = Rows(texts, torch.zeros(len(texts), dtype=torch.int64))

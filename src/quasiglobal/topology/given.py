@@ -139,15 +139,11 @@ def _weights(graph: Network, weight: str | None, name: str) -> Matrix:
             f"all edges need a weight: edge {bare[0]} -> {bare[1]} of {name} has no {weight!r}; set it, or use "
             "from_matrices"
         )
-    W = np.zeros((len(nodes), len(nodes)))
-    place = {node: i for i, node in enumerate(nodes)}
     for u, v, w in graph.edges(data=weight):
         if not isinstance(w, Real):
             raise InputError(f"the weight of edge {u} -> {v} of {name} must be a number, got {w!r}")
-        W[place[v], place[u]] += w
-        if not graph.is_directed() and u != v:
-            W[place[u], place[v]] += w
-    for node, i in place.items():
+    W: Matrix = np.ascontiguousarray(nx.to_numpy_array(graph, nodelist=nodes, weight=weight).T)
+    for i, node in enumerate(nodes):
         if not graph.has_edge(node, node):
             W[i, i] = 1 - W[i].sum()
     return W

@@ -1,6 +1,6 @@
 """Graphs made from the nodes' label counts, so that neighbours together have the label mix of all nodes.
 
-Whoever makes such a graph has to know how many examples of each class every node has.
+They need the number of examples of each class at every node.
 """
 
 from __future__ import annotations

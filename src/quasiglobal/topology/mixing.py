@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -13,7 +13,7 @@ from quasiglobal.errors import InputError
 
 Matrix = NDArray[np.float64]
 
-Network: TypeAlias = "nx.Graph[Any]"
+Network: TypeAlias = "nx.Graph[Hashable]"
 """A networkx graph; its nodes may be anything hashable."""
 
 TOLERANCE = 1e-9

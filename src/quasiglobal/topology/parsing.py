@@ -221,15 +221,14 @@ def _made(text: str, counts: ArrayLike | None) -> Topology:
     others = {key: _value(known[key], word, text, kind.example) for key, word in options.items()}
     if name not in FROM_LABELS:
         return kind.make(*given, **others)
-    n, table = given[0], counts
-    if table is None:
+    if counts is None:
         raise InputError(
             f"{text} is made from the nodes' label counts, which only a training knows; use it in qg train, or "
             f"qg.topology.{kind.make.__name__}(counts, …)"
         )
-    made = kind.make(table, *given[1:], **others)
-    if made.n != n:
-        raise InputError(f"{text} has {n} nodes, but there are label counts of {made.n}; make them equal")
+    made = kind.make(counts, *given[1:], **others)
+    if made.n != given[0]:
+        raise InputError(f"{text} has {given[0]} nodes, but there are label counts of {made.n}; make them equal")
     return made
 
 

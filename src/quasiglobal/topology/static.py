@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import networkx as nx
 import numpy as np
@@ -169,14 +169,10 @@ def k_regular(n: int, peers: int, *, seed: int = 0) -> Topology:
 
 def _drawn(name: str, n: int, seed: int, draw: Callable[[int], Network], remedy: str) -> Topology:
     """The first connected graph among those of the keys of (seed, n)."""
-    for key in _keys(name, n, seed):
-        graph = draw(key)
+    check_range(name.partition(":")[0], "a seed", seed, 0, 2**63 - 1)
+    rng = generator(seed, n)
+    for _ in range(TRIES):
+        graph = draw(int(rng.integers(2**31)))
         if nx.is_connected(graph):
             return Topology(name if seed == 0 else f"{name}:seed={seed}", (metropolis(graph, range(n)),))
     raise InputError(f"{name} is not connected in any of {TRIES} draws; {remedy}")
-
-
-def _keys(name: str, n: int, seed: int) -> Iterator[int]:
-    check_range(name.partition(":")[0], "a seed", seed, 0, 2**63 - 1)
-    rng = generator(seed, n)
-    return (int(rng.integers(2**31)) for _ in range(TRIES))

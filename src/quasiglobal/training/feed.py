@@ -14,8 +14,8 @@ from quasiglobal.common.trees import Tree, on_device
 from quasiglobal.data.batches import Epoch, Owner, Plan, step_sizes
 from quasiglobal.data.dataset import Dataset, Indices
 from quasiglobal.data.fresh import Keyed, Workers
-from quasiglobal.data.inputs import inputs_of
-from quasiglobal.data.shards import Blank, ExampleShards, Streamed
+from quasiglobal.data.inputs import Streamed, inputs_of
+from quasiglobal.data.shards import Blank, ExampleShards
 from quasiglobal.errors import InputError
 from quasiglobal.training.experiment import Experiment
 

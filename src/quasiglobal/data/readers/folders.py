@@ -113,15 +113,12 @@ def pixels(image: Image, channels: int) -> Pixels:
 
 def middle(image: Image, shape: Sequence[int] = (3, SIDE, SIDE)) -> Pixels:
     """The middle of an image, as large as possible, scaled to [channels, height, width] (bilinear)."""
+    from PIL import ImageOps
     from PIL.Image import Resampling
 
     channels, height, width = shape
-    wide = min(image.size[0], image.size[1] * width / height)
-    tall = wide * height / width
-    left, top = (image.size[0] - wide) / 2, (image.size[1] - tall) / 2
-    box = left, top, left + wide, top + tall  # crop before scaling: a 1 x 60000 image would become gigabytes
     mode = "L" if channels == 1 else "RGB"
-    return pixels(image.convert(mode).resize((width, height), Resampling.BILINEAR, box), channels)
+    return pixels(ImageOps.fit(image.convert(mode), (width, height), Resampling.BILINEAR), channels)
 
 
 def _split(train: Path, test: Path) -> tuple[Files, Files, tuple[str, ...]]:
@@ -144,10 +141,12 @@ def _files(folder: Path, classes: tuple[str, ...]) -> Files:
     files: Files = []
     empty: list[str] = []
     for label, name in enumerate(classes):
+        if not os.path.isdir(folder / name):                # a class without test images
+            continue
         with reading(folder / name, "a folder of images"):
-            entries = os.scandir(folder / name) if os.path.isdir(folder / name) else ()
+            entries = os.scandir(folder / name)
             found = sorted(Path(e) for e in entries if e.is_file() and Path(e).suffix.lower() in SUFFIXES)
-        if not found and os.path.isdir(folder / name):
+        if not found:
             empty.append(name)
         files += [(file, label) for file in found]
     if not files:
@@ -183,27 +182,25 @@ def _common_shape(files: list[Path]) -> tuple[int, int, int]:
 
 
 def _decode_both(
-    train: Files,
-    test: Files,
-    classes: tuple[str, ...],
-    shape: tuple[int, int, int],
-    array: Callable[[Image], Pixels],
-    memory_limit: float,
+    train: Files, test: Files, classes: tuple[str, ...], shape: tuple[int, int, int],
+    array: Callable[[Image], Pixels], memory_limit: float,
 ) -> Splits:
     """Decode the images into memory, or into shards if they exceed the memory limit."""
     large = len(train + test) * math.prod(shape) > memory_limit
-    if UNDECODED.get():
-        return Splits(_blank(train, shape, not large), _blank(test, shape, not large), classes)
-    decode = _decode_to_disk if large else _decode
-    return Splits(decode(train, shape, array), decode(test, shape, array), classes)
+
+    def examples(files: Files) -> Examples:
+        shards: Shards | None = None
+        if UNDECODED.get():
+            shards = Blank(Path(), (len(files), *shape), not large)
+        elif large:
+            shards = _decode_to_disk(files, shape, array)
+        x = _decode(files, shape, array) if shards is None else shards.x
+        return Examples(x, torch.tensor([label for _, label in files]), shards=shards)
+
+    return Splits(examples(train), examples(test), classes)
 
 
-def _blank(files: Files, shape: tuple[int, int, int], in_memory: bool) -> Examples:
-    blank = Blank(Path(), (len(files), *shape), in_memory)
-    return Examples(blank.x, torch.tensor([label for _, label in files]), shards=blank)
-
-
-def _decode_to_disk(files: Files, shape: tuple[int, int, int], array: Callable[[Image], Pixels]) -> Examples:
+def _decode_to_disk(files: Files, shape: tuple[int, int, int], array: Callable[[Image], Pixels]) -> Shards:
     """Decode the images into shards in the cache folder; the folder's name depends on the files and their times."""
     digest = hashlib.sha256(json.dumps([shape, getattr(array, "__name__", "pixels")]).encode())
     for file, _ in files:
@@ -217,10 +214,10 @@ def _decode_to_disk(files: Files, shape: tuple[int, int, int], array: Callable[[
             return np.ascontiguousarray(array(image))
 
     shards.make(read)
-    return Examples(shards.x, torch.tensor([label for _, label in files]), shards=shards)
+    return shards
 
 
-def _decode(files: Files, shape: tuple[int, int, int], array: Callable[[Image], Pixels]) -> Examples:
+def _decode(files: Files, shape: tuple[int, int, int], array: Callable[[Image], Pixels]) -> Tensor:
     x = np.empty((len(files), *shape), np.uint8)
     block = 64
 
@@ -232,7 +229,7 @@ def _decode(files: Files, shape: tuple[int, int, int], array: Callable[[Image], 
     with ThreadPoolExecutor() as pool:  # Pillow releases Python's lock while it decodes and scales
         for _ in pool.map(fill, range(0, len(files), block)):
             pass
-    return Examples(torch.from_numpy(x), torch.tensor([label for _, label in files]))
+    return torch.from_numpy(x)
 
 
 @contextmanager

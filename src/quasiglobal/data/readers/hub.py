@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -18,67 +17,50 @@ from quasiglobal.data.texts import Corpus, Rows
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Content = TypeVar("Content", Splits, Corpus)
+
 Table: TypeAlias = Any
 """A split of a data set of the package `datasets`, which need not be installed."""
 
 
-@dataclass(frozen=True)
-class Hub:
-    """Repository of an image data set on the hub, and the names of its columns and splits."""
+def images(
+    repository: str, array: Callable[[Image], Pixels], memory_limit: float, *, image: str = "image", test: str = "test"
+) -> Splits | None:
+    """Download images, or read them from the cache of `datasets`; None if that package is not installed.
 
-    repository: str
-    array: Callable[[Image], Pixels]
-    image: str = "image"
-    test: str = "test"
-
-
-@dataclass(frozen=True)
-class TextHub:
-    """Repository of a text data set on the hub, and the names of its columns and splits."""
-
-    repository: str
-    text: str = "text"
-    test: str = "test"
-
-
-def fetch(hub: Hub, memory_limit: float) -> Splits | None:
-    """Download images, or read them from the cache of `datasets`; None if that package is not installed."""
+    `array` converts an image; `image` is the name of their column, and `test` that of the test split.
+    """
     def examples(rows: Table) -> Examples:
-        first = hub.array(rows[0][hub.image])
-        fits(len(rows) * math.prod(first.shape), memory_limit, hub.repository)
+        first = array(rows[0][image])
+        fits(len(rows) * math.prod(first.shape), memory_limit, repository)
         x = np.empty((len(rows), *first.shape), np.uint8)
         for i, row in enumerate(rows):
-            x[i] = hub.array(row[hub.image])
-        y = np.array(list(rows["label"]))
-        return labelled(x, y, len(rows.features["label"].names), hub.repository)
+            x[i] = array(row[image])
+        return labelled(x, np.array(list(rows["label"])), len(rows.features["label"].names), repository)
 
-    with reading(hub.repository, "a data set of the Hugging Face hub"):
-        if (splits := _splits(hub)) is None:
-            return None
-        train, test = splits
-        return Splits(examples(train), examples(test), tuple(train.features["label"].names))
+    return _fetched(repository, test, lambda train, held: Splits(
+        examples(train), examples(held), tuple(train.features["label"].names)
+    ))
 
 
-def fetch_texts(hub: TextHub, name: str, classes: tuple[str, ...]) -> Corpus | None:
+def texts(
+    repository: str, name: str, classes: tuple[str, ...], memory_limit: float, *, text: str = "text", test: str = "test"
+) -> Corpus | None:
     """Download texts, or read them from the cache of `datasets`; None if that package is not installed."""
     def rows(split: Table) -> Rows:
-        texts, y = list(split[hub.text]), np.array(list(split["label"]))
-        return Rows(texts, labelled(y, y, len(classes), hub.repository).y)
+        y = np.array(list(split["label"]))
+        return Rows(list(split[text]), labelled(y, y, len(classes), repository).y)
 
-    with reading(hub.repository, "a data set of the Hugging Face hub"):
-        if (splits := _splits(hub)) is None:
+    return _fetched(repository, test, lambda train, held: Corpus(name, rows(train), rows(held), classes))
+
+
+def _fetched(repository: str, test: str, convert: Callable[[Table, Table], Content]) -> Content | None:
+    """Convert the training and the test split; None if the package `datasets` is not installed."""
+    with reading(repository, "a data set of the Hugging Face hub"):
+        try:
+            package = import_module("datasets")
+        except ImportError:
             return None
-        train, test = splits
-        return Corpus(name, rows(train), rows(test), classes)
-
-
-def _splits(hub: Hub | TextHub) -> tuple[Table, Table] | None:
-    """Training and test split; None if the package `datasets` is not installed."""
-    try:
-        package = import_module("datasets")
-    except ImportError:
-        return None
-    if not hasattr(package, "load_dataset"):  # Python imports any folder of that name as a package
-        return None
-    train, test = package.load_dataset(hub.repository, split=["train", hub.test])
-    return train, test
+        if not hasattr(package, "load_dataset"):            # Python imports any folder of that name as a package
+            return None
+        return convert(*package.load_dataset(repository, split=["train", test]))

@@ -28,9 +28,9 @@ def read(path: Path, memory_limit: float) -> Splits:
     """
     content = arrays(path, memory_limit)
     is_split = "x_test" in content or "y_test" in content
-    train = _examples(path, {name: a for name, a in content.items() if not (is_split and _is_test(name))})
+    train = _examples(path, {name: a for name, a in content.items() if not (is_split and name.endswith("_test"))})
     if is_split:
-        tests = {name.removesuffix("_test"): a for name, a in content.items() if _is_test(name)}
+        tests = {name.removesuffix("_test"): a for name, a in content.items() if name.endswith("_test")}
         test = _examples(path, tests, suffix="_test")
     else:
         train, test = (train.at(cut) for cut in held_out(len(train), path))
@@ -53,10 +53,6 @@ def arrays(path: Path, memory_limit: float) -> dict[str, NDArray[np.generic]]:
         fits(sum(entry.file_size for entry in archive.infolist()), memory_limit, path)
         with np.load(path, allow_pickle=False) as content:
             return {name: np.asarray(content[name]) for name in content.files}
-
-
-def _is_test(name: str) -> bool:
-    return name.endswith("_test")
 
 
 def _examples(path: Path, content: dict[str, NDArray[np.generic]], suffix: str = "") -> Examples:

@@ -14,13 +14,11 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from quasiglobal.cli.arguments import Folder, Json, call
-from quasiglobal.cli.tables import Listing, Values
-from quasiglobal.cli.terminal import print_json, progress_bar, say, say_written, time_in_words
+from quasiglobal.cli.terminal import Listing, Values, print_json, progress_bar, say, say_written, time_in_words
 from quasiglobal.reproduction.leaderboard.contenders import Contender, newcomer, select, source
 from quasiglobal.reproduction.leaderboard.contest import contest
 from quasiglobal.reproduction.leaderboard.protocol import Tier, tier_named
 from quasiglobal.reproduction.leaderboard.standings import (
-    Standing,
     check_records,
     file_name,
     read_standing,
@@ -30,11 +28,12 @@ from quasiglobal.reproduction.leaderboard.standings import (
 from quasiglobal.reproduction.leaderboard.summary import (
     blocks,
     document_with_blocks,
+    leaderboard_document,
     ranked,
     refresh,
     score_cell,
-    write_leaderboard,
 )
+from quasiglobal.reproduction.report.formats import write_report
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import RunFolder, RunStore
 from quasiglobal.training.metrics import Record
@@ -58,11 +57,6 @@ class Places:
     """Device: auto, cpu or cuda. On a GPU the trials of all methods train together."""
     workers: int = 0
     """Processes on a CPU, of one thread each; 0: as many as there are cores."""
-
-    @property
-    def processes(self) -> int:
-        """Number of processes."""
-        return self.workers or os.cpu_count() or 1
 
 
 DEFAULT = Places()
@@ -173,16 +167,12 @@ def _run(wanted: Sequence[Contender], tier: Tier, at: Places) -> None:
             epoch = f"epoch {records[0]['epoch']} of {runs[0].experiment.epochs}"
             progress.update(bar, description=f"{what}, {len(runs)} runs, {epoch}")
 
-        for k, standing in enumerate(contest(wanted, tier, options, at.processes, watch), start=1):
+        for k, standing in enumerate(contest(wanted, tier, options, at.workers or os.cpu_count() or 1, watch), start=1):
             write_standing(standing, at.records)
             progress.update(bar, completed=k, description=standing.name)
             since = time_in_words(time.monotonic() - began)
-            say(f"{k} of {len(wanted)} after {since}: {_in_words(standing, tier)}")
-
-
-def _in_words(standing: Standing, tier: Tier) -> str:
-    scores = (f"{one.name} {score_cell(standing.conditions[one.name]).text}" for one in tier.conditions)
-    return f"{standing.name}: {'; '.join(scores)}"
+            scores = (f"{one.name} {score_cell(standing.conditions[one.name]).text}" for one in tier.conditions)
+            say(f"{k} of {len(wanted)} after {since}: {standing.name}: {'; '.join(scores)}")
 
 
 def _show(tier: Tier, at: Places, json: bool, methods: Sequence[str]) -> None:
@@ -200,7 +190,7 @@ def _show(tier: Tier, at: Places, json: bool, methods: Sequence[str]) -> None:
             title=tier.title, caption="Mean of nodes, %; the page has all numbers.",
             folds={"graph": 10} | dict.fromkeys(columns, 7),
         ).show()
-    say_written(write_leaderboard(standings, at.out))
+    say_written(write_report(leaderboard_document(standings), at.out, ["html", "markdown"]))
     made = blocks(standings)
     for path in at.update:
         for name in sorted(refresh(path, made)):

@@ -1,4 +1,4 @@
-"""Who takes part: every registered algorithm on a ring, variants with a row of their own, and your own method."""
+"""Contenders: every registered algorithm on a ring, variants with their own row, and your own method."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import filter as fnfilter
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -41,9 +42,9 @@ class Contender:
     communication: str = ""
     wire: str = "full"
     lr: float = 0.0
-    """The middle of the first grid of learning rates; 0: the tier's, times `times`."""
+    """The middle of the first grid of learning rates; 0 means: the tier's rate × `times`."""
     times: float = 0.0
-    """Its learning rates relative to those of methods with momentum; 0: as the algorithm's (`TIMES`)."""
+    """Its learning rates relative to those of methods with momentum; 0 means: the algorithm's (`TIMES`)."""
     rates: dict[str, float] = field(default_factory=dict)
     """The rate under each condition, in a tier that does not tune."""
     published: dict[str, float] = field(default_factory=dict)
@@ -130,7 +131,7 @@ Table 2, the worst node; EDM is not in it."""
 
 
 def objections(experiment: Experiment) -> tuple[str, tuple[str, ...]]:
-    """The sentence with which the library refuses an experiment's method, empty if it does not, and its warnings."""
+    """The library's reason to refuse an experiment's method, empty if there is none, and its warnings."""
     refused, faults = "", Faults(experiment.drop, experiment.churn)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -165,19 +166,19 @@ def contender(text: str, tier: Tier, name: str = "", topology: str = "", lr: flo
 
 def select(tier: Tier, patterns: Sequence[str]) -> list[Contender]:
     """The methods whose name matches one of the patterns; all methods if there are no patterns."""
-    everybody = contenders(tier)
+    everybody = {one.name: one for one in contenders(tier)}
     for pattern in patterns:
-        if not any(fnmatch(one.name, pattern) for one in everybody):
-            names = ", ".join(one.name for one in everybody)
+        if not fnfilter(everybody, pattern):
+            names = ", ".join(everybody)
             raise InputError(f"no method of tier {tier.name} matches {pattern!r}; * matches any text; it has {names}")
-    return [one for one in everybody if not patterns or any(fnmatch(one.name, pattern) for pattern in patterns)]
+    return [one for name, one in everybody.items() if any(fnmatch(name, pattern) for pattern in patterns or "*")]
 
 
 # ------------------------------------------------------------------------------------------------ your own
 
 
 def newcomer(text: str, tier: Tier, name: str, topology: str, lr: float, records: Path) -> Contender:
-    """Somebody's own method, under a name that is not taken by another one, also not in the records."""
+    """Your own method; raise InputError if it fails, or if its name is taken, also in the records."""
     if not 0 <= lr < math.inf:
         raise InputError(f"lr must be a number > 0, got {lr}")
     chosen = algorithm(text)
@@ -217,7 +218,7 @@ def newcomer(text: str, tier: Tier, name: str, topology: str, lr: float, records
 
 
 def source(text: str) -> str:
-    """Hash of a method's files and options, after a change of which its runs are repeated; empty if it is built in."""
+    """Hash of a method's files and options, whose change repeats its runs; empty for a built-in method."""
     name = name_of(text)
     if name in ALGORITHMS:
         return ""

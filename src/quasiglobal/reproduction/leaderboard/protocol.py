@@ -39,7 +39,7 @@ MOST_RATES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """Data and links that a method is tried on."""
+    """Data and links of a comparison."""
 
     name: str
     partition: str = "dirichlet"
@@ -63,7 +63,7 @@ class Tier:
     trial_epochs: int = 0
     """Length of a trial in epochs; 0: as long as a run."""
     tests: int = 1
-    """Number of last tests that a node's score is the mean of."""
+    """Number of tests, the last ones, whose mean is a node's score."""
     seeds: tuple[int, ...] = SEEDS
     """Seeds of the scores."""
 
@@ -74,7 +74,7 @@ class Tier:
         )
 
     def trial(self, experiment: Experiment) -> Experiment:
-        """The trial that stands for an experiment while its rate is chosen: seed 0, tested on the validation split."""
+        """The tuning trial of an experiment: seed 0, tested on the validation split."""
         epochs = self.trial_epochs or experiment.epochs
         warmup = experiment.warmup * epochs / experiment.epochs
         return replace(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 from quasiglobal.common.files import finite, read_json, write_json
 from quasiglobal.errors import InputError, unknown
@@ -63,7 +63,7 @@ class Placing:
         return bool(self.refused) or (tuned and set(seeds) <= {one.seed for one in self.seeds})
 
     def joined(self, before: Placing | None) -> Placing:
-        """With the further seeds of an earlier record at the same rate."""
+        """Add the further seeds of an earlier record at the same rate."""
         if before is None or before.lr != self.lr:
             return self
         found = {one.seed: one for one in (*before.seeds, *self.seeds)}
@@ -120,19 +120,14 @@ class Standing:
         graph = "all nodes" if self.central else self.topology
         return ", ".join(filter(None, (graph, self.communication, self.wire.replace("full", ""))))
 
-    @property
-    def file(self) -> str:
-        """Name of its file: `tier/name.json`, with dashes for everything but letters, digits, + and dots."""
-        return f"{self.tier}/{file_name(self.name)}"
 
-
-def _decoded(hint: Any, value: Any) -> Any:
-    """A JSON value as an annotation says: a dataclass, dict, tuple, text or number; raise TypeError if it is none."""
+def _decoded(hint: object, value: object) -> object:
+    """Convert a JSON value to a dataclass, dict, tuple, text or number, as annotated; raise TypeError if it differs."""
     origin, inner = get_origin(hint), get_args(hint)
-    if isinstance(hint, type) and is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
         hints = get_type_hints(hint)
         return hint(**{name: _decoded(hints[name], one) for name, one in value.items()})
-    if origin is dict:
+    if origin is dict and isinstance(value, dict):
         return {key: _decoded(inner[1], one) for key, one in value.items()}
     if origin is tuple and isinstance(value, list):
         return tuple(_decoded(inner[0], one) for one in value)
@@ -144,7 +139,7 @@ def _decoded(hint: Any, value: Any) -> Any:
 
 
 def file_name(name: str) -> str:
-    """The file of a method.
+    """The file of a method: its name with dashes for everything but letters, digits, + and dots.
 
     >>> file_name("push-diging, sums"), file_name("dsgd + merge"), file_name("mine.methods:Mine")
     ('push-diging-sums.json', 'dsgd-+-merge.json', 'mine.methods-Mine.json')
@@ -154,7 +149,7 @@ def file_name(name: str) -> str:
 
 def write_standing(standing: Standing, records: Path) -> Path:
     """Write a record; return its path. Keep conditions and seeds that only an earlier record of its settings has."""
-    path = records / standing.file
+    path = records / standing.tier / file_name(standing.name)
     before = read_standing(path)
     if before is not None and before.settings == standing.settings:
         ours = {name: one.joined(before.conditions.get(name)) for name, one in standing.conditions.items()}
@@ -166,26 +161,25 @@ def write_standing(standing: Standing, records: Path) -> Path:
 def read_standing(path: Path) -> Standing | None:
     """Read a record; None if there is none, or if it is damaged or of another version of the protocol."""
     try:
-        found: Standing = _decoded(Standing, read_json(path))
+        found = _decoded(Standing, read_json(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         warnings.warn(f"{path} is damaged and ignored", stacklevel=2)
         return None
-    return found if found.version == VERSION else None
+    return found if isinstance(found, Standing) and found.version == VERSION else None
 
 
 def check_records(tier: Tier, records: Path, patterns: Sequence[str] = ()) -> None:
     """Raise InputError if there are no records of a tier, or if a pattern matches none of their names."""
-    found = [one for path in sorted((records / tier.name).glob("*.json")) if (one := read_standing(path))]
-    for pattern in patterns if found else ():
-        if not any(fnmatch(one.name, pattern) for one in found):
-            raise unknown(f"method in the records of tier {tier.name}", pattern, [one.name for one in found])
+    name, found = tier.name, [one.name for one in read_standings(records)[tier.name]]
     if not found:
-        name = tier.name
         raise InputError(
             f"no records of tier {name} in {records}; run `qg leaderboard {name}`, or give their folder with --records"
         )
+    for pattern in patterns:
+        if not any(fnmatch(one, pattern) for one in found):
+            raise unknown(f"method in the records of tier {name}", pattern, found)
 
 
 def read_standings(records: Path) -> dict[str, list[Standing]]:

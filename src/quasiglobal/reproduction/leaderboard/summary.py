@@ -15,7 +15,7 @@ from quasiglobal.errors import InputError, unknown
 from quasiglobal.reproduction.leaderboard.protocol import SEEDS, TIERS, VERSION, Condition, Tier
 from quasiglobal.reproduction.leaderboard.standings import MEASURES, Placing, Standing
 from quasiglobal.reproduction.report.document import Cell, Column, Document, Row, Section
-from quasiglobal.reproduction.report.formats import escaped, write_report
+from quasiglobal.reproduction.report.formats import escaped
 from quasiglobal.reproduction.report.noise import Gap, Sample, gap
 
 TOP = 5
@@ -48,11 +48,6 @@ def leaderboard_document(standings: Standings) -> Document:
     )
 
 
-def write_leaderboard(standings: Standings, out: Path) -> list[Path]:
-    """Write the page and the tables in Markdown to a folder; return their paths."""
-    return write_report(leaderboard_document(standings), out, ["html", "markdown"])
-
-
 LEGEND = (
     "Scores are test accuracies in per cent at the end of a run, mean ± standard deviation over three seeds. Mean of "
     "nodes: over the 16 models. Worst node: the lowest of them. Averaged model: the accuracy of the average of all "
@@ -76,7 +71,7 @@ def _overview(tier: Tier, standings: Sequence[Standing]) -> Section:
         Row(
             (
                 Cell(one.name), Cell(one.graph), *(score_cell(one.conditions.get(c.name)) for c in tier.conditions),
-                _megabytes(next((placing for placing in one.conditions.values() if placing.score()), None)),
+                _number(next((placing for placing in one.conditions.values() if placing.score()), None), "bytes", 1e-6),
             ),
             algorithm=readable(name_of(one.algorithm)),
         )
@@ -102,7 +97,7 @@ def _condition_section(tier: Tier, condition: Condition, standings: Sequence[Sta
         cells = (
             Cell(one.name), Cell(one.graph), *(score_cell(placing, measure) for measure in MEASURES), _merging(placing),
             *([Cell("" if paper is None else f"{paper:.1f}", paper)] if published else []),
-            _megabytes(placing), _number(placing, "seconds", 1.0), _rate(placing), Cell(_note(placing)),
+            _number(placing, "bytes", 1e-6), _number(placing, "seconds", 1.0), _rate(placing), Cell(_note(placing)),
         )
         rows.append(Row(cells, readable(name_of(one.algorithm)), known=placing is not None and not placing.refused))
     return Section(
@@ -135,19 +130,13 @@ def score_cell(placing: Placing | None, measure: str = "mean") -> Cell:
 
 
 def _merging(placing: Placing | None) -> Cell:
-    """What the final merge gives: the averaged model less the mean of nodes, in points."""
+    """Gain of the final merge: the averaged model minus the mean of nodes, in points."""
     nodes, averaged = (placing.score(measure) if placing else None for measure in ("mean", "averaged"))
-    if nodes is None or averaged is None:
-        return Cell("")
-    return _signed(averaged.mean - nodes.mean)
+    return _signed(averaged.mean - nodes.mean) if nodes and averaged else Cell("")
 
 
 def _signed(difference: float) -> Cell:
     return Cell(f"{round(difference, 2) + 0.0:+.2f}".replace("-", "−"), difference)         # + 0.0: −0 is 0
-
-
-def _megabytes(placing: Placing | None) -> Cell:
-    return _number(placing, "bytes", 1e-6)
 
 
 def _number(placing: Placing | None, measure: str, factor: float) -> Cell:
@@ -176,10 +165,8 @@ def _rate(placing: Placing | None) -> Cell:
 
 
 def _question_sections(standings: Standings) -> list[Section]:
-    columns = (
-        Column("comparison"), Column("ours", numeric=True), Column("other", numeric=True),
-        Column("difference", numeric=True), Column("noise", numeric=True), Column("verdict"),
-    )
+    numbers = (Column(title, numeric=True) for title in ("ours", "other", "difference", "noise"))
+    columns = (Column("comparison"), *numbers, Column("verdict"))
     return [
         Section(
             f"question-{k}", question, "Differences on the same seeds, in points; noise: what chance explains at 95 %.",
@@ -192,10 +179,8 @@ def _question_sections(standings: Standings) -> list[Section]:
 
 def _answer_cells(one: Answer) -> list[Cell]:
     noise = Cell("") if one.gap.noise is None else Cell(f"±{one.gap.noise:.2f}", one.gap.noise)
-    ours, apart = Cell("⋆", None, "bad"), Cell("")
-    if one.ours is not None:
-        ours = Cell(f"{one.ours:.2f}", one.ours)
-        apart = _signed(one.gap.value)
+    ours = Cell("⋆", None, "bad") if one.ours is None else Cell(f"{one.ours:.2f}", one.ours)
+    apart = Cell("") if one.ours is None else _signed(one.gap.value)
     return [Cell(one.says), ours, Cell(f"{one.other:.2f}", one.other), apart, noise, Cell(one.verdict)]
 
 
@@ -230,9 +215,9 @@ def _top(tier: Tier, standings: Sequence[Standing]) -> str:
 
 
 def refresh(path: Path, made: Mapping[str, str]) -> set[str]:
-    """Replace the blocks of a document, which stand between `<!-- leaderboard: NAME -->` and `<!-- end -->`.
+    """Replace the blocks of a document, between `<!-- leaderboard: NAME -->` and `<!-- end -->`.
 
-    Return the names of those that stay as they are, since there are no records for them.
+    Return the names of the blocks that stay as they are because they have no records.
     """
     text = document_with_blocks(path)
 
@@ -277,7 +262,7 @@ class Number:
     measure: str = "mean"
 
     def placing(self, standings: Standings) -> Placing:
-        """The results that the number is of; without any if there is no record of it."""
+        """The results of this method under this condition; empty if there is no record of it."""
         found = (one.conditions.get(self.condition) for one in standings.get(self.tier, ()) if one.name == self.method)
         return next(found, None) or Placing()
 
@@ -328,24 +313,9 @@ class Answer:
         return "no difference beyond the noise" if self.gap.within else "higher" if self.gap.value > 0 else "lower"
 
 
-def _loss(method: str, data: str) -> Contrast:
-    with_loss = Number("digits", method, f"{data}, 30 % loss")
-    return Contrast(f"{method}, {data}: 30 % loss against none", with_loss, Number("digits", method, data))
-
-
 def _averaged(tier: str, method: str, condition: str) -> Contrast:
     says = f"{tier}, {condition}: {method}, averaged model against nodes"
     return Contrast(says, Number(tier, method, condition, "averaged"), Number(tier, method, condition))
-
-
-def _tuned_with_merge(method: str) -> Contrast:
-    merged, plain = (Number("digits", name, "sorted") for name in (f"{method} + merge", method))
-    return Contrast(f"digits, sorted: {method}, tuned with the merge against without", merged, plain)
-
-
-def _against(tier: str, condition: str, one: str, other: str) -> Contrast:
-    ours, theirs = (Number(tier, name, condition) for name in (one, other))
-    return Contrast(f"{tier}, {condition}: {one} against {other}", ours, theirs)
 
 
 MERGED = ("dsgd", "dsgdm-n", "qg-dsgdm-n", "edm")
@@ -373,7 +343,10 @@ QUESTIONS: dict[str, tuple[Contrast, ...]] = {
         for other in ("qg-dsgdm-n", "relaysgd, momentum")
     ),
     "Do running sums and LT-ADMM keep their accuracy under 30 % one-sided loss?": tuple(
-        _loss(method, data)
+        Contrast(
+            f"{method}, {data}: 30 % loss against none",
+            Number("digits", method, f"{data}, 30 % loss"), Number("digits", method, data),
+        )
         for method in (
             "push-diging, sums", "push-diging, sums, momentum", "lt-admm", "lt-admm, momentum", "qg-dsgdm-n",
             "push-diging", "edm", "dsgd-gt",
@@ -381,11 +354,21 @@ QUESTIONS: dict[str, tuple[Contrast, ...]] = {
         for data in ("sorted", "α = 0.1")
     ),
     "What does the final merge give?": (
-        *(one for name in MERGED for one in (_averaged("digits", name, "sorted"), _tuned_with_merge(name))),
+        *(
+            one for name in MERGED for one in (
+                _averaged("digits", name, "sorted"),
+                Contrast(
+                    f"digits, sorted: {name}, tuned with the merge against without",
+                    Number("digits", f"{name} + merge", "sorted"), Number("digits", name, "sorted"),
+                ),
+            )
+        ),
         *(_averaged("cifar", name, condition) for condition in ("α = 0.1", "α = 0.01") for name in ON_CIFAR),
     ),
     "What does a Base-2 graph give, compared with a better method on a ring?": tuple(
-        _against(tier, condition, one, other)
+        Contrast(
+            f"{tier}, {condition}: {one} against {other}", Number(tier, one, condition), Number(tier, other, condition)
+        )
         for tier, conditions in (("digits", ("sorted", "α = 0.1")), ("cifar", ("α = 0.1", "α = 0.01")))
         for condition in conditions
         for one, other in BASE_OR_METHOD

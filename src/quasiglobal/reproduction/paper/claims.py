@@ -9,7 +9,7 @@ from itertools import chain
 
 from quasiglobal.algorithms import ALGORITHMS
 from quasiglobal.algorithms.sgd import DSGDm
-from quasiglobal.reproduction.paper.outcomes import Outcome, Verdict, our_sample, paper_sample
+from quasiglobal.reproduction.paper.outcomes import Outcome, Verdict, our_sample, paper_sample, worst
 from quasiglobal.reproduction.paper.tables import (
     TABLES,
     ColumnLabel,
@@ -91,8 +91,7 @@ class Claim:
 
 def verdict(judged: Sequence[Judged]) -> Verdict | None:
     """The worst verdict; None if nothing was judged."""
-    worst: tuple[Verdict, ...] = ("does not hold", "within noise", "holds")
-    return next((kind for kind in worst if any(one.verdict == kind for one in judged)), None)
+    return worst({one.verdict for one in judged})
 
 
 def paper_scores() -> dict[CellKey, Sample]:
@@ -174,16 +173,9 @@ def gain_above(table: str, method: str, base: str, high: ColumnLabel, low: Colum
             yield Comparison(label(f"gain of {method} over {base}", model, f"{high} less {low}"), terms)
 
 
-def between(comparisons: Iterable[Comparison], low: float, high: float) -> Iterator[Comparison]:
-    """The same comparisons with other bounds."""
-    for one in comparisons:
-        yield replace(one, low=low, high=high)
-
-
 def not_clearly_above(comparisons: Iterable[Comparison]) -> Iterator[Comparison]:
     """The first score of each comparison is not above the second by more than the noise."""
-    for one in comparisons:
-        yield replace(one, low=-math.inf, high=0.0, noise_allowed=True)
+    return (replace(one, low=-math.inf, high=0.0, noise_allowed=True) for one in comparisons)
 
 
 def settings_of(table: str) -> list[tuple[str, ColumnLabel]]:
@@ -226,7 +218,7 @@ CLAIMS: tuple[Claim, ...] = (
     claim(
         "The improvement in test accuracy is 1 to 20 points.",
         "Abstract",
-        between(above("cifar10", QG, LOCAL), 1, 20),
+        (replace(one, low=1, high=20) for one in above("cifar10", QG, LOCAL)),
     ),
     claim(
         "It gains over DSGDm-N on ImageNet-32 and ImageNet too.",
@@ -364,9 +356,7 @@ def momentum_tuning(store: RunStore, scale: Scale = "paper") -> PaperTable:
         if (beta := _other_beta(run.experiment)) and setting(replace(run.experiment, algorithm="dsgdm-n")) in settings
     }
     cells = tuple(
-        PaperCell(
-            RowLabel(f"{LOCAL}, β = {beta:g}"), cell.column, replace(cell.experiment, algorithm=name), None
-        )
+        PaperCell(RowLabel(f"{LOCAL}, β = {beta:g}"), cell.column, replace(cell.experiment, algorithm=name), None)
         for name, beta in sorted(tried.items())
         for cell in local
     )

@@ -9,18 +9,18 @@ rate of short runs counts, provided that the cell was run at that rate; `tuned_s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
-from quasiglobal.common.files import read_lines
+from quasiglobal.reproduction.paper.readings import ended_runs
 from quasiglobal.reproduction.paper.tables import ColumnLabel, PaperCell, PaperTable, Scale
 from quasiglobal.reproduction.report.noise import Gap, Sample, gap
 from quasiglobal.runs.comparison import Score
 from quasiglobal.runs.store import Run, RunStore
 from quasiglobal.runs.tuning import best_point, score
-from quasiglobal.training.experiment import Experiment, setting
-from quasiglobal.training.metrics import AVERAGED, SCORE, Record, last_and_best, number
+from quasiglobal.training.experiment import Experiment
+from quasiglobal.training.metrics import AVERAGED, SCORE, number
 
 Which = Literal["last", "best", "averaged"]
 """Score of the last test, of the best test, or of the nodes' averaged model in the last test."""
@@ -73,8 +73,12 @@ class Outcome:
 
     def by_seed(self, which: Which = "last") -> dict[int, float]:
         """Our score of each seed in per cent; empty if a seed diverged or a run lacks the metric."""
-        found = {run.experiment.seed: _reached(run, which) for run in self.runs}
-        values = {seed: 100 * reached for seed, reached in found.items() if reached is not None}
+        metric = AVERAGED if which == "averaged" else SCORE
+        tests = {
+            run.experiment.seed: run.summary.best if which == "best" else run.summary.last
+            for run in self.runs if run.summary
+        }
+        values = {seed: 100 * reached for seed, test in tests.items() if (reached := number(test, metric)) is not None}
         return {} if self.diverged or len(values) < len(self.runs) else values
 
     def ours(self, which: Which = "last") -> Score | None:
@@ -89,21 +93,18 @@ class Outcome:
         return None if ours is None or self.cell.score is None else ours.mean - self.cell.score.mean
 
 
-def _reached(run: Run, which: Which) -> float | None:
-    """The score of a run, from its summary."""
-    if run.summary is None:
-        return None
-    test = run.summary.best if which == "best" else run.summary.last
-    return number(test, AVERAGED if which == "averaged" else SCORE)
-
-
 def outcomes(table: PaperTable, store: RunStore, scale: Scale = "paper", short: bool = True) -> list[Outcome]:
     """The outcome of each cell of a table.
 
-    `short`: whether the best rate of short runs counts if too few rates were tried at the paper's scale.
+    `short`: whether the best rate of short runs counts, if too few rates were tried at the paper's scale and the cell
+    was run at it.
     """
     found = [_outcome(cell, scale, store) for cell in table.cells]
-    return [_or_at_short_rate(one, store) for one in found] if short and scale == "paper" else found
+    for k, one in enumerate(found if short and scale == "paper" else ()):
+        if not one.fixed and len(one.trials) < FEWEST_RATES:
+            at_short = chosen_short(one.cell, store)
+            found[k] = at_short if at_short and at_short.runs else one
+    return found
 
 
 def chosen_short(cell: PaperCell, store: RunStore) -> Outcome | None:
@@ -120,14 +121,6 @@ def _outcome(cell: PaperCell, scale: Scale, store: RunStore) -> Outcome:
     """The outcome of the best of the cell's algorithms."""
     found = [_tried(cell, experiment, store) for experiment in cell.experiments(scale)]
     return max(found, key=lambda one: max(map(score, one.trials.values()), default=float("-inf")))
-
-
-def _or_at_short_rate(one: Outcome, store: RunStore) -> Outcome:
-    """Fall back to the best rate of short runs if the paper's scale has too few rates and the cell was run at it."""
-    if one.fixed or len(one.trials) >= FEWEST_RATES:
-        return one
-    short = chosen_short(one.cell, store)
-    return short if short and short.runs else one
 
 
 def _tried(cell: PaperCell, experiment: Experiment, store: RunStore) -> Outcome:
@@ -155,21 +148,19 @@ Verdict = Literal["holds", "within noise", "does not hold"]
 class Order:
     """Rank of a method against the others of its column that both the paper and our runs have."""
 
-    agreed: tuple[str, ...] = ()
-    """Methods on the same side as in the paper."""
-    unclear: tuple[str, ...] = ()
-    """Methods on the other side, within the noise of our runs."""
-    reversed: tuple[str, ...] = ()
-    """Methods on the other side, beyond the noise of our runs."""
+    methods: Mapping[Verdict, Sequence[str]]
+    """The others: on the same side as in the paper, on the other side within the noise of our runs, or beyond it."""
 
     @property
     def verdict(self) -> Verdict | None:
         """The worst result of all comparisons; None if there are none."""
-        if self.reversed:
-            return "does not hold"
-        if self.unclear:
-            return "within noise"
-        return "holds" if self.agreed else None
+        return worst(self.methods)
+
+
+def worst(verdicts: Collection[Verdict]) -> Verdict | None:
+    """The worst verdict; None if there are none."""
+    order: tuple[Verdict, ...] = ("does not hold", "within noise", "holds")
+    return next((kind for kind in order if kind in verdicts), None)
 
 
 def paper_sample(score: Score | None) -> Sample:
@@ -209,7 +200,7 @@ def by_model_and_column(outcomes: Iterable[Outcome]) -> dict[tuple[str, ColumnLa
 def order(outcome: Outcome, others: Iterable[Outcome]) -> Order:
     """Compare the rank of a method among others in our runs with its rank in the paper."""
     ours = our_sample(outcome)
-    found: Mapping[Verdict, list[str]] = {"holds": [], "within noise": [], "does not hold": []}
+    found: dict[Verdict, list[str]] = {}
     for other in others:
         theirs = our_sample(other)
         if other is outcome or ours is None or theirs is None:
@@ -218,63 +209,7 @@ def order(outcome: Outcome, others: Iterable[Outcome]) -> Order:
         in_ours = gap([(1, ours), (-1, theirs)])
         if math.isnan(in_paper.value) or in_paper.value == 0:
             continue
-        name = other.cell.row.method
-        if in_ours.value * in_paper.value > 0:
-            found["holds"].append(name)
-        else:
-            found["does not hold" if in_ours.within is False else "within noise"].append(name)
-    return Order(tuple(found["holds"]), tuple(found["within noise"]), tuple(found["does not hold"]))
-
-
-# ------------------------------------------------------------------------------------------------ the paper's EvoNorm
-
-# Training is the same for the three readings of the released ResNet-EvoNorm: the same weights are tested with other
-# statistics of its batch norms. `readings.py` tests runs in all of them, and compares them.
-
-READINGS = {"batch": "evonorm-released", "hybrid": "evonorm-first-release", "running": "evonorm-running"}
-"""The norm of each reading: which statistics its tests use."""
-
-TRAINED = "running"
-"""The reading that keeps the running statistics of all batch norms, which the others use in part."""
-
-Reading = dict[str, float]
-"""A test: the epoch, and the accuracy of every reading and of its averaged model."""
-
-FILE = "readings.jsonl"
-"""The file in a run folder: a line per test, with the accuracy of every reading."""
-
-
-def ended_runs(store: RunStore, experiment: Experiment) -> list[Run]:
-    """The ended runs of an experiment's setting, and those that trained the same and were tested with its norm too.
-
-    Where both exist for a seed and a rate, the run of its own counts.
-    """
-    own = store.ended.get(setting(experiment), [])
-    reading = next((name for name, norm in READINGS.items() if norm == experiment.norm and name != TRAINED), None)
-    if reading is None:
-        return own
-    trained = store.ended.get(setting(replace(experiment, norm=READINGS[TRAINED])), ())
-    known = {(run.experiment.seed, run.experiment.peak_lr) for run in own}
-    missing = [run for run in trained if (run.experiment.seed, run.experiment.peak_lr) not in known]
-    return [*own, *(_read_as(run, reading) for run in missing if (run.folder / FILE).exists())]
-
-
-def _read_as(run: Run, reading: str) -> Run:
-    """The same run with the tests of a reading in its records and its summary."""
-    tests = {line["epoch"]: line for line in read_readings(run)}
-    records: list[Record] = []
-    for record in run.records():
-        plain = {key: value for key, value in record.items() if not key.startswith(SCORE)}
-        line = tests.get(record["epoch"])
-        scores = {SCORE: line[reading], AVERAGED: line[f"{reading}_averaged"]} if line else {}
-        records.append(cast(Record, plain | scores))
-    one = replace(run.experiment, norm=READINGS[reading])
-    last, best = last_and_best(records, one.metric)
-    ended = run.summary and replace(run.summary, last=last, best=best)
-    return replace(run, experiment=one, summary=ended, _records=[records])
-
-
-def read_readings(run: Run, every_epoch: bool = False) -> list[Reading]:
-    """The tests of a run in all readings: those of its experiment, or all that were made."""
-    one, lines = run.experiment, read_lines(run.folder / FILE)
-    return [line for line in lines if every_epoch or line["epoch"] % one.eval_every == 0 or line["epoch"] == one.epochs]
+        beyond: Verdict = "does not hold" if in_ours.within is False else "within noise"
+        kind: Verdict = "holds" if in_ours.value * in_paper.value > 0 else beyond
+        found.setdefault(kind, []).append(other.cell.row.method)
+    return Order(found)

@@ -1,25 +1,45 @@
-"""Targets of `qg reproduce`, their progress in a store, and the training of the runs that a store lacks."""
+"""The commands `qg reproduce` and `qg report`: targets, their progress in a store, and the training of missing runs."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
+from tyro.conf import Positional, arg
 
+from quasiglobal.cli.arguments import Around, Folder, Json, call, only_simulated, store_at
+from quasiglobal.cli.terminal import (
+    WIDE,
+    Listing,
+    Values,
+    console,
+    log_as,
+    preparing,
+    print_json,
+    say_utilisation,
+    say_written,
+    time_in_words,
+    watcher,
+)
 from quasiglobal.data.sources import SOURCES, available, raw
-from quasiglobal.errors import InputError
-from quasiglobal.reproduction.paper.figures.drawing import PARTITIONS
-from quasiglobal.reproduction.paper.figures.toy import FIGURES
-from quasiglobal.reproduction.paper.figures.training import TRAINED
+from quasiglobal.errors import InputError, unknown
+from quasiglobal.reproduction.paper import figures
+from quasiglobal.reproduction.paper.figures import PARTITIONS, TRAINED, Reproduced
 from quasiglobal.reproduction.paper.outcomes import FEWEST_RATES, Outcome, chosen_short, outcomes
+from quasiglobal.reproduction.paper.summary import left_out, summary
 from quasiglobal.reproduction.paper.tables import NUMBERS, TABLES, PaperCell, PaperTable, Scale, at_scale
+from quasiglobal.reproduction.paper.toy import FIGURES, make_figure
+from quasiglobal.reproduction.report.formats import FORMATS, write_report
+from quasiglobal.runs.comparison import NOT_CONVERGED, Score
 from quasiglobal.runs.estimate import images_per_second
-from quasiglobal.runs.options import Options
+from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.store import Run, RunStore, Watcher, unwatched
 from quasiglobal.runs.sweep import sweep
 from quasiglobal.runs.tuning import CAP, rates_around, tune
@@ -71,10 +91,226 @@ TARGETS: dict[str, Target] = {
     **{name: Target(name, figure.table.title, figure.table, drawn=True) for name, figure in TRAINED.items()},
     **{name: Target(name, (make.__doc__ or "").splitlines()[0], drawn=True) for name, make in FIGURES.items()},
 }
-TARGETS["figure-partition"] = replace(
-    TARGETS["figure-partition"], data=tuple(dict.fromkeys(data for _, data, *_ in PARTITIONS))
-)
+SHOWN_DATA = tuple(dict.fromkeys(data for _, data, *_ in PARTITIONS))
+TARGETS["figure-partition"] = replace(TARGETS["figure-partition"], data=SHOWN_DATA)
 """All targets of `qg reproduce` by name."""
+
+
+# ------------------------------------------------------------------------------------------------ the commands
+
+THREE_SEEDS = Options(seeds=3)
+
+VALUES = {"reproduce TARGET": tuple(TARGETS)}
+"""Values of positional arguments, for `qg completion`."""
+
+
+def reproduce(
+    name: Annotated[Positional[str | None], arg(metavar="TARGET")] = None,
+    listing: Annotated[bool, arg(name="list")] = False,
+    scale: Scale = "paper",
+    cells: Annotated[tuple[str, ...], arg(metavar="GLOB...")] = (),
+    tune_short: bool = False,
+    out: Folder = Path("out"),
+    options: Around = THREE_SEEDS,
+    json: Json = False,
+) -> None:
+    """Make a table or figure of the paper: run the missing experiments, and show our numbers beside the paper's.
+
+    Learning rates are tuned on seed 0. Run the same command again to resume. Without a name, list all targets.
+
+    Args:
+        name: A table, such as cifar10, or a figure, such as figure-2d.
+        listing: List the targets: their cells, the finished and the missing runs, and an estimate of the time.
+        scale: paper: as in the paper; short: a tenth of the epochs; smoke: a quick test on digits, on a CPU.
+        cells: Only the cells whose name matches one of these patterns, as in 'QG-*ring 16*0.1'.
+            A pattern may also match the name of the cell's run with seed 0 at the paper's scale; write * for the hash.
+        tune_short: Tune on runs of a tenth of the epochs, and mark the results.
+            Such rates may be too small for the whole run. Without this option these cells are tuned again, over all
+            epochs.
+        out: The folder for a figure's PNG, SVG and CSV files.
+    """
+    only_simulated("reproduce", options)
+    if name is not None and name not in TARGETS:
+        raise unknown("target", name, TARGETS)
+    if listing or name is None:
+        if cells:
+            raise InputError("--list shows whole targets; leave out --cells")
+        _targets([name] if name else list(TARGETS), scale, options, tune_short).show(json)
+        return
+    if json and options.log == "json":
+        raise InputError("--json and --log json both write to standard output; leave one out")
+    table = TARGETS[name].table
+    if cells and (table is None or not table.cells):
+        raise InputError(f"{name} has no cells to choose from; leave out --cells")
+    if table is None:
+        with console.status(f"making {name}"):
+            made, written = make_figure(name, out)
+        _say_made(TARGETS[name], TARGETS[name].heading, made, written, json)
+        return
+    log_as(options.log)
+    store = RunStore.read(options.runs)
+    if table.cells:
+        began, measured = time.time(), options.utilisation or Path(f"{options.runs.resolve()}-utilisation.jsonl")
+        options = replace(options, utilisation=measured)
+        part = replace(table, cells=tuple(select(table, cells)))
+        at = stand(part, store, scale, options.seeds, options.data_dir, tune_short)
+        needed = sum(one.data not in at.missing for one in at.to_run)           # a grid may need more
+        with watcher(options.log, needed) as watch:
+            found, store = complete(table, store, scale, options.seeds, cells, options, watch, tune_short)
+        if not json:
+            say_utilisation(measured, began)
+        lacking = [one.cell for one in found if len(one.runs) < options.seeds]
+        for sentence in missing_data(lacking, scale, options.data_dir).values():
+            console.print(f"data missing: {sentence}", soft_wrap=True)
+        if not TARGETS[name].drawn:
+            beside_the_paper(TARGETS[name], table, found, scale).show(json)
+            for note in table.notes:
+                console.print(f"note: {note}")
+            return
+    with preparing():
+        made = figures.draw_from_store(name, store, scale, options.data_dir)
+    heading = TARGETS[name].numbered(figures.title_of(name, scale))
+    _say_made(TARGETS[name], heading, made, figures.write_figure(made, name, out), json)
+
+
+def _say_made(target: Target, heading: str, made: Reproduced, written: Sequence[Path], json: bool) -> None:
+    """Print what a figure shows, and its files."""
+    if json:
+        print_json({
+            "target": target.name, "number": target.number or None, "title": heading, "text": made.says,
+            "files": list(map(str, written)), "rows": made.rows,
+        })
+    else:
+        console.print(f"{heading}. {made.says}")
+    say_written(written)
+
+
+def report(
+    out: Folder = Path("out/report"),
+    runs: Folder = Path("runs"),
+    scale: Scale = "paper",
+    format: Literal["all", "html", "markdown", "latex", "svg"] = "all",
+) -> None:
+    """Compare the paper's tables and claims with the results of your runs: an HTML page, Markdown, LaTeX and SVG.
+
+    Args:
+        out: The folder for index.html, tables.md, tables.tex and grid.svg, a picture of all cells by agreement.
+        runs: The folder of all runs.
+        scale: Compare the runs of this scale of `qg reproduce`.
+        format: Write only this format.
+    """
+    store = store_at(runs, "qg reproduce")
+    say_written(write_report(summary(store, scale), out, FORMATS if format == "all" else [format]))
+    for sentence in left_out(store, scale):
+        console.print(f"not shown: {sentence}", soft_wrap=True)
+
+
+def run(name: str, words: Sequence[str]) -> None:
+    """Run one of these commands."""
+    call({"reproduce": reproduce, "report": report}, name, words)
+
+
+# ------------------------------------------------------------------------------------------------ their tables
+
+
+def _targets(names: Sequence[str], scale: Scale, options: Options, tune_short: bool) -> Listing:
+    """Every target with its cells, the finished and missing runs, and the estimated time of the missing runs."""
+    fresh = options.runs == Options().runs and not options.runs.exists()        # nothing was run yet
+    store = RunStore(options.runs, ()) if fresh else store_at(options.runs, "qg reproduce")
+    device = choose_device(options.device)
+    speeds = recorded(store, device)
+    rows: list[Values] = []
+    for target in (TARGETS[name] for name in names):
+        row: Values = {"target": target.name, "number": target.number or None, "title": target.title}
+        if target.table and target.table.cells:
+            with console.status(f"estimating {target.name}"):
+                at = stand(target.table, store, scale, options.seeds, options.data_dir, tune_short)
+                seconds, everything = cost(at.to_run, device, speeds)
+            row |= {"cells": at.cells, "tried": at.tried, "done": at.done, "runs_left": len(at.to_run)}
+            row |= {"seconds": seconds, "seconds_cover_all": everything, "data_missing": list(at.missing)}
+        else:                                                               # it needs no training: the counts are null
+            row |= dict.fromkeys(("cells", "tried", "done", "runs_left", "seconds"))
+            missing = absent(target.data if scale != "smoke" else (), options.data_dir)
+            row |= {"seconds_cover_all": True, "data_missing": missing}
+        rows.append(row)
+    return Listing(
+        rows,
+        {"target": lambda row: f"{row['target']}  {TARGETS[row['target']].heading}"},
+        group=lambda row: TARGETS[row["target"]].kind,
+        brief=_target_in_words,
+        caption=f"At {scale} scale with {options.seeds} seeds. Learning-rate grids may grow beyond the runs counted "
+        f"here; times are estimated from stored runs of the same model on {device.type}, else from a few plain steps.",
+    )
+
+
+def _target_in_words(row: Values) -> str:
+    text = "takes seconds"
+    if row["cells"] is not None:
+        text = f"{row['done']} of {row['cells']} cells done, {row['tried']} tried; {row['runs_left']} runs left"
+        if row["seconds"]:
+            text += f", {'about' if row['seconds_cover_all'] else 'over'} {time_in_words(row['seconds'])}"
+        elif row["runs_left"]:
+            text += ", time unknown"
+    return text + (f"; data missing: {', '.join(row['data_missing'])}" if row["data_missing"] else "")
+
+
+def beside_the_paper(target: Target, table: PaperTable, found: Sequence[Outcome], scale: Scale) -> Listing:
+    """One row per cell: the paper's number, ours, and how the learning rate was found."""
+    texts = {one.cell.name: _outcome_texts(one, scale) for one in found}
+
+    def text(name: str) -> Callable[[Values], str]:
+        return lambda row: texts[row["cell"]][name]
+
+    further = ("averaged",) if console.width >= WIDE else ()
+    shown = {name: text(name) for name in ("paper", "ours (seeds)", "best", "ours −\npaper", "lr", *further)}
+    if console.width < ROOMY:
+        shown["best"] = lambda row: texts[row["cell"]]["best"].partition(" ± ")[0]
+    return Listing(
+        [_outcome_values(one, scale) for one in found],
+        {"method": "method", **shown},
+        title=target.numbered(table.title_at(scale)),
+        group=lambda row: ", ".join(filter(None, (row["model"], row["column"]))),
+        folds={"method": 13, "lr": 9},
+        brief=lambda row: ", ".join(
+            f"{name.removesuffix(' (seeds)')} {said}" for name, said in texts[row["cell"]].items()
+            if name in BRIEF and said != "-"
+        ),
+    )
+
+
+ROOMY = 100
+"""Width of a terminal with room for the standard deviation of the best epoch."""
+
+BRIEF = ("paper", "ours (seeds)", "best", "lr")
+"""Columns on a narrow terminal."""
+
+
+def _outcome_texts(one: Outcome, scale: Scale) -> dict[str, str]:
+    nothing = NOT_CONVERGED if one.diverged else "-"
+    last, best, averaged = (str(one.ours(which) or nothing) for which in ("last", "best", "averaged"))
+    difference = one.difference if scale != "smoke" else None
+    return {
+        "paper": str(one.cell.score or NOT_CONVERGED),
+        "ours (seeds)": f"{last} ({len(one.runs)})" if one.runs else last,
+        "ours −\npaper": "-" if difference is None else f"{difference:+.2f}",
+        "lr": f"{one.experiment.peak_lr:g}, {one.how}" if one.runs else one.how,
+        "best": best,
+        "averaged": averaged,
+    }
+
+
+def _outcome_values(one: Outcome, scale: Scale) -> Values:
+    """A cell beside the paper as raw values; scores are in per cent, as in the paper."""
+    def percent(name: str, score: Score | None) -> dict[str, float | None]:
+        return {f"{name}_percent": score.mean if score else None, f"{name}_std_percent": score.std if score else None}
+
+    return {
+        "cell": one.cell.name, "model": one.cell.row.model, "method": one.cell.row.method,
+        "column": str(one.cell.column), **percent("paper", one.cell.score), **percent("ours", one.ours()),
+        "difference_percent": one.difference if scale != "smoke" else None, "seeds": len(one.runs),
+        "diverged": one.diverged, "lr": one.experiment.peak_lr if one.runs else None, "lr_found": one.how,
+        **percent("best_epoch", one.ours("best")), **percent("averaged", one.ours("averaged")),
+    }
 
 
 # ------------------------------------------------------------------------------------------------ progress and cost
@@ -199,7 +435,7 @@ def complete(
     watch: Watcher = unwatched,
     tune_short: bool = False,
 ) -> tuple[list[Outcome], RunStore]:
-    """Run what a store lacks of a table, or of the cells that match the patterns; the outcomes, and the new store.
+    """Run the missing experiments of a table, or of the cells that match the patterns; return outcomes and new store.
 
     Learning rates are tuned with seed 0; then all seeds run at the best rate. A rate that is already tuned in the store
     is reused. With `tune_short`, rates are tuned on short runs; otherwise rates from short runs are not reused. Cells

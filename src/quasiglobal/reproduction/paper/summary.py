@@ -22,7 +22,7 @@ from quasiglobal.reproduction.paper.claims import (
     tuning_claim,
     verdict,
 )
-from quasiglobal.reproduction.paper.figures import TRAINED, Canvas, draw_outcomes, title_of
+from quasiglobal.reproduction.paper.figures import TRAINED, draw_outcomes, title_of
 from quasiglobal.reproduction.paper.outcomes import (
     PAPER_SEEDS,
     Order,
@@ -70,22 +70,32 @@ def summary(store: RunStore, scale: Scale = "paper") -> Document:
     """The report on a run store; cells without runs are marked as not run."""
     tables = _tables(store, scale)
     found = {name: outcomes(table, store, scale) for name, table in tables.items()}
-    claims = claims_section([*CLAIMS, tuning_claim(tables[TUNING])], found, scale)
-    own = own_section(store, tables.values())
+    claims, findings = claims_section([*CLAIMS, tuning_claim(tables[TUNING])], found, scale)
     papers = [table_section(table, found[name], scale) for name, table in TABLES.items()]
-    sections = (claims, *([own] if own else []), *papers)
-    says = _introduction([outcome for name in TABLES for outcome in found[name]], scale)
-    figures, brief = summary_figures(found, scale), overview(claims, papers, found, scale)
-    return Document("Quasi-global momentum: the paper and our runs", says, sections, LEGEND, figures, brief)
+    return Document(
+        "Quasi-global momentum: the paper and our runs",
+        _introduction([outcome for name in TABLES for outcome in found[name]], scale),
+        (claims, *own_sections(store, tables.values()), *papers),
+        LEGEND,
+        summary_figures(found, scale),
+        overview(findings, papers, found, scale),
+    )
 
 
 def left_out(store: RunStore, scale: Scale = "paper") -> list[str]:
-    """Sentences on the runs in the store that the report at this scale does not show."""
-    return not_shown(store, _tables(store, scale).values(), scale)
+    """Sentences on the runs that a report at this scale leaves out: those of other scales, and unfinished ones."""
+    at = _settings(_tables(store, scale).values())
+    says = []
+    for other in SCALES:
+        count = sum(len(runs) for key, runs in store.ended.items() if key in at[other] - at[scale])
+        if count:
+            says.append(f"{count} runs of scale {other}; add --scale {other}")
+    unfinished = sum(run.summary is None for run in store.runs)
+    return [*says, *([f"{unfinished} unfinished runs; `qg runs {store.root}` lists them"] if unfinished else [])]
 
 
 def _tables(store: RunStore, scale: Scale) -> dict[str, PaperTable]:
-    return {**TABLES, TUNING: momentum_tuning(store, scale), **FIGURE_TABLES}
+    return {**TABLES, TUNING: momentum_tuning(store, scale), **{name: TRAINED[name].table for name in FIGURES}}
 
 
 def _introduction(cells: Sequence[Outcome], scale: Scale) -> tuple[str, ...]:
@@ -122,11 +132,13 @@ LEGEND = (
 
 # ------------------------------------------------------------------------------------------------ claims
 
-VERDICTS: Mapping[Verdict, tuple[str, Mark]] = {
-    "holds": ("holds", "good"),
-    "within noise": ("undecided", "fair"),
-    "does not hold": ("does not hold", "bad"),
+VERDICTS: Mapping[Verdict, tuple[str, Mark, str]] = {
+    "holds": ("holds", "good", "✓"),
+    "within noise": ("undecided", "fair", "?"),
+    "does not hold": ("does not hold", "bad", "✗"),
 }
+"""Text, colour and sign of each verdict."""
+
 OTHER_SCALE = Cell("other scale", mark="none")
 """Shown in place of a verdict at any scale but the paper's."""
 
@@ -136,30 +148,31 @@ CLAIM_COLUMNS = (
 )
 
 
-def claims_section(claims: Sequence[Claim], found: Mapping[str, Sequence[Outcome]], scale: Scale) -> Section:
-    """The section of claims, with a verdict on each claim that has scores in the outcomes of the tables."""
+def claims_section(
+    claims: Sequence[Claim], found: Mapping[str, Sequence[Outcome]], scale: Scale
+) -> tuple[Section, list[Finding]]:
+    """The section of claims, with a verdict on each that has scores; and a line on each for the overview."""
     papers, ours = paper_scores(), our_scores(found)
-    rows, counts = [], Counter[str]()
+    rows, findings = [], []
     for k, claim in enumerate(claims):
         judged, all_of_them = claim.judge(ours), len(claim.comparisons)
-        result = _verdict(judged, all_of_them, "not run") if scale not in DIFFERENCE or not judged else OTHER_SCALE
-        counts[result.text] += 1
-        rows.append(Row((
-            Cell(claim.says),
-            Cell(claim.where),
-            _verdict(claim.judge(papers), all_of_them, "no numbers"),
-            result,
-            Cell(f"{len(judged)} of {all_of_them}", len(judged) / max(all_of_them, 1)),
-        ), known=bool(judged), anchor=f"claim-{k}"))
+        decided = verdict(judged) if scale not in DIFFERENCE else None
+        result = OTHER_SCALE if judged and decided is None else _verdict(judged, all_of_them, "not run")
+        run = Cell(f"{len(judged)} of {all_of_them}", len(judged) / max(all_of_them, 1))
+        by_paper = _verdict(claim.judge(papers), all_of_them, "no numbers")
+        cells = (Cell(claim.says), Cell(claim.where), by_paper, result, run)
+        rows.append(Row(cells, known=bool(judged), anchor=f"claim-{k}"))
+        findings.append(Finding(VERDICTS[decided][2] if decided else "–", claim.says, result, run.text, f"claim-{k}"))
+    counts = Counter(one.verdict.text for one in findings)
     says = ", ".join(f"{text}: {counts[text]}" for text in sorted(counts))
-    return Section("claims", "What the paper claims", says, CLAIM_COLUMNS, tuple(rows))
+    return Section("claims", "What the paper claims", says, CLAIM_COLUMNS, tuple(rows)), findings
 
 
 def _verdict(judged: Sequence[Judged], all_of_them: int, otherwise: str) -> Cell:
     result = verdict(judged)
     if result is None:
         return Cell(otherwise, mark="none")
-    text, mark = VERDICTS[result]
+    text, mark, _ = VERDICTS[result]
     if result == "holds" and len(judged) < all_of_them:
         text, mark = "holds so far", "fair"
     if len(judged) == 1:
@@ -199,10 +212,11 @@ def table_section(table: PaperTable, found: Sequence[Outcome], scale: Scale) -> 
         anchors |= {outcome.cell.label: f"{table.name}-{k}" for outcome in group}
     for k, outcome in enumerate(found):
         label = outcome.cell.label
-        judged = Judgement.of(outcome, groups[outcome.cell.row.model, outcome.cell.column], scale)
-        row = _row(outcome, judged, anchors[label] if curves[label] else None)
-        rows.append(replace(row, anchor=f"{table.name}-cell-{k}", agreement=agreement(outcome, judged)))
-        verdicts.append(judged)
+        judged = _judged(outcome, groups[outcome.cell.row.model, outcome.cell.column], scale)
+        row = _row(outcome, judged, anchors[label] if curves[label] else "")
+        anchor = f"{table.name}-cell-{k}"
+        rows.append(replace(row, anchor=anchor, place=label, agreement=agreement(outcome, judged)))
+        verdicts += [judged] if judged else []
     says = _in_words(len(rows), sum(row.known for row in rows), verdicts)
     brief = f"{NUMBERS[table.name]}: {table.title.partition(':')[0]}"
     return Section(
@@ -210,61 +224,55 @@ def table_section(table: PaperTable, found: Sequence[Outcome], scale: Scale) -> 
     )
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """Comparison of a cell's runs with the paper."""
+
+    gap: Gap | None
+    """Our score minus the paper's."""
+    within: bool | None
+    """Whether the difference is within the noise; None if unknown or if there are too few seeds to tell."""
+    order: Order
+
+
+def _judged(outcome: Outcome, group: Sequence[Outcome], scale: Scale) -> Judgement | None:
+    """Judge a cell against the paper and the other cells of its model and column; only at the paper's scale."""
+    if scale in DIFFERENCE or not outcome.runs:
+        return None
+    found = to_paper(outcome)
+    within = found.within if found else None
+    few = len(outcome.runs) < PAPER_SEEDS
+    return Judgement(found, None if within and few else within, order(outcome, group))
+
+
 def _in_words(cells: int, run: int, verdicts: Sequence[Judgement]) -> str:
     says = f"{run} of {cells} cells run" if run else "not run"
     within = [judged.within for judged in verdicts if judged.within is not None]
     if within:
         says += f", {sum(within)} of {len(within)} within the noise of the paper's"
-    orders = [judged.order.verdict for judged in verdicts if judged.order and judged.order.verdict]
+    orders = [judged.order.verdict for judged in verdicts if judged.order.verdict]
     if orders:
         says += f", the order holds for {orders.count('holds')} of {len(orders)}"
     return says
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Comparison of a cell with the paper, made only at the paper's scale."""
-
-    comparable: bool
-    gap: Gap | None = None
-    """Our score minus the paper's."""
-    seeds: int = 0
-    order: Order | None = None
-
-    @classmethod
-    def of(cls, outcome: Outcome, group: Sequence[Outcome], scale: Scale) -> Judgement:
-        """Judge a cell against the paper and the other cells of its model and column."""
-        if scale in DIFFERENCE or not outcome.runs:
-            return cls(scale not in DIFFERENCE)
-        return cls(True, to_paper(outcome), len(outcome.runs), order(outcome, group))
-
-    @property
-    def within(self) -> bool | None:
-        """Whether the difference is within the noise; None if unknown or if there are too few seeds to tell."""
-        if self.gap is None or self.gap.noise is None:
-            return None
-        if self.gap.within and self.seeds < PAPER_SEEDS:
-            return None
-        return self.gap.within
-
-
-def agreement(outcome: Outcome, judged: Judgement) -> Agreement:
+def agreement(outcome: Outcome, judged: Judgement | None) -> Agreement:
     """How our result agrees with the paper's; a side that diverged is below the other."""
     if not outcome.runs:
         return "absent"
-    if judged.comparable and judged.gap is None:
+    if judged is None:
+        return "open"
+    if judged.gap is None:
         papers = outcome.cell.score is None
         return ("neither" if papers else "below") if outcome.diverged else ("above" if papers else "open")
-    if judged.gap is None or judged.within is None:
+    if judged.within is None:
         return "open"
-    if judged.within:
-        return "within"
-    return "above" if judged.gap.value > 0 else "below"
+    return "within" if judged.within else "above" if judged.gap.value > 0 else "below"
 
 
-def _row(outcome: Outcome, judged: Judgement, anchor: str | None) -> Row:
+def _row(outcome: Outcome, judged: Judgement | None, anchor: str) -> Row:
     cell, experiment = outcome.cell, outcome.experiment
-    paper = Cell(NOT_CONVERGED) if cell.score is None else _score(cell.score)
+    paper = _score(cell.score) if cell.score else Cell(NOT_CONVERGED)
     start = (Cell(str(cell.row)), Cell(str(cell.column)), paper)
     name = name_of(experiment.algorithm)
     if not outcome.runs:
@@ -278,7 +286,7 @@ def _row(outcome: Outcome, judged: Judgement, anchor: str | None) -> Row:
         Cell(f"{experiment.peak_lr:g}", experiment.peak_lr, why=(outcome.how,)),
         Cell(str(experiment.epochs), experiment.epochs),
         _score(outcome.ours("averaged")),
-        Cell("curves", link=anchor) if anchor else Cell(""),
+        Cell("curves" if anchor else "", link=anchor),
     ), name)
 
 
@@ -295,16 +303,16 @@ def _ours(outcome: Outcome) -> Cell:
     return Cell(f"{score} {seeds}", score.mean)
 
 
-def _difference(outcome: Outcome, judged: Judgement) -> tuple[Cell, Cell]:
+def _difference(outcome: Outcome, judged: Judgement | None) -> tuple[Cell, Cell]:
     """The difference to the paper, and whether it is within the noise."""
-    if not judged.comparable:
+    if judged is None:
         return Cell(""), OTHER_SCALE
     found = judged.gap
     if found is None:
-        ours, papers = outcome.diverged, outcome.cell.score is None
-        if ours and papers:
-            return Cell(""), Cell("neither converged", mark="good")
-        return Cell(""), Cell("ours diverged", mark="bad") if ours else Cell("the paper's diverged", mark="fair")
+        if not outcome.diverged:
+            return Cell(""), Cell("the paper's diverged", mark="fair")
+        both = outcome.cell.score is None
+        return Cell(""), Cell("neither converged", mark="good") if both else Cell("ours diverged", mark="bad")
     value = Cell(signed(found.value), found.value)
     if found.noise is None:
         return value, Cell("unknown", mark="none", why=("no standard deviation",))
@@ -315,14 +323,14 @@ def _difference(outcome: Outcome, judged: Judgement) -> tuple[Cell, Cell]:
     return value, Cell(f"within ±{found.noise:.2f}", mark="good")
 
 
-def _order(judged: Judgement) -> Cell:
-    found = judged.order
-    if not judged.comparable:
+def _order(judged: Judgement | None) -> Cell:
+    if judged is None:
         return OTHER_SCALE
-    if found is None or found.verdict is None:
+    if judged.order.verdict is None:
         return Cell("")
-    text, mark = VERDICTS[found.verdict]
-    against = [*found.reversed, *found.unclear]
+    text, mark, _ = VERDICTS[judged.order.verdict]
+    methods = judged.order.methods
+    against = [*methods.get("does not hold", ()), *methods.get("within noise", ())]
     return Cell(text, mark=mark, why=(f"not with {', '.join(against)}",) if against else ())
 
 
@@ -356,9 +364,8 @@ def curve(label: str, runs: Sequence[Run], score: Ranking) -> Line | None:
                 tests.setdefault(record["epoch"], []).append(score.factor * reached)
     if not tests:
         return None
-    tests = dict(sorted(tests.items()))
-    points = [(epoch, statistics.fmean(values)) for epoch, values in tests.items()]
-    band = [(min(values), max(values)) for values in tests.values()] if len(runs) > 1 else []
+    points = [(epoch, statistics.fmean(tests[epoch])) for epoch in sorted(tests)]
+    band = [(min(tests[epoch]), max(tests[epoch])) for epoch in sorted(tests)] if len(runs) > 1 else []
     return Line(label, points, band, dots=len(points) == 1, algorithm=runs[0].experiment.algorithm)
 
 
@@ -386,7 +393,7 @@ def summary_figures(found: Mapping[str, Sequence[Outcome]], scale: Scale) -> tup
     made = []
     for name in FIGURES:
         if sum(bool(outcome.runs) for outcome in found[name]) >= ENOUGH * len(found[name]):
-            figure = draw_outcomes(name, found[name], Canvas(scale))
+            figure = draw_outcomes(name, found[name], scale)
             figure.figure.suptitle("")
             made.append(drawing(name, f"Figure: {title_of(name, scale)}", figure.says, figure.figure))
     return tuple(made)
@@ -397,9 +404,6 @@ FIGURES = (
 )
 """Figures that need only the store. Others repeat the overview or the tables' curves, or need the data sets."""
 
-FIGURE_TABLES = {name: TRAINED[name].table for name in FIGURES}
-"""The cells of these figures."""
-
 ENOUGH = 1 / 4
 """Fraction of a figure's cells that must have been run for the figure to be included."""
 
@@ -408,12 +412,12 @@ ENOUGH = 1 / 4
 
 
 def overview(
-    claims: Section, tables: Sequence[Section], found: Mapping[str, Sequence[Outcome]], scale: Scale
+    findings: Sequence[Finding], tables: Sequence[Section], found: Mapping[str, Sequence[Outcome]], scale: Scale
 ) -> Overview:
     """The overview of the sections; at another scale than the paper's, without figures."""
     plots = [*_by_alpha(found["cifar10"]), *_by_size(found["ring-scales"])] if scale == "paper" else []
     run = tuple(plot for plot in plots if any(line.points for line in plot.lines))
-    return Overview(_counts(tables), tuple(_findings(claims)), run)
+    return Overview(_counts(tables), tuple(findings), run)
 
 
 def _counts(tables: Sequence[Section]) -> str:
@@ -425,22 +429,6 @@ def _counts(tables: Sequence[Section]) -> str:
     said = [f"{counts[kind]} {text}" for kind, text in words.items() if counts[kind]]
     run = counts.total() - counts["absent"]
     return f"{run} of {counts.total()} cells run" + (f": {', '.join(said)}." if said else ".")
-
-
-SIGNS = {"holds": "✓", "holds so far": "✓", "undecided": "?", "does not hold": "✗"}
-"""Mark of each verdict, besides its colour."""
-
-
-def _findings(claims: Section) -> list[Finding]:
-    titles = [column.title for column in claims.columns]
-    says, verdict, run = (titles.index(title) for title in ("claim", "in our runs", "run"))
-    return [
-        Finding(
-            SIGNS.get(row.cells[verdict].text, "–"), row.cells[says].text, row.cells[verdict], row.cells[run].text,
-            row.anchor,
-        )
-        for row in claims.rows
-    ]
 
 
 # ------------------------------------------------------------------------------------------------ scores
@@ -498,12 +486,12 @@ def _scores(
 # ------------------------------------------------------------------------------------------------ own runs
 
 
-def own_section(store: RunStore, tables: Iterable[PaperTable]) -> Section | None:
-    """The ended runs that belong to no cell of the tables, at any scale; None if there are none."""
+def own_sections(store: RunStore, tables: Iterable[PaperTable]) -> list[Section]:
+    """A section of the ended runs that belong to no cell of the tables, at any scale, if there are any."""
     cells = set[str]().union(*_settings(tables).values())
     found = [run for key, runs in store.ended.items() if key not in cells for run in runs]
     if not found:
-        return None
+        return []
     groups: dict[tuple[str, str, Ranking], list[Run]] = {}
     for run in found:
         one = run.experiment
@@ -517,19 +505,7 @@ def own_section(store: RunStore, tables: Iterable[PaperTable]) -> Section | None
         if lines := tuple(line for line in drawn if line):
             plots.append(Plot(anchor, f"{model} on {data}", lines, "epoch", f"test {score.title}"))
     says = f"runs outside the paper's tables: {len(found)}, settings: {len(rows)}"
-    return Section("own", "Own experiments", says, OWN_COLUMNS, tuple(rows), plots=tuple(plots))
-
-
-def not_shown(store: RunStore, tables: Iterable[PaperTable], scale: Scale) -> list[str]:
-    """Sentences on the runs that a report at this scale leaves out: those of other scales, and unfinished ones."""
-    at = _settings(tables)
-    says = []
-    for other in SCALES:
-        count = sum(len(runs) for key, runs in store.ended.items() if key in at[other] - at[scale])
-        if count and other != scale:
-            says.append(f"{count} runs of scale {other}; add --scale {other}")
-    unfinished = sum(run.summary is None for run in store.runs)
-    return [*says, *([f"{unfinished} unfinished runs; `qg runs {store.root}` lists them"] if unfinished else [])]
+    return [Section("own", "Own experiments", says, OWN_COLUMNS, tuple(rows), plots=tuple(plots))]
 
 
 def _settings(tables: Iterable[PaperTable]) -> dict[Scale, set[str]]:
@@ -546,11 +522,11 @@ OWN_COLUMNS = (
 
 
 def _own_row(one: Setting, anchor: str) -> Row:
-    experiment, score = one.runs[0].experiment, one.score
-    lasts = [number(run.summary.last, score.name) if run.summary else None for run in one.runs]
+    experiment = one.runs[0].experiment
+    lasts = [number(run.summary.last, one.score.name) if run.summary else None for run in one.runs]
     last = next((value for value in lasts if value is not None), None)
     return Row((
         Cell(readable(experiment.model)), Cell(readable(experiment.data)), Cell(one.label), Cell(str(len(one.runs))),
         Cell(one.scores[0], last), *map(Cell, one.scores[1:]), Cell(one.status),
-        Cell("curves", link=anchor) if anchor else Cell(""),
+        Cell("curves" if anchor else "", link=anchor),
     ), name_of(experiment.algorithm))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from operator import itemgetter
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from quasiglobal.reproduction.paper.tables import CellLabel
 
 Mark = Literal["good", "fair", "bad", "none", ""]
 """Colour of a cell: as expected, undecided, not as expected, absent, or uncoloured."""
@@ -53,8 +57,10 @@ class Row:
     known: bool = True
     anchor: str = ""
     """Name of the row, for links to it."""
+    place: CellLabel | None = None
+    """Row and column of its square in the overview; None: it has none."""
     agreement: Agreement | None = None
-    """Square of the row in the overview; None: it has none."""
+    """Kind of the square."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class Plot:
             ours, papers = map(", ".join, both)
             return f"{line.label}: ours {ours or 'not run'}, the paper's {papers}"
         if self.logarithmic:
-            return f"{line.label} is highest at {max(line.points, key=_height)[0]:g}"
+            return f"{line.label} is highest at {max(line.points, key=itemgetter(1))[0]:g}"
         papers = "".join(f", the paper's at {mean:.1f}" for _, mean, _ in line.published)
         return f"{line.label} ends at {line.points[-1][1]:.1f}{papers}"
 
@@ -166,7 +172,3 @@ class Document:
     """How to read the tables."""
     drawings: tuple[Drawing, ...] = ()
     overview: Overview | None = None
-
-
-def _height(point: tuple[float, float]) -> float:
-    return point[1]

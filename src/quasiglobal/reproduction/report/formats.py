@@ -8,8 +8,7 @@ from pathlib import Path
 
 from quasiglobal.common.files import markdown_table, replacing
 from quasiglobal.reproduction.report.document import Cell, Column, Document, Section
-from quasiglobal.reproduction.report.grid import grid
-from quasiglobal.reproduction.report.page import page
+from quasiglobal.reproduction.report.page import grid, page
 
 
 def markdown(document: Document) -> str:

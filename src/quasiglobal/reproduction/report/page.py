@@ -1,4 +1,8 @@
-"""A report as one self-contained HTML file: style, script and figures are inline."""
+"""A report as one self-contained HTML file (`page.html`): style, script and figures are inline; and its grid.
+
+The grid has one square per cell of the tables, by agreement with the published number. On the page it is one small
+table per section, with links to the rows; `grid` draws it as a picture for READMEs.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +10,49 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from string import Template
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from quasiglobal.reproduction.report.document import Cell, Column, Document, Drawing, Finding, Line, Plot, Row, Section
-from quasiglobal.reproduction.report.grid import gridded, page_grid, theme
+from quasiglobal.reproduction.report.document import (
+    Agreement,
+    Cell,
+    Column,
+    Document,
+    Drawing,
+    Finding,
+    Line,
+    Plot,
+    Row,
+    Section,
+)
 from quasiglobal.runs.plots import COLOURS, CYCLE, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from quasiglobal.reproduction.paper.tables import ColumnLabel, RowLabel
+
 
 def page(document: Document) -> str:
     """Render the whole HTML file."""
-    files = resources.files("quasiglobal.reproduction.report")
-    style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     dark = f"@media (prefers-color-scheme: dark) {{\n{palette(lighter=True)}\n}}"
-    title = escape(document.title)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>
-{theme()}{style}{palette()}
-{dark}
-</style>
-</head>
-<body>
-<header>
-<h1>{title}</h1>
-{_paragraphs(document.says)}
-{_overview(document) if document.overview else ""}
-<nav aria-label="Contents">{_contents(document)}</nav>
-</header>
-<div class="bar"><form>
-<label>Algorithm <select id="algorithm" autocomplete="off">{_algorithms(document)}</select></label>
-<label><input type="checkbox" id="known" autocomplete="off"> only what was run</label>
-</form></div>
-<main>
-{_lines(map(_section, document.sections))}
-{_lines(map(_drawing, document.drawings))}
-</main>
-<footer id="legend">
-<h2>How to read it</h2>
-{_paragraphs(document.legend)}
-</footer>
-<script>
-{script}</script>
-</body>
-</html>
-"""
+    return Template(_file("page.html")).substitute(
+        title=escape(document.title),
+        style=f"{theme()}{_file('page.css')}{palette()}\n{dark}",
+        script=_file("page.js"),
+        says=_paragraphs(document.says),
+        overview=_overview(document) if document.overview else "",
+        contents=_contents(document),
+        algorithms=_algorithms(document),
+        sections=_lines(map(_section, document.sections)),
+        drawings=_lines(map(_drawing, document.drawings)),
+        legend=_paragraphs(document.legend),
+    )
 
 
 def _overview(document: Document) -> str:
@@ -165,7 +157,7 @@ def _unbroken(text: str) -> str:
 
 
 def _paragraphs(texts: tuple[str, ...]) -> str:
-    return "\n".join(f"<p>{escape(text)}</p>" for text in texts)
+    return _lines(f"<p>{escape(text)}</p>" for text in texts)
 
 
 def _lines(parts: Iterable[str]) -> str:
@@ -252,39 +244,33 @@ def _shades(lines: Sequence[Line]) -> list[str]:
 
 def _published(line: Line, shade: str, across: Axis, up: Axis) -> str:
     """Published scores: hollow dots with bars, joined by a dotted line."""
-    if not line.published:
-        return ""
     points = [(across(x), up(mean)) for x, mean, _ in line.published]
-    bars = "".join(_bar(across(x), up(mean - std), up(mean + std)) for x, mean, std in line.published)
-    return f'<g class="{shade} published"><path class="line" d="{_path(points)}"/>{bars}{_dots(points)}</g>'
+    bars = [(up(mean - std), up(mean + std)) for _, mean, std in line.published]
+    return _dotted(f"{shade} published", points, bars) if points else ""
+
+
+def _curve(line: Line, shade: str, across: Axis, up: Axis) -> str:
+    points = [(across(x), up(y)) for x, y in line.points]
+    band = [(up(low), up(high)) for low, high in line.band]
+    if line.dots and points:
+        return _dotted(shade, points, band)
+    edge = [(x, low) for (x, _), (low, _) in zip(points, band, strict=False)]
+    edge += [(x, high) for (x, _), (_, high) in zip(points[::-1], band[::-1], strict=False)]
+    shape = f'<path class="band" d="{_path(edge)}Z"/>' if edge else ""
+    return f'<g class="{shade}">{shape}<path class="line" d="{_path(points)}"/></g>' if points else ""
+
+
+def _dotted(look: str, points: Sequence[tuple[float, float]], bars: Sequence[tuple[float, float]]) -> str:
+    spans = "".join(
+        f'<path class="bar-of" d="M{x:.1f} {low:.1f}V{high:.1f}"/>'
+        for (x, _), (low, high) in zip(points, bars, strict=False)
+    )
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points)
+    return f'<g class="{look}"><path class="line" d="{_path(points)}"/>{spans}{dots}</g>'
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-
-
-def _bar(x: float, low: float, high: float) -> str:
-    return f'<path class="bar-of" d="M{x:.1f} {low:.1f}V{high:.1f}"/>'
-
-
-def _dots(points: Sequence[tuple[float, float]]) -> str:
-    return "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in points)
-
-
-def _curve(line: Line, shade: str, across: Axis, up: Axis) -> str:
-    if not line.points:
-        return ""
-    points = [(across(x), up(y)) for x, y in line.points]
-    if line.dots:
-        bars = "".join(_bar(x, up(low), up(high)) for (x, _), (low, high) in zip(points, line.band, strict=False))
-        return f'<g class="{shade}"><path class="line" d="{_path(points)}"/>{bars}{_dots(points)}</g>'
-    band = ""
-    if line.band:
-        places = [x for x, _ in points]
-        edge = [(x, up(low)) for x, (low, _) in zip(places, line.band, strict=True)]
-        edge += [(x, up(high)) for x, (_, high) in reversed(list(zip(places, line.band, strict=True)))]
-        band = f'<path class="band" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in edge)}Z"/>'
-    return f'<g class="{shade}">{band}<path class="line" d="{_path(points)}"/></g>'
 
 
 def _moved(axis: Axis, by: float) -> Axis:
@@ -351,3 +337,212 @@ def drawing(name: str, title: str, says: str, figure: Figure) -> Drawing:
         f'<desc id="{name}-desc">{escape(says)}</desc>'
     )
     return Drawing(name, title, says, head + text[text.index(">") + 1 :].strip())
+
+
+# ------------------------------------------------------------------------------------------------ the grid
+
+
+@dataclass(frozen=True)
+class Look:
+    """Look of an agreement: legend, colours of the square in light and dark mode, and a sign that needs no colour."""
+
+    legend: str
+    light: str
+    dark: str
+    sign: str = ""
+    """SVG path in a square of size 14, drawn in the colour of the page."""
+    hollow: bool = False
+
+
+LOOKS: dict[Agreement, Look] = {
+    "within": Look("within the noise", "#1f8a70", "#3fb497"),
+    "above": Look("above, beyond the noise", "#1769aa", "#6cb2ee", "M7 3.4L11 10H3z"),
+    "below": Look("below, beyond the noise", "#c4511b", "#f0935f", "M7 10.6L3 4h8z"),
+    "neither": Look(
+        "diverged, as in the paper", "#6b5b95", "#b3a2dd", "M4 3l3 3 3-3 1 1-3 3 3 3-1 1-3-3-3 3-1-1 3-3-3-3z"
+    ),
+    "open": Look("no verdict", "#66717a", "#9aa5ae", "M7 5a2 2 0 1 0 .01 0z", hollow=True),
+    "absent": Look("not run", "#b9c2c9", "#4d5961", hollow=True),
+}
+"""How squares look; colours are told apart with the common kinds of colour blindness, signs without any colour."""
+
+SIDE = 14
+"""Size of a square."""
+
+
+def gridded(document: Document) -> list[Section]:
+    """The sections whose rows are cells of the grid."""
+    return [section for section in document.sections if any(row.agreement for row in section.rows)]
+
+
+def _used(document: Document) -> list[Agreement]:
+    found = {row.agreement for section in document.sections for row in section.rows}
+    return [kind for kind in LOOKS if kind in found]
+
+
+def _file(name: str) -> str:
+    return resources.files("quasiglobal.reproduction.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def theme() -> str:
+    """CSS of the colours of the page and of the squares, in light and dark mode."""
+    light = "\n".join(f".{kind} {{ --square: {look.light}; }}" for kind, look in LOOKS.items())
+    dark = "\n".join(f".{kind} {{ --square: {look.dark}; }}" for kind, look in LOOKS.items())
+    return f"{_file('theme.css')}{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n{SQUARES}\n"
+
+
+SQUARES = """.square { fill: var(--square); stroke: var(--square); stroke-width: 1.4; }
+.hollow .square { fill: none; }
+.sign { fill: var(--paper); }
+.hollow .sign { fill: var(--square); }"""
+"""CSS of the squares' shapes."""
+
+
+def square(kind: Agreement, x: float = 0, y: float = 0) -> str:
+    """A square as SVG."""
+    look = LOOKS[kind]
+    sign = f'<path class="sign" d="{look.sign}"/>' if look.sign else ""
+    place = f' transform="translate({x:g} {y:g})"' if x or y else ""
+    return (
+        f'<g class="{kind}{" hollow" if look.hollow else ""}"{place}>'
+        f'<rect class="square" x=".7" y=".7" width="{SIDE - 1.4:g}" height="{SIDE - 1.4:g}" rx="2"/>{sign}</g>'
+    )
+
+
+def page_grid(document: Document) -> str:
+    """HTML of the grid with its legend: a table per section, whose squares are links to the rows."""
+    used = _used(document)
+    symbols = "".join(
+        f'<symbol id="square-{kind}" viewBox="0 0 {SIDE} {SIDE}">{square(kind)}</symbol>' for kind in used
+    )
+    legend = "".join(f"<li>{_use(kind)} {LOOKS[kind].legend}</li>" for kind in used)
+    tables = "\n".join(map(_table, gridded(document)))
+    return (
+        f'<svg class="unseen" aria-hidden="true">{symbols}</svg>\n<ul class="legend">{legend}</ul>\n'
+        f'<div class="grids">\n{tables}\n</div>\n<div id="tip" hidden></div>'
+    )
+
+
+def _use(kind: Agreement) -> str:
+    return f'<svg class="cell" viewBox="0 0 {SIDE} {SIDE}" aria-hidden="true"><use href="#square-{kind}"/></svg>'
+
+
+def _table(section: Section) -> str:
+    methods = _methods(section)
+    groups: dict[str, list[ColumnLabel]] = {}
+    for column in dict.fromkeys(row.place[1] for row in section.rows if row.place):
+        groups.setdefault(column.group, []).append(column)
+    columns = [column for group in groups.values() for column in group]
+    heads = "".join(f'<th scope="col">{escape(str(column))}</th>' for column in columns)
+    lines, last = [], ""
+    for label, cells in methods.items():
+        if label.model != last:
+            width, last = len(columns) + 1, label.model
+            lines.append(f'<tr><th class="model" scope="rowgroup" colspan="{width}">{escape(last)}</th></tr>')
+        squares = "".join(
+            f"<td{' class=start' if column is groups[column.group][0] else ''}>{_link(section, cells.get(column))}</td>"
+            for column in columns
+        )
+        lines.append(f'<tr><th scope="row">{escape(label.method)}</th>{squares}</tr>')
+    return (
+        f'<div><h3><a href="#{section.anchor}">{escape(section.brief)}</a> '
+        f"<span>{_done(section)}</span></h3>"
+        f'<p class="columns" aria-hidden="true">{escape(_in_short(groups))}</p>'
+        f'<table class="grid"><thead class="unseen"><tr><th>method</th>{heads}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _methods(section: Section) -> dict[RowLabel, dict[ColumnLabel, Row]]:
+    """The rows of a section by method and column."""
+    methods: dict[RowLabel, dict[ColumnLabel, Row]] = {}
+    for row in section.rows:
+        if row.place:
+            methods.setdefault(row.place[0], {})[row.place[1]] = row
+    return methods
+
+
+def _done(section: Section) -> str:
+    return f"{sum(row.known for row in section.rows)} of {len(section.rows)}"
+
+
+def _in_short(groups: Mapping[str, Sequence[ColumnLabel]]) -> str:
+    """The columns by group, without repetitions.
+
+    >>> from quasiglobal.reproduction.paper.tables import ColumnLabel
+    >>> ring = [ColumnLabel(setting, "ring 16") for setting in ("iid", "α = 1", "α = 0.1")]
+    >>> _in_short({"ring 16": ring, "": [ColumnLabel("BN")]})
+    'ring 16: iid, α = 1, 0.1; BN'
+    """
+    said = []
+    for group, columns in groups.items():
+        names = [column.setting for column in columns]
+        pairs = itertools.pairwise(names)
+        again = [name.removeprefix("α = ") if before.startswith("α = ") else name for before, name in pairs]
+        said.append((f"{group}: " if group else "") + ", ".join([names[0], *again]))
+    return "; ".join(said)
+
+
+def _link(section: Section, row: Row | None) -> str:
+    if row is None or row.agreement is None:
+        return ""
+    said = "; ".join(_in_words(section, row))
+    return f'<a href="#{escape(row.anchor)}" aria-label="{escape(said)}">{_use(row.agreement)}</a>'
+
+
+TOLD = ("paper", "ours", "difference", "noise")
+"""Columns of a square's text."""
+
+
+def _in_words(section: Section, row: Row) -> Iterator[str]:
+    """Name and numbers of a cell."""
+    yield f"{row.cells[0].text}, {row.cells[1].text}"
+    for column, cell in zip(section.columns, row.cells, strict=True):
+        if column.title in TOLD and cell.text:
+            yield f"{column.title} {cell.sentence}"
+
+
+PICTURE, MARGIN, LABELS = 880, 16, 412
+"""Width of the picture, its margin, and the place where the squares begin."""
+
+STEP, GAP, LINE = 16, 6, 22
+"""Distances between squares, additionally between methods, and between sections."""
+
+
+def grid(document: Document) -> str:
+    """The grid as an SVG file with a legend, in light and dark mode: a line of squares per section, folded."""
+    says = document.overview.says if document.overview else ""
+    parts, y = [], MARGIN
+    for line in wrap(says, 115):
+        y += 18
+        parts.append(f'<text class="head" x="{MARGIN}" y="{y - 4}">{escape(line)}</text>')
+    x, y = MARGIN, y + 10
+    for kind in _used(document):
+        legend = LOOKS[kind].legend
+        parts += [square(kind, x, y), f'<text x="{x + SIDE + 5}" y="{y + 11}">{legend}</text>']
+        x += SIDE + 20 + round(6.4 * len(legend))
+    y += LINE + 10
+    for section in gridded(document):
+        parts.append(f'<text x="{MARGIN}" y="{y + 11}">{escape(section.brief)}</text>')
+        parts.append(f'<text class="soft" x="{LABELS - 10}" y="{y + 11}" text-anchor="end">{_done(section)}</text>')
+        x = LABELS
+        for cells in _methods(section).values():
+            if x + STEP * len(cells) > PICTURE - MARGIN:
+                x, y = LABELS, y + STEP
+            parts += [square(row.agreement, x + STEP * k, y) for k, row in enumerate(cells.values()) if row.agreement]
+            x += STEP * len(cells) + GAP
+        y += LINE
+    height = y + MARGIN - 8
+    size = f'viewBox="0 0 {PICTURE} {height}" width="{PICTURE}" height="{height}"'
+    body = "\n".join(parts)
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">
+<title>{escape(f"{document.title}: {says}")}</title>
+<style>
+{theme()}svg {{ font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; }}
+.back {{ fill: var(--paper); stroke: var(--line); }}
+text {{ fill: var(--ink); }} .soft {{ fill: var(--soft); }} .head {{ font-size: 13px; font-weight: 600; }}
+</style>
+<rect class="back" x=".5" y=".5" width="{PICTURE - 1}" height="{height - 1}" rx="8"/>
+{body}
+</svg>
+"""

@@ -7,13 +7,13 @@ decisions are a hash of (seed, head of a text, query, key).
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quasiglobal.stacked.kernels.operations import Context
 from quasiglobal.stacked.kernels.shared import accumulator, launched
 
 LENGTHS = range(65, 129)
@@ -110,7 +110,7 @@ def _attend_back(
     tl.store(dk + at, found.to(dk.dtype.element_ty), mask=inside)
 
 
-def suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: dict[str, Any]) -> bool:
+def suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, how: dict[str, object]) -> bool:
     """Whether the kernels compute this attention: short texts in 16 bits on a GPU, with a mask of truth values."""
     shape = query.shape
     tensors = (query, key, value)
@@ -142,18 +142,22 @@ class _Attention(torch.autograd.Function):
     """The two kernels as one operation."""
 
     @staticmethod
-    def forward(*given: Any) -> tuple[Tensor, Tensor]:
+    def forward(*given: object) -> tuple[Tensor, Tensor]:
         found: tuple[Tensor, Tensor] = FORWARD(*given)
         return found
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(
+        ctx: Context[tuple[float, float]],
+        inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, float, float],
+        output: tuple[Tensor, Tensor],
+    ) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*inputs[:5], *output)
         ctx.how = inputs[5:]
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context[tuple[float, float]], dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         return (*BACKWARD(dy, *ctx.saved_tensors, *ctx.how), None, None, None, None)
 
 
@@ -164,9 +168,7 @@ def _forward(
     y, total = _forward_like(query, key, value, mask, seed, dropout, scale)
     _attend[(y.shape[0] * y.shape[1],)](
         query, key, value, *_given(mask, seed, query), y, total,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *_strides(mask),
-        *_constants(scale, dropout), *_sizes(query), mask is not None, seed is not None, accumulator(query),
-        num_warps=WARPS,
+        *_settings(query, key, value, mask, seed, dropout, scale), num_warps=WARPS,
     )
     return y, total
 
@@ -179,21 +181,19 @@ def _backward(
     changes = _backward_like(dy, query, key, value, mask, seed, y, total, dropout, scale)
     _attend_back[(y.shape[0] * y.shape[1],)](
         dy, query, key, value, *_given(mask, seed, query), y, total, *changes, *dy.stride()[:3],
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *_strides(mask),
-        *_constants(scale, dropout), *_sizes(query), mask is not None, seed is not None, accumulator(query),
-        scale, num_warps=WARPS,
+        *_settings(query, key, value, mask, seed, dropout, scale), scale, num_warps=WARPS,
     )
     return changes
 
 
-def _forward_like(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _forward_like(query: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     """The results' storage: the heads of a token are adjacent, as the next layer reads them."""
     texts, heads, length, _size = query.shape
     total = query.new_empty(texts, heads, length, dtype=torch.promote_types(query.dtype, torch.float32))
     return _tokens_first(query), total
 
 
-def _backward_like(dy: Tensor, query: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_like(dy: Tensor, query: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
     return _tokens_first(query), _tokens_first(query), _tokens_first(query)
 
 
@@ -212,32 +212,34 @@ def _given(mask: Tensor | None, seed: Tensor | None, like: Tensor) -> tuple[Tens
     return (like if mask is None else mask.view(torch.uint8)), (like if seed is None else seed)
 
 
-def _strides(mask: Tensor | None) -> tuple[int, ...]:
-    return (0,) * 4 if mask is None else tuple(0 if mask.shape[k] == 1 else mask.stride(k) for k in range(4))
+def _settings(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, seed: Tensor | None, dropout: float, scale: float
+) -> tuple[object, ...]:
+    """Arguments of both kernels: strides, SCALE of scores to the base 2, …, ACC.
 
-
-def _constants(scale: float, dropout: float) -> tuple[float, int, float]:
-    """The scale of scores to the base 2, the hash from which on weights are kept, and the factor of kept weights."""
-    return scale / math.log(2), min(2**31 - 1, round(dropout * 2**31)), 1 / (1 - dropout) if dropout < 1 else 0.0
-
-
-def _sizes(query: Tensor) -> tuple[int, int, int, int]:
-    return query.shape[1], query.shape[2], max(16, triton.next_power_of_2(query.shape[2])), query.shape[3]
-
-
-def _operation(name: str, function: Any, like: Any, schema: str) -> Any:
-    """The function as an operation that a trace records and the compiler leaves as it is."""
-    operation = torch.library.custom_op(f"quasiglobal::{name}", function, mutates_args=(), schema=schema)
-    operation.register_fake(like)
-    return operation
+    DROPPED is the hash from which on weights are kept, FACTOR that of the kept weights.
+    """
+    of_mask = (0,) * 4 if mask is None else tuple(0 if mask.shape[k] == 1 else mask.stride(k) for k in range(4))
+    _, heads, length, size = query.shape
+    return (
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *of_mask,
+        scale / math.log(2), min(2**31 - 1, round(dropout * 2**31)), 1 / (1 - dropout) if dropout < 1 else 0.0,
+        heads, length, max(16, triton.next_power_of_2(length)), size,
+        mask is not None, seed is not None, accumulator(query),
+    )
 
 
 GIVEN = "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? seed"
 
-FORWARD = _operation(
-    "attend", _forward, _forward_like, f"({GIVEN}, float dropout, float scale) -> (Tensor, Tensor)"
+FORWARD = torch.library.custom_op(
+    "quasiglobal::attend", _forward, mutates_args=(),
+    schema=f"({GIVEN}, float dropout, float scale) -> (Tensor, Tensor)",
 )
-BACKWARD = _operation(
-    "attend_back", _backward, _backward_like,
-    f"(Tensor dy, {GIVEN}, Tensor y, Tensor total, float dropout, float scale) -> (Tensor, Tensor, Tensor)",
+FORWARD.register_fake(_forward_like)
+
+BACKWARD = torch.library.custom_op(
+    "quasiglobal::attend_back", _backward, mutates_args=(),
+    schema=f"(Tensor dy, {GIVEN}, Tensor y, Tensor total, float dropout, float scale) -> (Tensor, Tensor, Tensor)",
 )
+BACKWARD.register_fake(_backward_like)
+"""The kernels as operations that a trace records and the compiler leaves as they are."""

@@ -7,16 +7,17 @@ position (r, s) of the kernel. UP, DOWN, STEP, DILATION and PAD are pairs (rows,
 
 from __future__ import annotations
 
-from math import gcd
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from quasiglobal.stacked.kernels import depthwise, sweep
-from quasiglobal.stacked.kernels.geometry import Geometry, Pair
-from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, first_tap, launched, on_tensor_cores, positive
+from quasiglobal.stacked.kernels.operations import Context, Geometry, Pair, Shares, channels_first, channels_last
+from quasiglobal.stacked.kernels.shared import PROGRAMS, Epilogue, accumulator, before, first_tap, launched, positive
 
 
 @triton.jit
@@ -162,44 +163,80 @@ def _weight_gradient(
     tl.store(dw + k[:, None] + out[None, :] * (R * S * C // TOGETHER), total, mask=known)
 
 
-def convolve(x: Tensor, w: Tensor, geometry: Geometry, epilogue: Epilogue) -> Tensor:
-    """Convolve x [n, b, h, w, c] with each model's own kernels w [n, out, r, s, c / groups].
+class Convolution(torch.autograd.Function):
+    """`operations.convolve` of all models, which also returns x, so that its backward kernel adds later gradients of x.
 
-    Depthwise kernels are [n, 1, r, s, out], here and below.
+    `weight` is an argument only for autograd: the kernels read `values`. They write the gradients of weight and bias to
+    `shares` and `bias_shares`. A transposed convolution is the input gradient of a convolution, and vice versa. If
+    `masked`, the gradient that arrives is that before the ReLU.
     """
-    n, batch, *size, _ = x.shape
-    shape = n, batch, *geometry.after(size), w.shape[4 if geometry.depthwise else 1]
-    y = x.new_empty(shape, dtype=epilogue.dtype(x))
-    if sweep.sweeps(x, y.shape[4], geometry):
-        return sweep.launch(x, w, y, epilogue, geometry, padding=geometry.padding)
-    launch = depthwise.launch if geometry.depthwise else _launch
-    return launch(x, w, y, epilogue, geometry, up=geometry.stride, down=(1, 1), padding=geometry.padding)
+
+    @staticmethod
+    def forward(
+        ctx: Context[tuple[Shares, Shares, Geometry, bool]], shares: Shares, bias_shares: Shares, values: Tensor,
+        x: Tensor, weight: Tensor, bias: Tensor | None, rest: Tensor | None, geometry: Geometry, relu: bool,
+        masked: bool,
+    ) -> tuple[Tensor, Tensor]:
+        linear = weight.ndim == 3
+        images = channels_last(x, linear)
+        epilogue = Epilogue(None if rest is None else channels_last(rest, linear), bias, relu)
+        n, batch, *size, _ = images.shape
+        if geometry.transposed:
+            shape = n, batch, *geometry.before(size), weight.shape[2] * geometry.groups
+        else:
+            shape = n, batch, *geometry.after(size), weight.shape[1]
+        y = convolve(images, values, shape, geometry, epilogue, back=geometry.transposed)
+        ctx.save_for_backward(images, values, y if relu and not masked else None)
+        ctx.how = shares, bias_shares, geometry, linear
+        ctx.set_materialize_grads(False)
+        return channels_first(y, x, linear), x
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Context[tuple[Shares, Shares, Geometry, bool]], dy: Tensor | None, later: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        dx, drest, (shares, bias_shares, geometry, linear) = later, None, ctx.how
+        if dy is not None:
+            images, values, result = ctx.saved_tensors
+            g = before(channels_last(dy, linear), result, bias_shares() if ctx.needs_input_grad[5] else None)
+            drest = channels_first(g, dy, linear) if ctx.needs_input_grad[6] else None
+            g = g.to(images.dtype)
+            left, right = (g, images) if geometry.transposed else (images, g)
+            weight_gradient(left, right, shares(), geometry)
+            if ctx.needs_input_grad[3]:
+                epilogue = Epilogue(later if later is None else channels_last(later, linear))
+                dx = convolve(g, values, images.shape, geometry, epilogue, back=not geometry.transposed)
+                dx = channels_first(dx, dy, linear)
+        return None, None, None, dx, None, None, drest, *(None,) * 3
 
 
-def convolve_back(dy: Tensor, w: Tensor, size: torch.Size, geometry: Geometry, epilogue: Epilogue) -> Tensor:
-    """The gradient of a convolution's input of shape `size`; the `later` of the epilogue is that of its other uses."""
-    dx = dy.new_empty(size, dtype=epilogue.dtype(dy))
-    if sweep.sweeps(dy, dx.shape[4], geometry, back=True):
-        return sweep.launch(dy, w, dx, epilogue, geometry, padding=geometry.around, back=True)
-    launch = depthwise.launch if geometry.depthwise else _launch
-    return launch(dy, w, dx, epilogue, geometry, up=(1, 1), down=geometry.stride, padding=geometry.around, back=True)
-
-
-def _launch(
-    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, *, up: Pair, down: Pair, padding: Pair,
-    back: bool = False,
+def convolve(
+    x: Tensor, w: Tensor, shape: Sequence[int], geometry: Geometry, epilogue: Epilogue, back: bool
 ) -> Tensor:
+    """Convolve x [n, b, h, w, c] with each model's own kernels w [n, out, r, s, c / groups] to images of this shape.
+
+    If `back`, x is the gradient of a convolution's output, and the result that of its input; the `later` of the
+    epilogue is the gradient of the input's other uses. Depthwise kernels are [n, 1, r, s, out], here and below.
+    """
+    y = x.new_empty(shape, dtype=epilogue.dtype(x))
+    if sweep.sweeps(x, y.shape[4], geometry, back):
+        return sweep.launch(x, w, y, epilogue, geometry, back)
+    return (depthwise.launch if geometry.depthwise else _launch)(x, w, y, epilogue, geometry, back)
+
+
+def _launch(x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, back: bool) -> Tensor:
     n, _, *source = x.shape
     _, batch, height, width, channels = y.shape
     blocks, together = _of_groups(geometry.groups, source[2], channels)
     inner, outer = source[2] // blocks, channels // blocks
     r, s = geometry.kernel
+    up, down, step, padding = geometry.moves(back)
     places = batch * triton.cdiv(height, down[0]) * triton.cdiv(width, down[1])
     kinds = blocks * down[0] * down[1]
-    bm, bn, most, stages = _tile(x, places, outer, n * kinds)
+    bm, bn, most, stages = _tile(places, outer, n * kinds)
     bk = _columns(r * s, inner, most)
     grid = (triton.cdiv(places, bm), triton.cdiv(outer, bn) * kinds, n)
-    step = tuple(by // gcd(by, dilation) for by, dilation in zip(down, geometry.dilation, strict=True))
     tensors, of_bias, parts = epilogue.arguments(y)
     _convolution[grid](
         x, w, y, *tensors, batch, w.stride(0), of_bias, *source[:2], inner, height, width, outer, r, s, up, down, step,
@@ -209,41 +246,34 @@ def _launch(
     return y
 
 
-def _tile(x: Tensor, places: int, outer: int, count: int) -> tuple[int, int, int, int]:
+def _tile(places: int, outer: int, count: int) -> tuple[int, int, int, int]:
     """Block sizes in pixels, channels out, and taps × channels in (at most); stages of the pipeline of loads.
 
     The largest tile that gives every multiprocessor a block, for `count` products [places, …] × […, outer].
     """
-    columns = _wide(x, outer)
+    columns = _wide(outer)
     if columns < 64:
         return 256, columns, 64, 2
-    tiles = [tile for tile in TILES if tile[1] <= columns] if on_tensor_cores(x) else [PLAIN_TILE]
+    tiles = [tile for tile in TILES if tile[1] <= columns]
     for tile in tiles:
         if triton.cdiv(places, tile[0]) * triton.cdiv(outer, tile[1]) * count >= MULTIPROCESSORS:
             return tile
     return tiles[-1]
 
 
-def _wide(x: Tensor, outer: int) -> int:
-    """Widest block of channels out: 128 on tensor cores if not more of them are beyond the last channel than for 64."""
-    whole = triton.cdiv(outer, BLOCK) % 2 == 0 and on_tensor_cores(x)
-    return min(2 * BLOCK if whole else BLOCK, max(16, int(triton.next_power_of_2(outer))))
+def _wide(outer: int) -> int:
+    """Widest block of channels out: 128 if not more of them are beyond the last channel than for 64."""
+    return min(BLOCK if triton.cdiv(outer, BLOCK) % 2 else 2 * BLOCK, max(16, int(triton.next_power_of_2(outer))))
 
 
 TILES = [(128, 128, 64, 3), (64, 128, 64, 4), (128, 64, 64, 3), (64, 64, 128, 3)]
-"""Tiles for tensor cores: the fastest of the tested settings on an H200."""
-
-PLAIN_TILE = 128, 64, 64, 3
-"""The tile for other products."""
+"""The fastest of the tested settings on an H200, for products of 16 bits."""
 
 MULTIPROCESSORS = 132
 """Of an H200."""
 
 BLOCK = 64
 """Block size of `weight_gradient` in pixels, and in taps × channels in."""
-
-PROGRAMS = 528
-"""Number of blocks of `weight_gradient` that fill the GPU."""
 
 NARROW = 32
 """Groups of fewer channels are computed together, up to this width, with weights 0 between them."""
@@ -276,7 +306,7 @@ def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, geometry: Geometry) -> No
     blocks, together = _of_groups(geometry.groups, channels, out)
     inner, outer = channels // blocks, out // blocks
     places = batch * side[0] * side[1]
-    bn = _wide(x, outer)
+    bn = _wide(outer)
     bk = min(BLOCK, max(16, triton.next_power_of_2(r * s * inner)))
     share = triton.cdiv(triton.cdiv(places, count), BLOCK) * BLOCK
     _weight_gradient[(triton.cdiv(r * s * inner, bk) * triton.cdiv(outer, bn) * blocks, count, n)](

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from quasiglobal.stacked.kernels.operations import Context
 from quasiglobal.stacked.kernels.shared import launched
 
 
@@ -60,7 +59,7 @@ class CrossEntropy(torch.autograd.Function):
     """Each model's loss and accuracy [n], from outputs [n, examples, classes] and targets [n, examples]."""
 
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Context[None], outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         n, examples, classes = outputs.shape
         outputs, targets = outputs.contiguous(), targets.contiguous()
         losses, right, slopes = outputs.new_empty(n), outputs.new_empty(n), torch.empty_like(outputs)
@@ -75,6 +74,6 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dlosses: Tensor, _: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Context[None], dlosses: Tensor, _: Tensor) -> tuple[Tensor, None]:
         (slopes,) = ctx.saved_tensors
         return slopes * dlosses[:, None, None], None

@@ -8,14 +8,12 @@ pairs (rows, columns), with the meaning that they have in convolution.py.
 
 from __future__ import annotations
 
-from math import gcd
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.geometry import Geometry, Pair
+from quasiglobal.stacked.kernels.operations import Geometry
 from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, first_tap, launched, positive
 
 
@@ -142,19 +140,16 @@ def _depthwise_weights(
             tl.store(dw + at, tl.sum(total[u * S + s], axis=0)[None, :], mask=(c < OC) & (r0 + u < R))
 
 
-def launch(
-    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, *, up: Pair, down: Pair, padding: Pair,
-    back: bool = False,
-) -> Tensor:
-    """Fill y with a convolution (`down` is 1) or, with `back`, with the gradient of a convolution's input."""
+def launch(x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, back: bool) -> Tensor:
+    """Fill y with a convolution or, if `back`, with the gradient of a convolution's input."""
     n, _, *source = x.shape
     _, batch, height, width, channels = y.shape
     bc = _channels(channels)
+    up, down, step, padding = geometry.moves(back)
     longest, together = (16, 4) if up[1] == 1 else (8, 8)   # fastest of the tested settings on an H200
     strip = triton.cdiv(_strip(width, longest), down[1]) * down[1]
     bp = max(1, 32 * WARPS * together // bc)
     places = batch * triton.cdiv(height, down[0]) * triton.cdiv(width, strip)
-    step = tuple(by // gcd(by, dilation) for by, dilation in zip(down, geometry.dilation, strict=True))
     tensors, of_bias, parts = epilogue.arguments(y)
     _depthwise[(triton.cdiv(places, bp), triton.cdiv(channels, bc) * down[0], n)](
         x, w, y, *tensors, batch, w.stride(0), of_bias, *source, height, width, channels, *geometry.kernel, up, down,
@@ -175,29 +170,26 @@ TOGETHER = 4
 SUMS = 112
 """Sums per thread of the weight gradient for a whole kernel, at most: taps × channels."""
 
-ROWS = 1
-"""Rows of a larger kernel per block."""
-
 PROGRAMS, PROGRAMS_OF_ROWS = 264, 1056
-"""Number of blocks of the weight gradient that fill the GPU, with whole kernels and with `ROWS` rows."""
+"""Number of blocks of the weight gradient that fill the GPU, with whole kernels and with single rows."""
 
 
 def shares(n: int, places: int, weight: torch.Size) -> int:
     """Number of shares of a model's pixels that are summed separately for the gradient of a weight [1, r, s, out]."""
     _, r, s, channels = weight
-    rows, together, bc = _sums(r, s, channels)
+    rows, bc = _rows(r, s), _channels(channels)
     programs = int(n * triton.cdiv(channels, bc) * triton.cdiv(r, rows))
     most = PROGRAMS if rows == r else PROGRAMS_OF_ROWS
-    return max(1, min(most // programs, places * bc // (64 * 32 * WARPS * together), 32))
+    return max(1, min(most // programs, places * bc // (64 * 32 * WARPS * TOGETHER), 32))
 
 
 def weight_gradient(x: Tensor, dy: Tensor, dw: Tensor, geometry: Geometry) -> None:
     """Fill dw [shares, n, 1, r, s, out] with the gradient of the kernels, one partial sum per share."""
     n, batch, *size = x.shape
     _, _, height, width, channels = dy.shape
-    rows, together, bc = _sums(*geometry.kernel, channels)
+    rows, bc = _rows(*geometry.kernel), _channels(channels)
     strip = _strip(width, LONGEST if geometry.stride[1] == 1 else LONGEST // 2)
-    bp = max(1, 32 * WARPS * together // bc)
+    bp = max(1, 32 * WARPS * TOGETHER // bc)
     share = triton.cdiv(triton.cdiv(batch * height * triton.cdiv(width, strip), len(dw)), bp) * bp
     _depthwise_weights[(triton.cdiv(channels, bc) * triton.cdiv(geometry.kernel[0], rows), len(dw), n)](
         x, dy, dw, batch, dw.stride(0), dw.stride(1), share, *size, height, width, channels, *geometry.kernel,
@@ -215,6 +207,6 @@ def _channels(channels: int) -> int:
     return min((64, 32, 16), key=lambda size: triton.cdiv(channels, size) * size)
 
 
-def _sums(r: int, s: int, channels: int) -> tuple[int, int, int]:
-    """Rows of the kernel per block of the weight gradient, channels per thread, and channels per block."""
-    return r if r * s * TOGETHER <= SUMS else min(r, ROWS), TOGETHER, _channels(channels)
+def _rows(r: int, s: int) -> int:
+    """Rows of the kernel per block of the weight gradient: all of a small kernel, or one."""
+    return r if r * s * TOGETHER <= SUMS else 1

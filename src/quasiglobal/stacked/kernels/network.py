@@ -9,46 +9,44 @@ g [n, d].
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, cached_property, partial
 from math import prod
-from typing import Any
+from threading import Thread, Timer
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call, functionalize, vmap
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.modules import copied
 from quasiglobal.common.trees import Tree
 from quasiglobal.stacked.compiling import Fused, by_inductor, traced
-from quasiglobal.stacked.kernels.geometry import Geometry, geometry_of
-from quasiglobal.stacked.kernels.operations import (
-    LAYER_NORM,
-    LINEAR,
-    NORMALISE,
-    PLAIN,
-    Convolution,
-    LayerNormed,
-    Normalised,
-    Pooled,
-    convolve,
-)
-from quasiglobal.stacked.kernels.rehearsal import prepare, rehearse, sum_of
+from quasiglobal.stacked.kernels.operations import LAYER_NORM, LINEAR, NORMALISE, PLAIN, Geometry, convolve, geometry_of
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, in_dtype
 from quasiglobal.stacked.recording import Untraceable, recorded, written
 from quasiglobal.stacked.routes import Compiled
 from quasiglobal.stacked.stackable import stackable
 
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+
+    from quasiglobal.stacked.kernels.packing import Region, WeightRegion
+
+log = logging.getLogger("quasiglobal")
+
 aten = torch.ops.aten
 
-
 MOST_CLASSES = 1024
-"""Classes above which the loss has no kernel: there, a program has all classes of an example."""
+"""Largest number of classes for the loss kernel: a program holds all classes of an example."""
 
 
 class Kernels(Compiled):
@@ -82,7 +80,7 @@ class Kernels(Compiled):
         batches = len(inputs)                               # each batch gets its own copy of the models
         models, own = tree_map(lambda values: values.repeat_interleave(batches, dim=0), (x, buffers))
         shown = inputs.repeat(len(x), *(1,) * (inputs.ndim - 1))
-        program = self._stacked(models, own, shown)
+        program = self._stacked(models, own, shown, sum_of)
         if program is None:
             return super().outputs(x, buffers, inputs)
         with self.one.autocast(x.device):
@@ -90,13 +88,13 @@ class Kernels(Compiled):
         return tree_map(lambda values: values.view(len(x), batches, *values.shape[1:]), outputs)
 
     def _score(self, outputs: Tree, targets: Tree) -> tuple[Tensor, Tensor]:
-        """Each model's loss and accuracy: by a kernel for the usual ones; others are compiled if that pays off."""
+        """Each model's loss and accuracy: by a kernel for cross-entropy; other losses are compiled if that pays off."""
         if self._scores_by_kernel(outputs, targets):
             from quasiglobal.stacked.kernels.cross_entropy import CrossEntropy
 
             losses, right = CrossEntropy.apply(outputs, targets)  # type: ignore[no-untyped-call]
-            return losses, right
-        losses, right = (self.fused_score if self.fuses else self.score)(outputs, targets)
+        else:
+            losses, right = (self.fused_score if self.fuses else self.score)(outputs, targets)
         return losses, right
 
     def _scores_by_kernel(self, outputs: Tree, targets: Tree) -> bool:
@@ -109,7 +107,7 @@ class Kernels(Compiled):
         return typed and outputs.shape[:2] == targets.shape and 1 < outputs.shape[2] <= MOST_CLASSES
 
     def _stacked(
-        self, x: Tensor, buffers: Buffers, inputs: Tree, loss: Callable[[Tree], Tensor] = sum_of
+        self, x: Tensor, buffers: Buffers, inputs: Tree, loss: Callable[[Tree], Tensor]
     ) -> KernelNetwork | None:
         """The program for a shape, built and compiled with the loss at its first call; None if none can be built."""
         if not self._are_images(inputs):
@@ -136,12 +134,7 @@ SIGNALS = (nn.Conv1d, nn.ConvTranspose1d)
 
 
 def kernel_network(
-    module: nn.Module,
-    layout: Layout,
-    x: Tensor,
-    buffers: dict[str, Tensor],
-    inputs: Tensor,
-    by_kernels: bool | None = None,
+    module: nn.Module, layout: Layout, x: Tensor, buffers: Buffers, inputs: Tensor, by_kernels: bool | None = None
 ) -> KernelNetwork | None:
     """Build the program for arguments of these shapes; None if the model has no convolution for the kernels.
 
@@ -150,11 +143,13 @@ def kernel_network(
     """
     if layout.pairs:
         return None
-    traced = traced_forward(module, layout, x, buffers, inputs)
-    program = KernelNetwork(traced, layout, x, triton_runs(x) if by_kernels is None else by_kernels)
-    if program.strided and program.convolves:
-        raise Untraceable(f"{program.strided} depends on the memory layout of tensors")
-    return program if program.gains else None
+    program = traced_forward(module, layout, x, buffers, inputs)
+    if not any(convolves(node) and not is_linear(node) for node in program.graph.nodes):
+        return None
+    for node in program.graph.nodes:
+        if "as_strided" in str(node.target):
+            raise Untraceable(f"{node.target} depends on the memory layout of tensors")
+    return KernelNetwork(program, layout, x, triton_runs(x) if by_kernels is None else by_kernels)
 
 
 def triton_runs(x: Tensor) -> bool:
@@ -170,60 +165,42 @@ def _compiler_runs(x: Tensor) -> bool:
 class KernelNetwork:
     """All models' forward and backward pass, for one shape of x [n, d], buffers and inputs [n, batch, …]."""
 
-    def __init__(self, traced: fx.GraphModule, layout: Layout, x: Tensor, by_kernels: bool) -> None:
-        self.program, self.layout = traced, layout
+    weights: WeightRegion
+    """The weights of the convolutions, if the kernels are used."""
+    others: Region
+    """The other parameters of the kernels' operations, if there are any."""
+
+    def __init__(self, program: fx.GraphModule, layout: Layout, x: Tensor, by_kernels: bool) -> None:
+        self.program, self.layout = program, layout
         self.regions: list[Region] = []
         self.in_regions: set[str] = set()
-        for node, _ in zip(self.program.graph.find_nodes(op="placeholder"), layout.shapes, strict=False):
-            node.meta["parameter"] = True
-        fuse(self.program.graph)
-        for node in self.program.graph.nodes:
+        self.segments: dict[fx.Node, Segment] = {}
+        """Segments to compile, by their first operation."""
+        self.compiled: dict[object, Callable[..., list[Tree]]] = {}
+        """The compiled functions of segments; equal segments share one."""
+        self.postponed: list[tuple[Segment, Sequence[Tree]]] | None = None
+        """Calls in a rehearsal, which are not compiled yet; None in any other run."""
+        for node in program.graph.nodes:
             node.meta["stacked"] = node.op == "placeholder" or _draws(node) or any(
                 one.meta["stacked"] for one in node.all_input_nodes
             )
-        if self.gains and by_kernels:
+        if by_kernels:
             self._place(x)
-        self.compiled = CompiledSegments()
-        self.segments: dict[fx.Node, Segment] = {}
-        """Segments to compile, by their first operation."""
-        if self.regions and _compiler_runs(x):
-            found = segments(self.program.graph, lambda node: "kernel" in node.meta or "pools" in node.meta)
-            self.segments = {one.nodes[0]: one for one in found if one.is_worth_compiling}
-
-    @property
-    def parts(self) -> str:
-        """What there is to compile, in words."""
-        count = sum("kernel" in node.meta or "pools" in node.meta for node in self.program.graph.nodes)
-        return f"kernels for {count} operations, {len(self.segments)} groups of other operations"
-
-    @property
-    def gains(self) -> bool:
-        """Whether the kernels compute some convolution, and no operation depends on the memory layout of tensors."""
-        return self.convolves and not self.strided
-
-    @property
-    def convolves(self) -> bool:
-        """Whether there is a convolution."""
-        return any(convolves(node) and not is_linear(node) for node in self.program.graph.nodes)
-
-    @property
-    def strided(self) -> str:
-        """An operation that depends on the memory layout of tensors; empty if there is none."""
-        names = (str(node.target) for node in self.program.graph.nodes)
-        return next((name for name in names if "as_strided" in name), "")
+            if _compiler_runs(x):
+                self.segments = {one.nodes[0]: one for one in segments(program.graph)}
 
     def __call__(
-        self, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor], Callable[[Tensor], Tensor]]:
+        self, x: Tensor, buffers: Buffers, inputs: Tensor
+    ) -> tuple[Tree, Buffers, Callable[[Tensor], Tensor]]:
         """Return the outputs, the new buffers, and a function from a scalar of the outputs to its gradient [n, d]."""
         leaves = {name: value.detach().requires_grad_() for name, value in self.layout.views(x).items()}
         for region in self.regions:
             region.open(x)
-        outputs, after = self._all_models(x).run(leaves, buffers, inputs)
+        outputs, after = AllModels(self, x[:, :0]).run(leaves, buffers, inputs)
         after = {name: value.detach() for name, value in after.items()}
 
         def gradient(number: Tensor) -> Tensor:
-            pieces: Any = torch.autograd.grad(number, list(leaves.values()), allow_unused=True)
+            pieces: Sequence[Tensor | None] = torch.autograd.grad(number, list(leaves.values()), allow_unused=True)
             g = torch.empty_like(x)
             for piece, (name, place) in zip(pieces, self.layout.views(g).items(), strict=True):
                 if piece is not None:
@@ -236,21 +213,10 @@ class KernelNetwork:
 
         return outputs, after, gradient
 
-    def compile_segments(self, x: Tensor, calls: Iterable[tuple[Segment, Sequence[Tensor]]]) -> None:
-        """Compile the segments of these calls, forward and backward."""
-        run = self._all_models(x)
-        for segment, values in calls:
-            own = [value.detach().requires_grad_(value.requires_grad) for value in values]
-            results = run.compute(segment, own)
-            if numbers := [one.float().sum() for one in results if isinstance(one, Tensor) and one.requires_grad]:
-                torch.stack(numbers).sum().backward()  # type: ignore[no-untyped-call]
-
-    def _all_models(self, x: Tensor) -> AllModels:
-        return AllModels(self.program, self.regions, self.segments, self.compiled, x[:, :0])
-
     def _place(self, x: Tensor) -> None:
         """Assign the parameters of each kernel operation to a region."""
-        from quasiglobal.stacked.kernels import convolution, layer_norm, normalisation, shared
+        from quasiglobal.stacked.kernels import convolution, normalisation, shared
+        from quasiglobal.stacked.kernels.packing import Region, WeightRegion
 
         columns = self.layout.views(torch.arange(x.shape[1], device=x.device))
         arguments = self.program.graph.find_nodes(op="placeholder")
@@ -266,161 +232,113 @@ class KernelNetwork:
                 if (bias := node.args[2]) is not None:
                     others.append((node, of[bias], shared.shares(len(x), pixels(node, node))))
             elif normalises(node):
-                own = torch.cat([of[parameter] for parameter in node.args[1:3]])
-                others.append((node, own, normalisation.shares(shape_of(node.args[0])[0], node.args[5])))
-            elif normalises_pixels(node):
-                own = torch.cat([of[parameter] for parameter in node.args[1:3]])
-                others.append((node, own, layer_norm.shares(len(x), prod(shape_of(node)[:-1]))))
+                if node.target is LAYER_NORM:
+                    count = normalisation.layer_norm_shares(len(x), prod(shape_of(node)[:-1]))
+                else:
+                    count = normalisation.shares(shape_of(node.args[0])[0], node.args[5])
+                others.append((node, torch.cat([of[parameter] for parameter in node.args[1:3]]), count))
             elif pools(node):
-                node.meta["pools"] = True
+                node.meta["pools"] = node.args[1][0]
         for node in (node for node, *_ in weights + others):
             node.meta["kernel"] = True
             self.in_regions.update(names[parameter] for parameter in node.args[1:3] if parameter is not None)
-        self.regions = [WeightRegion(weights), *([Region(others)] if others else [])]
-
-
-class Region:
-    """The parameters of some operations, in the kernels' order, and the partial sums (shares) of their gradients."""
-
-    def __init__(self, operations: list[tuple[fx.Node, Tensor, int]]) -> None:
-        """Accept each operation with its columns of x and its number of shares."""
-        end = 0
-        self.places: dict[fx.Node, tuple[slice, torch.Size, int]] = {}
-        for node, own, shares in operations:
-            begin, end = end, end + own.numel()
-            self.places[node] = slice(begin, end), own.shape, shares
-        self.columns = torch.cat([own.flatten() for _, own, _ in operations]).int()
-        counts = torch.cat([torch.full_like(own, shares).flatten() for _, own, shares in operations]).int()
-        self.most = max(shares for *_, shares in operations)
-        places = self.columns.argsort().int()               # so that g is written in column order
-        self.how = self.columns[places], places, counts[places]
-
-    def open(self, x: Tensor) -> None:
-        """Begin a step."""
-        self.new_shares = partial(x.new_empty, self.most, len(x), len(self.columns))
-        self.shares: Tensor | None = None
-        self.missing = set(self.places)
-
-    def own_shares(self, node: fx.Node) -> Tensor:
-        """Shares [shares, n, …] of an operation, to be filled."""
-        if self.shares is None:                             # allocated by the backward pass: evaluation has none
-            self.shares = self.new_shares()
-        self.missing.discard(node)
-        columns, shape, shares = self.places[node]
-        return self.shares[:shares, :, columns].view(shares, -1, *shape)
-
-    def close(self, g: Tensor) -> None:
-        """Sum the shares into g; operations without a gradient get 0."""
-        from quasiglobal.stacked.kernels.packing import collect
-
-        for node in list(self.missing):
-            self.own_shares(node).zero_()
-        if self.shares is not None:
-            collect(self.shares, *self.how, g)
-
-
-class WeightRegion(Region):
-    """The weights of convolutions, which the kernels read in their order (`Geometry.order`) and in autocast's type."""
-
-    def open(self, x: Tensor) -> None:
-        from quasiglobal.stacked.kernels.packing import pack
-
-        super().open(x)
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        self.values = pack(x, self.columns, dtype)
-
-    def own_values(self, node: fx.Node) -> Tensor:
-        """Weights [n, …] of a convolution, in the kernels' order."""
-        columns, shape, _ = self.places[node]
-        return self.values[:, columns].view(-1, *shape)
+        self.weights = WeightRegion(weights)
+        self.regions.append(self.weights)
+        if others:
+            self.others = Region(others)
+            self.regions.append(self.others)
 
 
 class AllModels(fx.Interpreter):
     """Run the program of one model for all models: values that depend on the model get a first dimension."""
 
-    def __init__(
-        self, program: fx.GraphModule, regions: list[Any], segments: dict[fx.Node, Segment],
-        compiled: CompiledSegments, models: Tensor,
-    ) -> None:
-        """`segments` are compiled. Operations without inputs are vectorised over `models`, [n, …]."""
-        super().__init__(program)
-        self.weights, self.others = (*regions, None, None)[:2]
-        self.segments, self.compiled, self.models = segments, compiled, models
-        self.ready: dict[fx.Node, Any] = {}
+    def __init__(self, network: KernelNetwork, models: Tensor) -> None:
+        """Operations without inputs are vectorised over `models`, [n, …]."""
+        super().__init__(network.program)
+        self.network, self.models = network, models
+        self.ready: dict[fx.Node, Tree] = {}
         """Results of the operations of compiled segments; None for those that no other operation reads."""
 
-    def run_node(self, n: fx.Node) -> Any:
-        node: Any = n
-        if node in self.segments:
-            segment = self.segments[node]
+    def run_node(self, n: fx.Node) -> Tree:
+        if segment := self.network.segments.get(n):
             results = self.compute(segment, [self.env[one] for one in segment.inputs])
             self.ready = dict.fromkeys(segment.nodes) | dict(zip(segment.results, results, strict=True))
-        if node in self.ready:
-            return self.ready.pop(node)
-        if node.op != "call_function" or _is_alike(node):
-            return super().run_node(node)
-        if "kernel" in node.meta:
-            return self._by_kernel(node, *fx.node.map_arg(node.args, self.env.__getitem__))
-        if "pools" in node.meta:
-            pooled = Pooled.apply(  # type: ignore[no-untyped-call]
-                self.env[node.args[0]], node.args[1][0], masks(node)
-            )
-            return pooled, None
-        return self._vectorised(node, self.env)
+        if n in self.ready:
+            return self.ready.pop(n)
+        if n.op != "call_function" or _is_alike(n):
+            return super().run_node(n)
+        if "kernel" in n.meta:
+            return self._by_kernel(n)
+        if "pools" in n.meta:
+            from quasiglobal.stacked.kernels.pooling import Pooled
 
-    def _vectorised(self, node: Any, env: dict[fx.Node, Any]) -> Any:
+            x = self.env[n.all_input_nodes[0]]
+            return Pooled.apply(x, n.meta["pools"], masks(n)), None  # type: ignore[no-untyped-call]
+        return self._vectorised(n, self.env)
+
+    def _vectorised(self, node: fx.Node, env: dict[fx.Node, Tree]) -> Tree:
         """An operation on values of all models by vmap."""
         inputs = node.all_input_nodes
 
-        def of_one(_: Tensor, *values: Tensor) -> Any:
-            given = dict(zip(inputs, values, strict=True)).__getitem__
-            target = REPLACED.get(node.target, node.target)
-            return target(*fx.node.map_arg(node.args, given), **fx.node.map_arg(node.kwargs, given))
+        def of_one(_: Tensor, *values: Tensor) -> Tree:
+            args, named = fx.node.map_arg((node.args, node.kwargs), dict(zip(inputs, values, strict=True)).__getitem__)
+            return self.call_function(REPLACED.get(node.target, node.target), args, named)
 
         dims = (0, *(0 if one.meta["stacked"] else None for one in inputs))
         return vmap(of_one, in_dims=dims, randomness="different")(self.models, *(env[one] for one in inputs))
 
-    def compute(self, segment: Segment, values: list[Any]) -> list[Any]:
-        """The results of a segment, by one compiled function."""
-        def of_all(*values: Any) -> list[Any]:
+    def compute(self, segment: Segment, values: Sequence[Tree]) -> list[Tree]:
+        """The results of a segment, by a function that is compiled at the first call."""
+        def of_all(*values: Tree) -> list[Tree]:
             env = dict(zip(segment.inputs, values, strict=True))
-            node: Any
             for node in segment.nodes:
-                given = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
-                env[node] = node.target(*given[0], **given[1]) if _is_alike(node) else self._vectorised(node, env)
+                args, named = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+                alike = _is_alike(node)
+                env[node] = self.call_function(node.target, args, named) if alike else self._vectorised(node, env)
             return [env[node] for node in segment.results]
 
-        results: list[Any] = self.compiled(segment, of_all, values)
-        return results
+        network = self.network
+        if network.postponed is not None:
+            network.postponed.append((segment, values))
+            return of_all(*values)
+        key = segment.key, tuple((value.dtype, value.stride(), value.requires_grad) for value in values)
+        if key not in network.compiled:
+            with torch.no_grad():                           # copies: tracing runs the operations, some of them in place
+                network.compiled[key] = by_inductor(traced(of_all, tuple(map(_copied, values))))
+        return network.compiled[key](*values)
 
-    def _by_kernel(self, node: Any, x: Tensor, weight: Tensor, bias: Tensor, rest: Any, *how: Any) -> Any:
-        shares = partial(self.others.own_shares, node) if bias is not None else None
-        stacked = node.args[0].meta["stacked"]
+    def _by_kernel(self, node: fx.Node) -> Tree:
+        from quasiglobal.stacked.kernels.convolution import Convolution
+        from quasiglobal.stacked.kernels.normalisation import LayerNormed, Normalised
+
+        (x, weight, bias, rest, *how), _ = self.fetch_args_kwargs_from_env(node)
+        source, weights = node.all_input_nodes[0], self.network.weights
+        shares = None if bias is None else partial(self.network.others.own_shares, node)
+        stacked = source.meta["stacked"]
         x = x if stacked else x.expand(len(self.models), *x.shape)
         if node.target is LAYER_NORM:
-            dtype = self.weights.values.dtype if only_for_kernels(node) else weight.dtype
+            dtype = weights.values.dtype if only_for_kernels(node) else weight.dtype
             return LayerNormed.apply(shares, dtype, x, weight, bias, rest)  # type: ignore[no-untyped-call]
         if node.target is NORMALISE:
             dtype = x.dtype if only_for_kernels(node) else weight.dtype
             return Normalised.apply(shares, dtype, x, weight, bias, rest, *how)  # type: ignore[no-untyped-call]
-        values = self.weights.own_values(node)
+        values = weights.own_values(node)
         masked = any("pools" in user.meta and masks(user) for user in node.users)
         y, passed = Convolution.apply(  # type: ignore[no-untyped-call]
-            partial(self.weights.own_shares, node), shares, values, x.to(values.dtype), weight, bias, rest,
+            partial(weights.own_shares, node), shares, values, x.to(values.dtype), weight, bias, rest,
             geometry(node), how[-1], masked,
         )
         if stacked and x.dtype == values.dtype:
-            self.env[node.all_input_nodes[0]] = passed
+            self.env[source] = passed
         return y
 
 
-def _is_alike(node: Any) -> bool:
+def _is_alike(node: fx.Node) -> bool:
     """Whether a call for all models is the call for one model."""
     return node.target in (operator.getitem, COUNT) or not node.meta["stacked"]
 
 
-def _draws(node: Any) -> bool:
+def _draws(node: fx.Node) -> bool:
     """Whether an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
@@ -440,28 +358,23 @@ def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     return torch.where(chosen, source.to(x.dtype).unsqueeze(dim), x)
 
 
-def _index_put(x: Tensor, index: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    return torch.index_put(x, index, values.to(x.dtype), accumulate)
-
-
-def _var_mean(x: Tensor, *how: Any, **named: Any) -> tuple[Tensor, Tensor]:
+def _var_mean(
+    x: Tensor, dim: list[int] | None = None, *, correction: int | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
     """In float32 for values of 16 bits, as autocast computes statistics."""
-    return torch.var_mean(x.float() if x.dtype.itemsize < 4 else x, *how, **named)
+    x = x.float() if x.dtype.itemsize < 4 else x
+    return torch.var_mean(x, dim, correction=correction, keepdim=keepdim)
 
 
-def _prelu(x: Tensor, weight: Tensor) -> Tensor:
-    return torch.where(x > 0, x, weight.to(x.dtype) * x)
-
-
-REPLACED: dict[Any, Callable[..., Any]] = {
+REPLACED: dict[object, Callable[..., object]] = {
     aten.copy.default: written,
     aten.fill.Tensor: written,
     aten.slice_scatter.default: _slice_scatter,
     aten.select_scatter.default: _select_scatter,
-    aten.index_put.default: _index_put,
+    aten.index_put.default: lambda x, index, values, *how: torch.index_put(x, index, values.to(x.dtype), *how),
     aten.native_group_norm.default: lambda x, *how: aten.native_group_norm.default(x.contiguous(), *how),
     aten.var_mean.correction: _var_mean,
-    aten._prelu_kernel.default: _prelu,
+    aten._prelu_kernel.default: lambda x, weight: torch.where(x > 0, x, weight.to(x.dtype) * x),
     aten.view.default: torch.reshape,
     aten._unsafe_view.default: torch.reshape,
     **PLAIN,
@@ -480,17 +393,17 @@ COUNT = aten._foreach_add.Scalar
 """Addition of a number to each tensor of a list, which is the same for one model and for all."""
 
 
-def convolves(node: Any) -> bool:
+def convolves(node: fx.Node) -> bool:
     """Whether the kernels compute this convolution or linear layer, in a graph after `fuse`."""
     return node.target is convolve
 
 
-def is_linear(node: Any) -> bool:
+def is_linear(node: fx.Node) -> bool:
     """Whether this is a linear layer of the kernels: a convolution of single pixels."""
-    return convolves(node) and len(shape_of(node.args[1])) == 2
+    return convolves(node) and len(shape_of(node.all_input_nodes[1])) == 2
 
 
-def pixels(node: Any, of: Any) -> int:
+def pixels(node: fx.Node, of: fx.Node) -> int:
     """Number of pixels of the images `of`, which a convolution or a linear layer reads or returns."""
     shape = shape_of(of)
     return prod(shape) // shape[-1 if is_linear(node) else 1]
@@ -512,36 +425,32 @@ def pools(node: Any) -> bool:
     return squares and len(shape_of(x)) == 4 and all(user.args[1] == 0 for user in node.users)
 
 
-def masks(node: Any) -> bool:
+def masks(node: fx.Node) -> bool:
     """Whether this pooling computes the gradient before the ReLU of a convolution, whose result only it reads.
 
     The ReLU's gradient is 0 where the pooled value is 0, which is a tensor of a quarter of the size.
     """
-    x = node.args[0]
+    x = node.all_input_nodes[0]
     return convolves(x) and "kernel" in x.meta and x.args[-1] is True and len(x.users) == 1
 
 
 def normalises(node: Any) -> bool:
     """Whether the kernels compute this normalisation: group size 1, or group size and channels are powers of two."""
-    if node.target is not NORMALISE or not all(map(_is_own, node.args[1:3])):
+    if node.target not in (NORMALISE, LAYER_NORM) or not all(map(_is_own, node.args[1:3])):
         return False
-    x, _, _, _, _, kind, groups, *_ = node.args
-    channels = shape_of(x)[1]
+    if node.target is LAYER_NORM:
+        return shape_of(node)[-1] <= MOST_CHANNELS
+    kind, groups = node.args[5:7]
+    channels = shape_of(node.args[0])[1]
     size = 1 if kind == "batch" else channels // groups
     return size == 1 or (size & (size - 1) == 0 and channels & (channels - 1) == 0)
 
 
-def normalises_pixels(node: Any) -> bool:
-    """Whether the kernels compute this normalisation over the last dimension."""
-    own = node.target is LAYER_NORM and all(map(_is_own, node.args[1:3]))
-    return own and shape_of(node.args[1])[0] <= MOST_CHANNELS
-
-
 MOST_CHANNELS = 4096
-"""Channels above which a pixel does not fit the registers of a block."""
+"""Largest number of channels for LayerNorm: a pixel has to fit the registers of a block."""
 
 
-def only_for_kernels(node: Any) -> bool:
+def only_for_kernels(node: fx.Node) -> bool:
     """Whether the result of this normalisation has the precision of matrix products.
 
     This holds if only convolutions and sums of the kernels read it, and for batch normalisation. Otherwise the result
@@ -553,13 +462,13 @@ def only_for_kernels(node: Any) -> bool:
     return all("kernel" in user.meta and (convolves(user) or user.args[0] is not y) for y, user in _readers(y))
 
 
-def _readers(y: Any) -> list[tuple[Any, Any]]:
-    """The operations that read y or a permutation of it, each after what it reads."""
+def _readers(y: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
+    """Pairs (tensor, operation that reads it) for y and its permutations."""
     users = [(y, user) for user in y.users if user.target is not aten.permute.default]
     return users + [pair for user in y.users if user.target is aten.permute.default for pair in _readers(user)]
 
 
-def shape_of(node: Any) -> tuple[int, ...]:
+def shape_of(node: fx.Node) -> tuple[int, ...]:
     """The shape of a traced node's result."""
     return tuple(node.meta["val"].shape)
 
@@ -570,15 +479,17 @@ def fuse(graph: fx.Graph) -> None:
         if node.target is aten.convolution.default and _suits(node):
             node.target = convolve
             node.args = (*node.args[:3], None, *node.args[3:], False)
-        elif node.target is LINEAR and all(_is_own(one) for one in node.args[1:] if one is not None):
+        elif node.target is LINEAR and all(map(_is_own, node.all_input_nodes[1:])):
             node.target = convolve
             node.args = (*node.args, None, [], [], [], False, [], 1, False)
     hidden = any("batch_norm" in str(node.target) for node in graph.nodes)      # writes into its arguments
     for node in list(graph.nodes):
         if node.target in (convolve, NORMALISE):
             _absorb(node)
-        elif node.target is aten.copy.default and _alike(node, node.args[1]):
-            node.replace_all_uses_with(node.args[1])
+        elif node.target is aten.copy.default:
+            value, source = node.meta["val"], node.args[1]
+            if (value.shape, value.dtype) == (source.meta["val"].shape, source.meta["val"].dtype):
+                node.replace_all_uses_with(source)
         elif node.target is aten.clone.default and node.args[0].op == "placeholder" and not hidden:
             node.replace_all_uses_with(node.args[0])
     _count_together(graph)
@@ -597,12 +508,13 @@ def _count_together(graph: fx.Graph) -> None:
                 node.replace_all_uses_with(one)
 
 
-def _counts(node: Any) -> bool:
+def _counts(node: fx.Node) -> bool:
     """Whether an operation adds 1 to an integer that is an argument of the program."""
     if node.target is not aten.add.Tensor or node.args[1:] != (1,) or node.kwargs:
         return False
     number = node.meta["val"]
-    return node.args[0].op == "placeholder" and number.ndim == 0 and not number.is_floating_point()
+    counted = node.all_input_nodes[0].op == "placeholder" and number.ndim == 0
+    return counted and not number.is_floating_point()
 
 
 def _absorb(node: Any) -> None:
@@ -622,29 +534,23 @@ def _absorb(node: Any) -> None:
     node.args = (x, weight, bias, rest, *how, relu)
 
 
-def _suits(node: Any) -> bool:
+def _suits(node: fx.Node) -> bool:
     """Whether a convolution is 1-D or 2-D, and nothing else uses its parameters."""
-    x, weight, bias, *_ = node.args
-    own = _is_own(weight) and (bias is None or _is_own(bias))
-    return own and len(shape_of(weight)) in (3, 4) and len(shape_of(x)) == len(shape_of(weight))
+    dims = [len(shape_of(one)) for one in node.all_input_nodes[:2]]
+    return dims in ([3, 3], [4, 4]) and all(map(_is_own, node.all_input_nodes[1:]))
 
 
-def _result(node: Any) -> Any:
+def _result(node: fx.Node) -> fx.Node:
     """The images that a convolution or a normalisation returns; a normalisation also returns running statistics."""
     return node if node.target is not NORMALISE else next(user for user in node.users if user.args[1] == 0)
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Whether the results of two nodes have the same shape and type."""
-    return shape_of(one) == shape_of(other) and one.meta["val"].dtype == other.meta["val"].dtype
-
-
-def _is_own(parameter: Any) -> bool:
-    """Whether this is a parameter used by only one operation."""
+def _is_own(parameter: fx.Node) -> bool:
+    """Whether this is a parameter that only one operation uses."""
     return "parameter" in parameter.meta and len(parameter.users) == 1
 
 
-def _only_user(node: fx.Node, target: object) -> Any:
+def _only_user(node: fx.Node, target: object) -> fx.Node | None:
     users = list(node.users)
     return users[0] if len(users) == 1 and users[0].target is target else None
 
@@ -653,10 +559,10 @@ def _only_user(node: fx.Node, target: object) -> Any:
 
 
 WORTH_COMPILING = 2
-"""Operations on images, besides views, from which a segment is compiled: compiling takes seconds."""
+"""Smallest number of operations on images, views aside, of a compiled segment: compiling takes seconds."""
 
 MOST_OPERATIONS = 400
-"""Operations above which a segment is not compiled, as of a long recurrence: that would take minutes."""
+"""Largest number of operations of a compiled segment: those of a long recurrence would take minutes."""
 
 
 class Segment:
@@ -667,11 +573,6 @@ class Segment:
         self.nodes = list(nodes)
         self.inputs = list(dict.fromkeys(one for node in nodes for one in node.all_input_nodes if one not in own))
         self.results = [node for node in nodes if any(user not in own for user in node.users)]
-
-    @property
-    def is_worth_compiling(self) -> bool:
-        """Whether there are several operations on images that compute something, and not too many to compile."""
-        return len(self.nodes) <= MOST_OPERATIONS and sum(map(_computes_images, self.nodes)) >= WORTH_COMPILING
 
     @cached_property
     def key(self) -> str:
@@ -686,38 +587,24 @@ class Segment:
         return "\n".join([*shapes, *map(text, self.nodes), *(number[one] for one in self.results)])
 
 
-def segments(graph: fx.Graph, is_kernel: Callable[[fx.Node], bool]) -> list[Segment]:
-    """The maximal runs of calls between the kernels of a graph."""
+def segments(graph: fx.Graph) -> list[Segment]:
+    """The maximal runs of calls between the kernels of a graph, those that are worth compiling."""
     runs: list[list[fx.Node]] = [[]]
     for node in graph.nodes:
-        if node.op != "call_function" or is_kernel(node) or any(map(is_kernel, _selected(node))):
+        computed = node.all_input_nodes[0] if node.target is operator.getitem else node
+        if node.op != "call_function" or _by_kernels(node) or _by_kernels(computed):
             runs.append([])
         else:
             runs[-1].append(node)
-    return [Segment(run) for run in runs if run]
+    return [
+        Segment(run) for run in runs
+        if len(run) <= MOST_OPERATIONS and sum(map(_computes_images, run)) >= WORTH_COMPILING
+    ]
 
 
-class CompiledSegments:
-    """The compiled functions of segments; equal segments share one."""
-
-    def __init__(self) -> None:
-        self._programs: dict[object, Callable[..., Any]] = {}
-        self.postponed: list[tuple[Segment, Sequence[Any]]] | None = None
-        """Calls in a rehearsal (`rehearsal.py`), which are not compiled yet; None in any other run."""
-
-    def __call__(
-        self, segment: Segment, function: Callable[..., Any], values: Sequence[Any]
-    ) -> Any:
-        """Call `function`, which computes the segment's results from `values`, compiled at the first call."""
-        if self.postponed is not None:
-            self.postponed.append((segment, values))
-            return function(*values)
-        like = tuple((value.dtype, value.stride(), value.requires_grad) for value in values)
-        key = segment.key, like
-        if key not in self._programs:
-            with torch.no_grad():                           # copies: tracing runs the operations, some of them in place
-                self._programs[key] = by_inductor(traced(function, tuple(map(_copied, values))))
-        return self._programs[key](*values)
+def _by_kernels(node: fx.Node) -> bool:
+    """Whether the kernels compute this operation, after `KernelNetwork._place`."""
+    return "kernel" in node.meta or "pools" in node.meta
 
 
 def _copied(value: Tensor) -> Tensor:
@@ -725,12 +612,7 @@ def _copied(value: Tensor) -> Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
-def _selected(node: fx.Node) -> Sequence[fx.Node]:
-    """The operation whose result this node selects, if any."""
-    return node.all_input_nodes if node.target is operator.getitem else ()
-
-
-def _computes_images(node: Any) -> bool:
+def _computes_images(node: fx.Node) -> bool:
     """Whether an operation computes from images, or to images; views and selections do not."""
     if node.target is operator.getitem or getattr(node.target, "is_view", False):
         return False
@@ -741,13 +623,11 @@ def _computes_images(node: Any) -> bool:
 # -------------------------------------------------------------------------------------------- the trace
 
 
-def traced_forward(
-    module: nn.Module, layout: Layout, x: Tensor, buffers: dict[str, Tensor], inputs: Tensor
-) -> fx.GraphModule:
-    """Trace to a function of one model's parameters, buffers and inputs."""
+def traced_forward(module: nn.Module, layout: Layout, x: Tensor, buffers: Buffers, inputs: Tensor) -> fx.GraphModule:
+    """Trace to a function of one model's parameters, buffers and inputs, and fuse its operations."""
     known = _with_known_norms(module)
 
-    def forward(parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Any:
+    def forward(parameters: dict[str, Tensor], buffers: Buffers, inputs: Tensor) -> tuple[Tree, Buffers]:
         after = {name: value.clone() for name, value in buffers.items()}
         values = parameters | after
         with stackable(x, everywhere=True), _WholeLayers():
@@ -756,10 +636,13 @@ def traced_forward(
 
     first, row = {name: value[0] for name, value in buffers.items()}, x[0].clone()
     with torch.enable_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-        graph = recorded(functionalize(forward, remove="mutations"), (layout.views(row), first, inputs[0].clone()))
+        program = recorded(functionalize(forward, remove="mutations"), (layout.views(row), first, inputs[0].clone()))
     if row._version:
         raise Untraceable("the model writes into its own weights")
-    return graph
+    for node, _ in zip(program.graph.find_nodes(op="placeholder"), layout.shapes, strict=False):
+        node.meta["parameter"] = True
+    fuse(program.graph)
+    return program
 
 
 class _WholeLayers(TorchFunctionMode):
@@ -769,17 +652,19 @@ class _WholeLayers(TorchFunctionMode):
     """
 
     def __torch_function__(
-        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, function: Callable[..., object], types: object, args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         given = (*args[1:], *(kwargs or {}).values())
         result = WHOLE.get(function, function)(*args, **(kwargs or {}))
-        typed = function is Tensor.float or any(isinstance(one, torch.dtype | Tensor) for one in given)
-        if function in CASTS and typed and result is args[0] and result.is_floating_point():
+        casts = function is Tensor.float or any(isinstance(one, torch.dtype | Tensor) for one in given)
+        casts = casts and function in CASTS and result is args[0]
+        if casts and isinstance(result, Tensor) and result.is_floating_point():
             return torch.ops.aten._to_copy.default(result, dtype=result.dtype)
         return result
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> object:
     plain = weight.ndim == 2 and input.ndim > 1
     return (LINEAR if plain else nn.functional.linear)(input, weight, bias)
 
@@ -787,7 +672,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 def _layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> Any:
+) -> object:
     if weight is None or bias is None or len(normalized_shape) > 1:
         return nn.functional.layer_norm(input, normalized_shape, weight, bias, eps)
     return LAYER_NORM(input, weight, bias, eps)
@@ -797,7 +682,7 @@ def _with_known_norms(module: nn.Module) -> nn.Module:
     """A copy of the module, with the same parameters, whose normalisations call `NORMALISE`."""
     module = copied(module, {id(parameter): parameter for parameter in module.parameters()})
     for part in module.modules():
-        known = KNOWN.get(type(part)) or KERNELS.get(vars(type(part)).get("stacked_kernel", ""))
+        known = KNOWN.get(vars(type(part)).get("stacked_kernel", type(part)))
         if known and part.weight is not None:
             part.forward = partial(known, part)
     return module
@@ -838,18 +723,122 @@ def _operation(
     return result
 
 
-WHOLE: dict[Callable[..., Any], Callable[..., Any]] = {
+WHOLE: dict[object, Callable[..., object]] = {
     nn.functional.linear: _linear, nn.functional.layer_norm: _layer_norm,
 }
-"""Functions that a trace would decompose, and those that it does not."""
+"""Replacements of functions that a trace would decompose."""
 
 CASTS = (Tensor.to, Tensor.float, Tensor.type, Tensor.type_as)
 """Functions that return their tensor if it has the type already."""
 
-KNOWN: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.GroupNorm: _group_norm,
-    nn.BatchNorm2d: _batch_norm,
+KNOWN: dict[object, Callable[..., Tensor]] = {
+    nn.GroupNorm: _group_norm, nn.BatchNorm2d: _batch_norm, "evonorm": _evonorm,
 }
+"""Normalisations: classes, and names of kernels that a class declares in its attribute `stacked_kernel`.
 
-KERNELS: dict[str, Callable[..., Tensor]] = {"evonorm": _evonorm}
-"""Kernels that a class declares for itself, not for classes derived from it, as its attribute `stacked_kernel`."""
+The attribute is not inherited.
+"""
+
+
+# ------------------------------------------------------------------------- compiling before the first step
+
+
+QUICK = 1.0
+"""Seconds after which a rehearsal logs a line; it takes less if it finds everything in the caches on disk."""
+
+
+@cache
+def prepare() -> None:
+    """Import Triton and hash its files, for its cache, in the background, as data are loaded: this takes a second."""
+    def run() -> None:
+        with suppress(ImportError):
+            from triton.runtime.cache import triton_key
+
+            triton_key()
+
+    Thread(target=run, daemon=True).start()
+
+
+def sum_of(outputs: Tree) -> Tensor:
+    """The sum of all numbers: a loss without kernels."""
+    leaves = [one for one in tree_leaves(outputs) if isinstance(one, Tensor)]
+    return torch.stack([one.float().sum() for one in leaves]).sum()
+
+
+def rehearse(
+    program: KernelNetwork, name: str, x: Tensor, buffers: Buffers, inputs: Tensor, loss: Callable[[Tree], Tensor]
+) -> None:
+    """Compile a program for arguments like these, and log it under the network's `name` if that takes a while.
+
+    Triton compiles a kernel at its first launch: dozens of kernels of a network one after the other, half a second
+    each. In a rehearsal the program runs on zeros, and a launch only submits its kernel to a pool of threads. Most of
+    the compiler's time is outside of Python, so the threads use all cores. Meanwhile the rehearsal compiles the
+    segments. The loss is compiled too, if a kernel computes it. Nothing is lost if the rehearsal fails: the rest is
+    compiled when it is first called.
+    """
+    from triton import AsyncCompileMode
+
+    from quasiglobal.stacked.kernels.shared import launches_only_compile
+
+    kernels, groups = sum(map(_by_kernels, program.program.graph.nodes)), len(program.segments)
+    parts = f"kernels for {kernels} operations, {groups} groups of other operations"
+    text = f"compiling {name} for {len(x)} models: {parts}; later starts find them in the cache"
+    line = Timer(QUICK, log.info, [text])
+    line.start()
+    try:
+        with (
+            _Loaded(x.device) as pool,
+            AsyncCompileMode(pool, ignore_errors=True),
+            torch.random.fork_rng([x.device] if x.is_cuda else []),
+        ):
+            program.postponed = []
+            # Triton's compilation is of one thread, so the backward pass may not have its own.
+            with torch.autograd.set_multithreading_enabled(False), launches_only_compile(), _Zeros():
+                outputs, _, gradient = program(x, buffers, inputs)
+                total = loss(outputs)
+                if total.requires_grad:
+                    gradient(total)
+            calls, program.postponed, run = program.postponed, None, AllModels(program, x[:, :0])
+            for segment, values in calls:                   # while the threads compile the kernels
+                own = [value.detach().requires_grad_(value.requires_grad) for value in values]
+                results = [one for one in run.compute(segment, own) if isinstance(one, Tensor) and one.requires_grad]
+                if results:
+                    torch.stack([one.float().sum() for one in results]).sum().backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        log.debug(f"the rehearsal of {name} failed: {error!r}")
+    finally:
+        program.postponed = None
+        line.cancel()
+
+
+class _Loaded(ThreadPoolExecutor):
+    """Threads that compile and load kernels: a kernel's launcher is a small C program, compiled as it is loaded."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def submit(self, compiling: Callable[[], CompiledKernel]) -> Future[CompiledKernel]:  # type: ignore[override]
+        return super().submit(self._compile_and_load, compiling)
+
+    def _compile_and_load(self, compiling: Callable[[], CompiledKernel]) -> CompiledKernel:
+        kernel = compiling()
+        if self.device.type == "cuda":                      # elsewhere, in tests, nothing can be loaded
+            with torch.cuda.device(self.device):            # the current device is that of a thread
+                _ = kernel.run
+        return kernel
+
+
+class _Zeros(TorchFunctionMode):
+    """Fill new memory of this thread, which no kernel fills now, with zeros: other operations may use it as indices."""
+
+    def __torch_function__(
+        self, function: Callable[..., object], types: object, args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        return ZEROS.get(function, function)(*args, **(kwargs or {}))
+
+
+ZEROS: dict[object, Callable[..., object]] = {
+    torch.empty: torch.zeros, torch.empty_like: torch.zeros_like, Tensor.new_empty: Tensor.new_zeros,
+}

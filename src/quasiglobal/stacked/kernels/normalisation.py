@@ -1,7 +1,7 @@
-"""Normalisations of n models at once, with the sum and the activation that follow: EvoNorm, group, batch.
+"""Normalisations of n models at once: EvoNorm, group and batch, with the sum and the activation that follow; LayerNorm.
 
 Images are [n, batch, height, width, channels], contiguous. In the kernels an "image" is one of the `parts` of a batch:
-a single image, or for batch any number of pixels.
+a single image, or for batch any number of pixels. LayerNorm is over the channels of each pixel, [n, pixels, channels].
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from quasiglobal.stacked.kernels.shared import accumulator, launched, wide
+from quasiglobal.stacked.kernels.operations import Context, Shares, channels_first, channels_last
+from quasiglobal.stacked.kernels.shared import accumulator, launched
 
 USUAL = tl.constexpr("")
 """The usual eviction policy of caches."""
@@ -86,13 +88,6 @@ def _coefficients(moments, c, C: tl.constexpr):
 
 
 @triton.jit
-def _store_sums(sums, at, C: tl.constexpr, along, total, mask):
-    """Store a contribution to the gradients: weights, then biases."""
-    tl.store(sums + at, along, mask=mask)
-    tl.store(sums + at + C, total, mask=mask)
-
-
-@triton.jit
 def _moments(
     x, own, base, node, images, c, HW: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BB: tl.constexpr, ACC: tl.constexpr,
@@ -135,15 +130,8 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _affine(weight, bias, mean, scale, row, c, C: tl.constexpr, KIND: tl.constexpr, ACC: tl.constexpr):
-    """Factor and offset of each channel, such that `_scaled` is the normalised, scaled and shifted value."""
-    offset = tl.load(bias + row + c, mask=c < C, other=0.0).to(ACC)
-    factor = scale * tl.load(weight + row + c, mask=c < C, other=0.0).to(ACC)
-    return factor, offset if KIND == "evonorm" else offset - mean * factor
-
-
-@triton.jit
 def _scaled(value, factor, offset, KIND: tl.constexpr):
+    """The normalised, scaled and shifted value, by the factor and the offset of each channel."""
     if KIND == "evonorm":
         value = value * _sigmoid(value)
     return value * factor[None, :] + offset[None, :]
@@ -162,7 +150,9 @@ def _normalise(
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     mean, variance = _moments(x, own, base, node, images, c, HW, C, GROUP, KIND, BP, BC, BB, ACC)
     scale = 1 / tl.sqrt(variance + eps)
-    factor, offset = _affine(weight, bias, mean, scale, node * stride, c, C, KIND, ACC)
+    offset = tl.load(bias + node * stride + c, mask=c < C, other=0.0).to(ACC)
+    factor = scale * tl.load(weight + node * stride + c, mask=c < C, other=0.0).to(ACC)
+    offset = offset if KIND == "evonorm" else offset - mean * factor
     for p in range(0, HW, BP):
         value = _scaled(_load(x, base, p, c, HW, C, BP, ACC), factor, offset, KIND)
         if SUM:
@@ -225,7 +215,8 @@ def _batch_sums(
     along, total = _own_sums(
         x, y, dy, image * HW * C, c, mean, scale, factor, offset, HW, C, "batch", MASK, BP, BC, ACC
     )
-    _store_sums(sums, image * 2 * C + c, C, along, total, c < C)
+    tl.store(sums + image * 2 * C + c, along, mask=c < C)
+    tl.store(sums + image * 2 * C + c + C, total, mask=c < C)
 
 
 @launched
@@ -269,55 +260,69 @@ def _normalise_back(
         g += level[None, :] - value * slope[None, :]
         _store(dx, base, p, c, g, HW, C, BP)
     if KIND != "batch" or image == node * images:
-        _store_sums(own, image % images * of_image + node * of_node + c, C, along, total, c < C)
+        at = image % images * of_image + node * of_node + c
+        tl.store(own + at, along, mask=c < C)
+        tl.store(own + at + C, total, mask=c < C)
 
 
-def normalise(
-    x: Tensor, weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor],
-    kind: str, groups: int, eps: float, momentum: float, relu: bool, dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Return y in `dtype`, the moments for the backward pass, and the new running statistics."""
-    n, count, places, channels = _parts(x, kind)
-    y = torch.empty_like(x, dtype=dtype)
-    moments = x.new_empty(n, 1 if kind == "batch" else count, 4, channels, dtype=wide(x))
-    before = [value.contiguous() for value in running] or [moments, moments]
-    after = [torch.empty_like(value) for value in running] or [moments.new_empty(0) for _ in before]
-    grid, (bp, bc, bb, acc), warps = _blocks(x, kind, groups, 16384)
-    own = moments
-    if kind == "batch":
-        own = x.new_empty(n, count, 2, channels, dtype=wide(x))
-        _image_moments[grid](x, own, places, channels, bp, bc, acc, num_warps=warps)
-    _normalise[grid](
-        x, weight, bias, x if rest is None else rest, own, y, moments, *before, *after, count, bias.stride(0), eps,
-        momentum, places, channels, _size(channels, groups, kind), kind, rest is not None, relu, bool(running),
-        bp, bc, bb, acc, num_warps=warps,
-    )
-    return y, moments, after
+class Normalised(torch.autograd.Function):
+    """`operations.normalise` of all models, in `dtype`; writes the gradients of weight and bias to `shares`."""
 
+    @staticmethod
+    def forward(
+        ctx: Context[tuple[Shares, str, int, str, bool]], shares: Shares, dtype: torch.dtype, x: Tensor,
+        weight: Tensor, bias: Tensor, rest: Tensor | None, running: list[Tensor], kind: str, groups: int, eps: float,
+        momentum: float, relu: bool,
+    ) -> tuple[Tensor, ...]:
+        images, summed = channels_last(x), rest is not None
+        n, count, places, channels = _parts(images, kind)
+        y = torch.empty_like(images, dtype=dtype)
+        wide = torch.promote_types(images.dtype, torch.float32)
+        moments = images.new_empty(n, 1 if kind == "batch" else count, 4, channels, dtype=wide)
+        before = [value.contiguous() for value in running] or [moments, moments]
+        after = [torch.empty_like(value) for value in running] or [moments.new_empty(0) for _ in before]
+        grid, (bp, bc, bb, acc), warps = _blocks(images, kind, groups, 16384)
+        own = moments
+        if kind == "batch":
+            own = images.new_empty(n, count, 2, channels, dtype=wide)
+            _image_moments[grid](images, own, places, channels, bp, bc, acc, num_warps=warps)
+        _normalise[grid](
+            images, weight, bias, images if rest is None else channels_last(rest), own, y, moments, *before, *after,
+            count, bias.stride(0), eps, momentum, places, channels, _size(channels, groups, kind), kind, summed, relu,
+            bool(running), bp, bc, bb, acc, num_warps=warps,
+        )
+        # the ReLU's mask is computed from x, or read from the ReLU's result
+        mask = ("y" if summed else "x") if relu else ""
+        ctx.save_for_backward(images, y if mask == "y" else images, moments)
+        ctx.how = shares, kind, groups, mask, summed
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*after)
+        return channels_first(y, x), *after
 
-def normalise_back(
-    x: Tensor, y: Tensor | None, moments: Tensor, dy: Tensor, own: Tensor,
-    kind: str, groups: int, relu: bool, summed: bool,
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and `rest`; fill `own` [shares, n, …] with the gradients of weight and bias.
-
-    The ReLU's mask is read from its result y if `summed`; otherwise it is computed from x.
-    """
-    n, count, places, channels = _parts(x, kind)
-    mask = ("y" if summed else "x") if relu else ""
-    y = x if y is None else y
-    dx = torch.empty_like(x)
-    drest = torch.empty_like(x) if summed and relu else dy
-    grid, (bp, bc, bb, acc), warps = _blocks(x, kind, groups, 8192)
-    sums = moments
-    if kind == "batch":
-        sums = moments.new_empty(n, count, 2, channels)
-        _batch_sums[grid](x, y, dy, moments, sums, count, places, channels, mask, bp, bc, acc, num_warps=warps)
-    _normalise_back[grid](
-        x, y, dy, moments, sums, own, dx, drest, count, own.stride(0), own.stride(1), places, channels,
-        _size(channels, groups, kind), kind, summed, mask, bp, bc, bb, acc, num_warps=warps,
-    )
-    return dx, drest
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Context[tuple[Shares, str, int, str, bool]], dy: Tensor | None, *_: object
+    ) -> tuple[Tensor | None, ...]:
+        if dy is None:
+            return (None,) * 12
+        x, y, moments = ctx.saved_tensors
+        shares, kind, groups, mask, summed = ctx.how
+        n, count, places, channels = _parts(x, kind)
+        own, g = shares(), channels_last(dy)
+        dx = torch.empty_like(x)
+        drest = torch.empty_like(x) if mask == "y" else g
+        grid, (bp, bc, bb, acc), warps = _blocks(x, kind, groups, 8192)
+        sums = moments
+        if kind == "batch":
+            sums = moments.new_empty(n, count, 2, channels)
+            _batch_sums[grid](x, y, g, moments, sums, count, places, channels, mask, bp, bc, acc, num_warps=warps)
+        _normalise_back[grid](
+            x, y, g, moments, sums, own, dx, drest, count, own.stride(0), own.stride(1), places, channels,
+            _size(channels, groups, kind), kind, summed, mask, bp, bc, bb, acc, num_warps=warps,
+        )
+        rest = channels_first(drest, dy) if summed else None
+        return None, None, channels_first(dx, dy), None, None, rest, *(None,) * 6
 
 
 def _size(channels: int, groups: int, kind: str) -> int:
@@ -362,3 +367,127 @@ def _blocks(
     warps = 8 if bp * bc >= 16384 or whole * bc > 16384 else 4
     blocks = bp, bc, triton.next_power_of_2(batch), accumulator(x)
     return (n * batch, triton.cdiv(channels, bc)), blocks, warps
+
+
+# --------------------------------------------------------------------------------------------------------- LayerNorm
+
+
+@launched
+def _layer_norm(
+    x, weight, bias, y, moments, pixels, stride, eps, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Normalise, scale and shift BP pixels; store mean and 1 / standard deviation of each."""
+    node = tl.program_id(1).to(tl.int64)
+    c = tl.arange(0, BC)[None, :]
+    p = (tl.program_id(0) * BP + tl.arange(0, BP))[:, None]
+    at = (node * pixels + p) * C + c
+    inside = (p < pixels) & (c < C)
+    value = tl.load(x + at, mask=inside, other=0.0).to(ACC)
+    mean = tl.sum(value, axis=1, keep_dims=True) / C
+    apart = tl.where(c < C, value - mean, 0.0)
+    scale = 1 / tl.sqrt(tl.sum(apart * apart, axis=1, keep_dims=True) / C + eps)
+    factor = tl.load(weight + node * stride + c, mask=c < C, other=0.0).to(ACC)
+    offset = tl.load(bias + node * stride + c, mask=c < C, other=0.0).to(ACC)
+    tl.store(y + at, (apart * scale * factor + offset).to(y.dtype.element_ty), mask=inside)
+    moments += (node * pixels + p) * 2
+    tl.store(moments, mean, mask=p < pixels)
+    tl.store(moments + 1, scale, mask=p < pixels)
+
+
+@launched
+def _layer_norm_back(
+    x, weight, dy, moments, dx, sums, pixels, stride, of_share, of_node, SHARE: tl.constexpr, C: tl.constexpr,
+    BP: tl.constexpr, BC: tl.constexpr, ACC: tl.constexpr,
+):
+    """Gradient of x in one share of a model's pixels, and its part of the gradients of weight and bias."""
+    node = tl.program_id(1).to(tl.int64)
+    c = tl.arange(0, BC)[None, :]
+    factor = tl.load(weight + node * stride + c, mask=c < C, other=0.0).to(ACC)
+    along = tl.zeros([BP, BC], dtype=ACC)
+    total = tl.zeros([BP, BC], dtype=ACC)
+    for first in range(0, SHARE, BP):
+        p = (tl.program_id(0) * SHARE + first + tl.arange(0, BP))[:, None]
+        at = (node * pixels + p) * C + c
+        inside = (p < pixels) & (c < C)
+        value = tl.load(x + at, mask=inside, other=0.0).to(ACC)
+        g = tl.load(dy + at, mask=inside, other=0.0).to(ACC)
+        mean = tl.load(moments + (node * pixels + p) * 2, mask=p < pixels, other=0.0)
+        scale = tl.load(moments + (node * pixels + p) * 2 + 1, mask=p < pixels, other=0.0)
+        unit = tl.where(inside, (value - mean) * scale, 0.0)
+        along += g * unit
+        total += g
+        g *= factor
+        level = tl.sum(g, axis=1, keep_dims=True) / C
+        slope = tl.sum(g * unit, axis=1, keep_dims=True) / C
+        tl.store(dx + at, (scale * (g - level - unit * slope)).to(dx.dtype.element_ty), mask=inside)
+    at = tl.program_id(0).to(tl.int64) * of_share + node * of_node + c
+    tl.store(sums + at, tl.sum(along, axis=0)[None, :], mask=c < C)
+    tl.store(sums + at + C, tl.sum(total, axis=0)[None, :], mask=c < C)
+
+
+class LayerNormed(torch.autograd.Function):
+    """`operations.layer_norm` of all models; writes the gradients of weight and bias to `shares`."""
+
+    @staticmethod
+    def forward(
+        ctx: Context[Shares], shares: Shares, dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> Tensor:
+        pixels = x.reshape(len(x), -1, x.shape[-1]).contiguous()
+        y, moments = layer_norm(pixels, weight, bias, eps, dtype)
+        ctx.save_for_backward(pixels, weight, moments)
+        ctx.how = shares
+        return y.view(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context[Shares], dy: Tensor) -> tuple[Tensor | None, ...]:
+        pixels, weight, moments = ctx.saved_tensors
+        dx = layer_norm_back(pixels, weight, moments, dy.reshape(pixels.shape).contiguous(), ctx.how())
+        return None, None, dx.view(dy.shape), None, None, None
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return y in `dtype`, and the moments for the backward pass; weight and bias are [n, channels], rows of x."""
+    n, pixels, channels = x.shape
+    y = torch.empty_like(x, dtype=dtype)
+    moments = x.new_empty(n, pixels, 2, dtype=torch.promote_types(x.dtype, torch.float32))
+    bp, bc = _pixels(channels)
+    _layer_norm[(triton.cdiv(pixels, bp), n)](
+        x, weight, bias, y, moments, pixels, bias.stride(0), eps, channels, bp, bc, accumulator(x), num_warps=WARPS
+    )
+    return y, moments
+
+
+def layer_norm_back(x: Tensor, weight: Tensor, moments: Tensor, dy: Tensor, sums: Tensor) -> Tensor:
+    """Return the gradient of x; fill `sums` [shares, n, 2 · channels] with the gradients of weight and bias."""
+    n, pixels, channels = x.shape
+    dx = torch.empty_like(x)
+    bp, bc = _pixels(channels)
+    share = triton.cdiv(triton.cdiv(pixels, len(sums)), bp) * bp
+    _layer_norm_back[(len(sums), n)](
+        x, weight, dy, moments, dx, sums, pixels, weight.stride(0), sums.stride(0), sums.stride(1), share, channels,
+        bp, bc, accumulator(x), num_warps=WARPS,
+    )
+    return dx
+
+
+WARPS = 4
+"""Warps per block."""
+
+BLOCK = 2048
+"""Numbers of a block, at least one pixel."""
+
+PROGRAMS = 1056
+"""Number of blocks of the backward pass that fill the GPU."""
+
+
+def _pixels(channels: int) -> tuple[int, int]:
+    """Pixels and channels of a block."""
+    width = int(triton.next_power_of_2(channels))
+    return max(1, BLOCK // width), width
+
+
+def layer_norm_shares(n: int, pixels: int) -> int:
+    """Number of shares of a model's pixels that are summed separately for the gradients of weight and bias."""
+    return max(1, min(PROGRAMS // n, pixels // 64, 64))

@@ -1,22 +1,95 @@
-"""Convolution, linear layer, normalisation and pooling: in plain PyTorch, as operations of a trace, and by kernels.
+"""Convolution, linear layer and normalisations of one model in plain PyTorch: the reference of the kernels.
 
-Plain PyTorch computes one model's; it is the reference. The autograd functions compute those of all models by kernels,
-over stacked images [n, b, c, h, w], or [n, b, c, w]; linear layers, [n, ..., c]. Kernel modules are imported inside
-them: Triton is available only with a GPU, or in tests.
+Some are operations of a trace. The last part serves the autograd functions of the kernels, each next to its kernel.
+This file does not need Triton, which is available only with a GPU, or in tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from quasiglobal.stacked.kernels.geometry import Geometry
 from quasiglobal.stacked.recording import operation
 from quasiglobal.stacked.stackable import STACKED
+
+Pair = tuple[int, int]
+"""A number for the rows and one for the columns."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A 2-D convolution, or the transpose of one: then its input is the convolution's output, and vice versa."""
+
+    kernel: Pair
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    depthwise: bool = False
+    """Whether each group has one input channel (transposed: one output channel)."""
+    transposed: bool = False
+    extra: Pair = (0, 0)
+    """Rows and columns that a transposed convolution adds at the end (`output_padding`)."""
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Permutation of a weight [out, in, r, s] to the kernels' order: [out, r, s, in], or depthwise [in, r, s, out].
+
+        A transposed convolution has weights [in, out, r, s]: out and in of the convolution that it transposes.
+        """
+        return (1, 2, 3, 0) if self.depthwise else (0, 2, 3, 1)
+
+    @property
+    def reach(self) -> Pair:
+        """Distance between the first and the last tap."""
+        return self.dilation[0] * (self.kernel[0] - 1), self.dilation[1] * (self.kernel[1] - 1)
+
+    def moves(self, back: bool) -> tuple[Pair, Pair, Pair, Pair]:
+        """UP, DOWN, STEP and PAD of the kernels: for the convolution or, if `back`, for the gradient of its input.
+
+        The gradient of the input is a convolution of the output's gradient with flipped taps.
+        """
+        if not back:
+            return self.stride, (1, 1), (1, 1), self.padding
+        rows, columns = (by // gcd(by, dilation) for by, dilation in zip(self.stride, self.dilation, strict=True))
+        around = self.reach[0] - self.padding[0], self.reach[1] - self.padding[1]
+        return (1, 1), self.stride, (rows, columns), around
+
+    def after(self, size: Sequence[int]) -> list[int]:
+        """Height and width of the convolution's output."""
+        terms = zip(size, self.padding, self.reach, self.stride, strict=True)
+        return [(side + 2 * padding - reach - 1) // stride + 1 for side, padding, reach, stride in terms]
+
+    def before(self, size: Sequence[int]) -> list[int]:
+        """Height and width of the transposed convolution's output."""
+        terms = zip(size, self.padding, self.reach, self.stride, self.extra, strict=True)
+        return [(side - 1) * stride - 2 * padding + reach + extra + 1 for side, padding, reach, stride, extra in terms]
+
+
+def geometry_of(
+    weight: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
+    extra: Sequence[int], groups: int,
+) -> Geometry:
+    """The geometry from a weight's shape and the arguments of ATen's `convolution`.
+
+    A 1-D convolution is a 2-D one of images of height 1, and a linear layer one of single pixels.
+    """
+    depthwise = groups > 1 and weight[1] == 1
+    kernel, stride, padding, dilation = (
+        _pair(values, first) for values, first in ((weight[2:], 1), (stride, 1), (padding, 0), (dilation, 1))
+    )
+    return Geometry(kernel, stride, padding, dilation, groups, depthwise, transposed, _pair(extra, 0))
+
+
+def _pair(values: Sequence[int], first: int) -> Pair:
+    """Values of two axes; `first` is that of an axis that the convolution does not have."""
+    rows, columns = (first, first, *values)[-2:]
+    return rows, columns
 
 
 def convolve(
@@ -82,149 +155,33 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 LAYER_NORM = operation("layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor", layer_norm)
 """`layer_norm` as one operation of a trace."""
 
-PLAIN: dict[Any, Callable[..., Any]] = {NORMALISE: normalise, LAYER_NORM: layer_norm, LINEAR: STACKED["linear"]}
+PLAIN: dict[object, Callable[..., object]] = {NORMALISE: normalise, LAYER_NORM: layer_norm, LINEAR: STACKED["linear"]}
 """Each operation in plain PyTorch, as vmap can compute it for many models."""
 
 
-# ------------------------------------------------------------------------------------------- by kernels
+# ------------------------------------------------------------------- for the autograd functions of the kernels
 
 
-class Convolution(torch.autograd.Function):
-    """`convolve` of all models, which also returns x, so that its backward kernel adds later gradients of x.
+How = TypeVar("How")
 
-    `weight` is an argument only for autograd: the kernels read `values`. They write the gradients of weight and bias to
-    `shares` and `bias_shares`. A transposed convolution is the input gradient of a convolution, and vice versa. If
-    `masked`, the gradient that arrives is that before the ReLU.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, shares: Callable[[], Tensor], bias_shares: Callable[[], Tensor], values: Tensor, x: Tensor,
-        weight: Tensor, bias: Tensor | None, rest: Tensor | None, geometry: Geometry, relu: bool, masked: bool,
-    ) -> tuple[Tensor, Tensor]:
-        from quasiglobal.stacked.kernels.convolution import convolve, convolve_back
-        from quasiglobal.stacked.kernels.shared import Epilogue
-
-        linear = weight.ndim == 3
-        images = _channels_last(x, linear)
-        epilogue = Epilogue(None if rest is None else _channels_last(rest, linear), bias, relu)
-        if geometry.transposed:
-            n, batch, *size, _ = images.shape
-            channels = weight.shape[2] * geometry.groups
-            after = torch.Size((n, batch, *geometry.before(size), channels))
-            y = convolve_back(images, values, after, geometry, epilogue)
-        else:
-            y = convolve(images, values, geometry, epilogue)
-        ctx.save_for_backward(images, values, y if relu and not masked else None)
-        ctx.shares, ctx.bias_shares, ctx.geometry, ctx.linear = shares, bias_shares, geometry, linear
-        ctx.set_materialize_grads(False)
-        return _channels_first(y, x, linear), x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor | None, later: Tensor | None) -> Any:
-        from quasiglobal.stacked.kernels.convolution import convolve, convolve_back, weight_gradient
-        from quasiglobal.stacked.kernels.shared import Epilogue, before
-
-        dx, drest, geometry, linear = later, None, ctx.geometry, ctx.linear
-        if dy is not None:
-            images, values, result = ctx.saved_tensors
-            g = before(_channels_last(dy, linear), result, ctx.bias_shares() if ctx.needs_input_grad[5] else None)
-            drest = _channels_first(g, dy, linear) if ctx.needs_input_grad[6] else None
-            g = g.to(images.dtype)
-            left, right = (g, images) if geometry.transposed else (images, g)
-            weight_gradient(left, right, ctx.shares(), geometry)
-            if ctx.needs_input_grad[3]:
-                epilogue = Epilogue(later if later is None else _channels_last(later, linear))
-                if geometry.transposed:
-                    dx = convolve(g, values, geometry, epilogue)
-                else:
-                    dx = convolve_back(g, values, images.shape, geometry, epilogue)
-                dx = _channels_first(dx, dy, linear)
-        return None, None, None, dx, None, None, drest, *(None,) * 3
+Shares = Callable[[], Tensor]
+"""Return memory [shares, n, …] for the partial sums of the gradients of a kernel's parameters."""
 
 
-class Normalised(torch.autograd.Function):
-    """`normalise` of all models; writes the gradients of weight and bias to `shares`."""
+class Context(Protocol[How]):
+    """Carrier of tensors and settings from the forward pass of an operation to its backward pass, made by autograd."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, shares: Callable[[], Tensor], dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor,
-        rest: Tensor | None, running: list[Tensor], kind: str, groups: int, eps: float, momentum: float, relu: bool,
-    ) -> tuple[Tensor, ...]:
-        from quasiglobal.stacked.kernels.normalisation import normalise
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    how: How
+    """Settings, if there are any."""
 
-        images, added = _channels_last(x), None if rest is None else _channels_last(rest)
-        y, moments, after = normalise(images, weight, bias, added, running, kind, groups, eps, momentum, relu, dtype)
-        ctx.save_for_backward(images, y if relu and rest is not None else None, moments)
-        ctx.shares, ctx.how = shares, (kind, groups, relu, rest is not None)
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*after)
-        return _channels_first(y, x), *after
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> Any:
-        from quasiglobal.stacked.kernels.normalisation import normalise_back
-
-        dx, drest = None, None
-        if dy is not None:
-            images, y, moments = ctx.saved_tensors
-            dx, drest = normalise_back(images, y, moments, _channels_last(dy), ctx.shares(), *ctx.how)
-            dx, drest = _channels_first(dx, dy), _channels_first(drest, dy) if ctx.how[-1] else None
-        return None, None, dx, None, None, drest, *(None,) * 6
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...
 
 
-class LayerNormed(torch.autograd.Function):
-    """`layer_norm` of all models; writes the gradients of weight and bias to `shares`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, shares: Callable[[], Tensor], dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor, eps: float
-    ) -> Tensor:
-        from quasiglobal.stacked.kernels.layer_norm import layer_norm
-
-        pixels = x.reshape(len(x), -1, x.shape[-1]).contiguous()
-        y, moments = layer_norm(pixels, weight, bias, eps, dtype)
-        ctx.save_for_backward(pixels, weight, moments)
-        ctx.shares = shares
-        return y.view(x.shape)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        from quasiglobal.stacked.kernels.layer_norm import layer_norm_back
-
-        pixels, weight, moments = ctx.saved_tensors
-        dx = layer_norm_back(pixels, weight, moments, dy.reshape(pixels.shape).contiguous(), ctx.shares())
-        return None, None, dx.view(dy.shape), None, None, None
-
-
-class Pooled(torch.autograd.Function):
-    """Maximum pooling over squares of side `window`.
-
-    If x is the result of a ReLU that only the pooling reads, `masks` computes the gradient before the ReLU.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, window: int, masks: bool) -> Tensor:
-        from quasiglobal.stacked.kernels.pooling import pool
-
-        y, which = pool(_channels_last(x), window)
-        ctx.save_for_backward(which, y if masks else None)
-        ctx.window = window
-        return y.movedim(-1, 2)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        from quasiglobal.stacked.kernels.pooling import pool_back
-
-        which, y = ctx.saved_tensors
-        return pool_back(_channels_last(dy), y, which, ctx.window).movedim(-1, 2), None, None
-
-
-def _channels_last(x: Tensor, linear: bool = False) -> Tensor:
+def channels_last(x: Tensor, linear: bool = False) -> Tensor:
     """[n, b, c, h, w] as [n, b, h, w, c], contiguous; inside a network this is a view. [n, b, c, w] gets h = 1.
 
     If `linear`, [n, ..., c] as [n, pixels, 1, 1, c].
@@ -235,7 +192,7 @@ def _channels_last(x: Tensor, linear: bool = False) -> Tensor:
     return x.movedim(2, -1).contiguous()
 
 
-def _channels_first(y: Tensor, x: Tensor, linear: bool = False) -> Tensor:
+def channels_first(y: Tensor, x: Tensor, linear: bool = False) -> Tensor:
     """[n, b, h, w, c] as [n, b, c, h, w], or as [n, b, c, w] if x has as many dimensions; if `linear`, like x."""
     if linear:
         return y.view(*x.shape[:-1], y.shape[-1])

@@ -1,13 +1,68 @@
-"""Copy between rows of parameters [n, d] and the kernels' parameter order: pack weights, collect gradients."""
+"""Parameters in the kernels' order: pack weights from rows [n, d], collect gradients into them."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, fx
 
 from quasiglobal.stacked.kernels.shared import launched
+
+
+class Region:
+    """The parameters of some operations, in the kernels' order, and the partial sums (shares) of their gradients."""
+
+    def __init__(self, operations: list[tuple[fx.Node, Tensor, int]]) -> None:
+        """Accept each operation with its columns of x and its number of shares."""
+        end = 0
+        self.places: dict[fx.Node, tuple[slice, torch.Size, int]] = {}
+        for node, own, shares in operations:
+            begin, end = end, end + own.numel()
+            self.places[node] = slice(begin, end), own.shape, shares
+        self.columns = torch.cat([own.flatten() for _, own, _ in operations]).int()
+        counts = torch.cat([torch.full_like(own, shares).flatten() for _, own, shares in operations]).int()
+        self.most = max(shares for *_, shares in operations)
+        places = self.columns.argsort().int()               # so that g is written in column order
+        self.how = self.columns[places], places, counts[places]
+
+    def open(self, x: Tensor) -> None:
+        """Begin a step."""
+        self.new_shares = partial(x.new_empty, self.most, len(x), len(self.columns))
+        self.shares: Tensor | None = None
+        self.missing = set(self.places)
+
+    def own_shares(self, node: fx.Node) -> Tensor:
+        """Shares [shares, n, …] of an operation, to be filled."""
+        if self.shares is None:                             # allocated by the backward pass: evaluation has none
+            self.shares = self.new_shares()
+        self.missing.discard(node)
+        columns, shape, shares = self.places[node]
+        return self.shares[:shares, :, columns].view(shares, -1, *shape)
+
+    def close(self, g: Tensor) -> None:
+        """Sum the shares into g; operations without a gradient get 0."""
+        for node in list(self.missing):
+            self.own_shares(node).zero_()
+        if self.shares is not None:
+            collect(self.shares, *self.how, g)
+
+
+class WeightRegion(Region):
+    """The weights of convolutions, which the kernels read in their order (`Geometry.order`) and in autocast's type."""
+
+    def open(self, x: Tensor) -> None:
+        super().open(x)
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        self.values = pack(x, self.columns, dtype)
+
+    def own_values(self, node: fx.Node) -> Tensor:
+        """Weights [n, …] of a convolution, in the kernels' order."""
+        columns, shape, _ = self.places[node]
+        return self.values[:, columns].view(-1, *shape)
 
 
 @launched

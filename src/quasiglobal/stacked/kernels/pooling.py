@@ -6,7 +6,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from quasiglobal.stacked.kernels.operations import Context, channels_last
 from quasiglobal.stacked.kernels.shared import accumulator, launched
 
 
@@ -48,6 +50,26 @@ def _pool_back(
         value = tl.where(tl.load(y + at, mask=at < total, other=0.0) <= 0, 0.0, value)
     for k in tl.static_range(0, K * K):
         tl.store(dx + first + (k // K * (OW * K) + k % K) * C, tl.where(where == k, value, 0.0), mask=at < total)
+
+
+class Pooled(torch.autograd.Function):
+    """Maximum pooling over squares of side `window`.
+
+    If x is the result of a ReLU that only the pooling reads, `masks` computes the gradient before the ReLU.
+    """
+
+    @staticmethod
+    def forward(ctx: Context[int], x: Tensor, window: int, masks: bool) -> Tensor:
+        y, which = pool(channels_last(x), window)
+        ctx.save_for_backward(which, y if masks else None)
+        ctx.how = window
+        return y.movedim(-1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Context[int], dy: Tensor) -> tuple[Tensor, None, None]:
+        which, y = ctx.saved_tensors
+        return pool_back(channels_last(dy), y, which, ctx.how).movedim(-1, 2), None, None
 
 
 def pool(x: Tensor, window: int) -> tuple[Tensor, Tensor]:

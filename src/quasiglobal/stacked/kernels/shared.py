@@ -1,6 +1,6 @@
-"""What several kernels share: their launch, accumulators, the taps of a convolution, and its epilogue.
+"""Parts of several kernels: their launch, accumulators, the taps of a convolution, and its epilogue.
 
-The epilogue is what follows a convolution in its kernel, before the result is rounded; `before` computes the gradient
+The epilogue follows a convolution in the same kernel, before the result is rounded; `before` computes the gradient
 before it. `operations.convolve` computes the same in plain PyTorch.
 """
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import local
-from typing import Any
 
 import torch
 import triton
@@ -21,15 +20,15 @@ from triton.runtime.jit import JITFunction
 _thread = local()
 
 
-class Launched(JITFunction[Any]):  # type: ignore[misc]
+class Launched(JITFunction):  # type: ignore[misc]
     """A kernel whose launches only compile it inside `launches_only_compile`."""
 
-    def run(self, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+    def run(self, *arguments: object, grid: object, warmup: bool, **options: object) -> object:
         warmup = warmup or getattr(_thread, "only_compiles", False)
         return super().run(*arguments, grid=grid, warmup=warmup, **options)
 
 
-def launched(function: Callable[..., None]) -> Any:
+def launched(function: Callable[..., None]) -> JITFunction:
     """Make a function a kernel; in Triton's interpreter, an interpreted one."""
     kernel = triton.jit(function)
     return Launched(function) if isinstance(kernel, JITFunction) else kernel
@@ -37,7 +36,7 @@ def launched(function: Callable[..., None]) -> Any:
 
 @contextmanager
 def launches_only_compile() -> Iterator[None]:
-    """Let launches of our kernels by this thread compile them, and do no more."""
+    """Make this thread's launches compile the kernels without running them."""
     _thread.only_compiles = True
     try:
         yield
@@ -45,22 +44,9 @@ def launches_only_compile() -> Iterator[None]:
         _thread.only_compiles = False
 
 
-def wide(x: Tensor) -> torch.dtype:
-    """Accumulator dtype in PyTorch."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
 def accumulator(x: Tensor) -> tl.dtype:
-    """Accumulator dtype in Triton."""
+    """Accumulator dtype; in PyTorch it is `torch.promote_types(x.dtype, torch.float32)`."""
     return tl.float64 if x.dtype == torch.float64 else tl.float32
-
-
-def on_tensor_cores(x: Tensor) -> bool:
-    """Whether to use settings for tensor cores: for 16-bit types, and in the interpreter, where speed is no matter.
-
-    Products of other types need several times the registers.
-    """
-    return x.element_size() == 2 or not x.is_cuda
 
 
 @triton.jit
@@ -149,7 +135,7 @@ BLOCK = 4096
 """Numbers per step of `before`."""
 
 PROGRAMS = 528
-"""Number of blocks of `before` that fill the GPU."""
+"""Number of blocks of `before` and of most weight gradients that fill the GPU."""
 
 
 def shares(n: int, places: int) -> int:

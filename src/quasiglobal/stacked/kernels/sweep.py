@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quasiglobal.stacked.kernels.geometry import Geometry, Pair
-from quasiglobal.stacked.kernels.shared import Epilogue, accumulator, launched, on_tensor_cores, positive
+from quasiglobal.stacked.kernels.operations import Geometry, Pair
+from quasiglobal.stacked.kernels.shared import PROGRAMS, Epilogue, accumulator, launched, positive
 
 
 @triton.jit
@@ -159,7 +159,7 @@ def sweeps(x: Tensor, outer: int, geometry: Geometry, back: bool = False) -> boo
     """Whether to sweep for a convolution of x to this number of channels; `back` for the gradient of its input."""
     images = len(x) * x.shape[1] if x.is_cuda else MANY     # in the interpreter, speed is no matter
     enough = images >= (MANY if back and outer > 16 else FEW)
-    return enough and on_tensor_cores(x) and suits(geometry, x.shape[-1], outer)
+    return enough and suits(geometry, x.shape[-1], outer)
 
 
 FEW, MANY = 256, 1024
@@ -169,10 +169,8 @@ FEW, MANY = 256, 1024
 """
 
 
-def launch(
-    x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, *, padding: Pair, back: bool = False
-) -> Tensor:
-    """Fill y with a convolution or, with `back`, with the gradient of a convolution's input."""
+def launch(x: Tensor, w: Tensor, y: Tensor, epilogue: Epilogue, geometry: Geometry, back: bool) -> Tensor:
+    """Fill y with a convolution or, if `back`, with the gradient of a convolution's input."""
     n, _, *source = x.shape
     _, batch, height, width, channels = y.shape
     group = 2 if channels <= 16 or (n * batch < MANY and not back) else 1
@@ -183,14 +181,11 @@ def launch(
     grid = triton.cdiv(batch * triton.cdiv(width, group), bm), triton.cdiv(height, rows), n
     tensors, of_bias, parts = epilogue.arguments(y)
     _sweep[grid](
-        x, w, y, *tensors, batch, w.stride(0), of_bias, *source, height, width, channels, *geometry.kernel, padding,
-        back, group, rows, bm, bk, bn, accumulator(x), *parts, num_warps=WARPS, num_stages=STAGES,
+        x, w, y, *tensors, batch, w.stride(0), of_bias, *source, height, width, channels, *geometry.kernel,
+        geometry.moves(back)[-1], back, group, rows, bm, bk, bn, accumulator(x), *parts,
+        num_warps=WARPS, num_stages=STAGES,
     )
     return y
-
-
-PROGRAMS = 528
-"""Number of blocks of `weight_gradient` that fill the GPU."""
 
 
 def shares(n: int, places: int, channels: int) -> int:

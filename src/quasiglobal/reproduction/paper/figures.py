@@ -1,40 +1,46 @@
-"""How the figures of training runs are drawn: curves, scores and partitions; and the files of a figure."""
+"""The paper's figures of training runs: the cells of each, its drawing function, and its files."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quasiglobal.algorithms import name_of
+from quasiglobal.algorithms import name_of, with_option
 from quasiglobal.common.files import write_csv
 from quasiglobal.data.partition import class_counts, split
 from quasiglobal.data.sources import raw
-from quasiglobal.errors import InputError
-from quasiglobal.reproduction.paper.outcomes import Outcome
-from quasiglobal.reproduction.paper.tables import CellLabel, ColumnLabel, RowLabel, Scale
-from quasiglobal.runs.comparison import Score
-from quasiglobal.runs.plots import (
-    BLACK,
-    COLOURS,
-    GREY,
-    draw_curve,
-    draw_dots,
-    draw_heat_map,
-    frame_cell,
-    log_scale,
-    panels,
-    save,
+from quasiglobal.errors import InputError, unknown
+from quasiglobal.reproduction.paper.outcomes import Outcome, outcomes
+from quasiglobal.reproduction.paper.tables import (
+    CIFAR10,
+    DSGDM_N,
+    QG_DSGDM_N,
+    SPECS,
+    TABLES,
+    ColumnLabel,
+    PaperCell,
+    PaperTable,
+    RowLabel,
+    Scale,
+    Settings,
+    by_alpha,
 )
+from quasiglobal.runs import plots
+from quasiglobal.runs.comparison import Score
+from quasiglobal.runs.plots import BLACK, COLOURS, GREY, draw_curve, draw_dots, log_scale, panels
+from quasiglobal.runs.store import RunStore
+from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.metrics import SCORE, number
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -50,28 +56,50 @@ class Reproduced:
 
 def write_figure(made: Reproduced, name: str, folder: Path) -> list[Path]:
     """Write the figure as PNG and SVG, and its numbers as CSV."""
-    paths = save(made.figure, folder, name)
+    paths = plots.save(made.figure, folder, name)
     write_csv(folder / f"{name}.csv", made.rows)
     return [*paths, folder / f"{name}.csv"]
 
 
 @dataclass(frozen=True)
-class Canvas:
-    """Scale of a figure, and the folder of the data sets that it shows."""
+class TrainingFigure:
+    """A figure: its cells, as a table, and its drawing function."""
 
-    scale: Scale
-    data_dir: Path | None = None
+    table: PaperTable
+    draw: Callable[[Sequence[Outcome], Scale, Path | None], Reproduced]
 
-    @property
-    def beside_paper(self) -> bool:
-        """Whether to draw the paper's numbers beside ours."""
-        return self.scale == "paper"
 
-    @property
-    def legend_title(self) -> str | None:
-        """Legend title that explains the paper's markers; None if they are not drawn."""
-        return "hollow: the paper" if self.beside_paper else None
+def draw_from_store(name: str, store: RunStore, scale: Scale = "paper", data_dir: Path | None = None) -> Reproduced:
+    """Draw a figure from the runs in a store; cells without runs are left out and counted."""
+    if name not in TRAINED:
+        raise unknown("figure", name, TRAINED)
+    found = outcomes(TRAINED[name].table, store, scale)
+    if found and not any(one.runs for one in found):
+        command = f"qg reproduce {name}" + ("" if scale == "paper" else f" --scale {scale}")
+        raise InputError(f"{store.root} has no run of {name} at {scale} scale; `{command}` runs them")
+    return draw_outcomes(name, found, scale, data_dir)
 
+
+def draw_outcomes(name: str, found: Sequence[Outcome], scale: Scale, data_dir: Path | None = None) -> Reproduced:
+    """Draw a figure from the outcomes of its cells."""
+    title = title_of(name, scale)
+    with plots.style():
+        made = TRAINED[name].draw(found, scale, data_dir)
+        made.figure.suptitle("\n".join(wrap(title, int(12 * made.figure.get_figwidth()))), fontsize=10)
+    lacking = sum(not one.runs for one in found)
+    missing = f" {lacking} of {len(found)} cells were not run." if lacking else ""
+    return Reproduced(made.figure, made.rows, f"{made.says}{missing}")
+
+
+def title_of(name: str, scale: Scale) -> str:
+    """A figure's title, with the changes to the paper's experiments at this scale."""
+    table = TRAINED[name].table
+    if table.cells:
+        return table.title_at(scale)
+    return table.title + (" (SMOKE: digits in place of the data)" if scale == "smoke" else "")
+
+
+# ---------------------------------------------------------------------------------------------- drawing
 
 WEIGHT_DECAY, NO_WEIGHT_DECAY = "weight decay", "none"
 """Settings of the columns of *weight-decay*."""
@@ -80,28 +108,17 @@ Lines = Mapping[ColumnLabel, tuple[str, str]]
 """Columns of a panel, each with its line style and label suffix."""
 
 
-def draw_single_worker(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
-    """Loss and accuracy of a single worker, by norm."""
-    return _loss_and_accuracy(found, {norm: {ColumnLabel(norm): ("-", "")} for norm in ("BN", "GN")})
-
-
-def draw_weight_decay(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
-    """Loss and accuracy of a single worker with and without weight decay, by norm."""
-    return _loss_and_accuracy(found, {
-        norm: {
+def draw_loss_and_accuracy(found: Sequence[Outcome], scale: Scale, data_dir: Path | None) -> Reproduced:
+    """Training loss and test accuracy of a single worker with and without weight decay: a row of panels per norm."""
+    run = run_columns(found)
+    norms = [norm for norm in ("BN", "GN") if norm in {column.group or column.setting for column in run}]
+    figure, axes = panels(len(norms), 2, 4.6, 2.9)
+    for k, norm in enumerate(norms):
+        lines = {
+            ColumnLabel(norm): ("-", ""),
             ColumnLabel(WEIGHT_DECAY, norm): ("-", ""),
             ColumnLabel(NO_WEIGHT_DECAY, norm): ("--", ", no weight decay"),
         }
-        for norm in ("BN", "GN")
-    })
-
-
-def _loss_and_accuracy(found: Sequence[Outcome], columns: Mapping[str, Lines]) -> Reproduced:
-    """A row of panels for each title: the training loss and the test accuracy of its columns."""
-    run = run_columns(found)
-    columns = {title: lines for title, lines in columns.items() if any(column in run for column in lines)}
-    figure, axes = panels(len(columns), 2, 4.6, 2.9)
-    for k, (title, lines) in enumerate(columns.items()):
         loss, accuracy = axes[2 * k : 2 * k + 2]
         _curves(loss, found, lines, "loss")
         _curves(accuracy, found, lines, SCORE, 100)
@@ -109,27 +126,23 @@ def _loss_and_accuracy(found: Sequence[Outcome], columns: Mapping[str, Lines]) -
         log_scale(loss)
         accuracy.set(ylabel="test accuracy, %")
         for panel in (loss, accuracy):
-            panel.set(xlabel="epoch" if k == len(columns) - 1 else "")
-            panel.set_title(title)
+            panel.set(xlabel="epoch" if k == len(norms) - 1 else "")
+            panel.set_title(norm)
         if accuracy.lines:
             accuracy.legend(loc="lower right")
     return Reproduced(figure, _curve_rows(found), scores_in_words(found))
 
 
-def draw_effective_step(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+def draw_effective_step(found: Sequence[Outcome], scale: Scale, data_dir: Path | None) -> Reproduced:
     """Weight norm and effective step of a single worker."""
-    columns = {
-        ColumnLabel(setting, norm): f"{norm}, {title}"
-        for setting, title in ((WEIGHT_DECAY, "weight decay"), (NO_WEIGHT_DECAY, "no weight decay"))
-        for norm in ("BN", "GN")
-        if ColumnLabel(setting, norm) in run_columns(found)
-    }
+    every = [ColumnLabel(setting, norm) for setting in (WEIGHT_DECAY, NO_WEIGHT_DECAY) for norm in ("BN", "GN")]
+    columns = [column for column in every if column in run_columns(found)]
     figure, axes = panels(2, len(columns), 2.9, 2.7)
-    for k, (column, title) in enumerate(columns.items()):
+    for k, column in enumerate(columns):
         norm, step = axes[k], axes[k + len(columns)]
         _curves(norm, found, {column: ("-", "")}, "weight_norm")
         _curves(step, found, {column: ("-", "")}, "effective_step")
-        norm.set_title(title)
+        norm.set_title(f"{column.group}, {'weight decay' if column.setting == WEIGHT_DECAY else 'no weight decay'}")
         step.set(xlabel="epoch")
         log_scale(step)
     axes[0].set_ylabel("weight norm ‖x‖")
@@ -138,7 +151,7 @@ def draw_effective_step(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
     return Reproduced(figure, _curve_rows(found), ends_in_words(found, "weight_norm", "Final weight norms"))
 
 
-def draw_learning_curves(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+def draw_learning_curves(found: Sequence[Outcome], scale: Scale, data_dir: Path | None) -> Reproduced:
     """Test accuracy over the epochs, one panel per column."""
     columns = run_columns(found)
     figure, axes = panels(math.ceil(len(columns) / 3), min(3, len(columns)), 3.5, 2.6)
@@ -172,28 +185,28 @@ COLUMNS = ("lr", "loss", "train_accuracy", SCORE, "weight_norm", "effective_step
 
 def _curve_rows(found: Sequence[Outcome]) -> list[dict[str, object]]:
     return [
-        {"row": str(one.cell.row), "column": str(one.cell.column), "seed": run.experiment.seed}
-        | {"epoch": record["epoch"]}
-        | {name: number(record, name) for name in COLUMNS}
+        {
+            "row": str(one.cell.row), "column": str(one.cell.column), "seed": run.experiment.seed,
+            "epoch": record["epoch"], **{name: number(record, name) for name in COLUMNS},
+        }
         for one in found
         for run in one.runs
         for record in run.records()
     ]
 
 
-def draw_ring_scales(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+def draw_ring_scales(found: Sequence[Outcome], scale: Scale, data_dir: Path | None) -> Reproduced:
     """Scores of the methods on rings of 16, 32 and 48 nodes."""
     figure, axes = panels(1, 2, 4.2, 3.2)
-    outcomes = by_label(found)
     for panel, alpha in zip(axes, (1, 0.1), strict=True):
         sizes = {str(n): ColumnLabel(f"α = {alpha:g}", f"ring {n}") for n in (16, 32, 48)}
         alike = {str(n): ColumnLabel("iid", f"ring {n}") for n in (16, 32, 48)}
-        draw_scores(panel, outcomes, {"SGDm-N (centralized)": alike, "DSGDm-N": sizes, "QG-DSGDm-N": sizes}, canvas)
+        _scores(panel, found, {"SGDm-N (centralized)": alike, "DSGDm-N": sizes, "QG-DSGDm-N": sizes}, scale)
         panel.set(xlabel="nodes on the ring", ylabel="test accuracy, %")
         panel.set_title(f"α = {alpha:g}")
-    handles, labels = legend_entries(axes)
+    handles, labels = most_entries(axes).get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), title=canvas.legend_title)
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), title=_legend_title(scale))
     return Reproduced(figure, score_rows(found), scores_in_words(found))
 
 
@@ -209,19 +222,17 @@ def local_momentum(beta: float, rate: float) -> RowLabel:
     return RowLabel(f"DSGDm-N, β = {beta:g}, lr = {rate:g}")
 
 
-def draw_momentum_tuning(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+def draw_momentum_tuning(found: Sequence[Outcome], scale: Scale, data_dir: Path | None) -> Reproduced:
     """Heat maps of how far DSGDm-N with other momentum factors is behind QG-DSGDm-N."""
     alphas = (1, 0.1)
     figure, axes = panels(1, len(alphas), 4.6, 3.4)
-    outcomes = by_label(found)
     rows: list[dict[str, object]] = []
     words, crosses = [], False
     for panel, alpha in zip(axes, alphas, strict=True):
         column = ColumnLabel(f"α = {alpha:g}", "ring 16")
-        quasi = outcomes[QUASI_GLOBAL, column]
-        gaps = np.array([
-            [_gap(quasi, outcomes[local_momentum(beta, rate), column]) for rate in RATES] for beta in BETAS
-        ])
+        here = {one.cell.row: one for one in found if one.cell.column == column}
+        quasi = here[QUASI_GLOBAL]
+        gaps = np.array([[_gap(quasi, here[local_momentum(beta, rate)]) for rate in RATES] for beta in BETAS])
         panel.set(xlabel="learning rate of DSGDm-N", ylabel="momentum factor β of DSGDm-N")
         panel.set_title(f"α = {alpha:g}")
         for (i, j), gap in np.ndenumerate(gaps):
@@ -231,13 +242,13 @@ def draw_momentum_tuning(found: Sequence[Outcome], canvas: Canvas) -> Reproduced
             say(panel, "QG-DSGDm-N diverged" if quasi.diverged else "not run")
             words.append(f"α = {alpha:g}: QG-DSGDm-N {'diverged' if quasi.diverged else 'or DSGDm-N was not run'}")
             continue
-        image = draw_heat_map(panel, gaps, BETAS, RATES, "cividis_r")
+        image = plots.draw_heat_map(panel, gaps, BETAS, RATES, "cividis_r")
         figure.colorbar(image, ax=panel, label="lead of QG-DSGDm-N, points")
         if not np.isfinite(gaps).any():
             words.append(f"α = {alpha:g}: every DSGDm-N that was run diverged")
             continue
         i, j = np.unravel_index(np.nanargmin(gaps), gaps.shape)
-        frame_cell(panel, int(i), int(j))
+        plots.frame_cell(panel, int(i), int(j))
         words.append(
             f"α = {alpha:g}: the best DSGDm-N, β = {BETAS[i]:g} and lr = {RATES[j]:g}, is "
             f"{abs(gaps[i, j]):.2f} points {'behind' if gaps[i, j] >= 0 else 'ahead of'} QG-DSGDm-N"
@@ -253,48 +264,50 @@ def _gap(quasi: Outcome, local: Outcome) -> float:
     return math.inf if ours is None else theirs.mean - ours.mean
 
 
-def draw_scores(
-    panel: Axes,
-    outcomes: Mapping[CellLabel, Outcome],
-    methods: Mapping[str, Mapping[str, ColumnLabel]],
-    canvas: Canvas,
+def _scores(
+    panel: Axes, found: Sequence[Outcome], methods: Mapping[str, Mapping[str, ColumnLabel]], scale: Scale
 ) -> None:
     """Plot scores of methods over labelled columns: ours filled, the paper's hollow and dotted."""
-    ticks = list(next(iter(methods.values())))
-    here = {
-        method: [outcomes[RowLabel(method), column] for column in columns.values()]
-        for method, columns in methods.items()
-    }
-    for k, (method, found) in enumerate(here.items()):
+    by_label = {one.cell.label: one for one in found}
+    for k, (method, columns) in enumerate(methods.items()):
+        here = [by_label[RowLabel(method), column] for column in columns.values()]
         shift = 0.06 * (k - (len(methods) - 1) / 2)
-        ours = {at + shift: score for at, one in enumerate(found) if (score := one.ours())}
-        _points(panel, ours, colour_of(found[0]), method, "o-")
-        if canvas.beside_paper:
-            papers = {at + shift: one.cell.score for at, one in enumerate(found) if one.cell.score}
-            _points(panel, papers, colour_of(found[0]), None, "o:")
+        ours = {at + shift: score for at, one in enumerate(here) if (score := one.ours())}
+        _points(panel, ours, colour_of(here[0]), "o-", method)
+        if scale == "paper":
+            papers = {at + shift: one.cell.score for at, one in enumerate(here) if one.cell.score}
+            _points(panel, papers, colour_of(here[0]), "o:")
+    ticks = list(next(iter(methods.values())))
     panel.set_xticks(range(len(ticks)), ticks)
     panel.set_xlim(-0.3, len(ticks) - 0.7)
     if not panel.lines:
-        ran = any(one.runs for found in here.values() for one in found)
+        shown = {column for columns in methods.values() for column in columns.values()}
+        ran = any(one.runs for one in found if one.cell.row.method in methods and one.cell.column in shown)
         say(panel, "diverged" if ran else "not run")
 
 
-def _points(panel: Axes, scores: Mapping[float, Score], colour: str, label: str | None, form: str) -> None:
+def _points(panel: Axes, scores: Mapping[float, Score], colour: str, form: str, label: str | None = None) -> None:
     if scores:
         means, stds = [score.mean for score in scores.values()], [score.std or 0 for score in scores.values()]
-        face = "white" if form == "o:" else colour
         panel.errorbar(
-            list(scores), means, stds, fmt=form, color=colour, markerfacecolor=face, markersize=4.5, linewidth=1.2,
-            capsize=2, label=label,
+            list(scores), means, stds, fmt=form, color=colour, markerfacecolor="white" if form == "o:" else colour,
+            markersize=4.5, linewidth=1.2, capsize=2, label=label,
         )
 
 
+def _legend_title(scale: Scale) -> str | None:
+    """Explanation of the paper's markers, which are drawn at the paper's scale alone."""
+    return "hollow: the paper" if scale == "paper" else None
+
+
 PARTITIONS: list[tuple[str, str, int, float]] = [
-    *(("CIFAR-10", "cifar10", n, alpha) for n, alphas in ((16, (10, 1, 0.1)), (32, (1, 0.1)), (48, (1, 0.1)))
-      for alpha in alphas),
-    *(("ImageNet-32", "imagenet32", 16, alpha) for alpha in (1, 0.1)),
-    *((title, name, 16, alpha) for title, name in (("AG News", "agnews"), ("SST-2", "sst2"))
-      for alpha in (10, 1, 0.1)),
+    (title, name, n, alpha)
+    for title, name, n, alphas in (
+        ("CIFAR-10", "cifar10", 16, (10, 1, 0.1)), ("CIFAR-10", "cifar10", 32, (1, 0.1)),
+        ("CIFAR-10", "cifar10", 48, (1, 0.1)), ("ImageNet-32", "imagenet32", 16, (1, 0.1)),
+        ("AG News", "agnews", 16, (10, 1, 0.1)), ("SST-2", "sst2", 16, (10, 1, 0.1)),
+    )
+    for alpha in alphas
 ]
 """The paper's partitions: title, data, nodes and α."""
 
@@ -307,23 +320,23 @@ def who_holds_what(data: str, nodes: int, alpha: float, data_dir: Path | None) -
     return class_counts(parts, labels, len(found.classes))
 
 
-def draw_partition(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+def draw_partition(found: Sequence[Outcome], scale: Scale, data_dir: Path | None) -> Reproduced:
     """The paper's partitions of the data sets that are installed."""
-    wanted = PARTITIONS if canvas.scale != "smoke" else [
+    wanted = PARTITIONS if scale != "smoke" else [
         ("digits", "digits", n, alpha) for _, name, n, alpha in PARTITIONS if name == "cifar10"
     ]
     counts, lost = {}, {}
     for title, data, nodes, alpha in wanted:
         try:
-            counts[title, nodes, alpha] = who_holds_what(data, nodes, alpha, canvas.data_dir)
+            counts[title, nodes, alpha] = who_holds_what(data, nodes, alpha, data_dir)
         except InputError as error:
             lost[title] = str(error)
     if not counts:
         raise InputError("; ".join(lost.values()))
     settings, alphas = list(dict.fromkeys(key[:2] for key in counts)), sorted({key[2] for key in counts}, reverse=True)
     figure, axes = panels(len(settings), len(alphas), 3.6, 2.9)
-    places = ((*setting, alpha) for setting in settings for alpha in alphas)
-    for panel, (title, nodes, alpha) in zip(axes, places, strict=True):
+    places = itertools.product(settings, alphas)
+    for panel, ((title, nodes), alpha) in zip(axes, places, strict=True):
         if (title, nodes, alpha) in counts:
             draw_dots(panel, counts[title, nodes, alpha])
             panel.set_title(f"{title}, n = {nodes}, α = {alpha:g}")
@@ -342,35 +355,29 @@ def draw_partition(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
     return Reproduced(figure, rows, f"Mean number of classes per node: {shares}.{missing}")
 
 
-def draw_motivation(found: Sequence[Outcome], canvas: Canvas) -> Reproduced:
+def draw_motivation(found: Sequence[Outcome], scale: Scale, data_dir: Path | None) -> Reproduced:
     """Figure 1: partitions of three degrees of heterogeneity, and the scores of the methods on them."""
     figure, axes = panels(2, 3, 3.4, 2.8)
     data = found[0].experiment.data
     for panel, alpha in zip(axes, (10, 1, 0.1), strict=False):
         panel.set_title(f"{data}, n = 16, α = {alpha:g}")
         try:
-            draw_dots(panel, who_holds_what(data, 16, alpha, canvas.data_dir))
+            draw_dots(panel, who_holds_what(data, 16, alpha, data_dir))
         except InputError:
             say(panel, f"{data} is not installed")
-    outcomes = by_label(found)
     for panel, graph in zip(axes[3:], ("ring 16", "social 32"), strict=False):
         columns = {f"{alpha:g}": ColumnLabel(f"α = {alpha:g}", graph) for alpha in (10, 1, 0.1)}
-        draw_scores(panel, outcomes, {"DSGD": columns, "DSGDm-N": columns, "QG-DSGDm-N": columns}, canvas)
+        _scores(panel, found, dict.fromkeys(("DSGD", "DSGDm-N", "QG-DSGDm-N"), columns), scale)
         panel.set(xlabel="α", ylabel="test accuracy, %")
         panel.set_title(graph)
     axes[5].set_axis_off()
-    handles, labels = legend_entries(axes[3:5])
+    handles, labels = most_entries(axes[3:5]).get_legend_handles_labels()
     if handles:
-        axes[5].legend(handles, labels, loc="center left", title=canvas.legend_title)
+        axes[5].legend(handles, labels, loc="center left", title=_legend_title(scale))
     return Reproduced(figure, score_rows(found), scores_in_words(found))
 
 
 # ------------------------------------------------------------------------------------------ shared
-
-
-def by_label(found: Sequence[Outcome]) -> dict[CellLabel, Outcome]:
-    """Outcomes by row and column label."""
-    return {one.cell.label: one for one in found}
 
 
 def colour_of(one: Outcome) -> str:
@@ -390,27 +397,26 @@ def run_columns(found: Sequence[Outcome]) -> list[ColumnLabel]:
     return list(dict.fromkeys(one.cell.column for one in some))
 
 
+def most_entries(axes: Sequence[Axes]) -> Axes:
+    """The first of the panels with the most labelled curves."""
+    return max(axes, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
+
+
 def first_legend(axes: Sequence[Axes]) -> None:
     """Put a legend into the first of the panels with the most curves."""
-    fullest = max(axes, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
-    if fullest.get_legend_handles_labels()[1]:
+    if (fullest := most_entries(axes)).get_legend_handles_labels()[1]:
         fullest.legend()
-
-
-def legend_entries(axes: Sequence[Axes]) -> tuple[list[Artist], list[str]]:
-    """Handles and labels of the panel with the most entries."""
-    return max((panel.get_legend_handles_labels() for panel in axes), key=lambda entries: len(entries[1]))
 
 
 def score_rows(found: Sequence[Outcome]) -> list[dict[str, object]]:
     """One row per cell: our score after the last epoch and of the best, and the paper's."""
     rows: list[dict[str, object]] = []
     for one in found:
-        values: dict[str, object] = {"row": str(one.cell.row), "column": str(one.cell.column)}
-        values |= {"lr": one.experiment.lr, "seeds": len(one.runs)}
+        row: dict[str, object] = {"row": str(one.cell.row), "column": str(one.cell.column)}
+        row |= {"lr": one.experiment.lr, "seeds": len(one.runs)}
         for whose, score in (("ours", one.ours()), ("best", one.ours("best")), ("paper", one.cell.score)):
-            values |= {whose: score.mean if score else None, f"{whose}_std": score.std if score else None}
-        rows.append(values)
+            row |= {whose: score and score.mean, f"{whose}_std": score and score.std}
+        rows.append(row)
     return rows
 
 
@@ -438,3 +444,72 @@ def ends_in_words(found: Sequence[Outcome], metric: str, what: str) -> str:
             reached = "diverged" if one.diverged else f"{sum(ends) / len(ends):.4g}"
             words.append(f"{one.cell.row}, {one.cell.column}: {reached}")
     return f"{what}: " + "; ".join(words) + "."
+
+
+# ---------------------------------------------------------------------------------------------- cells
+
+
+def _cells(
+    base: Settings, rows: Mapping[RowLabel, Settings], columns: Mapping[str, Settings]
+) -> tuple[PaperCell, ...]:
+    """Cells without a published number."""
+    return tuple(
+        PaperCell(row, ColumnLabel.parse(column), Experiment(**{**base, **place, **settings}), None)
+        for row, settings in rows.items()
+        for column, place in columns.items()
+    )
+
+
+EFFECTIVE_STEP = _cells(
+    SPECS["weight-decay"].base,
+    {RowLabel("SGDm"): {"algorithm": "sgdm"}, RowLabel("QG-SGDm"): {"algorithm": "qg-sgdm"}},
+    SPECS["weight-decay"].columns,
+)
+
+LEARNING_CURVES = (
+    *sorted(TABLES["motivation"].cells, key=lambda cell: cell.column.group == "ring 16"),
+    *(
+        PaperCell(cell.row, ColumnLabel(cell.column.setting, "ImageNet, ring 16"), cell.experiment, cell.score)
+        for cell in TABLES["imagenet"].cells
+        if cell.row.model == "ImageNet, ResNet-18 EvoNorm" and cell.column.setting != "iid" and not cell.text
+    ),
+)
+
+MOMENTUM_TUNING = _cells(
+    {**CIFAR10, "topology": "ring:16"},
+    {QUASI_GLOBAL: QG_DSGDM_N}
+    | {
+        local_momentum(beta, rate): {"algorithm": with_option(DSGDM_N["algorithm"], "beta", beta), "lr": rate}
+        for beta in BETAS
+        for rate in RATES
+    },
+    by_alpha("ring:16", 1, 0.1, prefix="ring 16, "),
+)
+
+
+def _of_table(table: str) -> tuple[str, str, Sequence[PaperCell]]:
+    """Name, title and cells of the figure of a table, without the rows "as in the text"."""
+    return f"figure-{table}", TABLES[table].title, [cell for cell in TABLES[table].cells if not cell.text]
+
+
+TRAINED: dict[str, TrainingFigure] = {
+    name: TrainingFigure(PaperTable(name, title, tuple(cells)), draw)
+    for name, title, cells, draw in (
+        (*_of_table("motivation"), draw_motivation),
+        ("figure-partition", "Examples per class and node, by dot size", (), draw_partition),
+        (
+            "figure-effective-step", "A single worker's weight norm and effective step: ResNet-20 on CIFAR-10",
+            EFFECTIVE_STEP, draw_effective_step,
+        ),
+        (*_of_table("single-worker"), draw_loss_and_accuracy),
+        (*_of_table("weight-decay"), draw_loss_and_accuracy),
+        ("figure-curves", "Learning curves: CIFAR-10 and ImageNet", LEARNING_CURVES, draw_learning_curves),
+        (
+            "figure-momentum-tuning",
+            "Tuning DSGDm-N's momentum factor, against QG-DSGDm-N with β = 0.9: ResNet-EvoNorm-20 on CIFAR-10",
+            MOMENTUM_TUNING, draw_momentum_tuning,
+        ),
+        (*_of_table("ring-scales"), draw_ring_scales),
+    )
+}
+"""The figures of training runs by name."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from quasiglobal.common.randomness import generator
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.errors import unknown
 from quasiglobal.minimize import minimize
-from quasiglobal.reproduction.paper.figures.drawing import Reproduced, write_figure
+from quasiglobal.reproduction.paper.figures import Reproduced, write_figure
 from quasiglobal.runs.plots import BLACK, BLUE, COLOURS, GREEN, RED, draw_topology, panels, style
 from quasiglobal.topology import Topology
 from quasiglobal.training.metrics import consensus_distance, path_length
@@ -81,10 +80,6 @@ class NoisyWell:
     zeta: float = 3.0
     seed: int = 0
 
-    def start(self) -> Tensor:
-        """Initial point beyond the inflection of every coordinate, where the curvature is negative."""
-        return torch.ones(self.runs * self.n, self.d)
-
     def tilts(self) -> Tensor:
         """The a_i of every row."""
         tilt = generator(self.seed, self.n).standard_normal((self.n, self.d))
@@ -145,18 +140,22 @@ def figure_2d(betas: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99)) -> Re
     names = {"dsgd": "no momentum", "dsgdm": "heavy-ball", "qg-dsgdm": "quasi-global"}
     rows: list[dict[str, object]] = []
     words = []
+    sizes = np.linspace(2, 22, 100)
     for panel, algorithm, beta in cells:
-        agents, model = two_agents(f"{algorithm}:beta={beta}" if beta else algorithm)
-        _draw_agents(panel, agents, model)
+        agents, model = two_agents(f"{algorithm}:beta={beta}" if beta else algorithm, steps=len(sizes))
+        for i, colour in ((0, BLUE), (1, GREEN)):
+            panel.scatter(agents[:, i, 0], agents[:, i, 1], s=sizes, color=colour, alpha=0.5, linewidths=0)
+        panel.plot(model[:, 0], model[:, 1], color=BLACK, linewidth=0.8)
+        panel.scatter(model[1:, 0], model[1:, 1], s=sizes / 2, color=BLACK, linewidths=0)
+        panel.plot(MINIMA[:, 0], MINIMA[:, 1], "*", color=RED, markersize=7)
+        panel.set_aspect("equal")
         panel.set_title(f"{names[algorithm]}, β = {beta}" if beta else names[algorithm])
         panel.set(xlabel="x", ylabel="y")
-        for t in range(len(agents)):
-            for i in range(2):
-                rows.append(
-                    {"algorithm": algorithm, "beta": beta, "t": t + 1, "agent": i}
-                    | dict(zip(("x", "y"), agents[t, i].tolist(), strict=True))
-                    | dict(zip(("model_x", "model_y"), model[t + 1].tolist(), strict=True))
-                )
+        rows += [
+            {"algorithm": algorithm, "beta": beta, "t": t, "agent": i, "x": x, "y": y, "model_x": mx, "model_y": my}
+            for t, (pair, (mx, my)) in enumerate(zip(agents.tolist(), model[1:].tolist(), strict=True), start=1)
+            for i, (x, y) in enumerate(pair)
+        ]
         if beta in (0.0, 0.9):
             spread = (agents[:, 0] - agents[:, 1]).norm(dim=-1).mean()
             words.append(
@@ -166,19 +165,7 @@ def figure_2d(betas: Sequence[float] = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99)) -> Re
     return Reproduced(figure, rows, "; ".join(words).capitalize() + ".")
 
 
-def _draw_agents(panel: Axes, agents: Tensor, model: Tensor) -> None:
-    sizes = np.linspace(2, 22, len(agents))
-    for i, colour in ((0, BLUE), (1, GREEN)):
-        panel.scatter(agents[:, i, 0], agents[:, i, 1], s=sizes, color=colour, alpha=0.5, linewidths=0)
-    panel.plot(model[:, 0], model[:, 1], color=BLACK, linewidth=0.8)
-    panel.scatter(model[1:, 0], model[1:, 1], s=sizes / 2, color=BLACK, linewidths=0)
-    panel.plot(MINIMA[:, 0], MINIMA[:, 1], "*", color=RED, markersize=7)
-    panel.set_aspect("equal")
-
-
-CONSENSUS_GRAPHS = (
-    "ring:16", "ring:32", "ring:64", "torus:16", "torus:64", "torus:100", "torus:256", "social",
-)
+CONSENSUS_GRAPHS = ("ring:16", "ring:32", "ring:64", "torus:16", "torus:64", "torus:100", "torus:256", "social")
 LEVELS = (1e-2, 1e-4)
 
 
@@ -186,8 +173,7 @@ def consensus_curve(algorithm: str, graph: Topology, steps: int, d: int = 100, s
     """Ξ²(t)/Ξ²(0) from a random start."""
     x0 = torch.randn(graph.n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     history = minimize(None, x0, algorithm, graph, lr=1.0, steps=steps).history
-    distance = consensus_distance(history)
-    return distance / distance[0]
+    return (distance := consensus_distance(history)) / distance[0]
 
 
 def crossings(curve: Tensor, level: float) -> tuple[int | None, int | None]:
@@ -211,7 +197,9 @@ def figure_consensus(graphs: Sequence[str] = CONSENSUS_GRAPHS) -> Reproduced:
     found: dict[tuple[str, str, float], tuple[int | None, int | None]] = {}
     for panel, name in zip(axes, graphs, strict=False):
         graph = topology.parse(name)
-        steps = _steps_to(1e-6, graph)
+        assert graph.rho is not None
+        needed = math.log(1e-6) / math.log(max(1 - graph.rho, 1e-3))        # of plain gossip, to reach 1e-6
+        steps = max(150, math.ceil(needed))                                 # for the rebound of quasi-global gossip
         for algorithm in ("gossip", "qg-gossip"):
             curve = consensus_curve(algorithm, graph, steps)
             panel.semilogy(curve.numpy(), color=COLOURS[algorithm], label=algorithm)
@@ -236,27 +224,13 @@ def figure_consensus(graphs: Sequence[str] = CONSENSUS_GRAPHS) -> Reproduced:
     sentences = []
     for level in LEVELS:
         for which, event in enumerate(("first reaches", "reaches for good")):
-            sooner: list[str] = []
-            later: list[str] = []
-            for name in graphs:
-                quasi, plain = (found[name, algorithm, level][which] for algorithm in ("qg-gossip", "gossip"))
-                before, after = (math.inf if t is None else t for t in (quasi, plain))
-                if before != after:
-                    (sooner if before < after else later).append(name)
-            sentences.append(
-                f"Quasi-global gossip {event} {level:g} sooner on {_list(sooner)}; plain gossip wins on {_list(later)}."
+            steps_of = {key: math.inf if (t := times[which]) is None else t for key, times in found.items()}
+            lead = {name: steps_of[name, "gossip", level] - steps_of[name, "qg-gossip", level] for name in graphs}
+            sooner, later = (
+                ", ".join(name for name in graphs if sign * lead[name] > 0) or "none of them" for sign in (1, -1)
             )
+            sentences.append(f"Quasi-global gossip {event} {level:g} sooner on {sooner}; plain gossip wins on {later}.")
     return Reproduced(figure, rows, " ".join(sentences))
-
-
-def _steps_to(level: float, graph: Topology) -> int:
-    """Steps for plain gossip to reach the level; at least 150, for the rebound of quasi-global gossip."""
-    assert graph.rho is not None
-    return max(150, math.ceil(math.log(level) / math.log(max(1 - graph.rho, 1e-3))))
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names) if names else "none of them"
 
 
 def trajectory(
@@ -305,21 +279,26 @@ def _trajectories(
     columns: int,
 ) -> Reproduced:
     figure, axes = panels(math.ceil(len(settings) / columns), columns, 3.0, 2.6)
+    grid = torch.meshgrid(torch.linspace(*x_range, 200), torch.linspace(*y_range, 200), indexing="xy")
+    heights = function(torch.stack(grid, dim=-1)).log1p()
     rows: list[dict[str, object]] = []
     words = []
     for panel, setting in zip(axes, settings, strict=False):
-        _contours(panel, function, x_range, y_range)
+        panel.contourf(*grid, heights, levels=24, cmap="Greys", alpha=0.55)
+        panel.grid(False)
         lengths = []
         for algorithm in ("sgdm", "qg-sgdm"):
             way = trajectory(function, f"{algorithm}:beta={setting.beta}", setting.start, setting.lr, steps)
             lengths.append(float(path_length(way)))
             panel.plot(way[:, 0], way[:, 1], color=COLOURS[algorithm], linewidth=1, label=algorithm)
             value = float(function(way[-1:]))
-            for t, (x, y) in enumerate(way.tolist()):
-                rows.append(
-                    {"algorithm": algorithm, "beta": setting.beta, "lr": setting.lr, "start": setting.start}
-                    | {"t": t, "x": x, "y": y, "path_length": lengths[-1], "final_value": value}
-                )
+            rows += [
+                {
+                    "algorithm": algorithm, "beta": setting.beta, "lr": setting.lr, "start": setting.start,
+                    "t": t, "x": x, "y": y, "path_length": lengths[-1], "final_value": value,
+                }
+                for t, (x, y) in enumerate(way.tolist())
+            ]
         panel.plot(*minimum, "*", color=BLACK, markersize=8)
         panel.set(xlim=x_range, ylim=y_range, xlabel="x", ylabel="y")
         panel.set_title(f"β = {setting.beta}, η = {setting.lr}, from {setting.start}")
@@ -332,27 +311,12 @@ def _trajectories(
     return Reproduced(figure, rows, says)
 
 
-def _contours(
-    panel: Axes,
-    function: Callable[[Tensor], Tensor],
-    x_range: tuple[float, float],
-    y_range: tuple[float, float],
-) -> None:
-    grid = torch.stack(
-        torch.meshgrid(torch.linspace(*x_range, 200), torch.linspace(*y_range, 200), indexing="xy"), dim=-1
-    )
-    panel.contourf(grid[..., 0], grid[..., 1], function(grid).log1p(), levels=24, cmap="Greys", alpha=0.55)
-    panel.grid(False)
-
-
 def figure_topology() -> Reproduced:
     """The paper's social network."""
     graph = topology.social()
     figure, (panel,) = panels(1, 1, 6, 5)
     draw_topology(graph, panel)
-    rows: list[dict[str, object]] = [
-        {"from": i, "to": j, "weight": graph.weights()[i, j]} for i, j in graph.edges
-    ]
+    rows: list[dict[str, object]] = [{"from": i, "to": j, "weight": graph.weights()[i, j]} for i, j in graph.edges]
     says = (
         f"The social network has {graph.n} nodes and {len(graph.edges)} edges; "
         f"ρ = {graph.rho:.3f}, λ₂ = {graph.lambda_2:.3f}, λ_min = {graph.lambda_min:.3f}."
@@ -371,6 +335,7 @@ def mean_square_gradients(
     problem = NoisyWell(n=graph.n, runs=runs)
     rate = torch.tensor([c * math.sqrt(graph.n / T) for T in horizons])
     gradients = problem.gradients()
+    start = torch.ones(runs * graph.n, problem.d)       # beyond the inflection, where the curvature is negative
     totals: list[Tensor] = []
 
     def gradient(x: Tensor, t: int) -> Tensor:
@@ -379,7 +344,7 @@ def mean_square_gradients(
         return gradients(x, t)
 
     minimize(
-        gradient, problem.start(), algorithm, graph,
+        gradient, start, algorithm, graph,
         lr=rate.repeat_interleave(repeats * graph.n)[:, None], steps=max(horizons),
         engine=Simulator(graph, seeds=range(runs)), keep_history=False,
     )
@@ -455,17 +420,11 @@ def make_figure(name: str, folder: Path) -> tuple[Reproduced, list[Path]]:
     """Make a figure and write it to the folder as PNG, SVG and CSV."""
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)
-    with style(), one_thread():
-        made = FIGURES[name]()
-    return made, write_figure(made, name, folder)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute on one thread: more threads do not speed up such small problems, and slow them down on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)        # more do not speed up such small problems, and slow them down on a busy machine
     try:
-        yield
+        with style():
+            made = FIGURES[name]()
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+    return made, write_figure(made, name, folder)
