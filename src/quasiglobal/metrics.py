@@ -13,7 +13,7 @@ import math
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, TypeAlias, TypeVar, cast, overload
+from typing import Any, Protocol, Self, SupportsFloat, TypeAlias, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ class Gathered(Protocol):
     def update(self, output: Tree, target: Tree) -> object:
         """Add a batch."""
 
-    def compute(self) -> object:
+    def compute(self) -> SupportsFloat:
         """The value for all batches since the last `reset`."""
 
     def reset(self) -> object:

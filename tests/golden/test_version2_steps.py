@@ -199,9 +199,9 @@ def sources(text, graph, dtype=torch.float64, rates=1, shared=None, runs=2, deca
     Only this function reads the package's inside: what replaces the translation of steps replaces the record too.
     Nothing is compiled, so that neither a GPU nor Triton is needed.
     """
-    from quasiglobal.engines.band import Band
     from quasiglobal.engines.simulator import Simulator
     from quasiglobal.stacked import step_kernel
+    from quasiglobal.training.bands import Band
 
     class Written:
         def __init__(self, passes, wiring, x):

@@ -8,9 +8,8 @@ from quasiglobal.data.sources import load
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.building import make_task
 from quasiglobal.runs.options import Options
-from quasiglobal.training.callbacks import Call
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.loop import Loop
+from quasiglobal.training.loop import Call, Loop
 from quasiglobal.training.program import Program
 
 CPU = torch.device("cpu")

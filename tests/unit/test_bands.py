@@ -5,8 +5,8 @@ import torch
 
 from quasiglobal import topology
 from quasiglobal.algorithms import ALGORITHMS
-from quasiglobal.engines.band import Band
 from quasiglobal.engines.simulator import Simulator
+from quasiglobal.training.bands import Band
 
 ROWS, COLUMNS = 8, 5
 GRAPH = topology.parse("one-peer-exponential:4")

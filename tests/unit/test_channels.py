@@ -9,9 +9,8 @@ from small_runs import CPU, SHORT, assert_same_run, final, settled, stop_at
 from small_runs import Stop as Stopped
 
 import quasiglobal as qg
-from quasiglobal.engines.costs import traffic
+from quasiglobal.engines.costs import Ledger, traffic
 from quasiglobal.engines.draws import Faults, hashed
-from quasiglobal.engines.ledger import Ledger
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.wire import wire_of
 from quasiglobal.runs.local import simulate

@@ -57,7 +57,7 @@ def test_captured_steps_equal_the_cpu(algorithm):
 @pytest.mark.parametrize("algorithm", ["qg-dsgdm-n", "qg-dadam", "slowmo:tau=3", "mimelite"])
 def test_fused_steps_equal_the_cpu(algorithm, monkeypatch):
     monkeypatch.setattr("quasiglobal.training.program.WORTH_FUSING", 0)
-    monkeypatch.setattr("quasiglobal.engines.band.step_kernel", without_kernel)
+    monkeypatch.setattr("quasiglobal.training.bands.step_kernel", without_kernel)
     experiment = replace(SHORT, algorithm=algorithm)
     there, here = trained(experiment, "cuda"), trained(experiment, "cpu")
     torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
@@ -68,7 +68,7 @@ def test_fused_steps_equal_the_cpu(algorithm, monkeypatch):
 def test_a_captured_step_finds_the_weights_that_are_drawn_for_it(how, monkeypatch):
     monkeypatch.setattr("quasiglobal.training.program.WORTH_FUSING", 0 if how == "fused" else float("inf"))
     if how != "kernel":
-        monkeypatch.setattr("quasiglobal.engines.band.step_kernel", without_kernel)
+        monkeypatch.setattr("quasiglobal.training.bands.step_kernel", without_kernel)
     experiment = replace(SHORT, topology="matching:5", drop=0.3 if how == "lost messages" else 0.0)
     there, here = (trained(experiment, device, seeds=(0, 1)) for device in ("cuda", "cpu"))
     torch.testing.assert_close(there.state.x.cpu(), here.state.x, rtol=0, atol=1e-9)
@@ -80,7 +80,7 @@ def test_a_captured_step_finds_the_weights_that_are_drawn_for_it(how, monkeypatc
 def test_algorithms_step_on_their_own_rows(how, monkeypatch):
     monkeypatch.setattr("quasiglobal.training.program.WORTH_FUSING", 0 if how == "fused" else float("inf"))
     if how != "kernel":
-        monkeypatch.setattr("quasiglobal.engines.band.step_kernel", without_kernel)
+        monkeypatch.setattr("quasiglobal.training.bands.step_kernel", without_kernel)
     names = ("qg-dsgdm-n", "dmsgd", "sgdm-n")
     experiments = [replace(SHORT, algorithm=name, lr=lr) for name in names for lr in (0.05, 0.02)]
     task = make_task(SHORT, load("digits"))

@@ -19,8 +19,7 @@ from quasiglobal.stacked.layout import Layout
 from quasiglobal.stacked.routes import OneByOne, Vectorised
 from quasiglobal.stacked.stack import Stack
 from quasiglobal.stacked.stackable import stackable
-from quasiglobal.training.callbacks import Call
-from quasiglobal.training.loop import Loop
+from quasiglobal.training.loop import Call, Loop
 from quasiglobal.training.program import Program
 
 pytest.importorskip("transformers", reason="needs the extra nlp")

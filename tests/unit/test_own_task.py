@@ -16,7 +16,7 @@ from quasiglobal.runs.building import make_task
 from quasiglobal.runs.local import simulate
 from quasiglobal.training.loop import Loop
 from quasiglobal.training.program import Program
-from quasiglobal.training.task import Task
+from quasiglobal.training.task import BOUND_EXAMPLES, Task
 
 
 def test_your_own_module_trains():
@@ -125,3 +125,18 @@ def test_a_model_of_ones_own_is_left_as_it_is(tmp_path, monkeypatch):
     from own_network import net
 
     assert net[2].num_batches_tracked == 0
+
+
+def test_the_bound_of_losses_that_diverge_needs_no_more_examples_than_a_small_run_has_in_a_step():
+    """However many examples there are: the forward pass keeps what its gradients need."""
+    seen = []
+
+    class Watched(nn.Linear):
+        def forward(self, x):
+            seen.append(len(x))
+            return super().forward(x)
+
+    x = torch.randn(700, 3)
+    task = qg.Task(Watched(3, 1), nn.functional.mse_loss, (x, 10 * x[:, :1]), test=(x[:8], x[:8, :1]))
+    assert task.large_loss > 1e4
+    assert max(seen) == BOUND_EXAMPLES == 16

@@ -37,7 +37,7 @@ FIRST_STEP = """
 import sys, torch
 from torch import nn
 from quasiglobal.algorithms import algorithm
-from quasiglobal.engines.band import Band
+from quasiglobal.training.bands import Band
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.stacked import step_kernel
 from quasiglobal.stacked.kernels.network import Kernels

@@ -7,12 +7,12 @@ import quasiglobal as qg
 from quasiglobal import topology
 from quasiglobal.algorithms import ALGORITHMS, algorithm
 from quasiglobal.algorithms.base import zeros
-from quasiglobal.engines.band import Band
 from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.traced import traced_step
 from quasiglobal.stacked import step_kernel as kernels
 from quasiglobal.stacked.step import recorded_step
 from quasiglobal.stacked.step_kernel import OPERATIONS, SUMS, StepKernel
+from quasiglobal.training.bands import Band
 
 pytest.importorskip("triton")
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,7 +21,9 @@ State = dict[str, Tensor]
 """An algorithm's memory between steps: named tensors, each with one row per hosted node."""
 
 Messages = Tensor | Mapping[int, Tensor]
-"""What each node sends along its edges: [k, degree, c], or {j: v} with a tensor [k, c] for each slot j."""
+"""Messages of each node along its edges: [k, degree, c], or {j: v} with a tensor [k, c] for each slot j."""
+
+Option = TypeVar("Option")
 
 OneOrMore = Any
 """A tensor, or a tuple of tensors where several were given."""
@@ -124,9 +126,8 @@ class NodeView(_Forwarding):  # type: ignore[misc]
     def __init__(self, node: Node) -> None:
         self.node = node
 
-    if not TYPE_CHECKING:
-        def __getattr__(self, name):
-            return getattr(self.node, name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.node, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,21 +215,22 @@ def option_types(kind: type[Algorithm]) -> dict[str, Any]:
 _OPTION_TYPES: WeakKeyDictionary[type[Algorithm], dict[str, Any]] = WeakKeyDictionary()     # experiments look them up
 
 
-def checked(hint: Any, value: Any, what: str) -> Any:
+def checked(hint: object, value: Option, what: str) -> Option:
     """Return `value` if it has the option's type, else raise InputError."""
     choices = typing.get_args(hint)
     if typing.get_origin(hint) is Literal and value not in choices:
         raise unknown(what, str(value), map(str, choices))
     if NoneType in choices:
-        return None if value is None else checked(choices[0], value, what)
+        return value if value is None else checked(choices[0], value, what)
     if hint is bool and not isinstance(value, bool):
         raise InputError(f"{what} must be true or false, got {value!r}")
     if hint is int and whole(value) is None:
         raise InputError(f"{what} must be a whole number, got {value!r}")
-    if hint is float and (isinstance(value, bool) or not isinstance(value, Real)):
-        raise InputError(f"{what} must be a number, got {value!r}")
-    if hint is float and not math.isfinite(value):
-        raise InputError(f"{what} must be finite, got {value}")
+    if hint is float:
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise InputError(f"{what} must be a number, got {value!r}")
+        if not math.isfinite(value):
+            raise InputError(f"{what} must be finite, got {value}")
     if hint is Algorithm and not isinstance(value, Algorithm):
         raise InputError(f"{what} must be an algorithm, got {value!r}")
     return value

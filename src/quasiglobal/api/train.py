@@ -34,9 +34,8 @@ from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import Run, folders_of
 from quasiglobal.stacked.layout import Layout
 from quasiglobal.topology.parsing import Graph
-from quasiglobal.training.callbacks import Call
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.loop import Loop, checked_callbacks
+from quasiglobal.training.loop import Call, Loop, checked_callbacks
 from quasiglobal.training.metrics import Ranking, Record, RecordList, number, ranking, tests
 from quasiglobal.training.rows import NamedRows, models_of, module_of
 from quasiglobal.training.task import Task

@@ -39,7 +39,7 @@ class Host(ABC):
     """Whether a step needs no message from other processes, so that it can be captured as a CUDA graph."""
 
     skipped = 0
-    """Steps that the last step left out, to be in step with other processes again."""
+    """Steps skipped to catch up with other processes."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Host(ABC):
         self.nodes = tuple(range(topology.n) if nodes is None else nodes)
         self.seeds = tuple(seeds)
         self.shared, self.rounded, self.wire = shared, rounded, wire
-        self.writing: AbstractContextManager[Any] = nullcontext()
+        self.writing: AbstractContextManager[object] = nullcontext()
         """Held while `step_in_place` writes."""
         self._seeds: dict[torch.device, Tensor] = {}
         self._shares: dict[tuple[torch.dtype, torch.device], Tensor] = {}
@@ -178,13 +178,13 @@ class Host(ABC):
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """Exchange [rows, degree, c] along the links of step t, or of step `at`; return what came, and its mask."""
 
-    @abstractmethod
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
         """Return, at each row here, the exact mean over the run's nodes, or over the nodes in the mask `among`."""
+        return self.with_own(self.averaged(self.by_run(tensor), among), tensor)
 
     @abstractmethod
-    def averaged(self, rows: Tensor) -> Tensor:
-        """Return the mean of [runs, nodes here, columns] over all nodes of each run, [runs, 1, columns]; no faults."""
+    def averaged(self, rows: Tensor, among: Tensor | None = None) -> Tensor:
+        """Return the mean of [runs, nodes here, columns] over a run's nodes, or those in `among`; no faults."""
 
     def shares(self, like: Tensor) -> Tensor | None:
         """Return how much each node here counts in a mean, [nodes, 1]; None if all nodes count alike."""

@@ -55,7 +55,7 @@ class Links:
 
 
 def no_edges(topology: Topology, needs: Needs) -> str:
-    """Why an algorithm with such needs cannot send messages per edge on a random topology, and a remedy."""
+    """Reason why an algorithm with these needs cannot send messages per edge on a random topology, and a remedy."""
     instead = "tree" if needs.tree else "ring" if needs.undirected else "one-peer-exponential"
     return (
         f"messages per edge need edges that stay, but {topology} is drawn anew at each step; use a topology that "
@@ -73,21 +73,15 @@ def check_push(topology: Topology) -> None:
 
 
 def misfit(needs: Needs, topology: Topology) -> str | None:
-    """Which graph an algorithm needs, and a remedy, if the topology's graph is not of that kind."""
+    """Requirement that the topology's graph does not meet, and a remedy; None if it meets all."""
     if needs.lazy and topology.period != 1:
         return f"needs a fixed symmetric W, which {topology} is not: it diverges there; use a fixed undirected graph"
     steps = [_between(W) for W in {id(W): W for W in topology.matrices}.values()]
-    if needs.tree and not all(_is_tree(links) for links in steps):
+    if needs.tree and not all((links == links.T).all() and nx.is_tree(nx.from_numpy_array(links)) for links in steps):
         return f"needs a spanning tree, which {topology} is not; use one, such as tree:{topology.n}"
     if needs.undirected and not all((links == links.T).all() for links in steps):
         return f"needs an undirected graph, which {topology} is not; use links that go both ways"
     return None
-
-
-def _is_tree(links: NDArray[np.bool_]) -> bool:
-    """Whether links are both ways and join all nodes without a cycle."""
-    n = len(links)
-    return bool((links == links.T).all()) and links.sum() == 2 * (n - 1) and nx.is_connected(nx.from_numpy_array(links))
 
 
 def _between(W: NDArray[np.float64]) -> NDArray[np.bool_]:

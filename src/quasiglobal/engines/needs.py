@@ -49,7 +49,7 @@ def _check_w(algorithm: Algorithm, topology: Topology) -> None:
     needs, name = algorithm.needs, type(algorithm).__name__
     if topology.period is None and traffic(algorithm).per_edge:
         raise InputError(no_edges(topology, needs))
-    if topology.shares is not None and traffic(algorithm).adds_up:
+    if topology.shares is not None and ((sent := traffic(algorithm)).per_edge or sent.pushes):
         raise InputError(
             f"{name} adds up what neighbours send, so that all nodes count alike; leave out weights, or use an "
             "algorithm that averages models, such as qg-dsgdm-n or dsgd-gt"

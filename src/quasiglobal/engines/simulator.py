@@ -42,7 +42,7 @@ class Simulator(Host):
     ) -> None:
         super().__init__(topology, seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.faults = Faults(drop, churn)
-        self._drawn = DrawnWeights(topology)
+        self._drawn: dict[tuple[torch.dtype, torch.device], DrawnWeights] = {}
         self._deltas: dict[tuple[int, torch.dtype, torch.device], Tensor | None] = {}
         self._sparse: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor] | None] = {}
         self._slots: dict[tuple[int, torch.device], tuple[Tensor, Tensor, Tensor]] = {}
@@ -78,11 +78,18 @@ class Simulator(Host):
 
     def refresh(self, t: int) -> None:
         """Write the weights of step t, if they are drawn, to where a captured step reads them."""
-        self._drawn.prepare(t)
+        if self.topology.is_drawn(t):
+            for weights in self._drawn.values():
+                weights.at(t)
 
     def drawn(self, t: int, like: Tensor) -> Tensor:
         """W(t) − I of a random topology, as a tensor that `refresh` overwrites for later steps."""
-        return self._drawn.at(t, like.dtype, like.device)
+        return self._drawn_at(t, like.dtype, like.device)
+
+    def _drawn_at(self, t: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        if (dtype, device) not in self._drawn:
+            self._drawn[dtype, device] = DrawnWeights(self.topology, dtype, device)
+        return self._drawn[dtype, device].at(t)
 
     def push_weights(self, t: int, like: Tensor) -> tuple[Tensor, Tensor]:
         if not self.topology.is_drawn(t):
@@ -96,13 +103,10 @@ class Simulator(Host):
         If P is W, this is `mix` without faults, with its small rounding error.
         """
         check_push(self.topology)
+        if self.topology.keeps_mean and not self.faults:
+            return self.mix(t, tensors, time)
         like = tensors[0]
         with full_precision(like.device.type):
-            if self.topology.keeps_mean and not self.faults:
-                delta = self._delta(t, like.dtype, like.device)
-                return tensors if delta is None else tuple(
-                    self.with_own(self._addmm(self.by_run(v), delta), v) for v in tensors
-                )
             kept, sent = self.push_weights(t, like)
             if self.faults:
                 sent = sent * self._came(t, time, like.device)
@@ -131,19 +135,17 @@ class Simulator(Host):
         return self.all_received(came, arrived, widths)
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
-        """Return the mean of each run's rows, in every row of the run."""
         if self.faults:
             raise InputError(NO_MEAN)
-        rows = self.by_run(tensor)
-        if among is None:
-            return self.with_own(self.averaged(rows), tensor)
-        weights, shares = among.view(len(self.seeds), self.topology.n, 1), self.shares(rows)
-        weights = weights if shares is None else weights * shares
-        return self.with_own((weights * rows).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True), tensor)
+        return super().mean(tensor, among)
 
-    def averaged(self, rows: Tensor) -> Tensor:
+    def averaged(self, rows: Tensor, among: Tensor | None = None) -> Tensor:
         """Return the mean of each run's rows, Σ p_i v_i with shares p; rows that agree stay bit-identical."""
         shares = self.shares(rows)
+        if among is not None:
+            weights = among.view(len(self.seeds), self.topology.n, 1)
+            weights = weights if shares is None else weights * shares
+            return (weights * rows).sum(dim=1, keepdim=True) / weights.sum(dim=1, keepdim=True)
         if shares is None:
             return rows.mean(dim=1, keepdim=True)
         first = rows[:, :1]
@@ -152,7 +154,7 @@ class Simulator(Host):
     def _delta(self, t: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
         """W(t) − I as a tensor, or None for a step without gossip."""
         if self.topology.is_drawn(t):
-            return self._drawn.at(t, dtype, device)
+            return self._drawn_at(t, dtype, device)
         key = (self.topology.position(t), dtype, device)
         if key not in self._deltas:
             delta = self.topology.weights(t) - np.eye(self.topology.n)
@@ -214,48 +216,33 @@ class Simulator(Host):
 
 
 class DrawnWeights:
-    """W(t) − I of a random topology as one tensor for each dtype and device, overwritten for each step.
+    """W(t) − I of a random topology as one tensor, overwritten for each step.
 
     >>> from quasiglobal import topology
-    >>> held = DrawnWeights(topology.matching(4))
-    >>> first = held.at(1, torch.float32, torch.device("cpu"))
-    >>> held.prepare(2)
-    >>> bool((first + torch.eye(4) == torch.from_numpy(topology.matching(4).weights(2))).all())
+    >>> held = DrawnWeights(topology.matching(4), torch.float32, torch.device("cpu"))
+    >>> first = held.at(1)
+    >>> bool((held.at(2) == first).all() and (first + torch.eye(4) == torch.from_numpy(held.topology.weights(2))).all())
     True
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, dtype: torch.dtype, device: torch.device) -> None:
         self.topology = topology
-        self._held: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-        self._steps: dict[tuple[torch.dtype, torch.device], int] = {}
-        self._tables: dict[tuple[torch.dtype, torch.device], tuple[int, Tensor]] = {}
+        self._held = torch.zeros(topology.n, topology.n, dtype=dtype, device=device)
+        self._step = self._first = -1
+        self._table = self._held[:0]
+        """W(t) − I of some steps from the first one on."""
 
-    def at(self, t: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The tensor for this dtype and device, with the weights of step t."""
-        key = dtype, device
-        if key not in self._held:
-            self._held[key] = torch.zeros(self.topology.n, self.topology.n, dtype=dtype, device=device)
-        self._fill(key, t)
-        return self._held[key]
-
-    def prepare(self, t: int) -> None:
-        """Write the weights of step t to the tensors that steps have used; a captured step cannot do it itself."""
-        if self.topology.is_drawn(t):
-            for key in self._held:
-                self._fill(key, t)
-
-    def _fill(self, key: tuple[torch.dtype, torch.device], t: int) -> None:
-        if self._steps.get(key) == t:
-            return
-        first, table = self._tables.get(key, (0, None))
-        if table is None or not first <= t < first + len(table):
-            dtype, device = key
-            n = self.topology.n
-            ahead = 1 if device.type == "cpu" else max(1, min(AHEAD, LARGEST // n**2))
-            steps = [self.topology.weights(step) - np.eye(n) for step in range(t, t + ahead)]
-            first, table = self._tables[key] = t, torch.from_numpy(np.stack(steps)).to(device, dtype)
-        self._held[key].copy_(table[t - first])
-        self._steps[key] = t
+    def at(self, t: int) -> Tensor:
+        """The tensor, with the weights of step t; a captured step cannot overwrite it itself."""
+        if t != self._step:
+            if not self._first <= t < self._first + len(self._table):
+                n = self.topology.n
+                ahead = 1 if self._held.device.type == "cpu" else max(1, min(AHEAD, LARGEST // n**2))
+                steps = [self.topology.weights(step) - np.eye(n) for step in range(t, t + ahead)]
+                self._first, self._table = t, torch.from_numpy(np.stack(steps)).to(self._held)
+            self._held.copy_(self._table[t - self._first])
+            self._step = t
+        return self._held
 
 
 AHEAD = 64

@@ -74,7 +74,7 @@ class TracedEngine(Host):
         mean: Tensor = MEAN(tensor) if plain else OPAQUE([tensor], "a mean with weights")[0]
         return mean
 
-    def averaged(self, rows: Tensor) -> Tensor:
+    def averaged(self, rows: Tensor, among: Tensor | None = None) -> Tensor:
         raise NotImplementedError("no step asks for a mean without faults")
 
     def edges(self, x: Tensor) -> Edges:
@@ -121,7 +121,7 @@ def _no_further_gradients(x: Tensor) -> Tensor:
 
 
 def wiring_of(engine: Host, t: int, x: Tensor) -> Wiring | None:
-    """What a kernel has to know of step t; None if something changes the messages on their way.
+    """Description of step t for a kernel; None if something changes the messages on their way.
 
     The senders are those of any step: one source serves all positions of a topology.
     """

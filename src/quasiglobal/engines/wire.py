@@ -37,7 +37,7 @@ class Wire(ABC):
 
     @abstractmethod
     def parts(self, v: Tensor, key: Tensor | None) -> tuple[Tensor, ...]:
-        """What is sent of v [..., c]."""
+        """The message parts of v [..., c]."""
 
     @abstractmethod
     def restored(self, parts: Sequence[Tensor], c: int, key: Tensor | None) -> Tensor:

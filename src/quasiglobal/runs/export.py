@@ -27,8 +27,8 @@ from quasiglobal.stacked.layout import Layout, load_state
 from quasiglobal.stacked.one_model import arguments
 from quasiglobal.training.evaluation import test_batch
 from quasiglobal.training.experiment import FIRST_FIELDS, Experiment, from_mapping
-from quasiglobal.training.remedies import misfit
 from quasiglobal.training.rows import complete_state, state_dict_of
+from quasiglobal.training.trial import misfit
 
 WEIGHTS, LANGUAGE = "model.safetensors", "language"
 """Parts of an exported folder: the weights, and the configuration and tokenizer of a transformers model."""

@@ -23,9 +23,8 @@ from quasiglobal.runs.saving import SaveCheckpoints
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unchanged_folders, unwatched
 from quasiglobal.runs.utilisation import WriteUtilisation
 from quasiglobal.stacked.capture import release
-from quasiglobal.training.callbacks import Interrupts, patient_interrupts
 from quasiglobal.training.experiment import Experiment, program_key, step_order
-from quasiglobal.training.loop import Callback, Entrant, Loop
+from quasiglobal.training.loop import Callback, Entrant, Interrupts, Loop, patient_interrupts
 from quasiglobal.training.metrics import Record
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import Checkpoint, NamedRows, models_of

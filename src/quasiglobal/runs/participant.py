@@ -25,9 +25,8 @@ from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.parts import Part, records_of
 from quasiglobal.runs.saving import AgreedSaving, SaveParts, Saving
 from quasiglobal.runs.store import RunFolder, Watcher
-from quasiglobal.training.callbacks import patient_interrupts
 from quasiglobal.training.experiment import Experiment
-from quasiglobal.training.loop import Callback, Loop
+from quasiglobal.training.loop import Callback, Loop, patient_interrupts
 from quasiglobal.training.metrics import Measures
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import NamedRows

@@ -19,6 +19,7 @@ from quasiglobal.errors import InputError
 from quasiglobal.training.schedule import nearest
 
 MERGE = "merge@end"
+NUMBER = r"\d+\.?\d*|\.\d+"
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ def communication_of(text: str) -> Communication:
     """
     windows, merges = [], False
     for part in filter(None, text.split(",")):
-        window = re.fullmatch(r"complete@([\d.]+)-([\d.]+)", part)
+        window = re.fullmatch(rf"complete@({NUMBER})-({NUMBER})", part)
         if part == MERGE:
             merges = True
-        elif window is None or not 0 <= (first := _number(window[1])) < (last := _number(window[2])) <= 1:
+        elif window is None or not 0 <= (first := float(window[1])) < (last := float(window[2])) <= 1:
             raise InputError(
                 f"communication is {MERGE}, or complete@FROM-TO with fractions of the run 0 <= FROM < TO <= 1, "
                 f"such as complete@0.9-1.0, got {part!r}"
@@ -82,10 +83,3 @@ def communication_of(text: str) -> Communication:
         else:
             windows.append((first, last))
     return Communication(tuple(windows), merges)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return -1.0

@@ -268,7 +268,8 @@ def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> di
     groups: dict[str, list[Item]] = {}
     for item in items:
         groups.setdefault(of(item).with_seed(0).hash, []).append(item)
-    values = {key: _settings(of(group[0]).with_seed(0)) for key, group in groups.items()}
+    chosen = {key: of(group[0]).with_seed(0) for key, group in groups.items()}
+    values = {key: asdict(one) | ({} if one.uses_alpha else {"alpha": None}) for key, one in chosen.items()}
     names = next(iter(values.values()), {})
     varying = [name for name in names if len({str(of[name]) for of in values.values()}) > 1] or ["algorithm"]
     labels = {
@@ -281,18 +282,13 @@ def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> di
     }
 
 
-def _settings(experiment: Experiment) -> dict[str, Any]:
-    """The fields of an experiment; α is None where it has no effect."""
-    return asdict(experiment) | ({} if experiment.uses_alpha else {"alpha": None})
-
-
-def _in_common(experiment: Experiment) -> dict[str, Any]:
+def _in_common(experiment: Experiment) -> dict[str, object]:
     """Values that all rows of one program must share."""
     values = {name: value for name, value in asdict(experiment).items() if name not in OWN}
     return values | {"number of nodes": experiment.resolved.nodes}
 
 
-def _label(name: str, value: Any) -> str:
+def _label(name: str, value: object) -> str:
     """Legend label of a setting."""
     if isinstance(value, tuple):
         value = " ".join(readable(str(one)) for one in value)
@@ -338,7 +334,7 @@ def from_mapping(values: dict[str, Any], source: str, others: Sequence[str] = ()
     if not isinstance(objects, dict) or not all(isinstance(facts, dict) for facts in objects.values()):
         raise InputError(f"objects in {source} must be a table of tables, got {objects!r}")
 
-    def known_as(value: Any) -> Any:
+    def known_as(value: object) -> object:
         """The value; a text with its stored facts, unless it has its object."""
         return Named(value, None, objects[value]) if type(value) is str and value in objects else value
 
@@ -355,7 +351,7 @@ def from_mapping(values: dict[str, Any], source: str, others: Sequence[str] = ()
     return Experiment(**(RECIPES.get(recipe or "", {}) | values))
 
 
-def stored(experiment: Experiment) -> dict[str, Any]:
+def stored(experiment: Experiment) -> dict[str, object]:
     """The experiment as JSON values, with the facts of objects that were given from Python."""
     values = asdict(experiment)
     texts = [one for value in values.values() for one in (value if isinstance(value, tuple) else [value])]
@@ -384,7 +380,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     return values
 
 
-def typed(hint: Any, value: Any, what: str) -> Any:
+def typed(hint: Any, value: object, what: str) -> Any:
     """Convert `value` to the field's type: integers may stand for floats, lists for tuples, texts for paths."""
     if hint is Path:
         return Path(typed(str, value, what))

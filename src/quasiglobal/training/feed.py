@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from quasiglobal.common.trees import on_device
+from quasiglobal.common.trees import Tree, on_device
 from quasiglobal.data.batches import Epoch, Owner, Plan, step_sizes
 from quasiglobal.data.dataset import Dataset, Indices
 from quasiglobal.data.fresh import Keyed, Workers
@@ -46,7 +45,7 @@ class Feed:
         """
         self.device, self.dtype = device, dtype
         self.inputs = inputs_of(data, data.train, device=device, dtype=dtype, moving=augment)
-        self.show: Callable[..., Any] = self.inputs.show
+        self.show: Callable[..., Tree] = self.inputs.show
         """Called for each batch; may be replaced by a compiled function."""
         self.streamed = self.inputs if isinstance(self.inputs, Streamed) else None
         in_shards = isinstance(data.train.shards, ExampleShards)
@@ -68,7 +67,7 @@ class Feed:
         the same number of completed `epochs` share a clock.
         """
         first, self.nodes = experiments[0], len(nodes)
-        self._read: dict[int, Any] = {}
+        self._read: dict[int, tuple[Tree, Tree]] = {}
         """Inputs and targets of the current step, by batch size, if they are read anew each epoch."""
         lengths = [[len(part) for part in of] for of in parts]
         if len({tuple(step_sizes(of, first.batch, first.steps)) for of in lengths}) > 1:
@@ -162,7 +161,7 @@ class Feed:
         else:
             tree_map(lambda old, new: old.copy_(new), self._read[size], found)
 
-    def batch(self, size: int, *need: int) -> tuple[Any, Any]:
+    def batch(self, size: int, *need: int) -> tuple[Tree, Tree]:
         """The inputs and targets of every row at the current step."""
         assert self._index is not None
         if self.fresh is not None:
@@ -171,10 +170,8 @@ class Feed:
         index, *moves = (self._at_counter(values)[:, :size] for values in (self._index, *self._moves))
         if self.streamed is not None and self.targets is None:
             return self.streamed.show_placed(size, *moves), self.streamed.placed_targets(size)
-        targets = tree_map(lambda values: values[index], self.targets)
-        if self.streamed is not None:
-            return self.streamed.show_placed(size, *moves), targets
-        return self.show(index, *moves, *need), targets
+        shown = self.show(index, *moves, *need) if self.streamed is None else self.streamed.show_placed(size, *moves)
+        return shown, tree_map(lambda values: values[index], self.targets)
 
     def rate(self) -> Tensor:
         """The learning rate of the current step: a scalar if all runs share one schedule, else [rows, 1]."""

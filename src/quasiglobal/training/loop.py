@@ -5,23 +5,26 @@ Callbacks do the logging, saving, display and stopping.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import nn
 
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.metrics import is_lower
-from quasiglobal.training.effects import Constants
 from quasiglobal.training.experiment import Experiment, step_order
 from quasiglobal.training.metrics import LOSS, Measures, Ranking, Record, RecordList, combined, diverged, ranking
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import Checkpoint, NamedRows, module_of
+from quasiglobal.training.trial import Constants
 
 EPOCHS = 2**41
-"""Beyond the number of any step and test: keys of the random numbers of epochs."""
+"""Offset of the random keys of epochs; larger than any step or test number."""
 
 
 class Callback:
@@ -46,7 +49,7 @@ class Callback:
 EVENTS = ("on_start", "on_step", "on_epoch", "on_end")
 
 
-def checked_callbacks(callbacks: Any) -> list[Any]:
+def checked_callbacks(callbacks: object) -> list[object]:
     """A user's callbacks; a class is instantiated. Raise InputError for an object without any of the methods."""
     several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     made = [one() if isinstance(one, type) else one for one in several]
@@ -88,7 +91,7 @@ class Loop:
     def __init__(
         self,
         program: Program,
-        callbacks: Sequence[Any] = (),
+        callbacks: Sequence[object] = (),
         *,
         folders: Sequence[Path] = (),
         history: Sequence[Sequence[Record]] = (),
@@ -300,3 +303,54 @@ class Loop:
         """The callbacks' own methods for an event."""
         own = (one for one in self.callbacks if getattr(type(one), event, None) is not getattr(Callback, event))
         return [getattr(one, event) for one in own if hasattr(one, event)]
+
+
+# ---------------------------------------------------------------------------------------------- callbacks of ours
+
+
+class Call(Callback):
+    """Calls a function after each epoch."""
+
+    def __init__(self, function: Callable[[Loop], None]) -> None:
+        self.function = function
+
+    def on_epoch(self, loop: Loop) -> None:
+        self.function(loop)
+
+
+class Interrupts(Callback):
+    """Stops the loop after the epoch in which Ctrl-C was pressed or SIGTERM came."""
+
+    def __init__(self, noted: list[int]) -> None:
+        """`noted` is the list that `patient_interrupts` yields."""
+        self.noted = noted
+
+    def on_epoch(self, loop: Loop) -> None:
+        if self.noted:
+            loop.interrupt()
+
+
+@contextmanager
+def patient_interrupts() -> Iterator[list[int]]:
+    """Add the first Ctrl-C, and the first SIGTERM, to the yielded list, so that the epoch can end and be saved.
+
+    A second signal of the same kind stops at once. Both kinds count apart: after Ctrl-C, torchrun sends SIGTERM to its
+    processes. Outside the main thread the list stays empty.
+    """
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: object) -> None:
+        noted.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

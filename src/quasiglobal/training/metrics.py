@@ -1,4 +1,4 @@
-"""RecordList of training: the names of their entries, and how the values of all nodes become one record per epoch.
+"""Records of training: names of their entries, and how the values of all nodes become one record per epoch.
 
 A process measures its own nodes (`Measures`, lists with one entry per node). `combined` merges them into one `Record`
 per epoch for all nodes of a run; records are the lines of metrics.jsonl. For a metric NAME of the test, a record has
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from quasiglobal.common.objects import facts_of, imported, is_path
 from quasiglobal.errors import InputError
-from quasiglobal.metrics import BUILT_IN, is_lower, percent
+from quasiglobal.metrics import BUILT_IN, Metric, is_lower, percent
 
 SCORE = "accuracy"
 """The metric of the paper's tables and figures."""
@@ -117,7 +117,7 @@ class Ranking:
         return f"{100 * value:.2f}" if self.percent else f"{value:.4g}"
 
 
-def ranking(metric: Sequence[str], records: Sequence[Mapping[str, Any]] = ()) -> Ranking:
+def ranking(metric: Sequence[str], records: Sequence[Mapping[str, object]] = ()) -> Ranking:
     """The first of an experiment's metrics; by default the accuracy if it was measured, else the test loss.
 
     >>> ranking(["mae", "accuracy"]), ranking([], [{"test_loss": 0.5}]).title
@@ -144,9 +144,9 @@ def ranking_of(metric: str) -> Ranking:
     return Ranking(str(name), bool(facts.get("lower", False)), bool(facts.get("percent", False)))
 
 
-def imported_metric(path: str) -> Any:
+def imported_metric(path: str) -> Metric:
     """The metric package.module:name; a class is instantiated."""
-    metric = imported(path, "metric")
+    metric: Metric = imported(path, "metric")
     return metric() if isinstance(metric, type) else metric
 
 
@@ -172,11 +172,6 @@ def check_names(names: Sequence[str]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- measuring
-
-
-def measures_of_models(x: Tensor, bytes_sent: float) -> Measures:
-    """Per-node measures of a run's models x [nodes, d]; each node has sent `bytes_sent` bytes."""
-    return {"weight_norm": x.norm(dim=-1).tolist(), "bytes_sent": [bytes_sent] * len(x)}
 
 
 def measures_of_all(x: Tensor, averaged: Mapping[str, float], weights: Tensor | None = None) -> Measures:
@@ -229,7 +224,7 @@ def path_length(points: Tensor) -> Tensor:
 # ---------------------------------------------------------------------------------------------- combining
 
 
-def combined(parts: Sequence[Mapping[str, Any]]) -> Record:
+def combined(parts: Sequence[Measures]) -> Record:
     """Combine the measures of all processes of a run into the epoch's record."""
     first = parts[0]
     nodes = [node for part in parts for node in part.get("nodes", ())]
@@ -241,7 +236,7 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> Record:
             return values
         return [value for _, value in sorted(zip(nodes, values, strict=True), key=lambda pair: pair[0])]
 
-    record: dict[str, Any] = {name: first[name] for name in ("epoch", "step", "lr")}
+    record: Measures = {name: first[name] for name in ("epoch", "step", "lr")}
     for name in ("loss", "train_accuracy"):
         if name in first:
             record[name] = statistics.fmean(every(name))
@@ -260,11 +255,14 @@ def combined(parts: Sequence[Mapping[str, Any]]) -> Record:
         steps = [record["lr"] / norm**2 if norm else math.inf for norm in norms]
         record |= {"weight_norm": statistics.fmean(norms), "effective_step": statistics.fmean(steps)}
         record["bytes_sent"] = statistics.fmean(every("bytes_sent"))
-        record |= {name: value for part in parts for name, value in part.items() if _is_of_all(name)}
+        record |= {                                         # `measures_of_all`
+            name: value for part in parts for name, value in part.items()
+            if name == "consensus_distance" or name.endswith("_averaged")
+        }
     return cast(Record, record)
 
 
-def _spread(name: str, values: list[float], lower: bool) -> dict[str, Any]:
+def _spread(name: str, values: list[float], lower: bool) -> Measures:
     """The entries of one metric of the test."""
     worth = Ranking(name, lower).worth
     return {
@@ -278,11 +276,6 @@ def _spread(name: str, values: list[float], lower: bool) -> dict[str, Any]:
 
 def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values) / len(values)
-
-
-def _is_of_all(name: str) -> bool:
-    """Whether an entry needs the models of all nodes: `measures_of_all`."""
-    return name == "consensus_distance" or name.endswith("_averaged")
 
 
 # ---------------------------------------------------------------------------------------------- reading

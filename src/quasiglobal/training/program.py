@@ -6,29 +6,41 @@ then each algorithm updates its own rows (`bands.py`).
 
 from __future__ import annotations
 
+import copy
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from quasiglobal.common.memory import keep_freed_memory
+from quasiglobal.common.modules import converted, copied
 from quasiglobal.common.randomness import seeded
+from quasiglobal.common.trees import Tree
+from quasiglobal.errors import InputError
+from quasiglobal.metrics import accuracy
+from quasiglobal.models.language import recompute
 from quasiglobal.stacked.capture import Captured, overwrite, release
-from quasiglobal.stacked.stack import Fused, Gradients, Stack
+from quasiglobal.stacked.layout import Layout
+from quasiglobal.stacked.one_model import Buffers, arguments
+from quasiglobal.stacked.precision import PRECISIONS
+from quasiglobal.stacked.routes import OneByOne, Vectorised
+from quasiglobal.stacked.stack import Fused, Gradients, Stack, stacked_rows
 from quasiglobal.training.bands import Bands, EngineFactory
 from quasiglobal.training.evaluation import Evaluation
 from quasiglobal.training.experiment import Experiment, together
 from quasiglobal.training.feed import Feed
-from quasiglobal.training.metrics import Measures, average, measures_of_all, measures_of_models
-from quasiglobal.training.networks import Networks
+from quasiglobal.training.metrics import Measures, average, measures_of_all
 from quasiglobal.training.rows import Checkpoint, NamedRows, buffers_of, named_rows, state_of
 from quasiglobal.training.task import Task
+
+log = logging.getLogger("quasiglobal")
 
 WORTH_FUSING = 2.5e11
 """Parameter updates per training (steps × rows × d) above which compiling steps without a kernel pays off."""
@@ -37,7 +49,7 @@ WORTH_COMPILING = 2e12
 """The same for gradients of transformers, which take 45 s to compile for each text length (docs/transformers.md)."""
 
 TESTS = 2**40
-"""Beyond the number of any step: keys of the random numbers of tests."""
+"""Offset of the random keys of tests; larger than any step number."""
 
 StepRunner = Callable[[Hashable, Callable[[], None]], None]
 """Runs a step; steps with equal keys run the same operations on the same tensors."""
@@ -92,7 +104,7 @@ class Program:
         self.feed = Feed(task.data, device, networks.dtype, augment=experiments[0].augment, workers=workers)
         self._lay_out(experiments, [0] * len(experiments))
         networks.check_batches(self.feed.plan.sizes)
-        can_capture = device.type == "cuda" and self.engine.waits_for_nobody and not task.changes_itself
+        can_capture = device.type == "cuda" and self.engine.waits_for_nobody and not task.effects.counts
         if capture is None and can_capture and not recomputing:     # recomputing reads RNG states: not capturable
             capture = Captured
         self._capture = capture
@@ -264,8 +276,8 @@ class Program:
         if not self.model.random and not always:
             return nullcontext()
         seeds = (one.seed for one in self.experiments)
-        steps = dict.fromkeys(t)
-        return seeded(self.device, *seeds, self.engine.nodes[0], *steps, elsewhere=self.task.draws_elsewhere or always)
+        steps, elsewhere = dict.fromkeys(t), always or self.task.effects.draws_elsewhere
+        return seeded(self.device, *seeds, self.engine.nodes[0], *steps, elsewhere=elsewhere)
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -301,22 +313,24 @@ class Program:
     def _clipped(self, g: Tensor) -> Tensor:
         return g if self.experiment.clip is None else clipped(g, self.experiment.clip)
 
-    def _gradient(self, batch: tuple[Any, Any], rows: slice, x: Tensor) -> Tensor:
-        """The gradient of some rows on their part of the batch, at other models x; no buffer changes."""
-        buffers = {name: value[rows] for name, value in self.state.buffers.items()}
+    def _gradient(self, batch: tuple[Tree, Tree], rows: slice, x: Tensor) -> Tensor:
+        """The gradient of some rows on their part of the batch, at other models x."""
         inputs, targets = (tree_map(lambda values: values[rows], part) for part in batch)
-        return self._clipped(self.model.gradients(x, buffers, inputs, targets, _numbers(rows)).g)
+        return self._clipped(self._gradient_at(x, rows, inputs, targets))
 
     def _full_gradient(self, rows: slice, x: Tensor) -> Tensor:
         """The gradient over all examples of each node, without augmentation."""
         total, examples = torch.zeros_like(x), len(self.feed.plan.owners[0].examples)
-        buffers = {name: value[rows] for name, value in self.state.buffers.items()}
         for positions, need in self.feed.everything:
             index = positions[rows]
             targets = tree_map(lambda values, index=index: values[index], self.feed.targets)
-            g = self.model.gradients(x, buffers, self.feed.inputs.show(index, *need), targets, _numbers(rows)).g
-            total += g * index.shape[1]
+            total += self._gradient_at(x, rows, self.feed.inputs.show(index, *need), targets) * index.shape[1]
         return total / examples
+
+    def _gradient_at(self, x: Tensor, rows: slice, inputs: Tree, targets: Tree) -> Tensor:
+        """The gradient of some rows at models x; no buffer changes."""
+        buffers = {name: value[rows] for name, value in self.state.buffers.items()}
+        return self.model.gradients(x, buffers, inputs, targets, range(rows.start, rows.stop)).g
 
     # -------------------------------------------------------------------------------------------- tests
 
@@ -333,7 +347,8 @@ class Program:
         found: list[Measures] = []
         for k, run in enumerate(chosen):
             rows, sent = slice(k * nodes, (k + 1) * nodes), self.bands.bytes_sent(run, steps[k], self._merged_buffers)
-            measures = tested.measures(rows) | measures_of_models(x[rows], sent)
+            measures = tested.measures(rows)
+            measures |= {"weight_norm": x[rows].norm(dim=-1).tolist(), "bytes_sent": [sent] * nodes}
             if everybody:
                 averaged = tested.of_model(len(chosen) * nodes + k)
                 measures |= measures_of_all(x[rows], averaged, self.weights[run])
@@ -417,10 +432,6 @@ class Program:
         return Checkpoint(named_rows(x, {}, buffers), 0)
 
 
-def _numbers(rows: slice) -> range:
-    return range(rows.start, rows.stop)
-
-
 def clipped(g: Tensor, largest: float) -> Tensor:
     """Scale each row whose norm exceeds `largest` down to it, as `torch.nn.utils.clip_grad_norm_` does.
 
@@ -430,3 +441,58 @@ def clipped(g: Tensor, largest: float) -> Tensor:
     """
     factor: Tensor = (largest / (g.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
     return g * factor
+
+
+class Networks:
+    """A copy of the task's network for each experiment."""
+
+    def __init__(self, task: Task, experiments: Sequence[Experiment], device: torch.device) -> None:
+        self.task, self.device, self.precision = task, device, experiments[0].precision
+        self.dtype = PRECISIONS[self.precision]
+        self._modules = [task.module(one.seed, self.dtype) for one in experiments]
+        self.layout = Layout.of_experiment(self._modules[0], experiments[0].bn)
+        if device.type == "cpu":
+            keep_freed_memory()
+
+    def check_batches(self, sizes: Sequence[int]) -> None:
+        """Raise InputError if a batch has one example, from which BatchNorm cannot compute a variance."""
+        norms = nn.modules.batchnorm._BatchNorm
+        if 1 not in sizes or not any(isinstance(part, norms) for part in self._modules[0].modules()):
+            return
+        module = copied(self._modules[0]).train()
+        given, named = arguments(module, self.task.examples(1, self.dtype)[0])
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                module(*given, **named)
+        except ValueError as error:
+            raise InputError(
+                f"a step has a batch of one example, which BatchNorm cannot normalise ({error}); use another batch size"
+            ) from None
+
+    def start(self, nodes: int) -> tuple[Tensor, Buffers]:
+        """Initial x [rows, d] and buffers of all rows; all nodes of an experiment start from the same weights."""
+        x, buffers = stacked_rows(self.layout, self._modules, nodes)
+        return x.to(self.device), {name: value.to(self.device) for name, value in buffers.items()}
+
+    def stack(self, *, recomputing: bool, long: bool) -> Stack:
+        """All copies as one stack; see `Stack` for `long`."""
+        def made() -> nn.Module:
+            module = self.task.module(0, self.dtype).to(self.device)
+            if recomputing:
+                recompute(module)
+            return module
+
+        loss = self.task.loss
+        if isinstance(loss, nn.Module):
+            loss = converted(copy.deepcopy(loss), self.device, self.dtype)
+        effects = self.task.effects
+        route = OneByOne if effects.draws_elsewhere else Vectorised if effects.counts else None
+        stack = Stack(
+            made, loss, self.layout, self.precision, right=self.task.right, counts_hits=self.task.right is accuracy,
+            long=long, route=route,
+        )
+        if effects.draws_elsewhere:
+            name = type(stack.module).__name__
+            log.warning(f"{name} draws random numbers of NumPy or Python; the models are trained {OneByOne.cost}")
+        stack.random = stack.random or effects.draws or effects.draws_elsewhere
+        return stack

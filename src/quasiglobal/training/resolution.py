@@ -50,7 +50,7 @@ def resolve(experiment: Experiment) -> Resolved:
 
 
 class Resolved:
-    """What an experiment's texts name."""
+    """The objects that an experiment's texts name."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
@@ -122,7 +122,8 @@ class Resolved:
 
     def topology_on(self, data: Dataset) -> Topology:
         """The topology with its weights; one that needs label counts is made from the partition."""
-        weights, graph = self.weights_on(data), self._graph(data)
+        weights = self.weights_on(data)
+        graph = self._from_labels(data) if needs_counts(self.experiment.topology) else self.topology
         return graph if weights is None else graph.weighted(weights)
 
     def weights_on(self, data: Dataset) -> NDArray[np.float64] | None:
@@ -132,27 +133,22 @@ class Resolved:
         sizes = [len(part) for part in self.partition(data)] if self.experiment.weights == "examples" else []
         return np.array(sizes or self.weights, dtype=np.float64)
 
-    def _graph(self, data: Dataset) -> Topology:
-        """The topology of nodes that count alike."""
-        one = self.experiment
-        if not needs_counts(one.topology):
-            return self.topology
-        made, key = MADE.setdefault(data, {}), (one.topology, one.partition, one.alpha, one.seed)
-        if key not in made:
-            made[key] = self._from_labels(data)
-        return made[key]
-
     def _from_labels(self, data: Dataset) -> Topology:
-        name, whole = self.experiment.topology, self.experiment.partition == "whole"
-        labels = np.asarray(tree_leaves(data.train.y)[0])
+        """The topology that is made from the label counts of all nodes."""
+        one = self.experiment
+        made, key = MADE.setdefault(data, {}), (one.topology, one.partition, one.alpha, one.seed)
+        if key in made:
+            return made[key]
+        labels, whole = np.asarray(tree_leaves(data.train.y)[0]), one.partition == "whole"
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or whole:
             lacks = "the label counts of all nodes" if whole else "one class number per example"
             raise InputError(
-                f"{name} needs {lacks}, which this data does not have; use another topology, such as ring:16"
+                f"{one.topology} needs {lacks}, which this data does not have; use another topology, such as ring:16"
             )
         warnings.warn(
-            f"{name} is made from the number of examples of each class at every node: in a deployment, the nodes would "
-            "have to reveal these label counts",
-            stacklevel=3,
+            f"{one.topology} is made from the number of examples of each class at every node: in a deployment, the "
+            "nodes would have to reveal these label counts",
+            stacklevel=2,
         )
-        return parse(name, class_counts(self.partition(data), labels, int(labels.max()) + 1))
+        made[key] = parse(one.topology, class_counts(self.partition(data), labels, int(labels.max()) + 1))
+        return made[key]

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.common.modules import converted
-from quasiglobal.common.trees import on_device
+from quasiglobal.common.modules import converted, copied
+from quasiglobal.common.trees import Tree, on_device
 from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.data.inputs import inputs_of
-from quasiglobal.data.own import Columns, dataset_of
+from quasiglobal.data.own import Columns, Given, dataset_of
 from quasiglobal.errors import InputError
-from quasiglobal.metrics import accuracy, name_of
+from quasiglobal.metrics import Metric, accuracy, name_of
 from quasiglobal.stacked.layout import own_state
 from quasiglobal.stacked.one_model import Loss, Right, arguments
 from quasiglobal.training.metrics import SCORE, check_names
-from quasiglobal.training.trial import Trial, copy_of, initialised, made, tried
+from quasiglobal.training.trial import Effects, Trial, made, misfit, tried
 
 LARGE_LOSS = 1e4
 """Loss above which a run of class numbers counts as diverged."""
@@ -66,9 +65,9 @@ class Task:
         self,
         model: nn.Module | Callable[[], nn.Module],
         loss: Loss,
-        train: Any,
-        test: Any = None,
-        metrics: Mapping[str, Any] | None = None,
+        train: Given,
+        test: Given | None = None,
+        metrics: Metric | list[Metric] | Mapping[str, Metric] | None = None,
         cache: bool = True,
         columns: Columns = None,
         *,
@@ -87,7 +86,8 @@ class Task:
         if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
             raise InputError(f"the loss {name_of(loss)} has parameters to train; make them parameters of the model")
         self.data: Dataset = dataset_of(train, test, columns, cache, memory_limit)
-        self._metrics, self._classifies = _named(metrics), classifies
+        self.given_metrics, self._classifies = _named(metrics), classifies
+        """The metrics that the user named; None for the default ones."""
         self.names: dict[str, str] = {}
         """Texts that name parts of the task in experiments (`api/naming.py`)."""
 
@@ -98,8 +98,8 @@ class Task:
     def module(self, seed: int, dtype: torch.dtype | None = None) -> nn.Module:
         """A new copy of the model with its initial weights, in a precision of its parameters."""
         module = self._made(seed)
-        if self.is_own and self.trial.state:
-            own_state(module, self.trial.state)
+        if self.effects.state:
+            own_state(module, self.effects.state)
         return module if dtype is None else converted(module, torch.device("cpu"), dtype)
 
     def _made(self, seed: int) -> nn.Module:
@@ -109,11 +109,14 @@ class Task:
                 return made(self.model, self.name)
             if isinstance(self.model, nn.Module) or not self._makes_new:
                 given = self.model if isinstance(self.model, nn.Module) else made(self.model, self.name)
-                module = copy_of(given, self.name)
+                with misfit(f"{self.name} cannot be copied", "give a function that makes a new one in each call"):
+                    module = copied(given)
             else:
                 module = made(self.model, self.name)
-            if any(map(is_lazy, module.parameters())):      # such as nn.LazyLinear
-                initialised(module, self.examples()[0], self.name)
+            if any(map(is_lazy, module.parameters())):      # such as nn.LazyLinear, which gets its weights now
+                values, named = arguments(module, self.examples()[0])
+                with misfit(f"{self.name} fails on its first inputs", "check the sizes of its layers"):
+                    module(*values, **named)
             return module.train()                           # some freeze a part then
 
     @cached_property
@@ -133,9 +136,8 @@ class Task:
         if len(self.data.test):
             batches.append(self._shown(self.data.test, _telling_rows(self.data.test)))
         original = self.model if isinstance(self.model, nn.Module) else None
-        return tried(
-            self._made(0), self.loss, batches, self._metrics or {}, name=self.name, data=self.data, original=original
-        )
+        metrics = self.given_metrics or {}
+        return tried(self._made(0), self.loss, batches, metrics, name=self.name, data=self.data, original=original)
 
     @property
     def classifies(self) -> bool:
@@ -143,10 +145,10 @@ class Task:
         return self.trial.classifies if self._classifies is None else self._classifies
 
     @property
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Metric]:
         """The metrics of the test by name; the first is the score. Empty: the test loss is."""
-        if self._metrics is not None:
-            return self._metrics
+        if self.given_metrics is not None:
+            return self.given_metrics
         return {SCORE: accuracy} if self.classifies else {}
 
     @property
@@ -155,29 +157,9 @@ class Task:
         return self._classifies is None
 
     @property
-    def draws(self) -> bool:
-        """Whether a trial found that the model or the loss draws random numbers of torch."""
-        return self.is_own and self.trial.draws
-
-    @property
-    def draws_elsewhere(self) -> bool:
-        """Whether a trial found that it draws random numbers of NumPy or Python."""
-        return self.is_own and self.trial.draws_elsewhere
-
-    @property
-    def changes_itself(self) -> bool:
-        """Whether a trial found that each call has effects in Python, which a recorded step would not have."""
-        return self.is_own and (self.trial.draws_elsewhere or self.trial.counts)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether a trial found that each call changes attributes, which the next may read."""
-        return self.is_own and (self.trial.keeps or self.changes_itself)
-
-    @property
-    def given_metrics(self) -> dict[str, Any] | None:
-        """The metrics that the user named; None for the default ones."""
-        return self._metrics
+    def effects(self) -> Effects:
+        """Side effects of a call; the library's models have none."""
+        return self.trial.effects if self.is_own else Effects()
 
     @property
     def score(self) -> str:
@@ -210,11 +192,11 @@ class Task:
         """Accuracy of a training example; None if the outputs are not classes."""
         return accuracy if self.classifies else None
 
-    def examples(self, count: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    def examples(self, count: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Tree, Tree]:
         """The first training examples as inputs and targets on the CPU."""
         return self._shown(self.data.train, torch.arange(min(count, len(self.data.train))), dtype)
 
-    def _shown(self, split: Examples, rows: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    def _shown(self, split: Examples, rows: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tree, Tree]:
         few = split.at(rows.numpy())
         inputs = inputs_of(self.data, few, device=torch.device("cpu"), dtype=dtype)
         return inputs.show(torch.arange(len(rows))), on_device(few.y, None, dtype)
@@ -236,7 +218,7 @@ def _telling_rows(split: Examples) -> Tensor:
     return torch.tensor([row for row in rows if row < len(split)][:2])
 
 
-def _named(metrics: Any) -> dict[str, Any] | None:
+def _named(metrics: Metric | list[Metric] | Mapping[str, Metric] | None) -> dict[str, Metric] | None:
     """Metrics by name; one metric, or a list of them, is named after itself."""
     if metrics is None:
         return None

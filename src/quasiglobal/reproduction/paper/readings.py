@@ -25,8 +25,7 @@ from quasiglobal.training.evaluation import Evaluation
 from quasiglobal.training.experiment import Experiment, setting
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.metrics import AVERAGED, SCORE, Record
-from quasiglobal.training.networks import Networks
-from quasiglobal.training.program import Program
+from quasiglobal.training.program import Networks, Program
 
 READINGS = {"batch": "evonorm-released", "hybrid": "evonorm-first-release", "running": "evonorm-running"}
 """The norm of each reading: which statistics its tests use."""
