@@ -17,7 +17,7 @@ from quasiglobal.common.files import markdown_table
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.runs import plots
 from quasiglobal.runs.best import kept_in
-from quasiglobal.runs.parts import Part, parts_of
+from quasiglobal.runs.checkpoints import Part, parts_of
 from quasiglobal.runs.store import Run, read_run
 from quasiglobal.training.experiment import group_by_seed
 from quasiglobal.training.metrics import Measures, Ranking, last_and_best, number

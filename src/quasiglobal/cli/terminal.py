@@ -20,8 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from quasiglobal.cli import discard_output, wrapped
 from quasiglobal.common.files import as_line, finite
 from quasiglobal.data.shards import showing
+from quasiglobal.runs.callbacks import utilisation
 from quasiglobal.runs.store import RunFolder, Watcher
-from quasiglobal.runs.utilisation import utilisation
 from quasiglobal.training.metrics import Ranking, Record, number, ranking
 
 

@@ -21,8 +21,8 @@ from quasiglobal.peers.opening import Way
 from quasiglobal.peers.rendezvous import spread
 from quasiglobal.runs.best import KeepBest
 from quasiglobal.runs.callbacks import Watch, facts
+from quasiglobal.runs.checkpoints import Part, records_of
 from quasiglobal.runs.options import Options, choose_device
-from quasiglobal.runs.parts import Part, records_of
 from quasiglobal.runs.saving import AgreedSaving, SaveParts, Saving
 from quasiglobal.runs.store import RunFolder, Watcher
 from quasiglobal.training.callbacks import patient_interrupts

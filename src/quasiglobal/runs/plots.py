@@ -66,9 +66,7 @@ def style() -> AbstractContextManager[None]:
     return mpl.rc_context(STYLE)
 
 
-def panels(
-    rows: int, columns: int, width: float, height: float, share: bool = False
-) -> tuple[Figure, list[Axes]]:
+def panels(rows: int, columns: int, width: float, height: float, share: bool = False) -> tuple[Figure, list[Axes]]:
     """A figure of rows × columns axes, in reading order; the sizes are of one panel, in inches."""
     from matplotlib.figure import Figure
 

@@ -22,8 +22,8 @@ from quasiglobal.data.sources import DataName
 from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.best import kept_in
+from quasiglobal.runs.checkpoints import newest_of_parts, parts_of, records_of
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.parts import newest_of_parts, parts_of, records_of
 from quasiglobal.training.experiment import Experiment, from_mapping, setting, stored
 from quasiglobal.training.metrics import Ranking, Record, facts_of_metric, last_and_best, ranking
 from quasiglobal.training.rows import Checkpoint, NamedRows

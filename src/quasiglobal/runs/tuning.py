@@ -90,8 +90,8 @@ def tune(
     train(list(dict.fromkeys(chosen)), options, watch)
     return [
         Tuned(
-            search.at(search.best), search.values(), search.trials, search.best, search.inside,
-            [folder.read() for folder in folders_of(experiment, options)],
+            search.at(search.best), {name: tuple(values) for name, values in search.axes.items()}, search.trials,
+            search.best, not search.stuck, [folder.read() for folder in folders_of(experiment, options)],
         )
         for search, experiment in zip(searches, chosen, strict=True)
     ]
@@ -206,9 +206,6 @@ class _Search:
             search.at(point)                                # raises InputError for invalid values before training
         return search
 
-    def values(self) -> dict[str, tuple[float, ...]]:
-        return {name: tuple(values) for name, values in self.axes.items()}
-
     def untried(self) -> list[Point]:
         return [point for point in itertools.product(*self.axes.values()) if point not in self.trials]
 
@@ -230,10 +227,6 @@ class _Search:
     @property
     def best(self) -> Point:
         return best_point({point: score(run) for point, run in self.trials.items()})
-
-    @property
-    def inside(self) -> bool:
-        return not self.stuck
 
     def grow(self, cap: int) -> None:
         """Add a value at each end of the grid where the best point lies."""
