@@ -110,9 +110,8 @@ def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: in
 
 def data_for(experiment: Experiment, options: Options) -> Dataset:
     """Load the experiment's data for training."""
-    limit = min(MEMORY_LIMIT, free_bytes(torch.device("cpu")) * USABLE)
-    if options.memory_limit is not None:
-        limit = options.memory_limit * 1e9
+    free, given = free_bytes(torch.device("cpu")) * USABLE, options.memory_limit
+    limit = min(MEMORY_LIMIT, free) if given is None else given * 1e9
     data = data_of(experiment, options.data_dir, memory_limit=limit, stream=options.stream)
     return validating(data, experiment.validation) if experiment.validation else data
 

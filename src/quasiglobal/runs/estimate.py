@@ -215,13 +215,13 @@ def bytes_of_run(task: Task, experiment: Experiment) -> int:
     return experiment.resolved.nodes * (activations + parameters * dtype.itemsize * tensors)
 
 
-def trial(program: Program, steps: int = 3) -> float:
+def trial(program: Program) -> float:
     """Run some of the first epoch's steps and, on a GPU, the longest step and a test; return the seconds per step.
 
     Steps run until they are compiled and captured, so that the GPU's peak memory is that of the training. The program
     cannot be used afterwards.
     """
-    on_gpu, steps = program.device.type == "cuda", min(steps, program.feed.steps_per_epoch)
+    on_gpu, steps = program.device.type == "cuda", min(3, program.feed.steps_per_epoch)
     for _ in range(4 if on_gpu else 2):
         program.begin_epoch()
         began = time.perf_counter()

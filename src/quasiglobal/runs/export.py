@@ -210,7 +210,7 @@ def hash_of(frozen: dict[str, Tensor]) -> str:
 
 
 def _weights(run: Run, data_dir: Path | None, nodes: Sequence[int]) -> Tensor | None:
-    """How much these nodes count, from the summary, or else from the data; None if all count alike."""
+    """The weights of these nodes, from the summary, or else from the data; None if they are equal."""
     if run.experiment.weights == "equal":
         return None
     resolved = run.experiment.resolved

@@ -29,8 +29,8 @@ from quasiglobal.runs.agreement import agreement, refuse_between_sites, trust_of
 from quasiglobal.runs.best import Kept, kept_in, values_of, write_best
 from quasiglobal.runs.building import data_of, make_task
 from quasiglobal.runs.callbacks import TensorBoard
+from quasiglobal.runs.distributed import Participant, Seat, ending, seat_in
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.participant import Participant, Seat, ending, seat_in
 from quasiglobal.runs.prometheus import Prometheus
 from quasiglobal.runs.store import Run, RunFolder, Watcher, unchanged_folders, unwatched
 from quasiglobal.training.experiment import Experiment
@@ -107,7 +107,7 @@ def train_node(
         else:
             mine.connect(patience, max(mine.saved))
             if fetches and mine.engine.members.over:
-                mine.finish_alone(take(mine, watch))
+                mine.finish_alone(fetched=take(mine, watch))
                 mine.engine.close()
                 return run.read()
             if max(mine.saved) or mine.engine.members.step_of_others:
@@ -215,7 +215,7 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
 
 
 def take(mine: Participant, watch: Watcher) -> dict[str, object]:
-    """End the run here with the model of a neighbour that has finished; return where it is from.
+    """End the run here with the model of a neighbour that has finished; return its source.
 
     Of several models, take the one with the best score on the own test examples: a neighbour may lie.
     """
@@ -245,4 +245,4 @@ def take(mine: Participant, watch: Watcher) -> dict[str, object]:
     if all(score.worth(note.value) > score.worth(one.value) for one in kept_in(run.folder)):
         write_best(run.folder, note, complete_state(program.task.module(0), rows, program.layout, 0))
     watch([run], [record])
-    return {"fetched": source}
+    return source

@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from quasiglobal.common.files import alone, append_line, read_epochs, read_json, write_json, write_lines
+from quasiglobal.common.files import Json, alone, append_line, read_epochs, read_json, write_json, write_lines
 from quasiglobal.common.fingerprint import fingerprint
 from quasiglobal.common.objects import Named, facts_of, imported, is_path
 from quasiglobal.data.sources import DataName
@@ -51,14 +51,14 @@ class Summary:
     topology: str | None = None
     """Fingerprint of the topology, if a file or Python code defines it."""
     weights: list[float] | None = None
-    """How much each node counts, if not all alike."""
+    """Weight of each node, if they are not equal."""
     fetched: dict[str, object] | None = None
     """For a site that missed the end: the node and site whose model it took, the step, and its own epochs before."""
     kept: list[dict[str, object]] | None = None
     """The best model of each node in best/: its node, epoch, metric and value."""
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Summary:
+    def from_json(cls, values: Json) -> Summary:
         """From summary.json of this or an earlier version."""
         if not all(isinstance(values.get(test), dict | None) for test in ("last", "best")):
             raise TypeError("a test is not a JSON object")
@@ -304,7 +304,7 @@ def _identified(experiment: Experiment) -> Experiment:
 
 
 def _paths(one: Experiment) -> Iterator[tuple[str, str]]:
-    """What each path in an experiment names, and the path."""
+    """Kind and path of each object that an experiment names by its path."""
     data = [one.data] if DataName.parse(one.data).kind == "python" else []
     for what, texts in (("model", [one.model]), ("loss", [one.loss]), ("metric", one.metric), ("data set", data)):
         yield from ((what, text) for text in texts if is_path(text))
