@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,23 +18,13 @@ from quasiglobal.common.files import append_line, read_lines
 from quasiglobal.data.partition import digest_of_parts
 from quasiglobal.errors import InputError
 from quasiglobal.runs.store import RunFolder, Watcher
+from quasiglobal.training.callbacks import Call
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.metrics import Record
 from quasiglobal.training.program import Program
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
-
-
-class WriteRecords(Callback):
-    """Writes the record of every epoch."""
-
-    def __init__(self, runs: Sequence[RunFolder]) -> None:
-        self.runs = runs
-
-    def on_epoch(self, loop: Loop) -> None:
-        for k, record in loop.latest.items():
-            self.runs[k].write(record)
 
 
 class WriteSummaries(Callback):
@@ -53,14 +42,9 @@ class WriteSummaries(Callback):
     on_start = on_end = on_epoch
 
 
-class Watch(Callback):
-    """Calls a watcher after every epoch."""
-
-    def __init__(self, runs: Sequence[RunFolder], watch: Watcher) -> None:
-        self.runs, self.watch = runs, watch
-
-    def on_epoch(self, loop: Loop) -> None:
-        self.watch([self.runs[k] for k in loop.latest], list(loop.latest.values()))
+def watching(runs: Sequence[RunFolder], watch: Watcher) -> Callback:
+    """A callback that calls a watcher after every epoch."""
+    return Call(lambda loop: watch([runs[k] for k in loop.latest], list(loop.latest.values())))
 
 
 class TensorBoard:
@@ -128,7 +112,7 @@ class Utilisation:
     """Seconds since 1970."""
     wall: float = 0.0
     """Seconds from the beginning to the end."""
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of training, compiling, loading, testing and saving."""
     examples: float = 0.0
     """Training examples of all rows in use."""
@@ -192,5 +176,5 @@ def utilisation(path: Path, since: float) -> Utilisation:
         total.row_seconds += one.row_seconds
         total.computed += one.computed
         for name, value in one.seconds.items():
-            total.seconds[name] += value
+            total.seconds[name] = total.seconds.get(name, 0.0) + value
     return total

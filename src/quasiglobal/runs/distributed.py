@@ -36,7 +36,7 @@ from quasiglobal.peers.rendezvous import all_gather, join, serve, spread
 from quasiglobal.runs.agreement import refuse_faults, trust_of
 from quasiglobal.runs.best import KeepBest
 from quasiglobal.runs.building import task_of
-from quasiglobal.runs.callbacks import TensorBoard, Watch, facts
+from quasiglobal.runs.callbacks import TensorBoard, facts, watching
 from quasiglobal.runs.checkpoints import Part, joined_checkpoint, parts_of, records_of, stacked
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.saving import AgreedSaving, SaveParts, Saving, plan_path
@@ -172,6 +172,68 @@ def _gathered(store: Store, about: str, mine: _Value, rank: int, size: int, time
     raise InputError("the rendezvous has values that no process of this run wrote; keep strangers from its port")
 
 
+# ---------------------------------------------------------------------------------------- one machine
+
+
+def launch(words: Sequence[str], experiment: Experiment, processes: int, all_print: bool = False) -> int:
+    """Run `qg` with the arguments `words` in local processes; return the exit status of the first failure, or 0.
+
+    Process 0 alone writes to standard output, or all do if `all_print`.
+    """
+    server = serve("127.0.0.1", 0)
+    shared = {
+        "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    restarts, failed, stopped = 0 if needs_all(experiment) else RESTARTS, 0, False
+
+    def start(rank: int) -> None:
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        running[rank] = subprocess.Popen(
+            [sys.executable, "-m", "quasiglobal", *words], env=os.environ | shared | own,
+            stdout=None if rank == 0 or all_print else subprocess.DEVNULL,
+            process_group=0,                                # signals come from here alone
+        )
+        if stopped:                                         # meanwhile
+            running[rank].terminate()
+
+    def stop(number: int, frame: object) -> None:
+        """Pass Ctrl-C, SIGTERM and SIGHUP on as SIGTERM: the first lets the epoch end, the second stops at once.
+
+        Unlike Ctrl-C, SIGTERM also stops a process that still imports its modules, or was started in the background.
+        """
+        nonlocal stopped
+        stopped = True
+        for process in list(running.values()):
+            process.terminate()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for rank in range(processes):
+            start(rank)
+        while running:
+            for rank, process in list(running.items()):
+                code = process.poll()
+                if code is None:
+                    continue
+                if code < 0 and restarts and len(running) > 1 and not stopped:  # the others continue, and it rejoins
+                    restarts -= 1
+                    print(f"qg: process {rank} was killed (signal {-code}); starting it again", file=sys.stderr)
+                    start(rank)
+                    continue
+                del running[rank]
+                failed = code if code > 0 or not failed else failed     # an error says more than a signal
+            time.sleep(0.05)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if stopped and failed == -signal.SIGTERM:               # before there was anything to save
+        raise KeyboardInterrupt
+    return failed
+
+
 # ---------------------------------------------------------------------------------------- one process
 
 
@@ -300,7 +362,7 @@ class Participant:
             share = WriteParts(self.parts, self.engine, leave_tested=shared)
             best = [KeepBest()] if self.options.keep_best else []
             loop = Loop(
-                self.program, [share, Watch(self.runs, watch), *best, SaveParts(self.parts, saving), *further],
+                self.program, [share, watching(self.runs, watch), *best, SaveParts(self.parts, saving), *further],
                 folders=[] if self.temporary else [run.folder for run in self.runs],
                 history=[records_of([part]) for part in self.parts],
             )
@@ -527,65 +589,3 @@ def tidied(runs: Sequence[RunFolder], hosted: Sequence[tuple[int, ...]]) -> str:
     except InputError as error:
         return str(error)
     return ""
-
-
-# ---------------------------------------------------------------------------------------- one machine
-
-
-def launch(words: Sequence[str], experiment: Experiment, processes: int, all_print: bool = False) -> int:
-    """Run `qg` with the arguments `words` in local processes; return the exit status of the first failure, or 0.
-
-    Process 0 alone writes to standard output, or all do if `all_print`.
-    """
-    server = serve("127.0.0.1", 0)
-    shared = {
-        "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
-
-    running: dict[int, subprocess.Popen[bytes]] = {}
-    restarts, failed, stopped = 0 if needs_all(experiment) else RESTARTS, 0, False
-
-    def start(rank: int) -> None:
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        running[rank] = subprocess.Popen(
-            [sys.executable, "-m", "quasiglobal", *words], env=os.environ | shared | own,
-            stdout=None if rank == 0 or all_print else subprocess.DEVNULL,
-            process_group=0,                                # signals come from here alone
-        )
-        if stopped:                                         # meanwhile
-            running[rank].terminate()
-
-    def stop(number: int, frame: object) -> None:
-        """Pass Ctrl-C, SIGTERM and SIGHUP on as SIGTERM: the first lets the epoch end, the second stops at once.
-
-        Unlike Ctrl-C, SIGTERM also stops a process that still imports its modules, or was started in the background.
-        """
-        nonlocal stopped
-        stopped = True
-        for process in list(running.values()):
-            process.terminate()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        for rank in range(processes):
-            start(rank)
-        while running:
-            for rank, process in list(running.items()):
-                code = process.poll()
-                if code is None:
-                    continue
-                if code < 0 and restarts and len(running) > 1 and not stopped:  # the others continue, and it rejoins
-                    restarts -= 1
-                    print(f"qg: process {rank} was killed (signal {-code}); starting it again", file=sys.stderr)
-                    start(rank)
-                    continue
-                del running[rank]
-                failed = code if code > 0 or not failed else failed     # an error says more than a signal
-            time.sleep(0.05)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if stopped and failed == -signal.SIGTERM:               # before there was anything to save
-        raise KeyboardInterrupt
-    return failed

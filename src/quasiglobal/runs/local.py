@@ -13,19 +13,20 @@ from functools import partial
 
 import torch
 
+from quasiglobal.common.files import alone
 from quasiglobal.common.objects import is_own
 from quasiglobal.data.batches import step_sizes
 from quasiglobal.runs.best import KeepBest
 from quasiglobal.runs.building import task_of
-from quasiglobal.runs.callbacks import TensorBoard, Watch, WriteRecords, WriteSummaries, WriteUtilisation, facts
+from quasiglobal.runs.callbacks import TensorBoard, WriteSummaries, WriteUtilisation, facts, watching
 from quasiglobal.runs.estimate import enough_memory, fewer, runs_that_fit
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.saving import SaveCheckpoints
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unchanged_folders, unwatched
 from quasiglobal.stacked.capture import release
-from quasiglobal.training.callbacks import Interrupts, patient_interrupts
+from quasiglobal.training.callbacks import Call, Interrupts, patient_interrupts
 from quasiglobal.training.experiment import Experiment, program_key, step_order
-from quasiglobal.training.loop import Callback, Entrant, Loop
+from quasiglobal.training.loop import Entrant, Loop
 from quasiglobal.training.metrics import Record
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import Checkpoint, NamedRows, models_of
@@ -66,7 +67,7 @@ def simulate(
     for folder, found in list(saved.items()):
         if found and found.epochs >= folder.experiment.epochs:          # its summary is missing or damaged
             program = Program(task_for(folder.experiment), [folder.experiment], device, **options.of_program)
-            with folder.locked():
+            with alone(folder.folder):
                 folder.begin(found)
                 folder.finish("finished", facts(program, 0))
             del saved[folder]
@@ -96,13 +97,16 @@ def simulate_in_memory(
     def train_group(waiting: Waiting, group: list[RunFolder]) -> None:
         if noted:
             return
-        diverged = KeepDiverged()
+
+        def keep(loop: Loop, runs: Iterable[int]) -> None:
+            for k in runs:
+                found[group[k].experiment] = loop.runs[k], models_of(loop.rows_of(k)), loop.ends.get(k, "unfinished")
+
         program = Program(task, [run.experiment for run in group], device, **options.of_program)
-        loop = Loop(program, [*callbacks, diverged, Interrupts(noted)])
+        leaving = Call(lambda loop: keep(loop, loop.diverged))          # runs that diverged leave their program
+        loop = Loop(program, [*callbacks, leaving, Interrupts(noted)])
         loop.run()
-        for k, run in enumerate(group):
-            rows = diverged.models[k] if k in diverged.models else models_of(loop.rows_of(k))
-            found[run.experiment] = loop.runs[k], rows, loop.ends.get(k, "unfinished")
+        keep(loop, [k for k, run in enumerate(group) if run.experiment not in found])
         if loop.interrupted and not loop.ended:
             warnings.warn(f"stopped by Ctrl-C after epoch {loop.epoch} of {experiment.epochs}", stacklevel=7)
 
@@ -110,17 +114,6 @@ def simulate_in_memory(
         for waiting in queues(dict.fromkeys(folders), lambda one: task, options):
             waiting.train_groups(train_group, dict.fromkeys)
     return [(run.experiment, *found[run.experiment]) for run in folders if run.experiment in found]
-
-
-class KeepDiverged(Callback):
-    """Keeps the models of runs that diverged, which leave their program."""
-
-    def __init__(self) -> None:
-        self.models: dict[int, NamedRows] = {}
-
-    def on_epoch(self, loop: Loop) -> None:
-        for k in loop.diverged:
-            self.models[k] = models_of(loop.rows_of(k))
 
 
 # ------------------------------------------------------------------------------------------ rows of one program
@@ -207,7 +200,7 @@ class Waiting:
 
     def enter(self, run: RunFolder) -> Entrant:
         """Let a run enter: lock its folder, and cut its records back to its checkpoint."""
-        self.locks.enter_context(run.locked())
+        self.locks.enter_context(alone(run.folder))
         saved = self.saved.pop(run)
         run.begin(saved)
         self.entered.append(run)
@@ -237,7 +230,12 @@ def _train_together(
 
     A user's callbacks see the same runs from start to end, so with callbacks no run enters later.
     """
+    def write_records(loop: Loop) -> None:
+        for k, record in loop.latest.items():
+            runs[k].write(record)
+
     with waiting.locks, patient_interrupts() as noted:
+        runs = waiting.entered
         first = [waiting.enter(run) for run in group]
         if any(one.saved for one in first):
             program.regroup(program.experiments, [one.saved for one in first])
@@ -246,8 +244,8 @@ def _train_together(
         Loop(
             program,
             [
-                WriteRecords(waiting.entered), *board, *best, *used, Watch(waiting.entered, watch), *callbacks,
-                SaveCheckpoints(waiting.entered, options.checkpoint_seconds, noted), WriteSummaries(waiting.entered),
+                Call(write_records), *board, *best, *used, watching(runs, watch), *callbacks,
+                SaveCheckpoints(runs, options.checkpoint_seconds, noted), WriteSummaries(runs),
             ],
             folders=[one.folder for one in first],
             history=[one.history for one in first],

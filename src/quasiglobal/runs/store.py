@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -156,12 +156,8 @@ class RunFolder:
         """The newest checkpoint; raise InputError if processes still train in the folder."""
         if not (self.folder / "parts").exists():
             return self.newest()
-        with self.locked():
+        with alone(self.folder):
             return self.newest()
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder; raise InputError if another command trains in it."""
-        return alone(self.folder)
 
     def check_unchanged(self) -> None:
         """Raise InputError if the graph of a file, or an object named by its path, has changed since the training."""
