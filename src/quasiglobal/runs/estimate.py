@@ -126,25 +126,18 @@ def _estimate(program: Program, runs: int, folder: Path) -> Estimate:
         step_seconds=step_seconds,
         seconds=(program.steps * step_seconds + FORWARD * shown / a_second) * -(-runs // together),
     )
+    warn = partial(warnings.warn, stacklevel=2)
     smallest = min(len(owner.examples) for owner in program.feed.plan.owners)
     if smallest < experiment.batch:
-        warnings.warn(
-            f"a node holds {smallest} examples, fewer than its batch of {experiment.batch}; use a smaller batch",
-            stacklevel=2,
-        )
+        warn(f"a node holds {smallest} examples, fewer than its batch of {experiment.batch}; use a smaller batch")
     if isinstance(program.bands.bands[0].algorithm, Centralized) and experiment.partition != "iid" and graph.n > 1:
-        warnings.warn(
-            f"{experiment.algorithm} is centralized: the paper's reference uses --partition iid, "
-            f"not {experiment.partition}",
-            stacklevel=2,
-        )
+        reference = "the paper's reference uses --partition iid"
+        warn(f"{experiment.algorithm} is centralized: {reference}, not {experiment.partition}")
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     free = shutil.disk_usage(there).free
     if saved > free:
-        warnings.warn(
-            f"the checkpoints take {saved / 1e9:.3g} GB, but {folder} has {free / 1e9:.3g} GB left; use another --runs",
-            stacklevel=2,
-        )
+        left = f"{folder} has {free / 1e9:.3g} GB left; use another --runs"
+        warn(f"the checkpoints take {saved / 1e9:.3g} GB, but {left}")
     return result
 
 

@@ -106,7 +106,7 @@ def simulate_in_memory(
         leaving = Call(lambda loop: keep(loop, loop.diverged))          # runs that diverged leave their program
         loop = Loop(program, [*callbacks, leaving, Interrupts(noted)])
         loop.run()
-        keep(loop, [k for k, run in enumerate(group) if run.experiment not in found])
+        keep(loop, [k for k in range(len(group)) if loop.ends.get(k) != "diverged"])
         if loop.interrupted and not loop.ended:
             warnings.warn(f"stopped by Ctrl-C after epoch {loop.epoch} of {experiment.epochs}", stacklevel=7)
 
