@@ -137,10 +137,8 @@ class RunFolder:
 
     def read_records(self) -> list[Record]:
         """One record per epoch; for a run that has not ended, including the records of its processes."""
-        own = cast(list[Record], read_epochs(self.folder / "metrics.jsonl"))
-        if (self.folder / "summary.json").exists():
-            return own
-        return _followed_by(own, records_of(parts_of(self.folder)))
+        ended = (self.folder / "summary.json").exists()
+        return self._followed_by([] if ended else records_of(parts_of(self.folder)))
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint, of the whole run or of its processes, whichever is newer."""
@@ -195,8 +193,7 @@ class RunFolder:
         path, kept = self.folder / "metrics.jsonl", saved.metrics if saved else 0
         if saved and (not path.exists() or path.stat().st_size < kept):
             warnings.warn(f"{path} has lost records; the run continues without them", stacklevel=2)
-            records = cast(list[Record], read_epochs(path))
-            self.rewrite([record for record in records if record["epoch"] <= saved.epochs])
+            self.rewrite([record for record in self._followed_by([]) if record["epoch"] <= saved.epochs])
             return
         try:
             with open(path, "ab") as metrics:
@@ -210,8 +207,13 @@ class RunFolder:
 
     def take_over(self, records: Sequence[Record]) -> None:
         """Replace the records by the records of processes; keep earlier epochs."""
+        self.rewrite(self._followed_by(records))
+
+    def _followed_by(self, later: Sequence[Record]) -> list[Record]:
+        """The records before the first epoch of `later`, then `later`."""
         own = cast(list[Record], read_epochs(self.folder / "metrics.jsonl"))
-        self.rewrite(_followed_by(own, records))
+        first = min((record["epoch"] for record in later), default=math.inf)
+        return [*(record for record in own if record["epoch"] < first), *later]
 
     def write(self, record: Record) -> None:
         """Add an epoch's record."""
@@ -231,12 +233,6 @@ class RunFolder:
         if kept := kept_in(self.folder):
             values["kept"] = [asdict(one) for one in kept]
         write_json(self.folder / "summary.json", values)
-
-
-def _followed_by(own: Sequence[Record], later: Sequence[Record]) -> list[Record]:
-    """Records of `own` before the first epoch of `later`, then `later`."""
-    first = min((record["epoch"] for record in later), default=math.inf)
-    return [*(record for record in own if record["epoch"] < first), *later]
 
 
 def read_run(folder: Path) -> Run:
