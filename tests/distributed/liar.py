@@ -7,7 +7,7 @@ import sys
 
 from quasiglobal import cli
 from quasiglobal.peers.edge import Edge
-from quasiglobal.runs import participant
+from quasiglobal.runs import distributed
 
 if __name__ == "__main__":
     lie, honest = sys.argv.pop(1), Edge.admit
@@ -16,5 +16,5 @@ if __name__ == "__main__":
     else:
         from lies import Liar
 
-        Liar.kind, participant.Distributed = lie, Liar
+        Liar.kind, distributed.Distributed = lie, Liar
     cli.main()

@@ -19,10 +19,10 @@ from federations import Sites
 from quasiglobal.peers.edge import HEADER
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.building import data_of
+from quasiglobal.runs.checkpoints import newest_of_parts
 from quasiglobal.runs.export import export
 from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import from_toml
 from quasiglobal.training.rows import models_of

@@ -13,9 +13,9 @@ from owners import Owners
 
 from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs import checkpoints
+from quasiglobal.runs.checkpoints import newest_of_parts
 from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import from_toml
 

@@ -22,7 +22,7 @@ import quasiglobal as qg
 from quasiglobal.cli import look
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.trust import SUGGESTED
-from quasiglobal.runs.parts import newest_of_parts
+from quasiglobal.runs.checkpoints import newest_of_parts
 from quasiglobal.runs.store import find_runs
 from quasiglobal.stacked import step_blocks
 from quasiglobal.stacked.step_blocks import ModelRows

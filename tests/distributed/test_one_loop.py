@@ -8,9 +8,9 @@ from commands import rank, scalars, train, wait_for_epoch
 from quasiglobal.common.files import alone
 from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
+from quasiglobal.runs.checkpoints import parts_of
 from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.parts import parts_of
 from quasiglobal.runs.store import find_runs
 
 WORDS = ["--topology", "ring:4", "--precision", "fp64", "--epochs", "60", "--eval-every", "7"]

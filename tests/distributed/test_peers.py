@@ -15,10 +15,10 @@ from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.agreement import agreement
 from quasiglobal.runs.building import data_of
+from quasiglobal.runs.checkpoints import newest_of_parts
 from quasiglobal.runs.export import export
 from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.parts import newest_of_parts
 from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import Experiment, from_toml
 

@@ -17,7 +17,7 @@ import torch
 from commands import PATIENCE, wait_for
 from federations import Sites
 
-from quasiglobal.runs.parts import newest_of_parts
+from quasiglobal.runs.checkpoints import newest_of_parts
 from quasiglobal.runs.store import find_runs
 
 pytestmark = [

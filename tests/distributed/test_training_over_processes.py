@@ -12,9 +12,9 @@ from commands import PATIENCE, ended, rank, scalars, train, train_apart, wait_fo
 
 from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs import checkpoints
+from quasiglobal.runs.checkpoints import Part, records_of
 from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.parts import Part, records_of
 from quasiglobal.runs.store import find_runs
 from quasiglobal.training.experiment import Experiment
 

@@ -9,7 +9,7 @@ import pytest
 from terminal import inside
 
 from quasiglobal.cli.terminal import console
-from quasiglobal.runs.parts import Part
+from quasiglobal.runs.checkpoints import Part
 from quasiglobal.runs.store import RunFolder
 from quasiglobal.training.experiment import Experiment
 

@@ -8,8 +8,7 @@ from small_runs import SHORT, only_runs_together, settled
 import quasiglobal as qg
 from quasiglobal.data.sources import load
 from quasiglobal.runs.building import make_task
-from quasiglobal.runs.estimate import estimate, prepare
-from quasiglobal.runs.memory import bytes_of_run
+from quasiglobal.runs.estimate import bytes_of_run, estimate, prepare
 
 
 def test_an_estimate_is_what_the_run_takes(tmp_path):

@@ -16,12 +16,11 @@ from small_runs import SHORT, settled
 import quasiglobal as qg
 from quasiglobal.cli import share
 from quasiglobal.data.sources import load
-from quasiglobal.runs import standalone
-from quasiglobal.runs.export import export, read, save, score
+from quasiglobal.runs import export as exports
+from quasiglobal.runs.export import export, read, save, save_folder, score
 from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.predict import predict
-from quasiglobal.runs.standalone import save_folder
 from quasiglobal.training.experiment import Experiment
 
 
@@ -59,9 +58,9 @@ def test_an_exported_folder_loads_in_plain_pytorch_and_onnx_with_the_same_output
 
 def test_a_folder_has_what_the_network_allows(digits, tmp_path, monkeypatch):
     """Files whose outputs differ are left out, with the reason; the rest of the folder stands."""
-    monkeypatch.setattr(standalone, "_program", lambda ready, x, path: path.write_bytes(b""))
-    monkeypatch.setattr(standalone, "_onnx", lambda ready, x, path: path.write_bytes(b""))
-    monkeypatch.setattr(standalone, "_opened", lambda path: lambda x: torch.zeros(len(x), 10))
+    monkeypatch.setattr(exports, "_program", lambda ready, x, path: path.write_bytes(b""))
+    monkeypatch.setattr(exports, "_onnx", lambda ready, x, path: path.write_bytes(b""))
+    monkeypatch.setattr(exports, "_opened", lambda path: lambda x: torch.zeros(len(x), 10))
     written = save_folder(export(digits[0], "1"), tmp_path / "model")
     assert sorted(path.name for path in written.files) == ["README.md", "model.json", "model.safetensors"]
     assert "its outputs differ from the model's by" in written.left_out["model.pt2"]

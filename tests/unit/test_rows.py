@@ -10,9 +10,9 @@ from small_runs import CPU, SHORT, final, only_runs_together, settled
 import quasiglobal as qg
 from quasiglobal.data.sources import load
 from quasiglobal.runs.building import make_task
+from quasiglobal.runs.callbacks import utilisation
 from quasiglobal.runs.local import simulate
 from quasiglobal.runs.store import RunFolder
-from quasiglobal.runs.utilisation import utilisation
 from quasiglobal.training.program import Program
 
 

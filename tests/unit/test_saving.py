@@ -6,8 +6,8 @@ import pytest
 
 from quasiglobal.common.files import alone
 from quasiglobal.errors import InputError
-from quasiglobal.runs.assembly import tidied
-from quasiglobal.runs.parts import Part
+from quasiglobal.runs.checkpoints import Part
+from quasiglobal.runs.distributed import tidied
 from quasiglobal.runs.saving import AgreedSaving, Saving, plan_path
 from quasiglobal.runs.store import RunFolder
 from quasiglobal.training.experiment import Experiment

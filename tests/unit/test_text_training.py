@@ -17,10 +17,9 @@ from quasiglobal.data.readers.csv_files import read_texts
 from quasiglobal.data.sources import Examples
 from quasiglobal.errors import InputError
 from quasiglobal.runs.building import data_of, make_task
-from quasiglobal.runs.export import export, save
+from quasiglobal.runs.export import export, save, save_folder
 from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.standalone import save_folder
 from quasiglobal.runs.store import read_run
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.program import Program

@@ -14,8 +14,8 @@ from quasiglobal.cli.terminal import Cells, Listing, Values, say_written, size_i
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.runs import plots
 from quasiglobal.runs.best import kept_in
+from quasiglobal.runs.checkpoints import Part, parts_of
 from quasiglobal.runs.comparison import Setting, compared
-from quasiglobal.runs.parts import Part, parts_of
 from quasiglobal.runs.store import Run, read_run
 from quasiglobal.training.experiment import group_by_seed
 from quasiglobal.training.metrics import Measures, Ranking, last_and_best, number

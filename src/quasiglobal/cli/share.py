@@ -16,7 +16,6 @@ from quasiglobal.common.files import write_csv, write_json
 from quasiglobal.errors import InputError
 from quasiglobal.runs import export as exports
 from quasiglobal.runs.predict import predict as predictions
-from quasiglobal.runs.standalone import save_folder
 from quasiglobal.runs.store import read_run
 
 ModelPath = Annotated[
@@ -55,7 +54,7 @@ def export(
         say_written([out])
         return
     with console.status("writing the model"):
-        written = save_folder(exported, out)
+        written = exports.save_folder(exported, out)
     say_written(written.files)
     for name, why in written.left_out.items():
         console.print(f"without {name}: {why}", soft_wrap=True)

@@ -23,8 +23,8 @@ from rich.table import Column, Table
 from quasiglobal.cli import discard_output, wrapped
 from quasiglobal.common.files import Json, as_line, finite, markdown_table
 from quasiglobal.data.shards import showing
+from quasiglobal.runs.callbacks import utilisation
 from quasiglobal.runs.store import RunFolder, Watcher
-from quasiglobal.runs.utilisation import utilisation
 from quasiglobal.training.metrics import Ranking, Record, number, ranking
 
 

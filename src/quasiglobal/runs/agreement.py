@@ -13,26 +13,22 @@ import torch
 
 from quasiglobal.algorithms.needs import needs_of
 from quasiglobal.data.dataset import Dataset, Examples
-from quasiglobal.data.sources import named
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.needs import CUT_OFF, HARMED
 from quasiglobal.errors import InputError
 from quasiglobal.peers.opening import NO_MEAN_OVER_SITES
-from quasiglobal.runs.building import data_of, make_task
+from quasiglobal.runs.building import make_task
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task
 
 AGREED = ("classes", "shape", "steps")
 """Required fields if every node brings its own data."""
 
-AGREED_OF_IMAGES = ("mean", "std")
-"""Further required fields if the data are not texts."""
-
 
 def agreement(experiment: Experiment) -> Experiment:
     """The experiment as all nodes run it, independent of the names of their data."""
     text = experiment.reads_texts
-    needed = AGREED if text else AGREED + AGREED_OF_IMAGES
+    needed = AGREED if text else (*AGREED, "mean", "std")
     missing = [name for name in needed if not getattr(experiment, name)]
     if missing:
         raise InputError(
@@ -67,21 +63,8 @@ def stand_in(experiment: Experiment) -> Task:
     ))
 
 
-def own_task(experiment: Experiment, data: str) -> Task:
-    """The experiment's task on a node's own data."""
-    return make_task(experiment, data_of(experiment, None, named(data)))
-
-
-def check_node(experiment: Experiment, node: int) -> int:
-    """Return the number of nodes; raise InputError if `node` is out of range."""
-    n = experiment.resolved.nodes
-    if not 0 <= node < n:
-        raise InputError(f"node must be from 0 to {n - 1} on {experiment.topology}, got {node}")
-    return n
-
-
 def refuse_between_sites(experiment: Experiment) -> None:
-    """Reject algorithms that average over all nodes at once, and those that no message may be lost of; warn of harm.
+    """Reject algorithms that average over all nodes at once or need every message; warn of those that lost ones harm.
 
     A site is connected to its neighbours alone, and its network may fail.
     """
@@ -110,7 +93,7 @@ def trust_of(experiment: Experiment, ratio: float | None, default: float = math.
 
 
 def _why_whole(experiment: Experiment) -> str | None:
-    """Why messages have to count whole; None if they may be clipped."""
+    """Reason why an algorithm needs whole messages; None if they may be clipped."""
     chosen = experiment.resolved.algorithm
     sent = traffic(chosen)
     if experiment.communication or sent.means:
@@ -124,20 +107,14 @@ def _why_whole(experiment: Experiment) -> str | None:
 
 def refuse_faults(experiment: Experiment) -> None:
     """Reject simulated faults: between processes, faults are real. Reject a deadline where no message may be late."""
-    chosen, late = experiment.resolved.algorithm, experiment.round_deadline is not None
-    if late and traffic(chosen).means:
-        raise InputError(
-            f"{experiment.algorithm} needs exact means over all nodes, which wait for the slowest; leave out "
-            "round_deadline, or use qg-dsgdm-n"
-        )
-    if late and chosen.needs.loss == "refused":
-        raise InputError(
-            f"{experiment.algorithm} collapses when messages are late or lost; leave out round_deadline, or use "
-            "qg-dsgdm-n"
-        )
-    if late and chosen.needs.loss == "harmed":
-        warnings.warn(HARMED.format(experiment.algorithm), stacklevel=2)
+    chosen = experiment.resolved.algorithm
+    if experiment.round_deadline is not None:
+        why = "collapses when messages are late or lost" if chosen.needs.loss == "refused" else ""
+        if traffic(chosen).means:
+            why = "needs exact means over all nodes, which wait for the slowest"
+        if why:
+            raise InputError(f"{experiment.algorithm} {why}; leave out round_deadline, or use qg-dsgdm-n")
+        if chosen.needs.loss == "harmed":
+            warnings.warn(HARMED.format(experiment.algorithm), stacklevel=2)
     if experiment.drop or experiment.churn:
-        raise InputError(
-            "drop and churn work only in the simulator; use --engine simulator or leave both at 0"
-        )
+        raise InputError("drop and churn work only in the simulator; use --engine simulator or leave both at 0")

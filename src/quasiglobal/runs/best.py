@@ -1,4 +1,4 @@
-"""The best model of each node so far, in best/ of the run folder, beside the last in the checkpoints."""
+"""The best model of each node so far, in best/ of the run folder, next to the last in the checkpoints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -19,11 +19,8 @@ from quasiglobal.training.rows import NamedRows, complete_state
 if TYPE_CHECKING:
     from quasiglobal.training.loop import Loop
 
-BEST = "best"
-"""Folder in a run folder: a state_dict per node, node-<number>.safetensors."""
-
 NOTE = "kept"
-"""Name of the `Kept` in the metadata of such a file: file and note are replaced at once."""
+"""Name of the `Kept` in the metadata of a file of best/: file and note are replaced at once."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Kept:
     epoch: int
     metric: str
     value: float | None
-    """None: it is not finite, as no other so far."""
+    """None: the score is not finite, and neither was any before."""
 
 
 class KeepBest:
@@ -94,15 +91,14 @@ class KeepBest:
 
 def values_of(record: Record, metric: str) -> list[float]:
     """Each node's value of a metric, on its own test data where it has one; empty if it was not measured."""
-    found: dict[str, Any] = dict(record)
-    of_all: list[float] = found.get(f"{metric}_nodes") or []
-    own = found.get(f"{metric}_own_nodes") or of_all
-    return [all_ if math.isnan(value) else value for value, all_ in zip(own, of_all, strict=True)]
+    found = (record.get(f"{metric}_{which}") for which in ("nodes", "own_nodes"))
+    of_all, own = (values if isinstance(values, list) else [] for values in found)
+    return [all_ if math.isnan(value) else value for value, all_ in zip(own or of_all, of_all, strict=True)]
 
 
 def path_of(run: Path, node: int) -> Path:
     """The file of a node's best model in a run folder."""
-    return run / BEST / f"node-{node}.safetensors"
+    return run / "best" / f"node-{node}.safetensors"
 
 
 def write_best(run: Path, note: Kept, state: NamedRows) -> None:
@@ -113,7 +109,7 @@ def write_best(run: Path, note: Kept, state: NamedRows) -> None:
 def kept_in(run: Path) -> list[Kept]:
     """The best models in a run folder, sorted by node; damaged files are left out."""
     found = []
-    for path in (run / BEST).glob("node-*.safetensors"):
+    for path in (run / "best").glob("node-*.safetensors"):
         try:
             with safe_open(path, framework="pt") as file:
                 found.append(Kept(**json.loads((file.metadata() or {})[NOTE])))

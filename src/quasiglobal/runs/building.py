@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,11 +16,11 @@ from quasiglobal.common.files import cache_folder
 from quasiglobal.common.memory import USABLE, free_bytes
 from quasiglobal.common.modules import copied
 from quasiglobal.common.objects import imported, is_own, is_path, readable
-from quasiglobal.data.dataset import Dataset, Examples, validating
+from quasiglobal.data.dataset import Dataset, validating
 from quasiglobal.data.sources import MEMORY_LIMIT, agreed, check_streams, corpus, is_text, load, load_table
 from quasiglobal.data.texts import LENGTH, Corpus, check_vocabulary, tokenised
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.metrics import BUILT_IN
+from quasiglobal.metrics import BUILT_IN, Metric
 from quasiglobal.models import build
 from quasiglobal.models.language import language_model, tokenizer_of, vocabulary_of
 from quasiglobal.runs.options import Options
@@ -52,7 +51,8 @@ def task_of(experiment: Experiment, options: Options) -> Task:
 def make_task(experiment: Experiment, data: Dataset) -> Task:
     """The experiment's model, loss and metrics, on the data."""
     if data.numbers and not (data.own and is_path(experiment.model)):       # a model of ours returns columns
-        data = replace(data, train=_as_columns(data.train), test=_as_columns(data.test))
+        train, test = (replace(split, y=split.y[:, None]) for split in (data.train, data.test))
+        data = replace(data, train=train, test=test)
     outputs = len(data.classes) or math.prod(tree_leaves(data.train.y)[0].shape[1:])
     model = partial(model_of, experiment, outputs, data.shape, data.pad)
     known = experiment.loss in ("", "cross-entropy") and bool(data.classes) and not is_path(experiment.model)
@@ -76,9 +76,9 @@ def loss_of(experiment: Experiment, data: Dataset) -> Loss:
     return made(found, name) if isinstance(found, type) else found
 
 
-def metrics_of(experiment: Experiment) -> dict[str, Any] | None:
+def metrics_of(experiment: Experiment) -> dict[str, Metric] | None:
     """The experiment's metrics by name; None for the default ones."""
-    found = {}
+    found: dict[str, Metric] = {}
     for text in experiment.metric:
         if text == LOSS:
             continue
@@ -86,11 +86,6 @@ def metrics_of(experiment: Experiment) -> dict[str, Any] | None:
             raise unknown("metric", text, [*BUILT_IN, "package.module:name"])
         found[ranking_of(text).name] = BUILT_IN[text] if text in BUILT_IN else imported_metric(text)
     return found or (None if not experiment.metric else {})
-
-
-def _as_columns(examples: Examples) -> Examples:
-    """Targets [m] as [m, 1], the shape of a model's outputs."""
-    return replace(examples, y=examples.y[:, None])
 
 
 def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: int | None = None) -> nn.Module:
@@ -115,9 +110,8 @@ def model_of(experiment: Experiment, classes: int, shape: Sequence[int], pad: in
 
 def data_for(experiment: Experiment, options: Options) -> Dataset:
     """Load the experiment's data for training."""
-    limit = min(MEMORY_LIMIT, free_bytes(torch.device("cpu")) * USABLE)
-    if options.memory_limit is not None:
-        limit = options.memory_limit * 1e9
+    free, given = free_bytes(torch.device("cpu")) * USABLE, options.memory_limit
+    limit = min(MEMORY_LIMIT, free) if given is None else given * 1e9
     data = data_of(experiment, options.data_dir, memory_limit=limit, stream=options.stream)
     return validating(data, experiment.validation) if experiment.validation else data
 

@@ -38,10 +38,6 @@ class Score:
         mean, _, std = text.partition(" ± ")
         return cls(float(mean), float(std) if std else None)
 
-    def times(self, factor: float) -> Score:
-        """The score in another unit."""
-        return Score(factor * self.mean, None if self.std is None else factor * self.std)
-
     def __str__(self) -> str:
         return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
 
@@ -81,9 +77,8 @@ class Setting:
     def _shown(self, found: Score | None) -> str:
         if found is None:
             return "-"
-        if self.score.percent:
-            return str(found.times(100))
-        return " ± ".join(f"{x:.4g}" for x in (found.mean, found.std) if x is not None)
+        digits = ".2f" if self.score.percent else ".4g"
+        return " ± ".join(f"{self.score.factor * x:{digits}}" for x in (found.mean, found.std) if x is not None)
 
     @property
     def diverged(self) -> bool:

@@ -8,23 +8,24 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
+from quasiglobal.common.files import alone
 from quasiglobal.common.objects import is_own
 from quasiglobal.data.batches import step_sizes
 from quasiglobal.runs.best import KeepBest
 from quasiglobal.runs.building import task_of
-from quasiglobal.runs.callbacks import TensorBoard, Watch, WriteRecords, WriteSummaries, facts
-from quasiglobal.runs.memory import enough_memory, fewer, runs_that_fit
+from quasiglobal.runs.callbacks import TensorBoard, WriteSummaries, WriteUtilisation, facts, watching
+from quasiglobal.runs.estimate import enough_memory, fewer, runs_that_fit
 from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.saving import SaveCheckpoints
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unchanged_folders, unwatched
-from quasiglobal.runs.utilisation import WriteUtilisation
 from quasiglobal.stacked.capture import release
 from quasiglobal.training.experiment import Experiment, program_key, step_order
-from quasiglobal.training.loop import Callback, Entrant, Interrupts, Loop, patient_interrupts
+from quasiglobal.training.loop import Call, Entrant, Interrupts, Loop, patient_interrupts
 from quasiglobal.training.metrics import Record
 from quasiglobal.training.program import Program
 from quasiglobal.training.rows import Checkpoint, NamedRows, models_of
@@ -65,18 +66,18 @@ def simulate(
     for folder, found in list(saved.items()):
         if found and found.epochs >= folder.experiment.epochs:          # its summary is missing or damaged
             program = Program(task_for(folder.experiment), [folder.experiment], device, **options.of_program)
-            with folder.locked():
+            with alone(folder.folder):
                 folder.begin(found)
                 folder.finish("finished", facts(program, 0))
             del saved[folder]
     before, model = None, None                              # a model keeps its compiled programs
 
-    def train_group(waiting: Waiting, group: list[RunFolder], entered: list[RunFolder]) -> None:
+    def train_group(waiting: Waiting, group: list[RunFolder]) -> None:
         nonlocal before, model
         model, before = model if waiting.task is before else None, waiting.task
         experiments = [run.experiment for run in group]
         program = Program(waiting.task, experiments, device, model=model, **options.of_program)
-        _train_together(program, group, waiting, entered, options, watch, board, callbacks)
+        _train_together(program, group, waiting, options, watch, board, callbacks)
         model = program.model
 
     for waiting in queues(saved, task_for, options):
@@ -92,16 +93,19 @@ def simulate_in_memory(
     found: dict[Experiment, tuple[list[Record], NamedRows, str]] = {}
     folders = folders_of(experiment, options)
 
-    def train_group(waiting: Waiting, group: list[RunFolder], entered: list[RunFolder]) -> None:
+    def train_group(waiting: Waiting, group: list[RunFolder]) -> None:
         if noted:
             return
-        diverged = KeepDiverged()
+
+        def keep(loop: Loop, runs: Iterable[int]) -> None:
+            for k in runs:
+                found[group[k].experiment] = loop.runs[k], models_of(loop.rows_of(k)), loop.ends.get(k, "unfinished")
+
         program = Program(task, [run.experiment for run in group], device, **options.of_program)
-        loop = Loop(program, [*callbacks, diverged, Interrupts(noted)])
+        leaving = Call(lambda loop: keep(loop, loop.diverged))          # runs that diverged leave their program
+        loop = Loop(program, [*callbacks, leaving, Interrupts(noted)])
         loop.run()
-        for k, run in enumerate(group):
-            rows = diverged.models[k] if k in diverged.models else models_of(loop.rows_of(k))
-            found[run.experiment] = loop.runs[k], rows, loop.ends.get(k, "unfinished")
+        keep(loop, [k for k in range(len(group)) if loop.ends.get(k) != "diverged"])
         if loop.interrupted and not loop.ended:
             warnings.warn(f"stopped by Ctrl-C after epoch {loop.epoch} of {experiment.epochs}", stacklevel=7)
 
@@ -109,17 +113,6 @@ def simulate_in_memory(
         for waiting in queues(dict.fromkeys(folders), lambda one: task, options):
             waiting.train_groups(train_group, dict.fromkeys)
     return [(run.experiment, *found[run.experiment]) for run in folders if run.experiment in found]
-
-
-class KeepDiverged(Callback):
-    """Keeps the models of runs that diverged, which leave their program."""
-
-    def __init__(self) -> None:
-        self.models: dict[int, NamedRows] = {}
-
-    def on_epoch(self, loop: Loop) -> None:
-        for k in loop.diverged:
-            self.models[k] = models_of(loop.rows_of(k))
 
 
 # ------------------------------------------------------------------------------------------ rows of one program
@@ -176,6 +169,10 @@ class Waiting:
     """Number of runs that fit the memory."""
     saved: Newest
     device: torch.device
+    entered: list[RunFolder] = field(default_factory=list)
+    """The runs that have entered the present program, in the order of its loop."""
+    locks: ExitStack = field(default_factory=ExitStack)
+    """The locks of their folders."""
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -187,72 +184,58 @@ class Waiting:
         that have not ended, with their newest checkpoints.
         """
         while self.runs:
-            group = self.take(self.most)
-            entered: list[RunFolder] = []
-            fits = enough_memory(train_group, self, group, entered)
+            group, self.entered = self._next(self.most), []
+            fits = enough_memory(partial(train_group, self, group))
             release(self.device)
             if not fits:
                 self.most = fewer([run.experiment for run in group], self.device)
-                left = again(list(dict.fromkeys([*group, *entered])))
+                left = again(list(dict.fromkeys([*group, *self.entered])))
                 self.saved.update(left)
                 self.runs = [*left, *self.runs]
 
-    def take(self, count: int) -> list[RunFolder]:
-        """Remove and return at most `count` runs, sorted by algorithm, topology and epochs."""
-        taken, self.runs = self.runs[:count], self.runs[count:]
-
-        def order(run: RunFolder) -> tuple[tuple[str, str], int]:
-            saved = self.saved[run]
-            return step_order(run.experiment), saved.epochs if saved else 0
-
-        return sorted(taken, key=order)
-
-
-TrainGroup = Callable[[Waiting, list[RunFolder], list[RunFolder]], None]
-"""Trains a group of runs; adds those that enter the program, also later, to the last argument."""
-
-
-class Entering:
-    """Lets waiting runs enter a loop: locks their folders, and cuts their records back to their checkpoints."""
-
-    def __init__(self, waiting: Waiting, locks: ExitStack, runs: list[RunFolder]) -> None:
-        self.waiting, self.locks = waiting, locks
-        self.runs = runs
-        """The runs that have entered, in the order of the loop."""
-
-    def __len__(self) -> int:
-        return len(self.waiting)
-
     def take(self, count: int) -> list[Entrant]:
-        """Let at most `count` runs enter."""
-        return [self.enter(run) for run in self.waiting.take(count)]
+        """Let at most `count` runs enter the loop."""
+        return [self.enter(run) for run in self._next(count)]
 
     def enter(self, run: RunFolder) -> Entrant:
-        """Let a run enter."""
-        self.locks.enter_context(run.locked())
-        saved = self.waiting.saved.pop(run)
+        """Let a run enter: lock its folder, and cut its records back to its checkpoint."""
+        self.locks.enter_context(alone(run.folder))
+        saved = self.saved.pop(run)
         run.begin(saved)
-        self.runs.append(run)
+        self.entered.append(run)
         return Entrant(run.experiment, run.folder, saved, run.read_records())
+
+    def _next(self, count: int) -> list[RunFolder]:
+        """Remove and return at most `count` runs, sorted by algorithm, topology and epochs."""
+        taken, self.runs = self.runs[:count], self.runs[count:]
+        epochs = {run: saved.epochs if (saved := self.saved[run]) else 0 for run in taken}
+        return sorted(taken, key=lambda run: (step_order(run.experiment), epochs[run]))
+
+
+TrainGroup = Callable[[Waiting, list[RunFolder]], None]
+"""Trains a group of runs, and waiting runs in the rows of those that end."""
 
 
 def _train_together(
     program: Program,
     group: Sequence[RunFolder],
     waiting: Waiting,
-    entered: list[RunFolder],
     options: Options,
     watch: Watcher,
     board: Sequence[TensorBoard],
     callbacks: Sequence[object],
 ) -> None:
-    """Train runs as rows of one program, and waiting runs in the rows of those that end; `entered` gets all of them.
+    """Train runs as rows of one program, and waiting runs in the rows of those that end.
 
     A user's callbacks see the same runs from start to end, so with callbacks no run enters later.
     """
-    with ExitStack() as locks, patient_interrupts() as noted:
-        queue = Entering(waiting, locks, entered)
-        first = [queue.enter(run) for run in group]
+    def write_records(loop: Loop) -> None:
+        for k, record in loop.latest.items():
+            runs[k].write(record)
+
+    with waiting.locks, patient_interrupts() as noted:
+        runs = waiting.entered
+        first = [waiting.enter(run) for run in group]
         if any(one.saved for one in first):
             program.regroup(program.experiments, [one.saved for one in first])
         best = [KeepBest()] if options.keep_best else []
@@ -260,12 +243,12 @@ def _train_together(
         Loop(
             program,
             [
-                WriteRecords(queue.runs), *board, *best, *used, Watch(queue.runs, watch), *callbacks,
-                SaveCheckpoints(queue.runs, options.checkpoint_seconds, noted), WriteSummaries(queue.runs),
+                Call(write_records), *board, *best, *used, watching(runs, watch), *callbacks,
+                SaveCheckpoints(runs, options.checkpoint_seconds, noted), WriteSummaries(runs),
             ],
             folders=[one.folder for one in first],
             history=[one.history for one in first],
-            queue=None if callbacks else queue,
+            queue=None if callbacks else waiting,
         ).run()
     if noted:                                               # also in the last epoch: start nothing else
         raise Stopped

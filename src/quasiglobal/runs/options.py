@@ -62,12 +62,12 @@ class Options:
     """here: this machine; ray: its Ray cluster, a GPU per experiment or a CPU per run; share the folder --runs."""
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise InputError(f"seeds must be >= 1, got {self.seeds}")
+        for name, least in {"seeds": 1, "processes": 1, "workers": 0, "checkpoint_seconds": 0}.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise InputError(f"{name} must be >= {least}, got {value}")
         if self.seeds > MOST_SEEDS:
             raise InputError(f"seeds must be at most {MOST_SEEDS:,}, got {self.seeds:,}")
-        if not self.checkpoint_seconds >= 0:
-            raise InputError(f"checkpoint_seconds must be >= 0, got {self.checkpoint_seconds}")
         if not self.peer_timeout > 0:
             raise InputError(f"peer_timeout must be > 0 seconds, got {self.peer_timeout}")
         if self.trust is not None and not self.trust >= 1:
@@ -76,10 +76,6 @@ class Options:
             raise InputError("trust is about neighbours in other processes; use it with --engine distributed")
         if self.memory_limit is not None and not self.memory_limit > 0:
             raise InputError(f"memory_limit must be > 0 GB, got {self.memory_limit}; --stream keeps nothing in memory")
-        if self.workers < 0:
-            raise InputError(f"workers must be >= 0, got {self.workers}")
-        if self.processes is not None and self.processes < 1:
-            raise InputError(f"processes must be >= 1, got {self.processes}")
         if self.on == "ray" and self.engine == "distributed":
             raise InputError("--on ray runs whole experiments; use it without --engine distributed")
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:       # importing matplotlib takes a second; commands that dra
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
+    from matplotlib.typing import RcKeyType
 
 BLUE, RED, GREEN, GREY, BLACK, ORANGE = "#0b6bb5", "#c8373a", "#2a8f5b", "#8a8a8a", "#1c1c1c", "#d98200"
 
@@ -43,7 +44,7 @@ COLOURS = {
 CYCLE = (BLUE, RED, GREEN, ORANGE, GREY, BLACK, "#7b52ab", "#00868b")
 """Colours for algorithms without one of their own."""
 
-STYLE: Any = {
+STYLE: dict[RcKeyType, object] = {
     "font.family": "sans-serif",
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -66,9 +67,7 @@ def style() -> AbstractContextManager[None]:
     return mpl.rc_context(STYLE)
 
 
-def panels(
-    rows: int, columns: int, width: float, height: float, share: bool = False
-) -> tuple[Figure, list[Axes]]:
+def panels(rows: int, columns: int, width: float, height: float, share: bool = False) -> tuple[Figure, list[Axes]]:
     """A figure of rows × columns axes, in reading order; the sizes are of one panel, in inches."""
     from matplotlib.figure import Figure
 
@@ -112,10 +111,9 @@ def draw_curves(
     with style():
         figure, (left, right) = panels(1, 2, 4.6, 3.2)
         for (label, seeds), colour in zip(curves.items(), colours_of(algorithms), strict=True):
-            if any(isinstance(record.get(score.name), list) for records in seeds for record in records):
-                draw_nodes(left, seeds, score.name, colour=colour, label=label, factor=score.factor)
-            else:
-                draw_curve(left, seeds, score.name, colour=colour, label=label, factor=score.factor)
+            of_nodes = any(isinstance(record.get(score.name), list) for records in seeds for record in records)
+            draw = draw_nodes if of_nodes else draw_curve
+            draw(left, seeds, score.name, colour=colour, label=label, factor=score.factor)
             draw_curve(right, seeds, "loss", colour=colour, label=label)
         several = any(len(seeds) > 1 for seeds in curves.values())
         left.set(xlabel="epoch", ylabel=score.title.replace("accuracy", "test accuracy") + _among(score.name))
@@ -127,7 +125,7 @@ def draw_curves(
 
 
 def _among(name: str) -> str:
-    """What a curve shows of the nodes; a metric's further entries say so themselves."""
+    """Statistic over the nodes in a curve's title; the names of a metric's further entries have it."""
     return "" if name.endswith(("_std", "_worst", "_best", "_averaged", "_nodes")) else ", mean of the nodes"
 
 

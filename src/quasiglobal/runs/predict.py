@@ -23,15 +23,13 @@ AT_ONCE = 256
 FAR = 100
 """Number of standard deviations from the mean of the training data beyond which an input is a mistake."""
 
-CSV = "csv:"
-
 
 @dataclass(frozen=True)
 class Predictions:
     """The outputs of a model, one row per example."""
 
     kind: str
-    """What names an example: file, or row (from 1)."""
+    """The kind of an example's name: file, or row (from 1)."""
     names: list[str]
     outputs: Tensor
     """Float64 [m, outputs]: the probability of each class, or the numbers of a regression."""
@@ -63,9 +61,7 @@ class Predictions:
             yield name if self.kind == "file" else int(name), self.columns[values.index(max(values))], by_name
 
 
-def predict(
-    model: Exported, given: Sequence[str], data_dir: Path | None = None, resize: bool = False
-) -> Predictions:
+def predict(model: Exported, given: Sequence[str], data_dir: Path | None = None, resize: bool = False) -> Predictions:
     """Predict for image files and folders of images; or for one archive, table, file of texts or data set."""
     names: list[str] = []
     found: list[Tensor] = []
@@ -101,7 +97,7 @@ def _read(
         other = next(path for path in given if not _holds_images(path))
         raise InputError(f"{other} is no image; give such data alone, one at a time")
     (data,) = given
-    path = data.removeprefix(CSV)
+    path = data.removeprefix("csv:")
     reader = reader_of(path)
     if data == "-" or path.endswith(".txt") or (reader is not None and (reader.texts or reader.columns)):
         yield [], (_texts if model.experiment.reads_texts else _table)(model, path)
@@ -127,9 +123,7 @@ def _images(model: Exported, files: Sequence[Path], resize: bool) -> Dataset:
     shape = model.experiment.shape
     if len(shape) != 3:
         raise InputError(f"{files[0]} is an image, but the model takes inputs of shape {list(shape)}")
-    whole = model.crops
-    stored = (3, folders.SIDE, folders.SIDE) if whole else shape
-    x = folders.images(files, stored, resize or whole)
+    x = folders.images(files, (3, folders.SIDE, folders.SIDE) if model.crops else shape, resize or model.crops)
     if not model.experiment.mean:                           # own data: images become floats, as in a Dataset
         x = x.float() / 255
     return _to_test(model, x, str(files[0].parent), 255.0)
@@ -175,13 +169,9 @@ def _to_test(model: Exported, x: Tensor, name: str, scale: float) -> Dataset:
     one = model.experiment
     crops = "resize-crop" if model.crops and x.ndim == 4 and tuple(x.shape[1:]) != one.shape else "none"
     none = torch.zeros(len(x), dtype=torch.int64)
-    data = Dataset(
-        name, Examples(x[:0], none[:0]), Examples(x, none), one.classes, scale, one.mean, one.std, crops
-    )
+    data = Dataset(name, Examples(x[:0], none[:0]), Examples(x, none), one.classes, scale, one.mean, one.std, crops)
     if not len(x):
         raise InputError(f"{name} holds no examples")
     if one.shape and data.shape != one.shape:
-        raise InputError(
-            f"{name} has examples of shape {list(data.shape)}, but the model takes {list(one.shape)}"
-        )
+        raise InputError(f"{name} has examples of shape {list(data.shape)}, but the model takes {list(one.shape)}")
     return data

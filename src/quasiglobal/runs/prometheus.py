@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.errors import InputError
@@ -21,16 +20,27 @@ from quasiglobal.training.metrics import ranking
 SLOWEST = 5.0
 """Seconds for a client to send its request."""
 
-EDGES = {
-    "sent": ("qg_edge_sent_bytes_total", "counter", "Bytes of models sent to a neighbour."),
-    "received": ("qg_edge_received_bytes_total", "counter", "Bytes of models received from a neighbour."),
-    "waited": ("qg_edge_waited_seconds_total", "counter", "Seconds waited for a neighbour."),
-    "missed": ("qg_edge_missed_total", "counter", "Exchanges completed without a neighbour."),
-    "clipped": ("qg_edge_clipped_total", "counter", "Exchanges in which the model of a neighbour was clipped."),
+GAUGES = {
+    "qg_epochs": "Epochs of the whole run.",
+    "qg_step": "Steps completed.",
+    "qg_epoch": "Epochs completed.",
+    "qg_loss": "Training loss of the last epoch.",
+    "qg_score": "Score on the site's own test examples, of the last tested epoch.",
+    "qg_epoch_timestamp_seconds": "End of the last epoch.",
+    "qg_federation_serial": "Serial number of the federation file.",
+    "qg_federation_end_timestamp_seconds": "End of the federation file.",
+    "qg_certificate_end_timestamp_seconds": "End of the TLS certificate.",
 }
-"""Name, type and help of each entry of an edge's account."""
+"""Help of each metric of the node."""
 
-Samples = list[tuple[Mapping[str, object], float]]
+EDGES = {
+    "sent": ("qg_edge_sent_bytes_total", "Bytes of models sent to a neighbour."),
+    "received": ("qg_edge_received_bytes_total", "Bytes of models received from a neighbour."),
+    "waited": ("qg_edge_waited_seconds_total", "Seconds waited for a neighbour."),
+    "missed": ("qg_edge_missed_total", "Exchanges completed without a neighbour."),
+    "clipped": ("qg_edge_clipped_total", "Exchanges in which the model of a neighbour was clipped."),
+}
+"""Name and help of each entry of an edge's account."""
 
 
 class Prometheus(Callback):
@@ -50,37 +60,26 @@ class Prometheus(Callback):
 
     def text(self) -> str:
         """All metrics in Prometheus's text format."""
-        epoch = self._epoch
-        lines = [
-            *_metric("qg_epochs", "gauge", "Epochs of the whole run.", [({}, self.epochs)]),
-            *_metric("qg_step", "gauge", "Steps completed.", [({}, self.engine.members.step)]),
-        ]
-        for name, about in EPOCH.items():
-            if name in epoch:
-                lines += _metric(name, "gauge", about, [({}, epoch[name])])
+        now = {"qg_epochs": self.epochs, "qg_step": self.engine.members.step} | self._epoch | self._of_site()
+        lines = [line for name in GAUGES if name in now for line in _metric(name, "gauge", GAUGES[name], now[name])]
         accounts, lost = self.engine.accounts(), {str(there) for there in list(self.engine.lost)}
-        up: Samples = [({"neighbour": there}, there not in lost) for there in accounts]
+        up = {there: float(there not in lost) for there in accounts}
         lines += _metric("qg_edge_up", "gauge", "Whether the edge to a neighbour is open.", up)
-        for entry, (name, kind, about) in EDGES.items():
-            of_each: Samples = [({"neighbour": there}, one[entry]) for there, one in accounts.items()]
-            lines += _metric(name, kind, about, of_each)
-        return "\n".join((*lines, *self._of_site(), ""))
+        for entry, (name, about) in EDGES.items():
+            lines += _metric(name, "counter", about, {there: one[entry] for there, one in accounts.items()})
+        return "\n".join((*lines, ""))
 
-    def _of_site(self) -> Iterator[str]:
+    def _of_site(self) -> dict[str, float]:
         """The ends of certificate and federation, so that somebody is told in time."""
         if self.site is None:
-            return
+            return {}
         try:
             found, shown = self.site.federation(), self.site.shown()
         except (InputError, OSError):
-            return
-        yield from _metric("qg_federation_serial", "gauge", "Serial number of the federation file.",
-                           [({}, found.serial)])
-        yield from _metric("qg_federation_end_timestamp_seconds", "gauge", "End of the federation file.",
-                           [({}, found.ends.timestamp())])
-        if shown is not None:
-            yield from _metric("qg_certificate_end_timestamp_seconds", "gauge", "End of the TLS certificate.",
-                               [({}, shown.ends.timestamp())])
+            return {}
+        ends = {"federation": found.ends} | ({} if shown is None else {"certificate": shown.ends})
+        times = {f"qg_{what}_end_timestamp_seconds": end.timestamp() for what, end in ends.items()}
+        return {"qg_federation_serial": found.serial} | times
 
     @contextmanager
     def served(self, address: str) -> Iterator[tuple[str, int]]:
@@ -102,27 +101,20 @@ class Prometheus(Callback):
             server.server_close()
 
 
-EPOCH = {
-    "qg_epoch": "Epochs completed.",
-    "qg_loss": "Training loss of the last epoch.",
-    "qg_score": "Score on the site's own test examples, of the last tested epoch.",
-    "qg_epoch_timestamp_seconds": "End of the last epoch.",
-}
+def _metric(name: str, kind: str, about: str, value: float | Mapping[str, float]) -> Iterator[str]:
+    """The lines of a metric, which has one value, or one per neighbour.
 
-
-def _metric(name: str, kind: str, about: str, samples: Samples) -> Iterator[str]:
-    """The lines of a metric.
-
-    >>> print(*_metric("qg_edge_up", "gauge", "Open.", [({"neighbour": 3}, True)]), sep="\\n")
+    >>> print(*_metric("qg_edge_up", "gauge", "Open.", {"3": True}), sep="\\n")
     # HELP qg_edge_up Open.
     # TYPE qg_edge_up gauge
     qg_edge_up{neighbour="3"} 1
     """
     yield f"# HELP {name} {about}"
     yield f"# TYPE {name} {kind}"
-    for labels, value in samples:
-        inside = ",".join(f'{label}="{of}"' for label, of in labels.items())
-        yield f"{name}{{{inside}}} {value:.15g}" if inside else f"{name} {value:.15g}"
+    if isinstance(value, Mapping):
+        yield from (f'{name}{{neighbour="{there}"}} {of:.15g}' for there, of in value.items())
+    else:
+        yield f"{name} {value:.15g}"
 
 
 def _server(host: str, port: int, metrics: Prometheus) -> socketserver.TCPServer:
@@ -139,14 +131,14 @@ def _server(host: str, port: int, metrics: Prometheus) -> socketserver.TCPServer
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *rest: Any) -> None:
+        def log_message(self, *rest: object) -> None:
             pass
 
     class Server(socketserver.TCPServer):
         allow_reuse_address = True
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
-        def handle_error(self, *rest: Any) -> None:
+        def handle_error(self, *rest: object) -> None:
             pass                                    # the client has gone
 
     return Server((host, port), Page)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quasiglobal.common.files import read_json, write_json
-from quasiglobal.runs.parts import Part, parts_of
+from quasiglobal.runs.checkpoints import Part, parts_of
 from quasiglobal.training.loop import Callback, Loop
 
 if TYPE_CHECKING:

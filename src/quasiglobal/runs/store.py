@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from quasiglobal.common.files import alone, append_line, read_epochs, read_json, write_json, write_lines
+from quasiglobal.common.files import Json, alone, append_line, read_epochs, read_json, write_json, write_lines
 from quasiglobal.common.fingerprint import fingerprint
 from quasiglobal.common.objects import Named, facts_of, imported, is_path
 from quasiglobal.data.sources import DataName
 from quasiglobal.errors import InputError
 from quasiglobal.runs import checkpoints
 from quasiglobal.runs.best import kept_in
+from quasiglobal.runs.checkpoints import newest_of_parts, parts_of, records_of
 from quasiglobal.runs.options import Options
-from quasiglobal.runs.parts import newest_of_parts, parts_of, records_of
 from quasiglobal.training.experiment import Experiment, from_mapping, setting, stored
 from quasiglobal.training.metrics import Ranking, Record, facts_of_metric, last_and_best, ranking
 from quasiglobal.training.rows import Checkpoint, NamedRows
@@ -51,14 +51,14 @@ class Summary:
     topology: str | None = None
     """Fingerprint of the topology, if a file or Python code defines it."""
     weights: list[float] | None = None
-    """How much each node counts, if not all alike."""
+    """Weight of each node, if they are not equal."""
     fetched: dict[str, object] | None = None
     """For a site that missed the end: the node and site whose model it took, the step, and its own epochs before."""
     kept: list[dict[str, object]] | None = None
     """The best model of each node in best/: its node, epoch, metric and value."""
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Summary:
+    def from_json(cls, values: Json) -> Summary:
         """From summary.json of this or an earlier version."""
         if not all(isinstance(values.get(test), dict | None) for test in ("last", "best")):
             raise TypeError("a test is not a JSON object")
@@ -137,10 +137,8 @@ class RunFolder:
 
     def read_records(self) -> list[Record]:
         """One record per epoch; for a run that has not ended, including the records of its processes."""
-        own = cast(list[Record], read_epochs(self.folder / "metrics.jsonl"))
-        if (self.folder / "summary.json").exists():
-            return own
-        return _followed_by(own, records_of(parts_of(self.folder)))
+        ended = (self.folder / "summary.json").exists()
+        return self._followed_by([] if ended else records_of(parts_of(self.folder)))
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint, of the whole run or of its processes, whichever is newer."""
@@ -156,12 +154,8 @@ class RunFolder:
         """The newest checkpoint; raise InputError if processes still train in the folder."""
         if not (self.folder / "parts").exists():
             return self.newest()
-        with self.locked():
+        with alone(self.folder):
             return self.newest()
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Lock the folder; raise InputError if another command trains in it."""
-        return alone(self.folder)
 
     def check_unchanged(self) -> None:
         """Raise InputError if the graph of a file, or an object named by its path, has changed since the training."""
@@ -199,8 +193,7 @@ class RunFolder:
         path, kept = self.folder / "metrics.jsonl", saved.metrics if saved else 0
         if saved and (not path.exists() or path.stat().st_size < kept):
             warnings.warn(f"{path} has lost records; the run continues without them", stacklevel=2)
-            records = cast(list[Record], read_epochs(path))
-            self.rewrite([record for record in records if record["epoch"] <= saved.epochs])
+            self.rewrite([record for record in self._followed_by([]) if record["epoch"] <= saved.epochs])
             return
         try:
             with open(path, "ab") as metrics:
@@ -214,8 +207,13 @@ class RunFolder:
 
     def take_over(self, records: Sequence[Record]) -> None:
         """Replace the records by the records of processes; keep earlier epochs."""
+        self.rewrite(self._followed_by(records))
+
+    def _followed_by(self, later: Sequence[Record]) -> list[Record]:
+        """The records before the first epoch of `later`, then `later`."""
         own = cast(list[Record], read_epochs(self.folder / "metrics.jsonl"))
-        self.rewrite(_followed_by(own, records))
+        first = min((record["epoch"] for record in later), default=math.inf)
+        return [*(record for record in own if record["epoch"] < first), *later]
 
     def write(self, record: Record) -> None:
         """Add an epoch's record."""
@@ -235,12 +233,6 @@ class RunFolder:
         if kept := kept_in(self.folder):
             values["kept"] = [asdict(one) for one in kept]
         write_json(self.folder / "summary.json", values)
-
-
-def _followed_by(own: Sequence[Record], later: Sequence[Record]) -> list[Record]:
-    """Records of `own` before the first epoch of `later`, then `later`."""
-    first = min((record["epoch"] for record in later), default=math.inf)
-    return [*(record for record in own if record["epoch"] < first), *later]
 
 
 def read_run(folder: Path) -> Run:
@@ -304,7 +296,7 @@ def _identified(experiment: Experiment) -> Experiment:
 
 
 def _paths(one: Experiment) -> Iterator[tuple[str, str]]:
-    """What each path in an experiment names, and the path."""
+    """Kind and path of each object that an experiment names by its path."""
     data = [one.data] if DataName.parse(one.data).kind == "python" else []
     for what, texts in (("model", [one.model]), ("loss", [one.loss]), ("metric", one.metric), ("data set", data)):
         yield from ((what, text) for text in texts if is_path(text))

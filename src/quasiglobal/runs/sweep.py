@@ -21,9 +21,7 @@ RETRIES = 3
 """Number of times that Ray restarts a failed or lost job, which then resumes from its checkpoint."""
 
 
-def sweep(
-    experiments: Sequence[Experiment], options: Options, watch: Watcher = unwatched
-) -> list[Run]:
+def sweep(experiments: Sequence[Experiment], options: Options, watch: Watcher = unwatched) -> list[Run]:
     """Train the unfinished runs of all experiments and seeds here or on Ray (`options.on`); return all runs."""
     if options.on == "here":
         return simulate(experiments, options, watch)

@@ -10,7 +10,7 @@ import itertools
 import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
 
@@ -77,7 +77,7 @@ def tune(
     if cap < 0:
         raise InputError(f"cap must be >= 0, got {cap}")
     overs = [over] * len(experiments) if isinstance(over, Mapping) else over
-    searches = [_Search.of(experiment, own) for experiment, own in zip(experiments, overs, strict=True)]
+    searches = [_Search(experiment, own) for experiment, own in zip(experiments, overs, strict=True)]
     once = replace(options, seeds=1)
     while wanted := [(search, point) for search in searches for point in search.untried()]:
         trials = [as_stored(search.at(point), options.runs) for search, point in wanted]
@@ -90,8 +90,8 @@ def tune(
     train(list(dict.fromkeys(chosen)), options, watch)
     return [
         Tuned(
-            search.at(search.best), search.values(), search.trials, search.best, search.inside,
-            [folder.read() for folder in folders_of(experiment, options)],
+            search.at(search.best), {name: tuple(values) for name, values in search.axes.items()}, search.trials,
+            search.best, not search.stuck, [folder.read() for folder in folders_of(experiment, options)],
         )
         for search, experiment in zip(searches, chosen, strict=True)
     ]
@@ -174,40 +174,28 @@ def beyond(values: Sequence[float], upwards: bool, share: bool = False) -> float
     return _rounded(max(0.0, 1 - value) if share else value)
 
 
-@dataclass
 class _Search:
     """The growing grid of one experiment."""
 
-    experiment: Experiment
-    axes: dict[str, list[float]]
-    kinds: dict[str, type[int] | type[float]]
-    trials: dict[Point, Run] = field(default_factory=dict)
-    stuck: set[str] = field(default_factory=set)
-    """Names whose best value lies at an end that the cap keeps from growing."""
-
-    @classmethod
-    def of(cls, experiment: Experiment, over: Mapping[str, Sequence[float]]) -> _Search:
-        options = numeric_options(experiment.resolved.algorithm)
-        known = NUMBERS | {name: kind for name, kind in options.items() if name not in NUMBERS}
+    def __init__(self, experiment: Experiment, over: Mapping[str, Sequence[float]]) -> None:
+        self.experiment, self.kinds = experiment, numeric_options(experiment.resolved.algorithm) | NUMBERS
+        self.axes: dict[str, list[float]] = {}
+        self.trials: dict[Point, Run] = {}
+        self.stuck: set[str] = set()
+        """Names whose best value lies at an end that the cap keeps from growing."""
         if not over:
             raise InputError("nothing to tune over; give names and values, such as lr=0.1,0.2,0.4")
-        axes = {}
         for name, values in over.items():
-            if name not in known:
-                raise unknown(f"name to tune with {experiment.algorithm}", name, sorted(known))
+            if name not in self.kinds:
+                raise unknown(f"name to tune with {experiment.algorithm}", name, sorted(self.kinds))
             given = values or (rates_around(experiment.peak_lr) if name == "lr" else ())
             if not given:
                 raise InputError(f"{name} needs values to tune over: {name}=…,…")
             if len(set(given)) < len(given):
                 raise InputError(f"{name} has a value twice; give each once")
-            axes[name] = sorted(given)
-        search = cls(experiment, axes, known)
-        for point in search.untried():
-            search.at(point)                                # raises InputError for invalid values before training
-        return search
-
-    def values(self) -> dict[str, tuple[float, ...]]:
-        return {name: tuple(values) for name, values in self.axes.items()}
+            self.axes[name] = sorted(given)
+        for point in self.untried():
+            self.at(point)                                  # raises InputError for invalid values before training
 
     def untried(self) -> list[Point]:
         return [point for point in itertools.product(*self.axes.values()) if point not in self.trials]
@@ -230,10 +218,6 @@ class _Search:
     @property
     def best(self) -> Point:
         return best_point({point: score(run) for point, run in self.trials.items()})
-
-    @property
-    def inside(self) -> bool:
-        return not self.stuck
 
     def grow(self, cap: int) -> None:
         """Add a value at each end of the grid where the best point lies."""
