@@ -1,7 +1,9 @@
-"""One link to a neighbouring process, over a channel that may be lost and reopened.
+"""One link to a neighbouring process, over a channel that may be lost and reopened, and the checks of what comes.
 
 Every message is a header and a payload. The header contains the step, so that two sides at different steps (one was
 absent) resynchronize: messages for an earlier step are discarded, messages for a later step wait in the inbox.
+
+A `Channel` is the transport: gloo (`gloo.py`) or TLS (`tls.py`).
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ import math
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from quasiglobal.peers.buffers import MessageMemory
-from quasiglobal.peers.channel import Channel, Lost, Refused, Sending
-from quasiglobal.peers.checks import Expected, Rejected, check_message
-from quasiglobal.peers.pace import Moment, Outbox
+from quasiglobal.peers.memory import MessageMemory
+
+Moment: TypeAlias = tuple[int, int]
+"""(step, exchange index in that step)."""
 
 MAGIC = 0x71676D31
 """First number of every header: "qgm1" in ASCII."""
@@ -59,6 +63,57 @@ MOST_NOTE = 2**21
 
 HEARTBEAT_FACTOR = 10
 """Factor on the timeout for a process that sends only heartbeats."""
+
+
+class Lost(Exception):
+    """The other side is unreachable or sent invalid data; the message is the reason."""
+
+
+class Refused(Lost):
+    """The other side failed authentication: another experiment or another secret."""
+
+
+class Rejected(Exception):
+    """A message does not count; the text is the reason, without numbers that the sender chose."""
+
+
+class Sending(ABC):
+    """A message on its way."""
+
+    @abstractmethod
+    def wait(self, deadline: float) -> None:
+        """Wait until the message has left this process; raise `Lost` if it does not by the deadline."""
+
+
+class Channel(ABC):
+    """A connection that carries contiguous CPU tensors as bytes. Deadlines are times of `time.monotonic`.
+
+    One thread may send while another receives.
+    """
+
+    @abstractmethod
+    def send(self, message: Tensor) -> Sending:
+        """Start sending a message, which must not change or be freed before it is sent."""
+
+    @abstractmethod
+    def recv_into(self, buffer: Tensor, deadline: float) -> None:
+        """Fill the buffer with the next bytes; raise `Lost` if they do not come by the deadline."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection; the other side detects this, and calls that wait here raise `Lost`."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The message that a neighbour should send."""
+
+    count: int
+    dtype: torch.dtype
+    last_step: float = math.inf
+    """The last step of the run."""
+    packed: bool = False
+    """Whether the numbers are packed bits, which are checked once they are restored."""
 
 
 @dataclass
@@ -385,3 +440,70 @@ class Edge:
         self._incoming.recv_into(taken, deadline)
         sending.wait(deadline)
         return bytes(taken.tolist())
+
+
+def check_message(step: int, payload: Tensor, expected: Expected) -> None:
+    """Raise `Rejected` unless a message for this step has the expected size and bounded numbers."""
+    check_step(step, expected.last_step)
+    if (payload.numel(), payload.dtype) != (expected.count, expected.dtype):
+        size = f"{expected.count} numbers of {expected.dtype.itemsize} bytes"
+        raise Rejected(f"it sent a message of another size than {size}")
+    if not expected.packed:
+        check_numbers(payload)
+
+
+def check_step(step: int, last_step: float) -> None:
+    """Raise `Rejected` unless the run has this step."""
+    if not 0 <= step <= last_step:
+        raise Rejected("it claims a step that the run does not have")
+
+
+def check_numbers(values: Tensor) -> None:
+    """Raise `Rejected` unless the sum of the squares of all numbers is finite.
+
+    Numbers near the largest would pass as finite, but overflow in the receiver's next differences and norms, so that
+    honest neighbours would reject each other. The sum of squares is a single fast pass.
+    """
+    flat = values.flatten()
+    flat = flat.float() if flat.dtype == torch.bfloat16 else flat
+    if not torch.dot(flat, flat).isfinite():
+        raise Rejected("it sent numbers that are not finite, or too large to compute with")
+
+
+class Outbox:
+    """Sends in a thread: if the other side does not read, the oldest messages are dropped, and nobody waits."""
+
+    def __init__(self, send: Callable[[Moment, Tensor], None], most: int) -> None:
+        self._send, self._closed, self._busy = send, False, False
+        self._messages: deque[tuple[Moment, Tensor]] = deque(maxlen=most)
+        self._news = threading.Condition()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def put(self, moment: Moment, payload: Tensor) -> None:
+        """Send this message as soon as those before it are sent."""
+        with self._news:
+            self._messages.append((moment, payload))
+            self._news.notify_all()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until all messages are sent."""
+        with self._news:
+            self._news.wait_for(lambda: self._closed or not (self._messages or self._busy), seconds)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._busy = False
+                self._news.notify_all()
+                self._news.wait_for(lambda: self._closed or self._messages)
+                if self._closed:
+                    return
+                (moment, payload), self._busy = self._messages.popleft(), True
+            self._send(moment, payload)
+            del payload                                     # its memory is free

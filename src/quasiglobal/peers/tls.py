@@ -18,7 +18,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from quasiglobal.peers.channel import Channel, Lost, Refused, Sending
+from quasiglobal.peers.edge import Channel, Lost, Refused, Sending
 
 LINGER = 5.0
 """Seconds in which a closed connection still delivers what was sent."""
@@ -82,9 +82,7 @@ class TLSChannel(Channel):
             self._check(self._no_reads)
             self._into = _bytes(buffer)
             self._ring()
-            while self._into and not self._no_reads:
-                if not self._state.wait(max(deadline - time.monotonic(), 0.0)) and time.monotonic() >= deadline:
-                    break
+            self._state.wait_for(lambda: not self._into or self._no_reads, max(deadline - time.monotonic(), 0.0))
             late, self._into = bool(self._into), None
             if late:
                 self._check(self._no_reads)
@@ -104,10 +102,10 @@ class TLSChannel(Channel):
     def sent_by(self, message: _Message, deadline: float) -> None:
         """Wait until a message of this channel has left."""
         with self._state:
-            while message.left:
+            self._state.wait_for(lambda: not message.left or self._no_sends, max(deadline - time.monotonic(), 0.0))
+            if message.left:
                 self._check(self._no_sends)
-                if not self._state.wait(max(deadline - time.monotonic(), 0.0)) and time.monotonic() >= deadline:
-                    raise Lost("it did not answer in time")
+                raise Lost("it did not answer in time")
 
     @staticmethod
     def _check(trouble: str | None) -> None:

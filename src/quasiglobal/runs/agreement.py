@@ -17,7 +17,7 @@ from quasiglobal.data.sources import named
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.needs import CUT_OFF, HARMED
 from quasiglobal.errors import InputError
-from quasiglobal.peers.opening import NO_MEAN_OVER_SITES
+from quasiglobal.peers.membership import NO_MEAN_OVER_SITES
 from quasiglobal.runs.building import data_of, make_task
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task

@@ -12,7 +12,7 @@ from torch import nn
 
 from quasiglobal.common.files import alone
 from quasiglobal.errors import InputError
-from quasiglobal.peers.gloo import until
+from quasiglobal.peers.rendezvous import until
 from quasiglobal.runs.callbacks import TensorBoard, facts
 from quasiglobal.runs.parts import Part, joined_checkpoint, parts_of, records_of, stacked
 from quasiglobal.runs.saving import plan_path

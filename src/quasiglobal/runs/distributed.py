@@ -19,8 +19,7 @@ from dataclasses import asdict, replace
 from typing import TypeVar
 
 from quasiglobal.errors import InputError
-from quasiglobal.peers.gloo import Meeting, Store
-from quasiglobal.peers.rendezvous import all_gather, join, serve
+from quasiglobal.peers.rendezvous import Meeting, Store, all_gather, join, serve
 from quasiglobal.runs.agreement import refuse_faults, trust_of
 from quasiglobal.runs.assembly import Assembly, tidied
 from quasiglobal.runs.building import task_of

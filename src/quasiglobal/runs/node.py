@@ -10,11 +10,9 @@ from pathlib import Path
 
 from quasiglobal.engines.trust import SUGGESTED
 from quasiglobal.errors import InputError
-from quasiglobal.peers.audit import Audit
-from quasiglobal.peers.gloo import Meeting
-from quasiglobal.peers.rendezvous import meet, spread
-from quasiglobal.peers.site import SiteFolder
-from quasiglobal.peers.sites import SiteOpener
+from quasiglobal.peers.folders import SiteFolder
+from quasiglobal.peers.rendezvous import Meeting, meet, spread
+from quasiglobal.peers.sites import Audit, SiteOpener
 from quasiglobal.runs.agreement import agreement, check_node, own_task, refuse_between_sites, trust_of
 from quasiglobal.runs.callbacks import TensorBoard
 from quasiglobal.runs.options import Options

@@ -16,9 +16,8 @@ from functools import partial
 from quasiglobal.common.files import alone
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.distributed import Distributed, MeanLost
-from quasiglobal.peers.gloo import Meeting
-from quasiglobal.peers.opening import Way
-from quasiglobal.peers.rendezvous import spread
+from quasiglobal.peers.gloo import Way
+from quasiglobal.peers.rendezvous import Meeting, spread
 from quasiglobal.runs.best import KeepBest
 from quasiglobal.runs.callbacks import Watch, facts
 from quasiglobal.runs.options import Options, choose_device

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from quasiglobal.errors import InputError
-from quasiglobal.peers.checks import Expected
+from quasiglobal.peers.edge import Expected
 from quasiglobal.peers.membership import Membership
 from quasiglobal.peers.sites import SiteOpener
 from quasiglobal.runs.best import Kept, kept_in, values_of, write_best
