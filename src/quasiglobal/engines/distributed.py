@@ -25,8 +25,8 @@ from quasiglobal.engines.trust import guard_of
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
 from quasiglobal.peers.edge import Edge, Expected, Moment, Rejected, check_numbers
-from quasiglobal.peers.gloo import Way, opener_of
-from quasiglobal.peers.membership import Membership, Pace
+from quasiglobal.peers.gloo import GlooOpener, Way
+from quasiglobal.peers.membership import Membership, Opener, Pace
 from quasiglobal.stacked.pieces import ModelRows
 from quasiglobal.stacked.precision import full_precision
 from quasiglobal.stacked.step_blocks import BlockStep, ByColumns, Mix, blocks_of
@@ -86,7 +86,7 @@ class Distributed(Host):
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
         self.routes = Routes(topology, rank, hosted)
-        self._opener = opener_of(store, host)
+        self._opener = store if isinstance(store, Opener) else GlooOpener(store, host)
         self._moment: Moment = (0, 0)
         self.pace = Pace(round_deadline)
         self._at_exit: Finalize | None = None
@@ -180,20 +180,19 @@ class Distributed(Host):
             joined = torch.cat(own, dim=2)
             received = self._rows_to_mix(t, self._message([joined]), joined)
             with full_precision(joined.device.type):
-                weights = self._delta(t, tuple(received), joined)
-                (moved,) = self._moved(weights, [joined], [self.told(joined)], received)
+                (moved,) = self._moved(t, [joined], [self.told(joined)], received)
             return self._apart(moved, own, tensors)
         received = self._rows_to_mix(t, self._message(own), tensors[0])
         with full_precision(tensors[0].device.type):
-            return self._mixed_with(received, self._delta(t, tuple(received), tensors[0]), tensors)
+            return self._mixed_with(t, received, tensors)
 
     def _mixed_with(
-        self, received: dict[int, Tensor], weights: Movement, tensors: tuple[Tensor, ...], columns: slice = slice(None)
+        self, t: int, received: dict[int, Tensor], tensors: tuple[Tensor, ...], columns: slice = slice(None)
     ) -> tuple[Tensor, ...]:
         """Move these columns of the models towards the received rows."""
         own = [self.by_run(v) for v in tensors]
         told = [self.told(rows) for rows in own]
-        moved = self._moved(weights, own, told, {node: rows[..., columns] for node, rows in received.items()})
+        moved = self._moved(t, own, told, {node: rows[..., columns] for node, rows in received.items()})
         return tuple(self.with_own(rows, v) for rows, v in zip(moved, tensors, strict=True))
 
     def _rows_to_mix(self, t: int, message: Tensor, like: Tensor) -> dict[int, Tensor]:
@@ -227,14 +226,14 @@ class Distributed(Host):
             received[node] = restored.transpose(0, 1)
         q = self.with_own(own, nothing)
         with full_precision(v.device.type):
-            (moved,) = self._moved(self._delta(t, tuple(received), own), [own], [own], received)
+            (moved,) = self._moved(t, [own], [own], received)
         return q, self.with_own(moved, q)
 
     def _moved(
-        self, weights: Movement, own: Sequence[Tensor], told: Sequence[Tensor], received: dict[int, Tensor]
+        self, t: int, own: Sequence[Tensor], told: Sequence[Tensor], received: dict[int, Tensor]
     ) -> Sequence[Tensor]:
         """Move towards the received rows, [tensors, runs, columns] of each remote node; called in full precision."""
-        here, remote = weights
+        here, remote = self._delta(t, tuple(received), own[0])
         if not received and here is None:
             return own
         mixed = []
@@ -272,7 +271,7 @@ class Distributed(Host):
         all_came = len(received) == sum(len(of) for _, of in self.routes.rows(t).values())
         with full_precision(own.device.type):
             if self.topology.keeps_mean and all_came:       # then P is W, and this is `mix`
-                (pushed,) = self._moved(self._delta(t, tuple(received), own), [own], [told], received)
+                (pushed,) = self._moved(t, [own], [told], received)
             else:
                 pushed = kept * own + sent[:, list(self.nodes)] @ told
                 for node, row in received.items():
@@ -516,8 +515,7 @@ class BlockSteps:
             else:
                 message = engine._empty_message(count, shared, few.dtype)
                 fill(message)
-            received = engine._rows_to_mix(t, message, few)
-            return partial(engine._mixed_with, received, engine._delta(t, tuple(received), few))
+            return partial(engine._mixed_with, t, engine._rows_to_mix(t, message, few))
 
         places = [(0, x)] if copy is None else [(0, x), (0, ModelRows([copy.view(k, shared)]))]
         if not keeps_state:

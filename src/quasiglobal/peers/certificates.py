@@ -93,10 +93,9 @@ def read_key(path: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     check_private(path)
+    content = read_text(path)
     try:
-        key = load_pem_private_key(path.read_bytes(), None)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+        key = load_pem_private_key(content, None)
     except Exception:                       # cryptography raises many kinds for damaged files
         key = None
     if not isinstance(key, Ed25519PrivateKey):
@@ -203,7 +202,7 @@ def now() -> datetime:
 
 
 class CertificateClaim(NamedTuple):
-    """What a TLS certificate says about its holder."""
+    """The holder and the validity that a TLS certificate claims."""
 
     federation: str
     node: int

@@ -1,4 +1,4 @@
-"""What each side of a federation keeps in its folder: a site's keys, certificates and file, and the organiser's key.
+"""The folders of both sides of a federation: a site's keys, certificates and file, and the organiser's key and file.
 
 The TLS contexts of a site are made from its folder.
 """
@@ -36,13 +36,13 @@ class Identity:
     federation: str
     node: int
     fingerprint: str
-    """Of the site's own key, which stays when certificates are renewed."""
+    """Fingerprint of the site's own key, which stays when certificates are renewed."""
     ends: datetime
     """End of the certificate that was shown."""
 
 
 class SiteFolder:
-    """What one site keeps, each in a file of this folder.
+    """The folder of one site.
 
     site.key: the site's key, whose fingerprint the organiser approved; it signs certificates and nothing else.
     tls.pem: the key and the short-lived certificate of its TLS connections, renewed from site.key.
@@ -249,7 +249,7 @@ class SiteFolder:
 
 
 class OrganiserFolder:
-    """What the organiser keeps: organiser.key, and federation.json, which is for everybody."""
+    """The folder of the organiser: organiser.key, and federation.json, which is for everybody."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

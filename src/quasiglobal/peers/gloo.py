@@ -24,7 +24,7 @@ from quasiglobal.peers.memory import LARGE, file_of, new_shared, read_file
 from quasiglobal.peers.rendezvous import Meeting, until
 
 Way: TypeAlias = Store | Opener
-"""How a process finds the others: a store, at which they meet, or an opener."""
+"""A store at which processes meet, or an opener."""
 
 READ = 2
 """Tag of the word that a message in shared memory has been read; `close` uses 1."""
@@ -37,12 +37,12 @@ REPEAT = 0.5
 
 
 class GlooOpener(Opener):
-    """Opens gloo groups of two through a store; whoever knows the same secret (QG_SECRET) is admitted."""
+    """Opens gloo groups of two through a store; admits processes with the same secret (QG_SECRET)."""
 
     shares_memory = True
 
-    def __init__(self, store: Meeting, host: str) -> None:
-        self.store, self.host = store, host
+    def __init__(self, store: Store, host: str) -> None:
+        self.store, self.host = Meeting(store), host
         self._secret = os.environ.get("QG_SECRET", "").encode()
 
     def begin(self, terms: Terms) -> None:
@@ -114,11 +114,6 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
     left = max(deadline - time.monotonic(), 1.0)
     channel = GlooChannel(Meeting(place, str(generation)), int(here == high), host, left)
     return Edge(here, there, channel, generation)
-
-
-def opener_of(way: Way, host: str) -> Opener:
-    """The opener, or one through the store; neighbours reach this process at `host`."""
-    return way if isinstance(way, Opener) else GlooOpener(Meeting(way), host)
 
 
 def open_group(store: Store, rank: int, size: int, host: str, seconds: float) -> ProcessGroup:

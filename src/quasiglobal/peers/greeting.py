@@ -35,7 +35,7 @@ MOST_WHOLE = 2**53
 
 @dataclass(frozen=True)
 class Greeting:
-    """What two neighbours compare."""
+    """The facts that two neighbours compare."""
 
     protocol: int
     library: str
@@ -55,7 +55,7 @@ class Greeting:
     """1: this connection replaces an open one, before a certificate ends; 0: it opens an edge."""
 
     def misfit(self, other: Greeting) -> str:
-        """How another greeting contradicts this one; empty if they fit."""
+        """Describe the contradictions between another greeting and this one; empty if they fit."""
         if other.protocol != self.protocol:
             return f"it speaks protocol {other.protocol}, this node {self.protocol}; install the same quasiglobal"
         wrong = [
@@ -131,16 +131,12 @@ def _receive(connection: socket.socket, deadline: float) -> Json:
     if magic != MAGIC or size > MOST:
         raise Refused(FOREIGN)
     try:
-        said = json.loads(_exactly(connection, size, deadline), parse_constant=_no_constant)
+        said = json.loads(_exactly(connection, size, deadline), parse_constant=_whole)        # NaN is no JSON
     except (ValueError, RecursionError):
         raise Refused(FOREIGN) from None
     if not isinstance(said, dict):
         raise Refused(FOREIGN)
     return said
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(name)                                  # NaN is no JSON
 
 
 def _exactly(connection: socket.socket, count: int, deadline: float) -> bytes:

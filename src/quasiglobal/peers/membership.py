@@ -52,7 +52,7 @@ WINDOW = 4
 
 @dataclass(frozen=True)
 class Terms:
-    """What a process offers its neighbours, and what they have to agree on."""
+    """The offer of a process to its neighbours, and the facts to agree on."""
 
     rank: int
     neighbours: Sequence[int]
@@ -160,7 +160,7 @@ class Membership:
         """Connect to all neighbours within `patience` seconds; if some already train, the others may be missing."""
         self._opener.begin(self._terms)
         for there in self.neighbours:
-            self._seek(there)
+            self._in_background(self._open, there)
         deadline = time.monotonic() + patience
         missing = {there for there in self.neighbours if self._opener.expects(there)}
         while missing:
@@ -209,10 +209,6 @@ class Membership:
 
     # -------------------------------------------------------------------------------------------- admit
 
-    def _seek(self, there: int) -> None:
-        """Open the edge in a background thread."""
-        self._in_background(self._open, there)
-
     def _in_background(self, work: Callable[..., None], *arguments: int) -> None:
         """Run the work in a thread, again after an error that nobody has foreseen."""
         def run() -> None:
@@ -229,6 +225,7 @@ class Membership:
         thread.start()
 
     def _open(self, there: int) -> None:
+        """Try to open an edge until this succeeds, or nothing is needed of it."""
         while not self._closing.is_set():
             try:
                 edge = self._opener.open(there, min(self.timeout, ATTEMPT))
@@ -332,7 +329,7 @@ class Membership:
             self.lost[there] = why
             log.warning("process %d continues without process %d from step %d: %s", self.rank, there, self.step, why)
             if there not in self._ended:
-                self._seek(there)
+                self._in_background(self._open, there)
 
     def take_back(self) -> None:
         """Use the edges that were reopened."""
@@ -384,7 +381,7 @@ class Membership:
         self.end()
         self._opener.begin(self._terms)
         for there in self.neighbours:
-            self._seek(there)
+            self._in_background(self._open, there)
         waiting, deadline = set(to), time.monotonic() + seconds
         try:
             while any(map(self._opener.expects, waiting)) and (left := deadline - time.monotonic()) > 0:
@@ -408,7 +405,7 @@ class Membership:
             thread.join(timeout=2 * ATTEMPT)
         for edge in self.edges.values():
             with suppress(Lost):
-                if self.step > self.last_step:              # who is behind then knows that nobody is missing
+                if self.step > self.last_step:              # neighbours behind then know that nobody is missing
                     edge.send_heartbeat(self.step)
                 edge.finish(self.timeout)
             edge.close()
@@ -427,7 +424,7 @@ class Pace:
     def __init__(self, seconds: float | None) -> None:
         self.seconds = seconds
         self._recent: dict[int, deque[int]] = {}
-        """Of each process: the number of its messages before each of the last exchanges and the current one."""
+        """For each process, the number of its messages before each of the last exchanges and the current one."""
         self._step, self._began = 0, 0.0
 
     @property
@@ -451,7 +448,7 @@ class Pace:
         return 0.0 if there in self.late else self._began + self.seconds
 
     def behind(self, step: int, newest: Sequence[Moment], rounds: int, last_step: float) -> int:
-        """How many steps to skip, to make the step that the neighbours are about to make: the median, of two the lower.
+        """Count the steps to skip, up to the one that the neighbours are about to make: the median, of two the lower.
 
         Neighbours that wait for this process are at most `rounds` steps ahead.
         """

@@ -110,7 +110,12 @@ class SiteOpener(Opener):
         if any(self._listens_for(there) for there in expected):
             host, port = split_address(self._listen or self.site.address or "")
             self._listener = Listener(host, port, self._receive)
-        log.info("%s", self._in_words(expected))
+        at = f", listening at port {self._listener.port}" if self._listener else ""
+        log.info(
+            "node %d (%s) of federation %s, file %d%s; neighbours over TLS 1.3: %s",
+            self.site.node, self.site.name, self.federation.name, self.federation.serial, at,
+            ", ".join(map(self.called, expected)) or "none",
+        )
         self.audit.record(
             "started", federation=self.federation.name, serial=self.federation.serial, node=self.site.node,
             neighbours=expected, step=terms.step(),
@@ -153,15 +158,6 @@ class SiteOpener(Opener):
 
     def _listens_for(self, there: int) -> bool:
         return self.federation.listener(self.site.node, there) == self.site.node
-
-    def _in_words(self, expected: list[int]) -> str:
-        """The opening line of the log."""
-        others = [self.called(there) for there in expected]
-        at = f", listening at port {self._listener.port}" if self._listener else ""
-        return (
-            f"node {self.site.node} ({self.site.name}) of federation {self.federation.name}, file "
-            f"{self.federation.serial}{at}; neighbours over TLS 1.3: {', '.join(others) or 'none'}"
-        )
 
     # -------------------------------------------------------------------------------------------- dial
 
@@ -217,7 +213,7 @@ class SiteOpener(Opener):
         with self._news:
             while not self._closing.is_set():
                 link = self._parked.pop(there, None)
-                if link is not None and link.alive:
+                if link is not None and link.channel.alive:
                     return link
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -401,11 +397,6 @@ class Link:
     """Serial number of the federation file that the neighbour is known to have."""
 
     @property
-    def alive(self) -> bool:
-        """Whether the connection is open, as far as known here."""
-        return self.channel.alive
-
-    @property
     def has_ended(self) -> bool:
         """Whether a certificate has ended."""
         return datetime.now(UTC) > self.ends
@@ -417,40 +408,37 @@ class Link:
 
 
 class Connections:
-    """The newest connection to each neighbour; many threads use it."""
+    """The connections to all neighbours until they are closed, in the order of opening; many threads use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._newest: dict[int, Link] = {}
-        self._former: list[Link] = []
+        self._links: list[Link] = []
 
     def take(self, link: Link) -> None:
         """Make this the connection to its neighbour; an earlier one is cut, unless it is of the same edge."""
-        there = link.identity.node
         with self._lock:
-            before, self._newest[there] = self._newest.get(there), link
-            self._former += [before] if before is not None else []
+            before = self._newest().get(link.identity.node)
+            self._links = [*self._links, link]
         if before is not None and before.edge is not link.edge:
             before.edge.cut("it connected again")
 
     def to(self, there: int) -> Link | None:
-        """The connection to a neighbour, if it is open."""
-        link = self._newest.get(there)
-        return link if link is not None and link.alive else None
+        """The newest connection to a neighbour, if it is open."""
+        return next((link for link in self.open() if link.identity.node == there), None)
 
     def open(self) -> list[Link]:
-        """All that are open."""
-        return [link for link in list(self._newest.values()) if link.alive]
+        """The newest connection to each neighbour, if it is open."""
+        return [link for link in self._newest().values() if link.channel.alive]
 
     def take_ended(self, seconds: float = 0.0) -> list[Link]:
         """Forget connections that are closed, and return them; wait for each up to this long."""
+        ended = [link for link in self._links if link.channel.ended.wait(seconds)]
         with self._lock:
-            links = [*self._former, *self._newest.values()]
-        ended = [link for link in links if link.channel.ended.wait(seconds)]
-        with self._lock:
-            self._former = [link for link in self._former if link not in ended]
-            self._newest = {there: link for there, link in self._newest.items() if link not in ended}
+            self._links = [link for link in self._links if link not in ended]
         return ended
+
+    def _newest(self) -> dict[int, Link]:
+        return {link.identity.node: link for link in self._links}
 
 
 class Guest:
@@ -622,12 +610,12 @@ class Audit:
         with self._lock:
             if len(self._refusals) > MOST_KINDS:
                 self._refusals.clear()
-            said, count = self._refusals.get((whom, why), (None, 0))
-            due = said is None or time.monotonic() - said > AGAIN
-            self._refusals[whom, why] = (time.monotonic(), 0) if due or said is None else (said, count + 1)
+            said, count = self._refusals.get((whom, why), (-math.inf, 0))
+            due = time.monotonic() - said > AGAIN
+            self._refusals[whom, why] = (time.monotonic(), 0) if due else (said, count + 1)
         if due:
             self.record("refused", who=whom, reason=why, times=count + 1)
-        if said is None and logged:
+        if said == -math.inf and logged:
             log.warning("refused %s: %s", whom, why)
 
 
