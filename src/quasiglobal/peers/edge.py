@@ -155,7 +155,9 @@ class Edge:
         self._now: Moment = (0, 0)
         self._heard = self._heard_numbers = 0.0
         self._gone: Lost | None = None
-        self._outbox: Outbox | None = None
+        self._drops = self._posting = False
+        self._outbox: deque[tuple[Moment, Tensor]] = deque(maxlen=2 * AHEAD)
+        """The newest messages to send, if others are dropped."""
         self.newest: Moment = (0, 0)
         """The moment of the newest message that came; `arrived` counts all."""
         self.arrived = 0
@@ -205,8 +207,8 @@ class Edge:
         `largest` is the maximum message size in bytes. `drops`: keep only the newest messages in either direction, so
         that no side ever waits for the other to read.
         """
-        self._outbox = Outbox(self._send_dropping, 2 * AHEAD) if drops else None
-        for work in (lambda: self._read(largest, buffers or MessageMemory()), self._drop_sent):
+        self._drops = drops
+        for work in (lambda: self._read(largest, buffers or MessageMemory()), self._send_outbox):
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -215,20 +217,22 @@ class Edge:
         """Start sending the payload, which must not change afterwards; block only if the other side is far behind."""
         if self._gone is not None:                          # it knows why better than its channel
             raise self._gone
-        if self._outbox is not None:
-            self._outbox.put(moment, payload)
+        if self._drops:
+            with self._news:
+                self._outbox.append((moment, payload))
+                self._news.notify_all()
             return
+
+        def may_send() -> bool:
+            return sum(counts for _, counts in self._under_way) <= AHEAD
+
         began = time.monotonic()
-        self._settle(AHEAD, seconds)
+        with self._news:
+            self._news.wait_for(lambda: may_send() or self._gone is not None, seconds)
+            if not may_send():
+                raise self._gone or Lost("it did not answer in time")
         self.account.waited += time.monotonic() - began
         self._post(moment, payload)
-
-    def _send_dropping(self, moment: Moment, payload: Tensor) -> None:
-        try:
-            self._post(moment, payload)
-            self._settle(0, FOREVER)
-        except Lost as error:
-            self._end(error)
 
     def _post(self, moment: Moment, payload: Tensor) -> None:
         with self._line:
@@ -309,12 +313,10 @@ class Edge:
 
     def finish(self, seconds: float) -> None:
         """Wait until everything is sent, also what is no message for the algorithm."""
-        deadline = time.monotonic() + seconds
-        if self._outbox is not None:
-            self._outbox.finish(seconds)
         with self._news:
-            left = max(deadline - time.monotonic(), 0.0)
-            self._news.wait_for(lambda: not self._under_way or self._gone is not None, left)
+            self._news.wait_for(
+                lambda: not (self._under_way or self._outbox or self._posting) or self._gone is not None, seconds
+            )
             if self._under_way:
                 raise self._gone or Lost("it did not answer in time")
 
@@ -351,7 +353,7 @@ class Edge:
                         self._inbox.append((moment, payload))
                     del payload                             # its memory is free once the message is used
                     self._news.notify_all()
-                    if self._outbox is None:
+                    if not self._drops:
                         self._news.wait_for(lambda: len(self._inbox) < AHEAD or self._gone is not None)
                     elif len(self._inbox) > 2 * AHEAD:
                         self._inbox.popleft()
@@ -364,19 +366,28 @@ class Edge:
             self._under_way.append((sending, counts))
             self._news.notify_all()
 
-    def _drop_sent(self) -> None:
-        """Drop each message once it is sent, so that its memory is free."""
+    def _send_outbox(self) -> None:
+        """Drop each message once it is sent, so that its memory is free; then post the next one of the outbox."""
         try:
             while True:
                 with self._news:
-                    self._news.wait_for(lambda: self._under_way or self._gone is not None)
-                    if not self._under_way:
+                    self._news.wait_for(lambda: self._under_way or self._outbox or self._gone is not None)
+                    if not self._under_way and self._gone is not None:
                         return
-                    sending, _ = self._under_way[0]
-                sending.wait(time.monotonic() + FOREVER)
-                del sending
+                    sending = self._under_way[0][0] if self._under_way else None
+                    if sending is None:
+                        (moment, payload), self._posting = self._outbox.popleft(), True
+                if sending is None:
+                    self._post(moment, payload)
+                    del payload
+                else:
+                    sending.wait(time.monotonic() + FOREVER)
+                    del sending
                 with self._news:
-                    self._under_way.popleft()
+                    if self._posting:
+                        self._posting = False
+                    else:
+                        self._under_way.popleft()
                     self._news.notify_all()
         except Lost as error:
             self._end(error)
@@ -384,9 +395,8 @@ class Edge:
     def _end(self, error: Lost) -> None:
         with self._news:
             self._gone = self._gone or error
+            self._outbox.clear()
             self._news.notify_all()
-        if self._outbox is not None:
-            self._outbox.close()
 
     def _note(self, size: int) -> bytes:
         """Receive the bytes of a note."""
@@ -407,16 +417,6 @@ class Edge:
         self._incoming = new
         moved.wait(time.monotonic() + ADOPTION)
         old.close()
-
-    def _settle(self, most: int, seconds: float) -> None:
-        """Wait until at most `most` payloads are in flight."""
-        def settled() -> bool:
-            return sum(counts for _, counts in self._under_way) <= most
-
-        with self._news:
-            self._news.wait_for(lambda: settled() or self._gone is not None, seconds)
-            if not settled():
-                raise self._gone or Lost("it did not answer in time")
 
     def _head(self, moment: Moment, count: int, size: int) -> Tensor:
         return torch.tensor([MAGIC, *moment, count, size, self.generation], dtype=torch.int64)
@@ -468,42 +468,3 @@ def check_numbers(values: Tensor) -> None:
     flat = flat.float() if flat.dtype == torch.bfloat16 else flat
     if not torch.dot(flat, flat).isfinite():
         raise Rejected("it sent numbers that are not finite, or too large to compute with")
-
-
-class Outbox:
-    """Sends in a thread: if the other side does not read, the oldest messages are dropped, and nobody waits."""
-
-    def __init__(self, send: Callable[[Moment, Tensor], None], most: int) -> None:
-        self._send, self._closed, self._busy = send, False, False
-        self._messages: deque[tuple[Moment, Tensor]] = deque(maxlen=most)
-        self._news = threading.Condition()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def put(self, moment: Moment, payload: Tensor) -> None:
-        """Send this message as soon as those before it are sent."""
-        with self._news:
-            self._messages.append((moment, payload))
-            self._news.notify_all()
-
-    def finish(self, seconds: float) -> None:
-        """Wait until all messages are sent."""
-        with self._news:
-            self._news.wait_for(lambda: self._closed or not (self._messages or self._busy), seconds)
-
-    def close(self) -> None:
-        """Send nothing more."""
-        with self._news:
-            self._closed = True
-            self._news.notify_all()
-
-    def _run(self) -> None:
-        while True:
-            with self._news:
-                self._busy = False
-                self._news.notify_all()
-                self._news.wait_for(lambda: self._closed or self._messages)
-                if self._closed:
-                    return
-                (moment, payload), self._busy = self._messages.popleft(), True
-            self._send(moment, payload)
-            del payload                                     # its memory is free
