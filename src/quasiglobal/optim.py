@@ -19,8 +19,7 @@ from quasiglobal.algorithms.needs import needs_of
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.needs import check_needs
 from quasiglobal.errors import InputError
-from quasiglobal.peers.gloo import Meeting, Store
-from quasiglobal.peers.rendezvous import all_gather, join
+from quasiglobal.peers.rendezvous import Meeting, Store, all_gather, join
 from quasiglobal.stacked.step_blocks import ModelRows
 from quasiglobal.topology import Topology, parse
 

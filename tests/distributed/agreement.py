@@ -7,8 +7,8 @@ from torch.distributed import PrefixStore
 import quasiglobal as qg
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.draws import Faults
+from quasiglobal.peers.folders import SiteFolder
 from quasiglobal.peers.rendezvous import spread
-from quasiglobal.peers.site import SiteFolder
 from quasiglobal.peers.sites import SiteOpener
 from quasiglobal.topology.parsing import given_weights
 

@@ -2,8 +2,7 @@
 
 import socket
 
-from quasiglobal.peers.organiser import OrganiserFolder
-from quasiglobal.peers.site import SiteFolder
+from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
 from quasiglobal.topology.parsing import pairs_of
 
 

@@ -10,9 +10,8 @@ import torch
 from quasiglobal import topology
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.engines.wire import TopK
-from quasiglobal.peers.channel import Lost
-from quasiglobal.peers.checks import Expected, Rejected
-from quasiglobal.peers.opening import open_edge
+from quasiglobal.peers.edge import Expected, Lost, Rejected
+from quasiglobal.peers.gloo import open_edge
 from quasiglobal.stacked.step_blocks import ModelRows
 
 

@@ -13,7 +13,7 @@ from processes import together
 
 import quasiglobal as qg
 from quasiglobal.engines.simulator import Simulator
-from quasiglobal.peers.pace import Pace
+from quasiglobal.peers.membership import Pace
 from quasiglobal.peers.rendezvous import serve
 from quasiglobal.runs.agreement import refuse_faults
 from quasiglobal.runs.store import find_runs

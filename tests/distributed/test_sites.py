@@ -14,16 +14,12 @@ from connections import at_once, shaken, soon
 from federations import Sites
 
 from quasiglobal.errors import InputError
-from quasiglobal.peers import audit, greeting, listener
+from quasiglobal.peers import greeting
 from quasiglobal.peers import sites as module
-from quasiglobal.peers.audit import Audit
-from quasiglobal.peers.certificates import issue, now
-from quasiglobal.peers.channel import Lost, Refused
-from quasiglobal.peers.checks import Expected
-from quasiglobal.peers.keys import read_key, write_private
-from quasiglobal.peers.membership import Membership
-from quasiglobal.peers.opening import Terms
-from quasiglobal.peers.sites import SiteOpener
+from quasiglobal.peers.certificates import issue, now, read_key, write_private
+from quasiglobal.peers.edge import Expected, Lost, Refused
+from quasiglobal.peers.membership import Membership, Terms
+from quasiglobal.peers.sites import Audit, SiteOpener
 from quasiglobal.runs.agreement import refuse_between_sites
 from quasiglobal.training.experiment import Experiment
 
@@ -273,11 +269,11 @@ def test_a_flood_from_one_address_leaves_room_for_others_and_is_bounded(meeting,
     thread = threading.Thread(target=flood)
     thread.start()
     try:
-        until(lambda: len(first._listener._waiting) >= listener.MOST_WAITING - 1)
+        until(lambda: len(first._listener._waiting) >= module.MOST_WAITING - 1)
         edges = meeting.met(first, second, 10)
         assert not any(isinstance(edge, str) for edge in edges)
-        assert len(first._listener._waiting) <= listener.MOST_WAITING
-        assert threading.active_count() < 3 * listener.MOST_WAITING
+        assert len(first._listener._waiting) <= module.MOST_WAITING
+        assert threading.active_count() < 3 * module.MOST_WAITING
     finally:
         stop.set()
         thread.join()
@@ -345,8 +341,8 @@ def test_no_descriptors_left_is_survived(meeting, sites, monkeypatch, caplog):
 
 @pytest.mark.parametrize(("files", "most"), [(1024, 64), (256, 32), (64, 8), (8, 2), (-1, 64)])
 def test_few_descriptors_mean_few_connections_that_wait(monkeypatch, files, most):
-    monkeypatch.setattr(listener.resource, "getrlimit", lambda which: (files, files))
-    assert listener.most_waiting() == most
+    monkeypatch.setattr(module.resource, "getrlimit", lambda which: (files, files))
+    assert module.most_waiting() == most
 
 
 def members_of(site, step, neighbours=(0, 1, 2), result=None, model=None):
@@ -570,7 +566,7 @@ def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_pat
     log = Audit(tmp_path / "audit.jsonl")
     for _ in range(100):
         log.refuse("10.0.0.1", "why")
-    monkeypatch.setattr(audit, "AGAIN", 0.0)
+    monkeypatch.setattr(module, "AGAIN", 0.0)
     log.refuse("10.0.0.1", "why")
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [line["times"] for line in lines] == [1, 100]

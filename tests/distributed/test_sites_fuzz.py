@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quasiglobal.peers import greeting
-from quasiglobal.peers.buffers import MessageMemory
-from quasiglobal.peers.channel import Channel, Lost, Sending
-from quasiglobal.peers.checks import Expected
-from quasiglobal.peers.edge import HEARTBEAT, MAGIC, MOST_NOTE, MOVE, NOTE, Edge
+from quasiglobal.peers.edge import HEARTBEAT, MAGIC, MOST_NOTE, MOVE, NOTE, Channel, Edge, Expected, Lost, Sending
 from quasiglobal.peers.greeting import Greeting
-from quasiglobal.peers.opening import Terms
+from quasiglobal.peers.membership import Terms
+from quasiglobal.peers.memory import MessageMemory
 from quasiglobal.peers.sites import SiteOpener
 
 LARGEST = 800

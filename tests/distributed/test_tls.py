@@ -11,9 +11,7 @@ import torch
 from connections import at_once, channels, shaken, soon
 from federations import Sites
 
-from quasiglobal.peers.channel import Lost
-from quasiglobal.peers.checks import Expected
-from quasiglobal.peers.edge import Edge
+from quasiglobal.peers.edge import Edge, Expected, Lost
 
 MB = 2**18
 """Numbers of float32 in a mebibyte."""

@@ -22,10 +22,9 @@ from terminal import inside
 
 from quasiglobal.cli.federation import SUBCOMMANDS
 from quasiglobal.errors import InputError
-from quasiglobal.peers import certificates, federation_file, keys, requests
+from quasiglobal.peers import certificates, federation_file
 from quasiglobal.peers.certificates import LIFETIME, LONGEST_LIFETIME, SKEW, issue, now
-from quasiglobal.peers.organiser import OrganiserFolder
-from quasiglobal.peers.site import SiteFolder
+from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
 from quasiglobal.topology.parsing import pairs_of
 
 NAMES = ("aachen", "basel", "cork", "delft")
@@ -141,14 +140,14 @@ def test_a_full_disk_does_not_end_connections_before_the_certificate(federation,
     def full(path, content):
         raise InputError(f"cannot write {path}: No space left on device")
 
-    monkeypatch.setattr(keys, "write_private", full)
-    for clock in ("certificates", "site"):
+    monkeypatch.setattr(certificates, "write_private", full)
+    for clock in ("certificates", "folders"):
         monkeypatch.setattr(f"quasiglobal.peers.{clock}.now", lambda: start.begins + timedelta(days=2.5))
     for _ in range(3):
         first.client_context()
     (said,) = caplog.messages
     assert re.search(r"ends .* UTC and cannot be renewed: cannot write .*tls.pem: No space left", said)
-    for clock in ("certificates", "site"):
+    for clock in ("certificates", "folders"):
         monkeypatch.setattr(f"quasiglobal.peers.{clock}.now", lambda: start.begins + timedelta(days=3.5))
     with pytest.raises(InputError, match="No space left"):
         first.client_context()
@@ -185,7 +184,7 @@ def test_a_site_without_its_key_works_until_its_certificate_ends(federation, mon
     with pytest.raises(InputError, match=r"cannot read .*site.key"):
         first.renew()
     assert first.renew(key=away).node == 0
-    monkeypatch.setattr("quasiglobal.peers.site.now", lambda: now() + timedelta(days=8))
+    monkeypatch.setattr("quasiglobal.peers.folders.now", lambda: now() + timedelta(days=8))
     with pytest.raises(InputError, match=r"ended on .*; run `qg site renew --key FILE`"):
         first.client_context()
     with pytest.raises(InputError, match="is not the key that"):
@@ -196,18 +195,19 @@ def shown_by(site, *made):
     """A client context of a site that shows another certificate."""
     context = site.client_context()
     path = site.path / "other.pem"
-    keys.write_private(path, issue(*made))
+    certificates.write_private(path, issue(*made))
     context.load_cert_chain(path)
     return context
 
 
 def test_what_is_no_longer_or_never_was_valid_is_refused_in_the_handshake(federation, tmp_path):
     organiser, (first, second, third, _) = federation
-    expired = shown_by(second, keys.read_key(second.key), "tumours", 1, LIFETIME, now() - LIFETIME - timedelta(hours=1))
+    key = certificates.read_key(second.key)
+    expired = shown_by(second, key, "tumours", 1, LIFETIME, now() - LIFETIME - timedelta(hours=1))
     assert "certificate has expired" in str(shake(first, second, expired)["error"])
-    early = shown_by(second, keys.read_key(second.key), "tumours", 1, LIFETIME, now() + timedelta(hours=1))
+    early = shown_by(second, key, "tumours", 1, LIFETIME, now() + timedelta(hours=1))
     assert "certificate is not yet valid" in str(shake(first, second, early)["error"])
-    stranger = shown_by(second, keys.new_key(tmp_path / "stranger.key"), "tumours", 1)
+    stranger = shown_by(second, certificates.new_key(tmp_path / "stranger.key"), "tumours", 1)
     assert "unable to get local issuer certificate" in str(shake(first, second, stranger)["error"])
     anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anonymous.check_hostname, anonymous.verify_mode = False, ssl.CERT_NONE
@@ -224,7 +224,7 @@ def test_what_is_no_longer_or_never_was_valid_is_refused_in_the_handshake(federa
 
 def test_a_site_cannot_pass_for_another_node_or_another_federation(federation):
     _, (first, second, *_) = federation
-    key = keys.read_key(second.key)
+    key = certificates.read_key(second.key)
     found = shake(first, second, shown_by(second, key, "tumours", 2))
     with pytest.raises(InputError, match="signed by another site's key"):       # TLS itself cannot know
         first.peer(found["client"])
@@ -255,7 +255,7 @@ def der_of(pem):
 ])  # fmt: skip
 def test_the_certificate_is_checked_again_after_the_handshake(whole, node, days_ago, why):
     _, (first, second, *_) = whole
-    made = issue(keys.read_key(second.key), "tumours", node, LIFETIME, now() - timedelta(days=days_ago))
+    made = issue(certificates.read_key(second.key), "tumours", node, LIFETIME, now() - timedelta(days=days_ago))
     with pytest.raises(InputError, match=why):
         first.peer(der_of(made))
 
@@ -263,7 +263,7 @@ def test_the_certificate_is_checked_again_after_the_handshake(whole, node, days_
 def test_a_site_with_another_number_shows_another_certificate(federation):
     organiser, (first, second, *_) = federation
     assert second.peer(shake(first, second)["server"]).node == 0
-    asked = requests.read((first.path / "request-aachen.json").read_bytes(), "it")
+    asked = federation_file.read_request((first.path / "request-aachen.json").read_bytes(), "it")
     organiser.revoke("cork")
     organiser.approve([asked], 4, RING, 2)
     for site in (first, second):
@@ -285,7 +285,8 @@ def test_two_federations_do_not_mix(federation, tmp_path):
 
 def test_clocks_may_differ_by_minutes(federation):
     _, (first, second, *_) = federation
-    fast = shown_by(second, keys.read_key(second.key), "tumours", 1, LIFETIME, now() + SKEW - timedelta(minutes=1))
+    key = certificates.read_key(second.key)
+    fast = shown_by(second, key, "tumours", 1, LIFETIME, now() + SKEW - timedelta(minutes=1))
     assert first.peer(shake(first, second, fast)["client"]).node == 1
 
 
@@ -304,7 +305,7 @@ def test_an_older_an_ended_and_a_second_file_are_refused(federation, monkeypatch
     first.file.write_bytes(new)
     first.newest.unlink()                                               # stopped between the two writes
     assert first.federation().serial == 3
-    key = keys.read_key(organiser.key)
+    key = certificates.read_key(organiser.key)
     fork = federation_file.written(replace(first.federation(), ends=first.federation().ends + timedelta(1)), key)
     with pytest.raises(InputError, match="differs from another file with serial 3"):
         first.accept(fork)
@@ -324,7 +325,7 @@ def test_an_older_an_ended_and_a_second_file_are_refused(federation, monkeypatch
 def test_every_changed_byte_of_a_signed_file_is_noticed(whole):
     organiser, _ = whole
     text = organiser.file.read_bytes()
-    key = keys.read_key(organiser.key).public_key()
+    key = certificates.read_key(organiser.key).public_key()
     assert federation_file.read(text, key, "it").name == "tumours"
     for at in range(len(text)):
         with pytest.raises(InputError, match=r"was changed|is not a signed"):
@@ -338,9 +339,9 @@ def test_a_request_is_no_federation_file(whole, tmp_path):
     _, (first, *_) = whole
     text = (first.path / "request-aachen.json").read_bytes()
     with pytest.raises(InputError, match="was changed, or signed by another key"):
-        federation_file.read(text, keys.read_key(first.key).public_key(), "it")
+        federation_file.read(text, certificates.read_key(first.key).public_key(), "it")
     with pytest.raises(InputError, match="was changed, or signed by another key"):
-        requests.read(text.replace(b"aachen.example", b"mallory.exampl"), "it")
+        federation_file.read_request(text.replace(b"aachen.example", b"mallory.exampl"), "it")
 
 
 @pytest.mark.parametrize(("wrong", "why"), [
@@ -354,7 +355,7 @@ def test_even_the_organiser_cannot_sign_nonsense(whole, wrong, why):
     first, *others = organiser.read().sites
     changed, key = partial(replace, organiser.read(), sites=(replace(first, **wrong), *others)), organiser.key
     with pytest.raises(InputError, match=why):
-        federation_file.written(changed(), keys.read_key(key))
+        federation_file.written(changed(), certificates.read_key(key))
 
 
 def test_a_root_is_signed_by_its_own_key(federation):
@@ -382,16 +383,16 @@ JSON = st.recursive(
 @given(st.data())
 def test_no_signed_content_whatsoever_gets_a_stack_trace(whole, data):
     organiser, _ = whole
-    key = keys.read_key(organiser.key)
+    key = certificates.read_key(organiser.key)
     real = json.loads(organiser.file.read_bytes())
     entry = dict(data.draw(st.sampled_from(real["sites"])))
     document = {name: real[name] for name in real if name != "signature"} | {"sites": [entry]}
     changed = entry if data.draw(st.booleans()) else document
     changed[data.draw(st.sampled_from([*sorted(changed), "more"]))] = data.draw(JSON)
     for kind, read in (("federation", lambda text: federation_file.read(text, key.public_key(), "it")),
-                       ("request", lambda text: requests.read(text, "it"))):
+                       ("request", lambda text: federation_file.read_request(text, "it"))):
         for wrong in (document, entry):
-            text = keys.sign(kind, json.loads(json.dumps(wrong)), key)
+            text = certificates.sign(kind, json.loads(json.dumps(wrong)), key)
             with contextlib.suppress(InputError):
                 read(text)
 
@@ -402,7 +403,7 @@ def test_no_bytes_whatsoever_get_a_stack_trace(whole, raw, inside):
     _, (first, *_) = whole
     framed = b"{\n" + inside + b',\n "signature": "' + b"0" * 128 + b'"\n}\n'
     for text in (raw, framed):
-        readers = (first.accept, first.peer, partial(requests.read, where="it"))
+        readers = (first.accept, first.peer, partial(federation_file.read_request, where="it"))
         for read in (*readers, partial(federation_file.organiser_of, where="it")):
             with pytest.raises(InputError):
                 read(text)
@@ -412,15 +413,15 @@ def test_a_huge_or_deep_file_is_refused_at_once(whole, tmp_path):
     _, (first, *_) = whole
     frame = b',\n "signature": "' + b"0" * 128 + b'"\n}\n'
     with pytest.raises(InputError, match="bytes; a signed file has at most"):
-        first.accept(b" " * (keys.MOST_BYTES + 1))
+        first.accept(b" " * (certificates.MOST_BYTES + 1))
     with pytest.raises(InputError, match="is not a signed JSON text"):
-        requests.read(b'{\n "a": ' + b"[" * 1_000_000 + frame, "it")
+        federation_file.read_request(b'{\n "a": ' + b"[" * 1_000_000 + frame, "it")
     with pytest.raises(InputError, match="is not a signed JSON text"):
-        requests.read(b'{\n "a": ' + b"9" * 1_000_000 + frame, "it")
+        federation_file.read_request(b'{\n "a": ' + b"9" * 1_000_000 + frame, "it")
     big = tmp_path / "big"
     with open(big, "wb") as hole:
         hole.truncate(2**40)
-    assert len(keys.read_text(big)) == keys.MOST_BYTES + 1
+    assert len(certificates.read_text(big)) == certificates.MOST_BYTES + 1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files")
@@ -438,7 +439,7 @@ def test_keys_are_for_their_owner_alone_and_never_overwritten(federation):
     first.request("tumours", "aachen", "elsewhere.example:1")
     assert first.key.read_bytes() == before
     with pytest.raises(InputError, match="exists and is never overwritten"):
-        keys.new_key(first.key)
+        certificates.new_key(first.key)
     with pytest.raises(InputError, match="exists; name another folder"):
         organiser.new("tumours", "ring:4", 1)
     second.key.write_bytes(b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")

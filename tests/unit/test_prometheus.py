@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from quasiglobal.errors import InputError
-from quasiglobal.peers.organiser import OrganiserFolder
-from quasiglobal.peers.site import SiteFolder
+from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
 from quasiglobal.runs.prometheus import Prometheus
 
 SAMPLE = re.compile(r'([a-z_]+)(?:\{neighbour="(\d+)"\})? (-?[0-9.e+]+|nan|inf)')

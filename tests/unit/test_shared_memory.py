@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from quasiglobal.peers import shared
-from quasiglobal.peers.buffers import MessageMemory
-from quasiglobal.peers.channel import Lost
-from quasiglobal.peers.gloo import GlooChannel, Meeting
-from quasiglobal.peers.rendezvous import serve
+from quasiglobal.peers import memory as shared
+from quasiglobal.peers.edge import Lost
+from quasiglobal.peers.gloo import GlooChannel
+from quasiglobal.peers.memory import MessageMemory
+from quasiglobal.peers.rendezvous import Meeting, serve
 
 COUNT = shared.LARGE // 4 + 1
 

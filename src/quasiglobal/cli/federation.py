@@ -13,11 +13,10 @@ from tyro.conf import Positional, arg
 from quasiglobal.cli.arguments import File, Json, call
 from quasiglobal.cli.terminal import Listing, console, print_json, say_written
 from quasiglobal.errors import InputError, unknown
-from quasiglobal.peers import federation_file, requests
+from quasiglobal.peers import federation_file
+from quasiglobal.peers.certificates import fingerprint, read_text, spoken
 from quasiglobal.peers.federation_file import Federation
-from quasiglobal.peers.keys import fingerprint, read_text, spoken
-from quasiglobal.peers.organiser import OrganiserFolder
-from quasiglobal.peers.site import SiteFolder
+from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
 from quasiglobal.topology.parsing import count_nodes, pairs_of
 
 FederationFolder = Annotated[Path, arg(metavar="FOLDER", help="The organiser's folder.")]
@@ -66,7 +65,7 @@ def approve(
     """
     if not request:
         raise InputError("name the requests to approve, as in `qg federation approve request-*.json`")
-    asked = [requests.read(read_text(path), str(path)) for path in request]
+    asked = [federation_file.read_request(read_text(path), str(path)) for path in request]
     for one in asked:
         _say_fingerprint(f"{one.name}, {one.address or 'which only dials'}", one.fingerprint)
     _confirm("Did each site read this fingerprint to you, by telephone?", compared)

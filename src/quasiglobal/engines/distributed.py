@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
 from multiprocessing.util import Finalize
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quasiglobal.algorithms import Algorithm, Node, State
-from quasiglobal.engines.blocks import BlockSteps
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.host import Host, StepNode
 from quasiglobal.engines.links import Links, check_push
+from quasiglobal.engines.traced import TracedEngine, step_of_tensors
 from quasiglobal.engines.trust import guard_of
 from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
-from quasiglobal.peers.checks import Expected, Rejected, check_numbers
-from quasiglobal.peers.edge import Edge
-from quasiglobal.peers.gloo import Group
-from quasiglobal.peers.membership import Membership
-from quasiglobal.peers.opening import Way, opener_of
-from quasiglobal.peers.pace import Moment, Pace
+from quasiglobal.peers.edge import Edge, Expected, Moment, Rejected, check_numbers
+from quasiglobal.peers.gloo import GlooOpener, Way
+from quasiglobal.peers.membership import Membership, Opener, Pace
 from quasiglobal.stacked.precision import full_precision
-from quasiglobal.stacked.step_blocks import Mix, ModelRows
+from quasiglobal.stacked.step_blocks import BlockStep, ByColumns, Mix, ModelRows, blocks_of
 from quasiglobal.topology import Topology
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+log = logging.getLogger("quasiglobal")
+
+MOST_KINDS = 64
+"""Kinds of steps in blocks whose programs are kept."""
 
 MARGIN = 8
 """Message size limit, as a multiple of the first message's size, or of what the algorithm sends if that is larger."""
@@ -79,7 +85,7 @@ class Distributed(Host):
         super().__init__(topology, nodes=hosted[rank], seeds=seeds, shared=shared, rounded=rounded, wire=wire)
         self.rank, self.hosted, self.timeout, self.host = rank, hosted, timeout, host
         self.routes = Routes(topology, rank, hosted)
-        self._opener = opener_of(store, host)
+        self._opener = store if isinstance(store, Opener) else GlooOpener(store, host)
         self._moment: Moment = (0, 0)
         self.pace = Pace(round_deadline)
         self._at_exit: Finalize | None = None
@@ -95,7 +101,7 @@ class Distributed(Host):
             drops=round_deadline is not None,
         )
         self.guard = guard_of(trust, hosted, self.members.note_clipped)
-        self._in_blocks = BlockSteps(self, self._empty_message, self._exchange_blocks, self._sent_ahead)
+        self._in_blocks = BlockSteps(self)
         self._deltas: dict[Hashable, Movement] = {}
 
     def connect(
@@ -150,7 +156,7 @@ class Distributed(Host):
     def step_in_place(
         self, algorithm: Algorithm, x: ModelRows, g: ModelRows, state: State, *, ahead: bool = False, **how: Any
     ) -> None:
-        """Run a step in blocks of columns if possible (`engines/blocks.py`).
+        """Run a step in blocks of columns if possible (`BlockSteps`).
 
         With `ahead`, send the new x at once, for the next step, whose first mix must be that of x.
         """
@@ -173,25 +179,20 @@ class Distributed(Host):
             joined = torch.cat(own, dim=2)
             received = self._rows_to_mix(t, self._message([joined]), joined)
             with full_precision(joined.device.type):
-                weights = self._delta(t, tuple(received), joined)
-                (moved,) = self._moved(weights, [joined], [self.told(joined)], received)
+                (moved,) = self._moved(t, [joined], [self.told(joined)], received)
             return self._apart(moved, own, tensors)
         received = self._rows_to_mix(t, self._message(own), tensors[0])
         with full_precision(tensors[0].device.type):
-            return self._mixed_with(received, self._delta(t, tuple(received), tensors[0]), tensors)
+            return self._mixed_with(t, received, tensors)
 
     def _mixed_with(
-        self, received: dict[int, Tensor], weights: Movement, tensors: tuple[Tensor, ...], columns: slice = slice(None)
+        self, t: int, received: dict[int, Tensor], tensors: tuple[Tensor, ...], columns: slice = slice(None)
     ) -> tuple[Tensor, ...]:
         """Move these columns of the models towards the received rows."""
         own = [self.by_run(v) for v in tensors]
         told = [self.told(rows) for rows in own]
-        moved = self._moved(weights, own, told, {node: rows[..., columns] for node, rows in received.items()})
+        moved = self._moved(t, own, told, {node: rows[..., columns] for node, rows in received.items()})
         return tuple(self.with_own(rows, v) for rows, v in zip(moved, tensors, strict=True))
-
-    def _exchange_blocks(self, t: int, message: Tensor, like: Tensor) -> Mix:
-        received = self._rows_to_mix(t, message, like)
-        return partial(self._mixed_with, received, self._delta(t, tuple(received), like))
 
     def _rows_to_mix(self, t: int, message: Tensor, like: Tensor) -> dict[int, Tensor]:
         """Exchange rows; return what counts of them."""
@@ -224,14 +225,14 @@ class Distributed(Host):
             received[node] = restored.transpose(0, 1)
         q = self.with_own(own, nothing)
         with full_precision(v.device.type):
-            (moved,) = self._moved(self._delta(t, tuple(received), own), [own], [own], received)
+            (moved,) = self._moved(t, [own], [own], received)
         return q, self.with_own(moved, q)
 
     def _moved(
-        self, weights: Movement, own: Sequence[Tensor], told: Sequence[Tensor], received: dict[int, Tensor]
+        self, t: int, own: Sequence[Tensor], told: Sequence[Tensor], received: dict[int, Tensor]
     ) -> Sequence[Tensor]:
         """Move towards the received rows, [tensors, runs, columns] of each remote node; called in full precision."""
-        here, remote = weights
+        here, remote = self._delta(t, tuple(received), own[0])
         if not received and here is None:
             return own
         mixed = []
@@ -269,7 +270,7 @@ class Distributed(Host):
         all_came = len(received) == sum(len(of) for _, of in self.routes.rows(t).values())
         with full_precision(own.device.type):
             if self.topology.keeps_mean and all_came:       # then P is W, and this is `mix`
-                (pushed,) = self._moved(self._delta(t, tuple(received), own), [own], [told], received)
+                (pushed,) = self._moved(t, [own], [told], received)
             else:
                 pushed = kept * own + sent[:, list(self.nodes)] @ told
                 for node, row in received.items():
@@ -307,13 +308,8 @@ class Distributed(Host):
         """Mix with probability p; send nothing at a step at which no run mixes."""
         return super().mix_sometimes(p, t, tensors, time) if bool(self.coin(p, time).any()) else tensors
 
-    def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
-        """Return the exact mean, by an all-reduce over all processes."""
-        rows = self.by_run(tensor)
-        return self.with_own(self.averaged(rows, among), tensor)
-
     def averaged(self, rows: Tensor, among: Tensor | None = None) -> Tensor:
-        """Return the mean of [runs, nodes here, columns] over all processes, or over the nodes in the mask `among`."""
+        """Return the mean over all processes, or over the nodes in the mask `among`, by an all-reduce."""
         weights = torch.ones_like(rows[..., :1]) if among is None else among.view(*rows.shape[:2], 1)
         if (shares := self.shares(rows)) is not None:
             weights = weights * shares
@@ -465,19 +461,81 @@ class Distributed(Host):
                         to[there] = edge
         self._ahead = moment, to, message
 
-    def _sent_ahead(self, t: int) -> Tensor | None:
-        """The message of the first mix of step t, if it was sent ahead."""
-        return self._ahead[2] if self._ahead and self._ahead[0] == (t, 0) else None
-
     @cached_property
     def _slots(self) -> list[dict[int, tuple[Slots, Slots]]]:
         """The slots that messages to and from each process have, at each position of the topology."""
         return self.routes.slots(self.links)
 
     @cached_property
-    def _world(self) -> Group:
+    def _world(self) -> ProcessGroup:
         """Group of all processes, for exact means and broadcasts; opened on first use."""
         return self._opener.group(self.rank, len(self.hosted), self.timeout)
+
+
+class BlockSteps:
+    """Steps of the rows of an engine in blocks of columns, in place (`stacked/step_blocks.py`)."""
+
+    def __init__(self, engine: Distributed) -> None:
+        self.engine = engine
+        self.algorithm: Algorithm | None = None
+        self.programs: dict[Hashable, BlockStep | None] = {}
+        """The program of each kind of step of the algorithm; None for one that cannot be computed in blocks."""
+
+    def step(
+        self, algorithm: Algorithm, x: ModelRows, g: ModelRows, state: State, *, t: int, lr: Tensor,
+        weight_decay: float | Tensor = 0.0, keeps_state: bool = False, copy: Tensor | None = None, **further: object,
+    ) -> bool:
+        """Run a step as `Host.step_in_place` does, if it can be computed in blocks; return whether it was.
+
+        `copy` gets the shared columns of the new x too.
+        """
+        engine, few, (k, d), widths = self.engine, x.pieces[0], x.shape, [piece.shape[1] for piece in x.pieces]
+        shared, blocks = engine.columns(d), blocks_of(k, widths, engine.shared)
+        if len(blocks) == 1 or few.device.type != "cpu":
+            return False
+        decay = [weight_decay] if isinstance(weight_decay, Tensor) else []
+        rest = (torch.tensor(t, dtype=few.dtype), lr, *state.values(), *decay)
+        wide = [ModelRows([value]) if value.ndim and value.shape[-1] == d else value for value in rest]
+        arguments: list[ByColumns] = [x, g, *wide]
+        program = self._program(algorithm, weight_decay, t, state, arguments)
+        if program is None:
+            return False
+        early = engine._ahead                               # the message of the first mix only
+        ahead = [early[2]] if early and early[0] == (t, 0) else []
+
+        def exchange(count: int, fill: Callable[[Tensor], None]) -> Mix:
+            if ahead:
+                message = ahead.pop()
+            else:
+                message = engine._empty_message(count, shared, few.dtype)
+                fill(message)
+            return partial(engine._mixed_with, t, engine._rows_to_mix(t, message, few))
+
+        places = [(0, x)] if copy is None else [(0, x), (0, ModelRows([copy.view(k, shared)]))]
+        if not keeps_state:
+            new = arguments[4 : 4 + len(state)]
+            places += [(at, place) for at, place in enumerate(new, 4) if isinstance(place, ModelRows)]
+        program(arguments, places, blocks, shared, exchange, engine.writing)
+        return True
+
+    def _program(
+        self, algorithm: Algorithm, weight_decay: float | Tensor, t: int, state: State, arguments: Sequence[ByColumns]
+    ) -> BlockStep | None:
+        """The program of steps of the kind of t; None if they cannot be computed in blocks."""
+        shapes = tuple(one.shape for one in arguments)
+        kind = algorithm.phase(t), shapes, None if isinstance(weight_decay, Tensor) else weight_decay
+        if algorithm is not self.algorithm or len(self.programs) > MOST_KINDS:
+            self.algorithm = algorithm
+            self.programs.clear()
+        if kind not in self.programs:
+            self.programs[kind] = None
+            if all(value.shape == arguments[0].shape for value in state.values()):
+                step = step_of_tensors(algorithm, TracedEngine(self.engine), weight_decay, t, list(state))
+                try:
+                    self.programs[kind] = BlockStep(step, arguments, [0, *range(4, 4 + len(state))])
+                except Exception as error:                  # an algorithm may do anything; its plain step still works
+                    log.debug(f"a step of {algorithm} is not computed in blocks: {error!r}")
+        return self.programs[kind]
 
 
 class Routes:

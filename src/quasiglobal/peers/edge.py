@@ -1,7 +1,9 @@
-"""One link to a neighbouring process, over a channel that may be lost and reopened.
+"""One link to a neighbouring process, over a channel that may be lost and reopened, and the checks of what comes.
 
 Every message is a header and a payload. The header contains the step, so that two sides at different steps (one was
 absent) resynchronize: messages for an earlier step are discarded, messages for a later step wait in the inbox.
+
+A `Channel` is the transport: gloo (`gloo.py`) or TLS (`tls.py`).
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ import math
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from quasiglobal.peers.buffers import MessageMemory
-from quasiglobal.peers.channel import Channel, Lost, Refused, Sending
-from quasiglobal.peers.checks import Expected, Rejected, check_message
-from quasiglobal.peers.pace import Moment, Outbox
+from quasiglobal.peers.memory import MessageMemory
+
+Moment: TypeAlias = tuple[int, int]
+"""(step, exchange index in that step)."""
 
 MAGIC = 0x71676D31
 """First number of every header: "qgm1" in ASCII."""
@@ -59,6 +63,57 @@ MOST_NOTE = 2**21
 
 HEARTBEAT_FACTOR = 10
 """Factor on the timeout for a process that sends only heartbeats."""
+
+
+class Lost(Exception):
+    """The other side is unreachable or sent invalid data; the message is the reason."""
+
+
+class Refused(Lost):
+    """The other side failed authentication: another experiment or another secret."""
+
+
+class Rejected(Exception):
+    """A message does not count; the text is the reason, without numbers that the sender chose."""
+
+
+class Sending(ABC):
+    """A message on its way."""
+
+    @abstractmethod
+    def wait(self, deadline: float) -> None:
+        """Wait until the message has left this process; raise `Lost` if it does not by the deadline."""
+
+
+class Channel(ABC):
+    """A connection that carries contiguous CPU tensors as bytes. Deadlines are times of `time.monotonic`.
+
+    One thread may send while another receives.
+    """
+
+    @abstractmethod
+    def send(self, message: Tensor) -> Sending:
+        """Start sending a message, which must not change or be freed before it is sent."""
+
+    @abstractmethod
+    def recv_into(self, buffer: Tensor, deadline: float) -> None:
+        """Fill the buffer with the next bytes; raise `Lost` if they do not come by the deadline."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection; the other side detects this, and calls that wait here raise `Lost`."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The message that a neighbour should send."""
+
+    count: int
+    dtype: torch.dtype
+    last_step: float = math.inf
+    """The last step of the run."""
+    packed: bool = False
+    """Whether the numbers are packed bits, which are checked once they are restored."""
 
 
 @dataclass
@@ -100,7 +155,9 @@ class Edge:
         self._now: Moment = (0, 0)
         self._heard = self._heard_numbers = 0.0
         self._gone: Lost | None = None
-        self._outbox: Outbox | None = None
+        self._drops = self._posting = False
+        self._outbox: deque[tuple[Moment, Tensor]] = deque(maxlen=2 * AHEAD)
+        """The newest messages to send, if others are dropped."""
         self.newest: Moment = (0, 0)
         """The moment of the newest message that came; `arrived` counts all."""
         self.arrived = 0
@@ -150,8 +207,8 @@ class Edge:
         `largest` is the maximum message size in bytes. `drops`: keep only the newest messages in either direction, so
         that no side ever waits for the other to read.
         """
-        self._outbox = Outbox(self._send_dropping, 2 * AHEAD) if drops else None
-        for work in (lambda: self._read(largest, buffers or MessageMemory()), self._drop_sent):
+        self._drops = drops
+        for work in (lambda: self._read(largest, buffers or MessageMemory()), self._send_outbox):
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -160,20 +217,22 @@ class Edge:
         """Start sending the payload, which must not change afterwards; block only if the other side is far behind."""
         if self._gone is not None:                          # it knows why better than its channel
             raise self._gone
-        if self._outbox is not None:
-            self._outbox.put(moment, payload)
+        if self._drops:
+            with self._news:
+                self._outbox.append((moment, payload))
+                self._news.notify_all()
             return
+
+        def may_send() -> bool:
+            return sum(counts for _, counts in self._under_way) <= AHEAD
+
         began = time.monotonic()
-        self._settle(AHEAD, seconds)
+        with self._news:
+            self._news.wait_for(lambda: may_send() or self._gone is not None, seconds)
+            if not may_send():
+                raise self._gone or Lost("it did not answer in time")
         self.account.waited += time.monotonic() - began
         self._post(moment, payload)
-
-    def _send_dropping(self, moment: Moment, payload: Tensor) -> None:
-        try:
-            self._post(moment, payload)
-            self._settle(0, FOREVER)
-        except Lost as error:
-            self._end(error)
 
     def _post(self, moment: Moment, payload: Tensor) -> None:
         with self._line:
@@ -254,12 +313,10 @@ class Edge:
 
     def finish(self, seconds: float) -> None:
         """Wait until everything is sent, also what is no message for the algorithm."""
-        deadline = time.monotonic() + seconds
-        if self._outbox is not None:
-            self._outbox.finish(seconds)
         with self._news:
-            left = max(deadline - time.monotonic(), 0.0)
-            self._news.wait_for(lambda: not self._under_way or self._gone is not None, left)
+            self._news.wait_for(
+                lambda: not (self._under_way or self._outbox or self._posting) or self._gone is not None, seconds
+            )
             if self._under_way:
                 raise self._gone or Lost("it did not answer in time")
 
@@ -296,7 +353,7 @@ class Edge:
                         self._inbox.append((moment, payload))
                     del payload                             # its memory is free once the message is used
                     self._news.notify_all()
-                    if self._outbox is None:
+                    if not self._drops:
                         self._news.wait_for(lambda: len(self._inbox) < AHEAD or self._gone is not None)
                     elif len(self._inbox) > 2 * AHEAD:
                         self._inbox.popleft()
@@ -309,19 +366,28 @@ class Edge:
             self._under_way.append((sending, counts))
             self._news.notify_all()
 
-    def _drop_sent(self) -> None:
-        """Drop each message once it is sent, so that its memory is free."""
+    def _send_outbox(self) -> None:
+        """Drop each message once it is sent, so that its memory is free; then post the next one of the outbox."""
         try:
             while True:
                 with self._news:
-                    self._news.wait_for(lambda: self._under_way or self._gone is not None)
-                    if not self._under_way:
+                    self._news.wait_for(lambda: self._under_way or self._outbox or self._gone is not None)
+                    if not self._under_way and self._gone is not None:
                         return
-                    sending, _ = self._under_way[0]
-                sending.wait(time.monotonic() + FOREVER)
-                del sending
+                    sending = self._under_way[0][0] if self._under_way else None
+                    if sending is None:
+                        (moment, payload), self._posting = self._outbox.popleft(), True
+                if sending is None:
+                    self._post(moment, payload)
+                    del payload
+                else:
+                    sending.wait(time.monotonic() + FOREVER)
+                    del sending
                 with self._news:
-                    self._under_way.popleft()
+                    if self._posting:
+                        self._posting = False
+                    else:
+                        self._under_way.popleft()
                     self._news.notify_all()
         except Lost as error:
             self._end(error)
@@ -329,9 +395,8 @@ class Edge:
     def _end(self, error: Lost) -> None:
         with self._news:
             self._gone = self._gone or error
+            self._outbox.clear()
             self._news.notify_all()
-        if self._outbox is not None:
-            self._outbox.close()
 
     def _note(self, size: int) -> bytes:
         """Receive the bytes of a note."""
@@ -352,16 +417,6 @@ class Edge:
         self._incoming = new
         moved.wait(time.monotonic() + ADOPTION)
         old.close()
-
-    def _settle(self, most: int, seconds: float) -> None:
-        """Wait until at most `most` payloads are in flight."""
-        def settled() -> bool:
-            return sum(counts for _, counts in self._under_way) <= most
-
-        with self._news:
-            self._news.wait_for(lambda: settled() or self._gone is not None, seconds)
-            if not settled():
-                raise self._gone or Lost("it did not answer in time")
 
     def _head(self, moment: Moment, count: int, size: int) -> Tensor:
         return torch.tensor([MAGIC, *moment, count, size, self.generation], dtype=torch.int64)
@@ -385,3 +440,31 @@ class Edge:
         self._incoming.recv_into(taken, deadline)
         sending.wait(deadline)
         return bytes(taken.tolist())
+
+
+def check_message(step: int, payload: Tensor, expected: Expected) -> None:
+    """Raise `Rejected` unless a message for this step has the expected size and bounded numbers."""
+    check_step(step, expected.last_step)
+    if (payload.numel(), payload.dtype) != (expected.count, expected.dtype):
+        size = f"{expected.count} numbers of {expected.dtype.itemsize} bytes"
+        raise Rejected(f"it sent a message of another size than {size}")
+    if not expected.packed:
+        check_numbers(payload)
+
+
+def check_step(step: int, last_step: float) -> None:
+    """Raise `Rejected` unless the run has this step."""
+    if not 0 <= step <= last_step:
+        raise Rejected("it claims a step that the run does not have")
+
+
+def check_numbers(values: Tensor) -> None:
+    """Raise `Rejected` unless the sum of the squares of all numbers is finite.
+
+    Numbers near the largest would pass as finite, but overflow in the receiver's next differences and norms, so that
+    honest neighbours would reject each other. The sum of squares is a single fast pass.
+    """
+    flat = values.flatten()
+    flat = flat.float() if flat.dtype == torch.bfloat16 else flat
+    if not torch.dot(flat, flat).isfinite():
+        raise Rejected("it sent numbers that are not finite, or too large to compute with")

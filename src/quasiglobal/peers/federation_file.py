@@ -1,22 +1,35 @@
-"""The federation file: who takes part, under which number, address and key; signed by the organiser."""
+"""The federation file: who takes part, under which number, address and key; signed by the organiser.
+
+A site asks for its place by a request, with its name, address and root certificate, signed with the site's key.
+"""
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING
 
+from quasiglobal.common.files import Json
 from quasiglobal.errors import InputError, unknown, whole
-from quasiglobal.peers import keys
-from quasiglobal.peers.certificates import SKEW, key_of_root, now
+from quasiglobal.peers.certificates import (
+    SKEW,
+    check_signature,
+    fingerprint,
+    key_of_root,
+    now,
+    public_der,
+    public_key,
+    sign,
+    unchecked,
+)
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-KIND = "federation"
 NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 MOST_NODE = 99_999
 MOST_SERIAL = 2**53 - 1
@@ -75,21 +88,6 @@ class Federation:
             if {i, j} <= present:
                 self.listener(i, j)
 
-    def with_site(self, site: Site) -> Federation:
-        """The next file, with one site more; a site with the same key is replaced, which changes its address."""
-        others = [one for one in self.sites if one.fingerprint != site.fingerprint]
-        sites = sorted((*others, site), key=lambda one: one.node)
-        return replace(self, serial=self.serial + 1, sites=tuple(sites))
-
-    def without(self, which: int | str) -> Federation:
-        """The next file, without this site; its number is free again."""
-        gone = self.site(which)
-        return replace(self, serial=self.serial + 1, sites=tuple(site for site in self.sites if site != gone))
-
-    def until(self, ends: datetime) -> Federation:
-        """The next file, with another end."""
-        return replace(self, serial=self.serial + 1, ends=ends)
-
     def check_dates(self, where: str) -> None:
         """Raise if the federation has ended."""
         if now() - SKEW > self.ends:
@@ -99,6 +97,17 @@ class Federation:
             )
 
 
+@dataclass(frozen=True)
+class Request:
+    """A site's request to take part in a federation."""
+
+    federation: str
+    name: str
+    address: str | None
+    fingerprint: str
+    root: bytes
+
+
 def written(federation: Federation, key: Ed25519PrivateKey) -> bytes:
     """The federation file, signed with the organiser's key."""
     document = {
@@ -106,26 +115,19 @@ def written(federation: Federation, key: Ed25519PrivateKey) -> bytes:
         "serial": federation.serial,
         "ends": federation.ends.strftime(TIME),
         "topology": federation.topology,
-        "organiser": keys.public_text(key.public_key()),
-        "sites": [
-            {
-                "node": site.node, "name": site.name, "address": site.address, "fingerprint": site.fingerprint,
-                "root": base64.b64encode(site.root).decode(),
-            }
-            for site in federation.sites
-        ],
+        "organiser": public_der(key.public_key()).hex(),
+        "sites": [asdict(site) | {"root": base64.b64encode(site.root).decode()} for site in federation.sites],
     }
-    text = keys.sign(KIND, document, key)
+    text = sign("federation", document, key)
     read(text, key.public_key(), f"federation {federation.name}")      # what is written can be read
     return text
 
 
 def read(text: bytes, organiser: Ed25519PublicKey, where: str) -> Federation:
     """The content of a federation file that this key signed; the signature is checked before anything is parsed."""
-    keys.check_signature(KIND, text, organiser, where)
-    document = keys.unchecked(text, where)
-    types = {"federation": str, "serial": int, "ends": str, "topology": str, "organiser": str, "sites": list}
-    read_fields(document, types, where)
+    check_signature("federation", text, organiser, where)
+    document = unchecked(text, where)
+    _check_fields(document, where, federation=str, serial=int, ends=str, topology=str, organiser=str, sites=list)
     sites = tuple(_site(one, f"site {at} in {where}") for at, one in enumerate(document["sites"]))
     for what in ("node", "name", "fingerprint"):
         if len({getattr(site, what) for site in sites}) < len(sites):
@@ -142,13 +144,28 @@ def read(text: bytes, organiser: Ed25519PublicKey, where: str) -> Federation:
 
 def organiser_of(text: bytes, where: str) -> Ed25519PublicKey:
     """The public key that a federation file names as its organiser's, to be compared by telephone."""
-    return keys.public_key(keys.unchecked(text, where).get("organiser"), where)
+    return public_key(unchecked(text, where).get("organiser"), where)
 
 
-def read_fields(document: Mapping[str, Any], types: Mapping[str, Any], where: str) -> None:
-    """Raise unless a document has these members, of these types, and no others."""
-    if document.keys() != types.keys() or not all(isinstance(document[name], types[name]) for name in types):
-        raise InputError(f"{where} needs exactly {', '.join(types)}; it was made by another version of quasiglobal")
+def written_request(request: Request, key: Ed25519PrivateKey) -> bytes:
+    """The request as a file, signed with the site's key."""
+    return sign("request", {
+        "federation": request.federation, "name": request.name, "address": request.address,
+        "root": base64.b64encode(request.root).decode(),
+    }, key)
+
+
+def read_request(text: bytes, where: str) -> Request:
+    """The request in a file. Its signature shows that the sender has the key, not who the sender is."""
+    document = unchecked(text, where)
+    _check_fields(document, where, federation=str, name=str, address=str | None, root=str)
+    root = _decoded(document["root"], where)
+    key = key_of_root(root, where)
+    check_signature("request", text, key, where)
+    return Request(
+        check_name(document["federation"], where), check_name(document["name"], where),
+        read_address(document["address"], where), fingerprint(key), root,
+    )
 
 
 def check_name(text: str, where: str) -> str:
@@ -187,13 +204,12 @@ def split_address(text: str) -> tuple[str, int]:
     return inside[1] if inside else host, int(port)
 
 
-def _site(document: Any, where: str) -> Site:
-    types = {"node": int, "name": str, "address": str | None, "fingerprint": str, "root": str}
-    if not isinstance(document, Mapping):
+def _site(document: object, where: str) -> Site:
+    if not isinstance(document, dict):
         raise InputError(f"{where} is not an object; ask the organiser for the file again")
-    read_fields(document, types, where)
-    root = decoded(document["root"], where)
-    if keys.fingerprint(key_of_root(root, where)) != document["fingerprint"]:
+    _check_fields(document, where, node=int, name=str, address=str | None, fingerprint=str, root=str)
+    root = _decoded(document["root"], where)
+    if fingerprint(key_of_root(root, where)) != document["fingerprint"]:
         raise InputError(f"{where} has a fingerprint that is not its root certificate's; ask the organiser")
     return Site(
         _between(document["node"], 0, MOST_NODE, f"node of {where}"), check_name(document["name"], where),
@@ -201,7 +217,13 @@ def _site(document: Any, where: str) -> Site:
     )
 
 
-def decoded(text: str, where: str) -> bytes:
+def _check_fields(document: Json, where: str, **types: type | UnionType) -> None:
+    """Raise unless a document has these members, of these types, and no others."""
+    if document.keys() != types.keys() or not all(isinstance(document[name], types[name]) for name in types):
+        raise InputError(f"{where} needs exactly {', '.join(types)}; it was made by another version of quasiglobal")
+
+
+def _decoded(text: str, where: str) -> bytes:
     """Bytes from base64."""
     try:
         return base64.b64decode(text, validate=True)
@@ -209,7 +231,7 @@ def decoded(text: str, where: str) -> bytes:
         raise InputError(f"{where} has a damaged certificate; ask for the file again") from None
 
 
-def _between(value: Any, least: int, most: int, what: str) -> int:
+def _between(value: object, least: int, most: int, what: str) -> int:
     number = whole(value)
     if number is None or not least <= number <= most:
         raise InputError(f"the {what} must be a whole number from {least} to {most}, got {str(value)[:50]}")

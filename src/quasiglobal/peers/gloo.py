@@ -1,102 +1,129 @@
-"""Process groups and stores of torch.distributed (gloo); typed here, since its stubs omit most of them."""
+"""Edges through a store: process groups of torch.distributed (gloo); typed here, since its stubs omit most of them."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroupGloo, Store, TCPStore
+from torch._C._distributed_c10d import ProcessGroupGloo, Store, Work
+from torch.distributed import ProcessGroup
 
-from quasiglobal.peers.channel import Channel, Lost, Sending
-from quasiglobal.peers.shared import LARGE, file_of, new_shared, read_file
+from quasiglobal.peers.edge import Channel, Edge, Lost, Sending
+from quasiglobal.peers.membership import ADMISSION, Opener, Terms
+from quasiglobal.peers.memory import LARGE, file_of, new_shared, read_file
+from quasiglobal.peers.rendezvous import Meeting, until
 
-__all__ = ["GlooChannel", "Group", "Meeting", "Store", "TCPStore", "open_group", "until"]
-
-Group = Any
-"""A ProcessGroupGloo."""
+Way: TypeAlias = Store | Opener
+"""A store at which processes meet, or an opener."""
 
 READ = 2
 """Tag of the word that a message in shared memory has been read; `close` uses 1."""
 
+MOST_GENERATION = 2**62
+"""Generations are random numbers up to this one."""
 
-Value = TypeVar("Value")
-
-
-def until(condition: Callable[[], Value], seconds: float) -> Value:
-    """Poll with back-off; return the first truthy value."""
-    began, pause = time.monotonic(), 0.002
-    while not (value := condition()):
-        if time.monotonic() - began > seconds:
-            raise TimeoutError(f"no answer within {seconds:g} s")
-        time.sleep(pause)
-        pause = min(1.5 * pause, 0.1)
-    return value
+REPEAT = 0.5
+"""Seconds after which an offer in the store is written again: a stranger may have overwritten it."""
 
 
-class Meeting(Store):
-    """A store, or a prefix of it, with one connection that many threads share; it waits by polling.
+class GlooOpener(Opener):
+    """Opens gloo groups of two through a store; admits processes with the same secret (QG_SECRET)."""
 
-    A c10d store blocks its connection while it waits. One connection per edge would be slow where name resolution is
-    slow: c10d looks up the name of the other side for each connection.
-    """
+    shares_memory = True
 
-    def __init__(self, store: Store, prefix: str = "") -> None:
-        super().__init__()
-        outer = store if isinstance(store, Meeting) else None
-        self._connection: list[Any] = outer._connection if outer else [store]
-        self._prefix: str = (outer._prefix if outer else "") + (f"{prefix}/" if prefix else "")
+    def __init__(self, store: Store, host: str) -> None:
+        self.store, self.host = Meeting(store), host
+        self._secret = os.environ.get("QG_SECRET", "").encode()
 
-    def set(self, key: str, value: str | bytes) -> None:
-        """Write a value."""
-        self._connection[0].set(self._prefix + key, value)
+    def begin(self, terms: Terms) -> None:
+        """Nothing is opened before it is needed."""
+        self._terms = terms
 
-    def get(self, key: str) -> bytes:
-        """Wait until the key exists, then read its value."""
-        self.wait([key])
-        value: bytes = self._connection[0].get(self._prefix + key)
-        return value
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter; return the sum."""
-        total: int = self._connection[0].add(self._prefix + key, amount)
-        return total
-
-    def check(self, keys: list[str]) -> bool:
-        """Whether all keys exist."""
-        found: bool = self._connection[0].check([self._prefix + key for key in keys])
-        return found
-
-    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=60)) -> None:
-        """Wait until all keys exist; raise RuntimeError on timeout, as any store does."""
+    def open(self, there: int, seconds: float) -> Edge:
+        """Open an edge, and authenticate both sides."""
+        terms = self._terms
         try:
-            until(lambda: self.check(keys), timeout.total_seconds())
-        except TimeoutError as error:
-            raise RuntimeError(f"timed out: {error}") from None
+            edge = open_edge(self.store, terms.rank, there, self.host, seconds)
+        except RuntimeError:                                # store lost: no process can join, training continues
+            with suppress(RuntimeError, OSError):
+                self.store.reconnect()
+            raise Lost("the rendezvous is not reachable") from None
+        agreement = f"{terms.experiment} {terms.topology}".encode()
+        try:
+            edge.admit(agreement, self._secret, terms.step(), time.monotonic() + ADMISSION)
+        except Lost:
+            edge.close()
+            raise
+        return edge
 
-    def reconnect(self) -> None:
-        """Reconnect to the store; raise OSError if it is unreachable."""
-        client = self._connection[0]
-        socket.create_connection((client.host, client.port), timeout=1.0).close()   # c10d itself would block
-        self._connection[0] = client.clone()
+    def group(self, rank: int, size: int, seconds: float) -> ProcessGroup:
+        """Open a group of all processes through the store."""
+        return open_group(Meeting(self.store, "world/0"), rank, size, self.host, seconds)
 
 
-def open_group(store: Store, rank: int, size: int, host: str, seconds: float) -> Group:
+def open_edge(store: Store, here: int, there: int, host: str, seconds: float) -> Edge:
+    """Open the link to a process that opens it at the same time; raise `Lost` if it does not within `seconds`.
+
+    A generation is the random number of an attempt to open this link. The lower rank offers a generation and the higher
+    rank accepts it; store keys of earlier generations are never read.
+    An offer is taken once, by the side that accepts it or the side that withdraws it: a stale offer is never accepted.
+    The store is open to strangers: what is not an offer is ignored, and an offer that was overwritten is repeated.
+    """
+    low, high = sorted((here, there))
+    place = Meeting(store, f"edge/{low}-{high}")
+    deadline = time.monotonic() + seconds
+
+    def takes(offer: int) -> bool:
+        return place.add(f"taken/{offer}", 1) == 1
+
+    try:
+        if here == low:
+            generation, offered = 1 + secrets.randbelow(MOST_GENERATION), -math.inf
+
+            def is_taken() -> bool:
+                nonlocal offered
+                if time.monotonic() - offered > REPEAT:
+                    place.set("offer", str(generation))
+                    offered = time.monotonic()
+                return place.check([f"taken/{generation}"])
+
+            try:
+                until(is_taken, seconds)
+            except TimeoutError:
+                if takes(generation):
+                    raise
+        else:
+            def accepted() -> int:
+                text = place.get("offer") if place.check(["offer"]) else b""
+                offer = int(text) if text.isdigit() and len(text) <= len(str(MOST_GENERATION)) else 0
+                return offer if 0 < offer <= MOST_GENERATION and takes(offer) else 0
+
+            generation = until(accepted, seconds)
+    except TimeoutError:
+        raise Lost("it did not connect in time") from None
+    left = max(deadline - time.monotonic(), 1.0)
+    channel = GlooChannel(Meeting(place, str(generation)), int(here == high), host, left)
+    return Edge(here, there, channel, generation)
+
+
+def open_group(store: Store, rank: int, size: int, host: str, seconds: float) -> ProcessGroup:
     """Open a group of the `size` processes that call this with the same store; listen at this machine's `host`."""
-    gloo: Any = ProcessGroupGloo
+    gloo: Any = ProcessGroupGloo            # its operations are typed as those of a ProcessGroup
     options = gloo._Options()
     options._timeout = timedelta(seconds=seconds)
     options._devices = [gloo.create_device(hostname=host)]
-    return gloo(store, rank, size, options)
+    opened: ProcessGroup = gloo(store, rank, size, options)
+    return opened
 
 
 class GlooChannel(Channel):
@@ -120,7 +147,8 @@ class GlooChannel(Channel):
             return self._post(message)
         where = file_of(message) if self._is_read else None
         told = self._post(torch.tensor(where or (-1, 0)))
-        return _Sequence(told, self._post(message) if where is None else self._await(torch.empty(1), message))
+        sent = self._post(message) if where is None else self._take(torch.empty(1), READ)
+        return _Sending([*told.works, *sent.works], *told.messages, *sent.messages, message)
 
     def recv_into(self, buffer: Tensor, deadline: float) -> None:
         """Fill the buffer with the next message, which has its size."""
@@ -160,15 +188,17 @@ class GlooChannel(Channel):
         sending.wait(deadline)
         return theirs
 
-    def _post(self, message: Tensor, tag: int = 0) -> Sending:
-        return _Sending(_work(self._group.send, message, self._other, tag), message)
+    def _post(self, message: Tensor, tag: int = 0) -> _Sending:
+        return self._begun(self._group.send, message, tag)
 
-    def _take(self, buffer: Tensor) -> Sending:
-        return _Sending(_work(self._group.recv, buffer, self._other, 0), buffer)
+    def _take(self, buffer: Tensor, tag: int = 0) -> _Sending:
+        return self._begun(self._group.recv, buffer, tag)
 
-    def _await(self, word: Tensor, message: Tensor) -> Sending:
-        """The other side's word that it has read a message."""
-        return _Sending(_work(self._group.recv, word, self._other, READ), word, message)
+    def _begun(self, call: Callable[[list[Tensor], int, int], Work], message: Tensor, tag: int) -> _Sending:
+        try:
+            return _Sending([call([message], self._other, tag)], message)
+        except RuntimeError as error:
+            raise Lost(_reason(error)) from None
 
     def close(self) -> None:
         """Close the connection."""
@@ -177,35 +207,17 @@ class GlooChannel(Channel):
 
 
 class _Sending(Sending):
-    """A work of gloo; until it is done, the memory of the messages is read or written."""
+    """Works of gloo, one after another; until they are done, the memory of the messages is read or written."""
 
-    def __init__(self, work: Any, *messages: Tensor) -> None:
-        self._work, self._messages = work, messages
-
-    def wait(self, deadline: float) -> None:
-        left = max(deadline - time.monotonic(), 0.001)
-        try:
-            self._work.wait(timedelta(seconds=left))
-        except RuntimeError as error:
-            raise Lost(_reason(error)) from None
-
-
-class _Sequence(Sending):
-    """One sending after another."""
-
-    def __init__(self, *parts: Sending) -> None:
-        self._parts = parts
+    def __init__(self, works: list[Work], *messages: Tensor) -> None:
+        self.works, self.messages = works, messages
 
     def wait(self, deadline: float) -> None:
-        for part in self._parts:
-            part.wait(deadline)
-
-
-def _work(call: Callable[..., Any], message: Tensor, other: int, tag: int) -> Any:
-    try:
-        return call([message], other, tag)
-    except RuntimeError as error:
-        raise Lost(_reason(error)) from None
+        for work in self.works:
+            try:
+                work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
+            except RuntimeError as error:
+                raise Lost(_reason(error)) from None
 
 
 def _reason(error: RuntimeError) -> str:

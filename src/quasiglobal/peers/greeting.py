@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
-from quasiglobal.peers.channel import Lost, Refused
+from quasiglobal.common.files import Json
+from quasiglobal.peers.edge import Lost, Refused
 from quasiglobal.peers.tls import trouble
 
 PROTOCOL = 1
@@ -35,7 +35,7 @@ MOST_WHOLE = 2**53
 
 @dataclass(frozen=True)
 class Greeting:
-    """What two neighbours compare."""
+    """The facts that two neighbours compare."""
 
     protocol: int
     library: str
@@ -55,7 +55,7 @@ class Greeting:
     """1: this connection replaces an open one, before a certificate ends; 0: it opens an edge."""
 
     def misfit(self, other: Greeting) -> str:
-        """How another greeting contradicts this one; empty if they fit."""
+        """Describe the contradictions between another greeting and this one; empty if they fit."""
         if other.protocol != self.protocol:
             return f"it speaks protocol {other.protocol}, this node {self.protocol}; install the same quasiglobal"
         wrong = [
@@ -94,13 +94,14 @@ def refuse(connection: socket.socket, why: str, deadline: float) -> None:
         _send(connection, {"refused": why[:300].encode("ascii", "replace").decode()}, deadline)
 
 
-def parsed(said: dict[str, Any]) -> Greeting:
+def parsed(said: Json) -> Greeting:
     """A greeting from what was received; unknown members are ignored."""
     values = {field.name: said.get(field.name) for field in fields(Greeting)}
     if values["protocol"] != PROTOCOL and type(values["protocol"]) is int:
         return Greeting(_whole(values["protocol"]), "", "", "", 0, 0, 0, "")
-    read: dict[str, Callable[[object], Any]] = {"int": _whole, "str": _text}
-    return Greeting(**{field.name: read[str(field.type)](values[field.name]) for field in fields(Greeting)})
+    numbers = {field.name for field in fields(Greeting) if field.type == "int"}
+    checked: Json = {name: _whole(value) if name in numbers else _text(value) for name, value in values.items()}
+    return Greeting(**checked)
 
 
 def _whole(value: object) -> int:
@@ -116,7 +117,7 @@ def _text(value: object) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in value)[:300]
 
 
-def _send(connection: socket.socket, words: dict[str, Any], deadline: float) -> None:
+def _send(connection: socket.socket, words: Json, deadline: float) -> None:
     text = json.dumps(words).encode()
     try:
         connection.settimeout(_left(deadline))
@@ -125,21 +126,17 @@ def _send(connection: socket.socket, words: dict[str, Any], deadline: float) -> 
         raise trouble(error) from None
 
 
-def _receive(connection: socket.socket, deadline: float) -> dict[str, Any]:
+def _receive(connection: socket.socket, deadline: float) -> Json:
     magic, size = START.unpack(_exactly(connection, START.size, deadline))
     if magic != MAGIC or size > MOST:
         raise Refused(FOREIGN)
     try:
-        said = json.loads(_exactly(connection, size, deadline), parse_constant=_no_constant)
+        said = json.loads(_exactly(connection, size, deadline), parse_constant=_whole)        # NaN is no JSON
     except (ValueError, RecursionError):
         raise Refused(FOREIGN) from None
     if not isinstance(said, dict):
         raise Refused(FOREIGN)
     return said
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(name)                                  # NaN is no JSON
 
 
 def _exactly(connection: socket.socket, count: int, deadline: float) -> bytes:

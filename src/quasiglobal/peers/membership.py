@@ -1,4 +1,7 @@
-"""Membership: find, admit, lose and reconnect neighbouring processes."""
+"""Membership: find, admit, lose and reconnect neighbouring processes, and how long a step waits for each.
+
+An `Opener` opens the edges: through a store (`gloo.py`), or between sites (`sites.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,31 @@ import queue
 import statistics
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
 from quasiglobal.errors import InputError
-from quasiglobal.peers.buffers import MessageMemory
-from quasiglobal.peers.channel import Lost, Refused
-from quasiglobal.peers.checks import Expected, Rejected, check_step
-from quasiglobal.peers.edge import Account, Edge
-from quasiglobal.peers.opening import Opener, Terms
+from quasiglobal.peers.edge import Account, Edge, Expected, Lost, Moment, Refused, Rejected, check_step
+from quasiglobal.peers.memory import MessageMemory
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 log = logging.getLogger("quasiglobal")
+
+NO_MEAN_OVER_SITES = (
+    "an exact mean over all nodes needs all of them at once, and sites connect to their neighbours alone; use an "
+    "algorithm without exact means, such as qg-dsgdm-n, or --rendezvous within one cluster"
+)
+
+ADMISSION = 10.0
+"""Timeout in seconds for both sides to authenticate each other."""
 
 ATTEMPT = 10.0
 """Timeout in seconds of one attempt to open an edge."""
@@ -31,6 +45,58 @@ LONG = 3600.0
 
 SPELL = 8
 """Messages in a row that count whole at the end of a spell of clipped ones."""
+
+WINDOW = 4
+"""Exchanges over which the pace of a neighbour is measured."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The offer of a process to its neighbours, and the facts to agree on."""
+
+    rank: int
+    neighbours: Sequence[int]
+    experiment: str
+    """Hash of the experiment."""
+    topology: str
+    """Fingerprint of the weights."""
+    timeout: float
+    """Seconds to wait for a neighbour in a step."""
+    step: Callable[[], int]
+    """Current step of this process."""
+
+
+class Opener(ABC):
+    """Opens edges over one kind of transport; several threads call `open`, each for another neighbour."""
+
+    shares_memory: ClassVar[bool] = False
+    """Whether edges to processes on this machine read messages from their memory."""
+
+    @abstractmethod
+    def begin(self, terms: Terms) -> None:
+        """Prepare to open edges on these terms."""
+
+    @abstractmethod
+    def open(self, there: int, seconds: float) -> Edge:
+        """Open an edge to a neighbour that agrees on the terms; raise `Lost` if it does not within `seconds`."""
+
+    def group(self, rank: int, size: int, seconds: float) -> ProcessGroup:
+        """A group of all processes, for exact means and broadcasts."""
+        raise InputError(NO_MEAN_OVER_SITES)
+
+    def expects(self, there: int) -> bool:
+        """Whether this neighbour takes part at all."""
+        return True
+
+    def called(self, there: int) -> str:
+        """A neighbour in words."""
+        return str(there)
+
+    def stop(self) -> None:             # noqa: B027  (a store needs neither)
+        """Open no further edges; calls of `open` end soon."""
+
+    def close(self) -> None:            # noqa: B027
+        """Release everything, after the edges are closed."""
 
 
 class Membership:
@@ -94,7 +160,7 @@ class Membership:
         """Connect to all neighbours within `patience` seconds; if some already train, the others may be missing."""
         self._opener.begin(self._terms)
         for there in self.neighbours:
-            self._seek(there)
+            self._in_background(self._open, there)
         deadline = time.monotonic() + patience
         missing = {there for there in self.neighbours if self._opener.expects(there)}
         while missing:
@@ -143,10 +209,6 @@ class Membership:
 
     # -------------------------------------------------------------------------------------------- admit
 
-    def _seek(self, there: int) -> None:
-        """Open the edge in a background thread."""
-        self._in_background(self._open, there)
-
     def _in_background(self, work: Callable[..., None], *arguments: int) -> None:
         """Run the work in a thread, again after an error that nobody has foreseen."""
         def run() -> None:
@@ -163,6 +225,7 @@ class Membership:
         thread.start()
 
     def _open(self, there: int) -> None:
+        """Try to open an edge until this succeeds, or nothing is needed of it."""
         while not self._closing.is_set():
             try:
                 edge = self._opener.open(there, min(self.timeout, ATTEMPT))
@@ -266,7 +329,7 @@ class Membership:
             self.lost[there] = why
             log.warning("process %d continues without process %d from step %d: %s", self.rank, there, self.step, why)
             if there not in self._ended:
-                self._seek(there)
+                self._in_background(self._open, there)
 
     def take_back(self) -> None:
         """Use the edges that were reopened."""
@@ -318,7 +381,7 @@ class Membership:
         self.end()
         self._opener.begin(self._terms)
         for there in self.neighbours:
-            self._seek(there)
+            self._in_background(self._open, there)
         waiting, deadline = set(to), time.monotonic() + seconds
         try:
             while any(map(self._opener.expects, waiting)) and (left := deadline - time.monotonic()) > 0:
@@ -342,9 +405,55 @@ class Membership:
             thread.join(timeout=2 * ATTEMPT)
         for edge in self.edges.values():
             with suppress(Lost):
-                if self.step > self.last_step:              # who is behind then knows that nobody is missing
+                if self.step > self.last_step:              # neighbours behind then know that nobody is missing
                     edge.send_heartbeat(self.step)
                 edge.finish(self.timeout)
             edge.close()
         self.edges.clear()
         self._opener.close()
+
+
+class Pace:
+    """Decides how long to wait for each neighbour: to the end of the step's deadline, or not at all if it is late.
+
+    A process is late if it has sent fewer than half as many messages as this one in the last exchanges. Its messages
+    still count in the steps for which they are there in time. A neighbour that is merely some steps behind, at the
+    same pace, is waited for, so that it gets in step. Without a deadline everybody is waited for.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self._recent: dict[int, deque[int]] = {}
+        """For each process, the number of its messages before each of the last exchanges and the current one."""
+        self._step, self._began = 0, 0.0
+
+    @property
+    def late(self) -> list[int]:
+        """The processes that are not waited for."""
+        return [there for there, counts in self._recent.items() if 2 * (counts[-1] - counts[0]) < len(counts) - 1]
+
+    def begin(self, moment: Moment) -> None:
+        """Begin an exchange; the deadline is for all exchanges of a step together."""
+        if moment[0] != self._step:
+            self._step, self._began = moment[0], time.monotonic()
+
+    def until(self, there: int, arrived: int) -> float:
+        """The time at which to go on without this process, which has sent so many messages so far."""
+        if self.seconds is None:
+            return math.inf
+        known = self._recent.get(there)
+        if known is None or known[-1] > arrived:            # a new edge: it counts as punctual at first
+            known = self._recent[there] = deque(range(arrived - WINDOW, arrived), maxlen=WINDOW + 1)
+        known.append(arrived)
+        return 0.0 if there in self.late else self._began + self.seconds
+
+    def behind(self, step: int, newest: Sequence[Moment], rounds: int, last_step: float) -> int:
+        """Count the steps to skip, up to the one that the neighbours are about to make: the median, of two the lower.
+
+        Neighbours that wait for this process are at most `rounds` steps ahead.
+        """
+        known = [claimed for claimed, _ in newest if claimed <= last_step]
+        theirs = statistics.median_low(known) if known else 0
+        if self.seconds is None or theirs <= step + rounds:
+            return 0
+        return int(min(theirs + 1, last_step)) - step

@@ -1,16 +1,23 @@
-"""Rendezvous of processes: the environment variables that torchrun sets, and a common store."""
+"""Rendezvous of processes: the environment variables that torchrun sets, and a common store (torch.distributed's)."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
+import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+from torch._C._distributed_c10d import Store as Store
+from torch._C._distributed_c10d import TCPStore
 
 from quasiglobal.errors import InputError
-from quasiglobal.peers.gloo import Meeting, Store, TCPStore
 
 MOST_PORT = 65535
+
+Value = TypeVar("Value")
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -56,9 +63,7 @@ def spread(n: int, processes: int) -> list[tuple[int, ...]]:
     """
     if not 1 <= processes <= n:
         raise InputError(f"{n} nodes need 1 to {n} processes, got {processes}")
-    size, rest = divmod(n, processes)
-    starts = [rank * size + min(rank, rest) for rank in range(processes + 1)]
-    return [tuple(range(first, last)) for first, last in itertools.pairwise(starts)]
+    return [tuple(nodes.tolist()) for nodes in np.array_split(np.arange(n), processes)]
 
 
 def all_gather(store: Store, about: str, mine: str, rank: int, size: int, timeout: float) -> list[str]:
@@ -87,3 +92,58 @@ def join(timeout: float = 60.0) -> tuple[Store, int, int]:
         store = meet(host, port, timeout)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return Meeting(store, f"quasiglobal/{attempt}"), int(rank), int(size)
+
+
+def until(condition: Callable[[], Value], seconds: float) -> Value:
+    """Poll with back-off; return the first truthy value."""
+    began, pause = time.monotonic(), 0.002
+    while not (value := condition()):
+        if time.monotonic() - began > seconds:
+            raise TimeoutError(f"no answer within {seconds:g} s")
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.1)
+    return value
+
+
+class Meeting(Store):
+    """A store, or a prefix of it, with one connection that many threads share; it waits by polling.
+
+    A c10d store blocks its connection while it waits. One connection per edge would be slow where name resolution is
+    slow: c10d looks up the name of the other side for each connection.
+    """
+
+    def __init__(self, store: Store, prefix: str = "") -> None:
+        super().__init__()
+        self._connection: list[Any] = store._connection if isinstance(store, Meeting) else [store]
+        outer = store._prefix if isinstance(store, Meeting) else ""
+        self._prefix: str = outer + (f"{prefix}/" if prefix else "")
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a value."""
+        self._connection[0].set(self._prefix + key, value)
+
+    def get(self, key: str) -> bytes:
+        """Wait until the key exists, then read its value."""
+        self.wait([key])
+        return bytes(self._connection[0].get(self._prefix + key))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter; return the sum."""
+        return int(self._connection[0].add(self._prefix + key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys exist."""
+        return bool(self._connection[0].check([self._prefix + key for key in keys]))
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=60)) -> None:
+        """Wait until all keys exist; raise RuntimeError on timeout, as any store does."""
+        try:
+            until(lambda: self.check(keys), timeout.total_seconds())
+        except TimeoutError as error:
+            raise RuntimeError(f"timed out: {error}") from None
+
+    def reconnect(self) -> None:
+        """Reconnect to the store; raise OSError if it is unreachable."""
+        client = self._connection[0]
+        socket.create_connection((client.host, client.port), timeout=1.0).close()   # c10d itself would block
+        self._connection[0] = client.clone()

@@ -1,35 +1,54 @@
 """Edges between the sites of a federation: one side dials, the other listens, over mutual TLS 1.3.
 
 The federation file, which the organiser signs, replaces the store: it says who takes part, where each site listens, and
-by which key it is known. A site that has a newer file passes it on to its neighbours.
+by which key it is known. A site that has a newer file passes it on to its neighbours. Strangers may connect to the
+`Listener`, so what is not yet authenticated is bounded. An `Audit` records connections for a site's IT department.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import ipaddress
 import logging
+import math
+import os
 import secrets
 import socket
+import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
+from pathlib import Path
 from random import uniform
+from typing import TypeAlias
 
+from quasiglobal.common.files import as_line
 from quasiglobal.errors import InputError
-from quasiglobal.peers.audit import Audit
-from quasiglobal.peers.channel import Lost, Refused
-from quasiglobal.peers.connections import Connections, Link
-from quasiglobal.peers.edge import Edge
+from quasiglobal.peers.edge import Edge, Lost, Refused
 from quasiglobal.peers.federation_file import Federation, split_address
+from quasiglobal.peers.folders import Identity, SiteFolder
 from quasiglobal.peers.greeting import PROTOCOL, Greeting, exchange, refuse
-from quasiglobal.peers.listener import Guest, Listener, resolved
-from quasiglobal.peers.opening import ADMISSION, Opener, Terms
-from quasiglobal.peers.site import Identity, SiteFolder
+from quasiglobal.peers.membership import ADMISSION, Opener, Terms
 from quasiglobal.peers.tls import TLSChannel, close_gently, prepare, reason, trouble
 
+if sys.platform != "win32":
+    import resource
+
 log = logging.getLogger("quasiglobal")
+
+AGAIN = 60.0
+"""Seconds after which a refusal that repeats, or that no connection can be accepted, is reported again."""
+
+MOST_KINDS = 1000
+"""Maximum number of different refusals to tell apart."""
 
 WATCH = 5.0
 """Seconds between looks at the federation file and the certificates."""
@@ -42,6 +61,17 @@ LOOK_UP = 30.0
 
 FAREWELL = 1.0
 """Seconds for a refused connection to read why."""
+
+MOST_WAITING = 64
+"""Maximum number of connections that are not yet authenticated."""
+
+FILES_EACH = 8
+"""Open files that such a connection may need for a moment, with room for what is open otherwise."""
+
+Place: TypeAlias = tuple[
+    socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
+]
+"""An address of a name, as of `getaddrinfo`."""
 
 
 class SiteOpener(Opener):
@@ -80,7 +110,12 @@ class SiteOpener(Opener):
         if any(self._listens_for(there) for there in expected):
             host, port = split_address(self._listen or self.site.address or "")
             self._listener = Listener(host, port, self._receive)
-        log.info("%s", self._in_words(expected))
+        at = f", listening at port {self._listener.port}" if self._listener else ""
+        log.info(
+            "node %d (%s) of federation %s, file %d%s; neighbours over TLS 1.3: %s",
+            self.site.node, self.site.name, self.federation.name, self.federation.serial, at,
+            ", ".join(map(self.called, expected)) or "none",
+        )
         self.audit.record(
             "started", federation=self.federation.name, serial=self.federation.serial, node=self.site.node,
             neighbours=expected, step=terms.step(),
@@ -123,15 +158,6 @@ class SiteOpener(Opener):
 
     def _listens_for(self, there: int) -> bool:
         return self.federation.listener(self.site.node, there) == self.site.node
-
-    def _in_words(self, expected: list[int]) -> str:
-        """The opening line of the log."""
-        others = [self.called(there) for there in expected]
-        at = f", listening at port {self._listener.port}" if self._listener else ""
-        return (
-            f"node {self.site.node} ({self.site.name}) of federation {self.federation.name}, file "
-            f"{self.federation.serial}{at}; neighbours over TLS 1.3: {', '.join(others) or 'none'}"
-        )
 
     # -------------------------------------------------------------------------------------------- dial
 
@@ -187,7 +213,7 @@ class SiteOpener(Opener):
         with self._news:
             while not self._closing.is_set():
                 link = self._parked.pop(there, None)
-                if link is not None and link.alive:
+                if link is not None and link.channel.alive:
                     return link
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -246,8 +272,11 @@ class SiteOpener(Opener):
         channel = TLSChannel(connection)
         old = renews or (self._links.to(identity.node) if theirs.renews else None)
         if old is not None:
-            old.edge.adopt(channel)
-        edge = old.edge if old is not None else self._edge(identity.node, channel, theirs)
+            edge = old.edge
+            edge.adopt(channel)
+        else:
+            edge = Edge(self.site.node, identity.node, channel, generation=0)
+            edge.step_there, edge.on_note = theirs.step, partial(self._heard_of, identity.node)
         link = Link(
             edge, channel, identity, theirs, dials, datetime.now(UTC),
             min(identity.ends, own.ends) if own else identity.ends, theirs.serial,
@@ -280,12 +309,6 @@ class SiteOpener(Opener):
         if link is not None and not same and not dials:
             return f"node {identity.node} is taken: another process with its certificate is connected"
         return ""
-
-    def _edge(self, there: int, channel: TLSChannel, theirs: Greeting) -> Edge:
-        edge = Edge(self.site.node, there, channel, generation=0)
-        edge.step_there = theirs.step
-        edge.on_note = lambda note: self._heard_of(there, note)
-        return edge
 
     def _note_version(self, theirs: Greeting) -> None:
         if theirs.library != _version() and self._versions.get(theirs.node) != theirs.library:
@@ -356,6 +379,244 @@ class SiteOpener(Opener):
                 "closed", node=link.identity.node, sent=link.channel.sent, received=link.channel.received,
                 step=self._terms.step(),
             )
+
+
+@dataclass(eq=False)
+class Link:
+    """An open connection to a neighbour, and what was known when it was opened."""
+
+    edge: Edge
+    channel: TLSChannel
+    identity: Identity
+    greeting: Greeting
+    dialled: bool
+    begun: datetime
+    ends: datetime
+    """When the first of the two certificates ends."""
+    serial: int
+    """Serial number of the federation file that the neighbour is known to have."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a certificate has ended."""
+        return datetime.now(UTC) > self.ends
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a certificate ends soon: after three quarters of the time that was left when it was opened."""
+        return datetime.now(UTC) > self.ends - (self.ends - self.begun) / 4
+
+
+class Connections:
+    """The connections to all neighbours until they are closed, in the order of opening; many threads use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._links: list[Link] = []
+
+    def take(self, link: Link) -> None:
+        """Make this the connection to its neighbour; an earlier one is cut, unless it is of the same edge."""
+        with self._lock:
+            before = self._newest().get(link.identity.node)
+            self._links = [*self._links, link]
+        if before is not None and before.edge is not link.edge:
+            before.edge.cut("it connected again")
+
+    def to(self, there: int) -> Link | None:
+        """The newest connection to a neighbour, if it is open."""
+        return next((link for link in self.open() if link.identity.node == there), None)
+
+    def open(self) -> list[Link]:
+        """The newest connection to each neighbour, if it is open."""
+        return [link for link in self._newest().values() if link.channel.alive]
+
+    def take_ended(self, seconds: float = 0.0) -> list[Link]:
+        """Forget connections that are closed, and return them; wait for each up to this long."""
+        ended = [link for link in self._links if link.channel.ended.wait(seconds)]
+        with self._lock:
+            self._links = [link for link in self._links if link not in ended]
+        return ended
+
+    def _newest(self) -> dict[int, Link]:
+        return {link.identity.node: link for link in self._links}
+
+
+class Guest:
+    """A connection that is not yet authenticated."""
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        self.connection, self.address, self.who = connection, address, address
+        self.node: int | None = None
+        """The site that its certificate proves."""
+
+    @property
+    def network(self) -> str:
+        """The address, or the part of an IPv6 address that one owner usually has."""
+        with suppress(ValueError):
+            ip = ipaddress.ip_address(self.address.partition("%")[0])
+            if ip.version == 6 and ip.ipv4_mapped is None:
+                return str(ipaddress.ip_network((ip, 64), strict=False))
+        return self.address
+
+    def dismiss(self) -> None:
+        """End the connection; its thread notices."""
+        with suppress(OSError):             # an SSLSocket's own shutdown would change the object under its thread
+            socket.socket.shutdown(self.connection, socket.SHUT_RDWR)
+
+
+class Listener:
+    """Accepts connections at one address, and calls `receive` with each in a thread of its own.
+
+    A connection counts as waiting until `receive` returns. If too many wait, the oldest one of the network with the
+    most is dismissed, so that a flood from one place does not keep others out.
+    """
+
+    def __init__(self, host: str, port: int, receive: Callable[[Guest], None]) -> None:
+        self._receive, self._closing, self._lock = receive, threading.Event(), threading.Lock()
+        self._waiting: list[Guest] = []
+        self._most = most_waiting()
+        self._room = threading.Semaphore(self._most + self._most // 4)
+        """Also for those that were dismissed, until their threads notice."""
+        self._socket = bound(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        threading.Thread(target=self._accept, name="listener", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening, and dismiss who waits."""
+        self._closing.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)         # wakes `accept`
+        self._socket.close()
+        with self._lock:
+            for guest in self._waiting:
+                guest.dismiss()
+
+    def _accept(self) -> None:
+        said = -math.inf
+        while not self._closing.is_set():
+            if not self._room.acquire(timeout=1.0):
+                continue
+            try:
+                connection, address = self._socket.accept()
+                guest = Guest(connection, str(address[0]))
+                self._make_room()
+                with self._lock:
+                    self._waiting.append(guest)
+                threading.Thread(target=self._host, args=(guest,), daemon=True).start()
+            except (OSError, RuntimeError) as error:        # no descriptors or threads left: wait until there are
+                self._room.release()
+                if not self._closing.is_set() and time.monotonic() - said > AGAIN:
+                    said = time.monotonic()
+                    log.warning("cannot accept connections for now: %s", error)
+                self._closing.wait(0.1)
+
+    def _host(self, guest: Guest) -> None:
+        try:
+            self._receive(guest)
+        except Exception:                                   # no stranger ends a thread with a trace
+            log.exception("a connection from %s failed", guest.address)
+            guest.dismiss()
+        finally:
+            self._room.release()
+            with self._lock, suppress(ValueError):          # dismissed before
+                self._waiting.remove(guest)
+
+    def _make_room(self) -> None:
+        with self._lock:
+            if len(self._waiting) < self._most:
+                return
+            counts = Counter(guest.network for guest in self._waiting)
+            (crowd, _), = counts.most_common(1)
+            oldest = next(guest for guest in self._waiting if guest.network == crowd)
+            self._waiting.remove(oldest)
+        oldest.dismiss()
+
+
+def most_waiting() -> int:
+    """`MOST_WAITING`, or fewer where a process may open few files: strangers must not use them up."""
+    if sys.platform == "win32":
+        return MOST_WAITING
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_WAITING if most == resource.RLIM_INFINITY else max(min(MOST_WAITING, most // FILES_EACH), 2)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A listening socket at this address; all addresses of the machine for 0.0.0.0 and ::."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        both = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(address[:2], family=family, backlog=128, dualstack_ipv6=both)
+    except (OSError, OverflowError) as error:
+        taken = getattr(error, "errno", None) == errno.EADDRINUSE
+        remedy = "this node may run already" if taken else "name this machine's own address with --listen HOST:PORT"
+        why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        raise InputError(f"cannot listen at {host}:{port}: {why}; {remedy}") from None
+
+
+def resolved(host: str, port: int, seconds: float, closing: threading.Event) -> Sequence[Place]:
+    """Addresses of a name; TimeoutError if the look-up takes longer than this, or at the end.
+
+    The look-up goes on in its thread: it cannot be stopped.
+    """
+    found: Future[Sequence[Place]] = Future()
+
+    def look_up() -> None:
+        try:
+            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except OSError as error:
+            found.set_exception(error)
+
+    deadline = time.monotonic() + seconds
+    threading.Thread(target=look_up, name="look-up", daemon=True).start()
+    while not found.done() and time.monotonic() < deadline and not closing.is_set():
+        wait([found], 0.1)
+    if not found.done():
+        raise TimeoutError(f"{host} was not found in time")
+    return found.result()
+
+
+class Audit:
+    """Appends JSON lines to a file, which nothing here shortens; without a file, refusals are only logged."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._refusals: dict[tuple[str, str], tuple[float, int]] = {}
+        self._failed = False
+
+    def record(self, event: str, **facts: object) -> None:
+        """Append a line; a full disk is logged and stops nothing."""
+        if self._path is None:
+            return
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = as_line({"time": now, "event": event} | facts) + "\n"
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(file, line.encode())
+            finally:
+                os.close(file)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                log.warning("cannot write %s: %s; connections are not recorded", self._path, error.strerror)
+
+    def refuse(self, whom: str, why: str, logged: bool = True) -> None:
+        """Log a refusal once, and record it; a flood of the same refusals is one line a minute.
+
+        `logged` is False if the caller logs it.
+        """
+        with self._lock:
+            if len(self._refusals) > MOST_KINDS:
+                self._refusals.clear()
+            said, count = self._refusals.get((whom, why), (-math.inf, 0))
+            due = time.monotonic() - said > AGAIN
+            self._refusals[whom, why] = (time.monotonic(), 0) if due else (said, count + 1)
+        if due:
+            self.record("refused", who=whom, reason=why, times=count + 1)
+        if said == -math.inf and logged:
+            log.warning("refused %s: %s", whom, why)
 
 
 def _version() -> str:

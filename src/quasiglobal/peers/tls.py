@@ -18,7 +18,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from quasiglobal.peers.channel import Channel, Lost, Refused, Sending
+from quasiglobal.peers.edge import Channel, Lost, Refused, Sending
 
 LINGER = 5.0
 """Seconds in which a closed connection still delivers what was sent."""
@@ -70,7 +70,8 @@ class TLSChannel(Channel):
         """Queue a message."""
         queued = _Message(self, message)
         with self._state:
-            self._check(self._no_sends)
+            if self._no_sends is not None:
+                raise Lost(self._no_sends)
             if queued.left:
                 self._out.append(queued)
         self._ring()
@@ -79,15 +80,14 @@ class TLSChannel(Channel):
     def recv_into(self, buffer: Tensor, deadline: float) -> None:
         """Fill the buffer; a connection whose bytes do not come in time is closed."""
         with self._state:
-            self._check(self._no_reads)
+            if self._no_reads is not None:
+                raise Lost(self._no_reads)
             self._into = _bytes(buffer)
             self._ring()
-            while self._into and not self._no_reads:
-                if not self._state.wait(max(deadline - time.monotonic(), 0.0)) and time.monotonic() >= deadline:
-                    break
-            late, self._into = bool(self._into), None
-            if late:
-                self._check(self._no_reads)
+            self._state.wait_for(lambda: not self._into or self._no_reads, max(deadline - time.monotonic(), 0.0))
+            late, self._into, why = bool(self._into), None, self._no_reads
+        if late and why is not None:
+            raise Lost(why)
         if late:
             self.close()
             raise Lost("it did not answer in time")
@@ -100,19 +100,6 @@ class TLSChannel(Channel):
             self._no_reads = self._no_reads or "this process closed the connection"
             self._state.notify_all()
         self._ring()
-
-    def sent_by(self, message: _Message, deadline: float) -> None:
-        """Wait until a message of this channel has left."""
-        with self._state:
-            while message.left:
-                self._check(self._no_sends)
-                if not self._state.wait(max(deadline - time.monotonic(), 0.0)) and time.monotonic() >= deadline:
-                    raise Lost("it did not answer in time")
-
-    @staticmethod
-    def _check(trouble: str | None) -> None:
-        if trouble is not None:
-            raise Lost(trouble)
 
     def _ring(self) -> None:
         with suppress(OSError):                             # full: it rings already; closed: nobody listens
@@ -212,7 +199,11 @@ class _Message(Sending):
         self._channel, self.left = channel, _bytes(message)
 
     def wait(self, deadline: float) -> None:
-        self._channel.sent_by(self, deadline)
+        of = self._channel
+        with of._state:
+            of._state.wait_for(lambda: not self.left or of._no_sends, max(deadline - time.monotonic(), 0.0))
+            if self.left:
+                raise Lost(of._no_sends or "it did not answer in time")
 
 
 def _bytes(tensor: Tensor) -> memoryview:

@@ -16,7 +16,7 @@ from quasiglobal.data.dataset import Dataset, Examples
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.needs import CUT_OFF, HARMED
 from quasiglobal.errors import InputError
-from quasiglobal.peers.opening import NO_MEAN_OVER_SITES
+from quasiglobal.peers.membership import NO_MEAN_OVER_SITES
 from quasiglobal.runs.building import make_task
 from quasiglobal.training.experiment import Experiment
 from quasiglobal.training.task import Task

@@ -30,9 +30,8 @@ from quasiglobal.common.files import alone
 from quasiglobal.engines.costs import traffic
 from quasiglobal.engines.distributed import Distributed, MeanLost
 from quasiglobal.errors import InputError
-from quasiglobal.peers.gloo import Meeting, Store, until
-from quasiglobal.peers.opening import Way
-from quasiglobal.peers.rendezvous import all_gather, join, serve, spread
+from quasiglobal.peers.gloo import Way
+from quasiglobal.peers.rendezvous import Meeting, Store, all_gather, join, serve, spread, until
 from quasiglobal.runs.agreement import refuse_faults, trust_of
 from quasiglobal.runs.best import KeepBest
 from quasiglobal.runs.building import task_of

@@ -18,13 +18,11 @@ from torch import Tensor
 from quasiglobal.data.sources import named
 from quasiglobal.engines.trust import SUGGESTED
 from quasiglobal.errors import InputError
-from quasiglobal.peers.audit import Audit
-from quasiglobal.peers.checks import Expected
-from quasiglobal.peers.gloo import Meeting
+from quasiglobal.peers.edge import Expected
+from quasiglobal.peers.folders import SiteFolder
 from quasiglobal.peers.membership import Membership
-from quasiglobal.peers.rendezvous import meet, spread
-from quasiglobal.peers.site import SiteFolder
-from quasiglobal.peers.sites import SiteOpener
+from quasiglobal.peers.rendezvous import Meeting, meet, spread
+from quasiglobal.peers.sites import Audit, SiteOpener
 from quasiglobal.runs.agreement import agreement, refuse_between_sites, trust_of
 from quasiglobal.runs.best import Kept, kept_in, values_of, write_best
 from quasiglobal.runs.building import data_of, make_task

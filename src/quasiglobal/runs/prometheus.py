@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler
 from quasiglobal.engines.distributed import Distributed
 from quasiglobal.errors import InputError
 from quasiglobal.peers.federation_file import split_address
-from quasiglobal.peers.site import SiteFolder
+from quasiglobal.peers.folders import SiteFolder
 from quasiglobal.training.loop import Callback, Loop
 from quasiglobal.training.metrics import ranking
 

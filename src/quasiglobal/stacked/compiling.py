@@ -22,7 +22,7 @@ log = logging.getLogger("quasiglobal")
 
 aten = torch.ops.aten
 
-Program = Callable[..., Tree]
+Computation = Callable[..., Tree]
 """A function of trees of tensors."""
 
 SAFE: dict[str, str | int | bool | Callable[..., object]] = {
@@ -36,7 +36,7 @@ With loops ordered after fusion the gradient of an Inception's stem has an error
 """
 
 
-def by_inductor(function: Program, backend: str = "inductor") -> Program:
+def by_inductor(function: Computation, backend: str = "inductor") -> Computation:
     """Compile the function at its first call.
 
     Hide the compiler's warnings about its own use of deprecated parts of PyTorch and of `.grad`, about TF32, which is
@@ -89,7 +89,7 @@ def step_by_inductor(step: RecordedStep, backend: str = "inductor") -> Callable[
     return call
 
 
-def traced(function: Program, arguments: tuple[Tree, ...]) -> fx.GraphModule:
+def traced(function: Computation, arguments: tuple[Tree, ...]) -> fx.GraphModule:
     """Trace the function to a list of tensor operations, which avoids vmap's overhead per operation.
 
     Views become `reshape`, since a compiler may choose other strides than those traced. Nothing is written into their
@@ -131,11 +131,11 @@ class Programs:
     """Traced or compiled programs, one for each function and the shapes and dtypes of its arguments."""
 
     def __init__(self) -> None:
-        self._programs: dict[object, Program] = {}
+        self._programs: dict[object, Computation] = {}
         self._calls: Counter[object] = Counter()
 
     def __call__(
-        self, function: Program, arguments: tuple[Tree, ...], build: Callable[[Program, tuple[Tree, ...]], Program],
+        self, function: Computation, arguments: tuple[Tree, ...], build: Callable[[Computation, tuple[Tree, ...]], Computation],
         calls: int = 0,
     ) -> Tree:
         """Call the program, which is built after this many calls; the function before."""
@@ -149,7 +149,7 @@ class Programs:
 class Fused:
     """A function of tensors, traced and compiled for each shape of its arguments; called as it is if that fails."""
 
-    def __init__(self, function: Program) -> None:
+    def __init__(self, function: Computation) -> None:
         self.function, self._programs = function, Programs()
         self.compiles = True
         """False after a failure."""
@@ -164,7 +164,7 @@ class Fused:
         return self.function(*arguments)
 
 
-def _fused(function: Program, arguments: tuple[Tree, ...]) -> Program:
+def _fused(function: Computation, arguments: tuple[Tree, ...]) -> Computation:
     with torch.no_grad():
         return by_inductor(traced(function, tree_map(Tensor.detach, arguments)))
 

@@ -18,7 +18,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from quasiglobal.common.trees import Tree
-from quasiglobal.stacked.compiling import Program, Programs, by_inductor, traced
+from quasiglobal.stacked.compiling import Computation, Programs, by_inductor, traced
 from quasiglobal.stacked.one_model import Buffers, Gradients, OneModel, RealModel
 from quasiglobal.stacked.recording import Untraceable
 from quasiglobal.stacked.stackable import cross_entropy, stackable, unstacked
@@ -144,7 +144,7 @@ class Traced(Vectorised):
         given = x, buffers, inputs, targets
         return Gradients(*self._programs(super().gradients, given, self._traced, CALLS_BEFORE_TRACING))
 
-    def _traced(self, function: Program, given: tuple[Tree, ...]) -> Program:
+    def _traced(self, function: Computation, given: tuple[Tree, ...]) -> Computation:
         """The function traced; itself if that fails, as for the checks of `torch.distributions`."""
         try:
             program = traced(function, given)
@@ -178,7 +178,7 @@ class Compiled(Vectorised):
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
         return self._programs(super().outputs, (x, buffers, inputs), self._compiled, CALLS_BEFORE_COMPILING)
 
-    def _compiled(self, function: Program, arguments: tuple[Tree, ...]) -> Program:
+    def _compiled(self, function: Computation, arguments: tuple[Tree, ...]) -> Computation:
         """The function traced, and compiled unless that takes minutes."""
         program, self.unchecked = traced(function, arguments), True
         count, name = len(program.graph.nodes), type(self.one.module).__name__
@@ -189,7 +189,7 @@ class Compiled(Vectorised):
         return by_inductor(program)
 
 
-def by_autograd(loss_at: Program, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
+def by_autograd(loss_at: Computation, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
     """Gradients at x of all rows, by a stacked `OneModel.loss_at`."""
     after, version = {name: value.clone() for name, value in buffers.items()}, x._version
     leaf = x.detach().requires_grad_()
@@ -200,7 +200,7 @@ def by_autograd(loss_at: Program, x: Tensor, buffers: Buffers, inputs: Tree, tar
     return Gradients(losses.detach(), right, g, {name: value.detach() for name, value in after.items()})
 
 
-def for_each_row(function: Program, *arguments: Tree) -> Tree:
+def for_each_row(function: Computation, *arguments: Tree) -> Tree:
     """Same result as vmap, computed one row after the other."""
     count = len(tree_leaves(arguments)[0])
     results = [function(*tree_map(lambda values, i=i: values[i], arguments)) for i in range(count)]

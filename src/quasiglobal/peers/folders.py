@@ -1,4 +1,7 @@
-"""A site's folder: its key, its certificates, the federation file, and the TLS contexts made from them."""
+"""The folders of both sides of a federation: a site's keys, certificates and file, and the organiser's key and file.
+
+The TLS contexts of a site are made from its folder.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,22 @@ import errno
 import hashlib
 import logging
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from quasiglobal.common.files import alone, read_json, replacing, write_json
 from quasiglobal.errors import InputError
-from quasiglobal.peers import federation_file, keys, requests
-from quasiglobal.peers.certificates import (
-    LIFETIME,
-    LONGEST_LIFETIME,
-    CertificateClaim,
-    check_issued,
-    issue,
-    key_of_root,
-    now,
-    read_claim,
-    root,
-)
-from quasiglobal.peers.federation_file import Federation, Site
+from quasiglobal.peers import certificates, federation_file
+from quasiglobal.peers.certificates import LIFETIME, LONGEST_LIFETIME, CertificateClaim, fingerprint, now, read_key
+from quasiglobal.peers.federation_file import Federation, Request, Site
 
 DAMAGED = "{} is damaged; run `qg site renew`"
+
+LONGEST_DAYS = 3660
+"""Days that a federation lasts at most."""
 
 log = logging.getLogger("quasiglobal")
 
@@ -40,13 +36,13 @@ class Identity:
     federation: str
     node: int
     fingerprint: str
-    """Of the site's own key, which stays when certificates are renewed."""
+    """Fingerprint of the site's own key, which stays when certificates are renewed."""
     ends: datetime
     """End of the certificate that was shown."""
 
 
 class SiteFolder:
-    """What one site keeps, each in a file of this folder.
+    """The folder of one site.
 
     site.key: the site's key, whose fingerprint the organiser approved; it signs certificates and nothing else.
     tls.pem: the key and the short-lived certificate of its TLS connections, renewed from site.key.
@@ -63,22 +59,20 @@ class SiteFolder:
         self._parsed: tuple[bytes, Federation] | None = None
         self._trouble = ""
 
-    def request(self, federation: str, name: str, address: str | None) -> tuple[Path, requests.Request]:
+    def request(self, federation: str, name: str, address: str | None) -> tuple[Path, Request]:
         """Write a request to take part, and make the site's key if there is none."""
         federation_file.check_name(federation, "the federation")
         federation_file.check_name(name, "the site")
         federation_file.read_address(address, "the site")
         if self.is_pinned and self.federation().name != federation:
             raise InputError(f"{self.path} belongs to federation {self.federation().name}; name another --folder")
-        with self._alone():
-            key = keys.read_key(self.key) if self.key.exists() else keys.new_key(self.key)
+        with _alone(self.path):
+            key = read_key(self.key) if self.key.exists() else certificates.new_key(self.key)
             if not self.root.exists():
-                _write(self.root, root(key))
-            own = requests.Request(
-                federation, name, address, keys.fingerprint(key.public_key()), self.root.read_bytes()
-            )
+                _write(self.root, certificates.root(key))
+            own = Request(federation, name, address, fingerprint(key.public_key()), self.root.read_bytes())
             path = self.path / f"request-{name}.json"
-            _write(path, requests.written(own, key))
+            _write(path, federation_file.written_request(own, key))
         return path, own
 
     def pin(self, text: bytes, where: str) -> None:
@@ -89,7 +83,7 @@ class SiteFolder:
         found = federation_file.read(text, organiser, where)
         found.check_dates(where)
         self.own(found)
-        _write(self.authority, keys.public_text(organiser).encode() + b"\n")
+        _write(self.authority, certificates.public_der(organiser).hex().encode() + b"\n")
 
     @property
     def is_pinned(self) -> bool:
@@ -102,7 +96,7 @@ class SiteFolder:
         InputError with the reason: a file that is older, has ended, is signed by another key or changed.
         """
         found = self._read(newer, where)
-        with self._alone():
+        with _alone(self.path):
             _check_serial(found, newer, self._seen(), where)
             if self.file.exists() and self.file.read_bytes() == newer:
                 return False
@@ -115,23 +109,27 @@ class SiteFolder:
         if not self.file.exists():
             raise InputError(f"{self.file} does not exist; run `qg site install` with the organiser's file")
         seen = self._seen()                         # before the file, since `accept` writes it after the file
-        text = keys.read_text(self.file)
+        text = certificates.read_text(self.file)
         found = self._read(text, str(self.file))
         _check_serial(found, text, seen, str(self.file))
         if found.serial > seen[0]:
-            with self._alone():
+            with _alone(self.path):
                 self._remember(found, text)
         return found
 
     def text(self) -> bytes:
         """The federation file as it is, to pass on; checked as by `federation`."""
         self.federation()
-        return keys.read_text(self.file)
+        return certificates.read_text(self.file)
 
     def own(self, federation: Federation | None = None) -> Site:
         """This site's entry in the federation."""
         federation = federation or self.federation()
-        mine = keys.fingerprint(key_of_root(self._own_root(), str(self.root)))
+        try:
+            root = self.root.read_bytes()
+        except OSError:
+            raise InputError(f"{self.path} is not a site's folder; make one with `qg site request`") from None
+        mine = fingerprint(certificates.key_of_root(root, str(self.root)))
         for site in federation.sites:
             if site.fingerprint == mine:
                 return site
@@ -146,21 +144,21 @@ class SiteFolder:
             raise InputError(f"a certificate is valid for at most {LONGEST_LIFETIME.days} days, got {lifetime}")
         found = self.federation()
         own = self.own(found)
-        signer = keys.read_key(key or self.key)
-        if keys.fingerprint(signer.public_key()) != own.fingerprint:
+        signer = read_key(key or self.key)
+        if fingerprint(signer.public_key()) != own.fingerprint:
             raise InputError(f"{key or self.key} is not the key that {self.root} belongs to; restore the right one")
-        made = issue(signer, found.name, own.node, lifetime)
-        with self._alone():
-            keys.write_private(self.certificate, made)
-        return read_claim(made)
+        made = certificates.issue(signer, found.name, own.node, lifetime)
+        with _alone(self.path):
+            certificates.write_private(self.certificate, made)
+        return certificates.read_claim(made)
 
     def shown(self) -> CertificateClaim | None:
         """The claim of this site's TLS certificate; None if there is no certificate yet."""
         if not self.certificate.exists():
             return None
-        keys.check_private(self.certificate)
+        certificates.check_private(self.certificate)
         try:
-            return read_claim(self.certificate.read_bytes())
+            return certificates.read_claim(self.certificate.read_bytes())
         except InputError:
             raise InputError(DAMAGED.format(self.certificate)) from None
 
@@ -178,11 +176,11 @@ class SiteFolder:
     def peer(self, certificate_der: bytes, federation: Federation | None = None) -> Identity:
         """The node that a certificate proves, or InputError with the reason."""
         federation = federation or self.federation()
-        claim = read_claim(certificate_der)
+        claim = certificates.read_claim(certificate_der)
         if claim.federation != federation.name:
             raise InputError(f"the certificate is for federation {claim.federation}, this is {federation.name}")
         site = federation.site(claim.node)
-        check_issued(certificate_der, site.root)
+        certificates.check_issued(certificate_der, site.root)
         return Identity(federation.name, site.node, site.fingerprint, claim.ends)
 
     def _context(self, side: int) -> ssl.SSLContext:
@@ -206,7 +204,7 @@ class SiteFolder:
     def _renew_if_due(self, federation: Federation) -> None:
         """Renew in the last third of the certificate's life, or if this site has another number by now."""
         if self.key.exists():
-            keys.check_private(self.key)
+            certificates.check_private(self.key)
         shown = self.shown()
         if shown is None:
             self.renew()
@@ -228,7 +226,7 @@ class SiteFolder:
         if not self.authority.exists():
             raise InputError(f"{self.path} trusts no organiser yet; run `qg site install` with the organiser's file")
         if self._parsed is None or self._parsed[0] != text:
-            organiser = keys.public_key(self.authority.read_text().strip(), str(self.authority))
+            organiser = certificates.public_key(self.authority.read_text().strip(), str(self.authority))
             self._parsed = text, federation_file.read(text, organiser, where)
         found = self._parsed[1]
         found.check_dates(where)
@@ -249,17 +247,108 @@ class SiteFolder:
         if found.serial > self._seen()[0]:
             write_json(self.newest, {"serial": found.serial, "sha256": _digest(text)})
 
-    def _own_root(self) -> bytes:
-        try:
-            return self.root.read_bytes()
-        except OSError:
-            raise InputError(f"{self.path} is not a site's folder; make one with `qg site request`") from None
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with alone(self.path, wait=True):
-            yield
+class OrganiserFolder:
+    """The folder of the organiser: organiser.key, and federation.json, which is for everybody."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.key = path / "organiser.key"
+        self.file = path / "federation.json"
+
+    def new(self, name: str, topology: str, days: float) -> Federation:
+        """Make a key and a federation without sites; the topology is a text that this package does not read."""
+        federation_file.check_name(name, "the federation")
+        made = Federation(name, 1, _end(days), (), topology)
+        with _alone(self.path):
+            if self.file.exists():
+                raise InputError(f"{self.file} exists; name another folder with --folder")
+            certificates.new_key(self.key)
+            self._write(made)
+        return made
+
+    def read(self) -> Federation:
+        """The newest federation."""
+        if not self.file.exists():
+            raise InputError(f"{self.path} has no federation; make one with `qg federation new`, or name its --folder")
+        return federation_file.read(certificates.read_text(self.file), read_key(self.key).public_key(), str(self.file))
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the organiser's key, for the sites to compare."""
+        return fingerprint(read_key(self.key).public_key())
+
+    def approve(
+        self, requests: Sequence[Request], nodes: int, links: Sequence[tuple[int, int]], node: int | None = None
+    ) -> Federation:
+        """Add sites, under the lowest free numbers or, for one site, under `node`.
+
+        `nodes` and `links` are those of the federation's topology. A request of a known key keeps its number, and
+        changes its address.
+        """
+        if node is not None and len(requests) != 1:
+            raise InputError(f"--node is for one request, got {len(requests)}; approve them one by one")
+        with _alone(self.path):
+            found = self.read()
+            for request in requests:
+                found = _with(found, request, nodes, node)
+            found.check_edges(links)
+            return self._write_next(found)
+
+    def revoke(self, site: str) -> Federation:
+        """Write the next file without this site; its number is free again."""
+        with _alone(self.path):
+            found = self.read()
+            gone = found.site(site)
+            return self._write_next(replace(found, sites=tuple(one for one in found.sites if one != gone)))
+
+    def extend(self, days: float) -> Federation:
+        """Write the next file, which ends this many days from now."""
+        with _alone(self.path):
+            return self._write_next(replace(self.read(), ends=_end(days)))
+
+    def _write_next(self, federation: Federation) -> Federation:
+        self._write(replace(federation, serial=federation.serial + 1))
+        return self.read()
+
+    def _write(self, federation: Federation) -> None:
+        _write(self.file, federation_file.written(federation, read_key(self.key)))
+
+
+def _with(federation: Federation, request: Request, n: int, node: int | None) -> Federation:
+    """The federation with one site more; a site with the same key is replaced."""
+    if request.federation != federation.name:
+        raise InputError(
+            f"{request.name} asks for federation {request.federation}, this is {federation.name}; "
+            "ask the site for another request"
+        )
+    others = {site.node: site for site in federation.sites if site.fingerprint != request.fingerprint}
+    known = next((site.node for site in federation.sites if site.fingerprint == request.fingerprint), None)
+    free = [number for number in range(n) if number not in others]
+    if any(site.name == request.name for site in others.values()):
+        raise InputError(f"another site has the name {request.name}; revoke it, or ask for another name")
+    if not free:
+        raise InputError(f"{federation.topology} has {n} nodes, and all are taken; revoke a site first")
+    if node is not None and node not in free:
+        taken = f"is taken by {others[node].name}" if node in others else f"is not one of {federation.topology}"
+        raise InputError(f"node {node} {taken}; free: {', '.join(map(str, free))}")
+    chosen = next(number for number in (node, known, free[0]) if number is not None)
+    others[chosen] = Site(chosen, request.name, request.address, request.fingerprint, request.root)
+    return replace(federation, sites=tuple(site for _, site in sorted(others.items())))
+
+
+def _end(days: float) -> datetime:
+    """The end of a federation that lasts this many days."""
+    if not 0 < days <= LONGEST_DAYS:
+        raise InputError(f"a federation lasts at most {LONGEST_DAYS} days, got {days:g}")
+    return now() + timedelta(days=days)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with alone(folder, wait=True):
+        yield
 
 
 def _check_serial(found: Federation, text: bytes, seen: tuple[int, str], where: str) -> None:
