@@ -255,17 +255,17 @@ def test_the_kernels_of_all_steps_are_the_recorded_ones_character_by_character(k
 def test_captured_steps_of_every_algorithm_equal_those_of_the_cpu(algorithm):
     """Steps on a CPU are not captured. Tolerance: sums in another order, over 30 steps."""
     rng = np.random.default_rng(3)
-    x = torch.from_numpy(rng.normal(size=(48, 5))).float()
-    y = torch.from_numpy(rng.normal(size=(48, 3))).float()
+    x = torch.from_numpy(rng.normal(size=(50, 5))).float()
+    y = torch.from_numpy(rng.normal(size=(50, 3))).float()
     ends = []
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
         task = qg.Task(torch.nn.Linear(5, 3), torch.nn.functional.mse_loss, (x, y))
         run = qg.train(
-            task, algorithm, "star:4" if algorithm == "relaysgd" else "ring:4", epochs=6, batch=2, lr=0.02,
+            task, algorithm, "star:5" if algorithm == "relaysgd" else "ring:5", epochs=6, batch=2, lr=0.02,
             precision="fp64", device=device,
         )
-        ends.append([value.detach().cpu() for node in range(4) for value in run.model(node).parameters()])
+        ends.append([value.detach().cpu() for node in range(5) for value in run.model(node).parameters()])
     for ours, theirs in zip(*ends, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
 

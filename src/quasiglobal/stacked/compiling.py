@@ -135,8 +135,8 @@ class Programs:
         self._calls: Counter[object] = Counter()
 
     def __call__(
-        self, function: Computation, arguments: tuple[Tree, ...], build: Callable[[Computation, tuple[Tree, ...]], Computation],
-        calls: int = 0,
+        self, function: Computation, arguments: tuple[Tree, ...],
+        build: Callable[[Computation, tuple[Tree, ...]], Computation], calls: int = 0,
     ) -> Tree:
         """Call the program, which is built after this many calls; the function before."""
         key = function.__name__, tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(arguments))
