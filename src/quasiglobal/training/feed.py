@@ -171,7 +171,11 @@ class Feed:
         if self.streamed is not None and self.targets is None:
             return self.streamed.show_placed(size, *moves), self.streamed.placed_targets(size)
         shown = self.show(index, *moves, *need) if self.streamed is None else self.streamed.show_placed(size, *moves)
-        return shown, tree_map(lambda values: values[index], self.targets)
+        return shown, self.targets_at(index)
+
+    def targets_at(self, index: Tensor) -> Tree:
+        """The targets of the examples `index` [k, size] of data in memory."""
+        return tree_map(lambda values: values[index], self.targets)
 
     def rate(self) -> Tensor:
         """The learning rate of the current step: a scalar if all runs share one schedule, else [rows, 1]."""

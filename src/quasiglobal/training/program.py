@@ -323,8 +323,8 @@ class Program:
         total, examples = torch.zeros_like(x), len(self.feed.plan.owners[0].examples)
         for positions, need in self.feed.everything:
             index = positions[rows]
-            targets = tree_map(lambda values, index=index: values[index], self.feed.targets)
-            total += self._gradient_at(x, rows, self.feed.inputs.show(index, *need), targets) * index.shape[1]
+            inputs, targets = self.feed.inputs.show(index, *need), self.feed.targets_at(index)
+            total += self._gradient_at(x, rows, inputs, targets) * index.shape[1]
         return total / examples
 
     def _gradient_at(self, x: Tensor, rows: slice, inputs: Tree, targets: Tree) -> Tensor:
