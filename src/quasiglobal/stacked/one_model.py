@@ -111,8 +111,8 @@ class OneModel:
 class RealModel:
     """One model as its user would call it: a module of its own, whose weights are set to those of a row in each call.
 
-    So hooks, activation checkpointing, other references to the parameters and what the module keeps in attributes work
-    as in a loop of the user's own.
+    So hooks, activation checkpointing, other references to the parameters and attributes of the module work
+    as in the user's own loop.
     """
 
     def __init__(self, one: OneModel) -> None:
