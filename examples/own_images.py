@@ -1,4 +1,4 @@
-"""Train an own CNN on own image files, at six nodes with different shares of the shapes, and use the result."""
+"""Train your CNN on your image files, at six nodes with different shares of the shapes, and use the result."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Four topologies of twelve nodes: their mixing, their traffic, and what a training reaches over them."""
+"""Four topologies of twelve nodes: their mixing, their traffic, and the accuracy of a training over them."""
 
 import networkx as nx
 import numpy as np
@@ -25,7 +25,7 @@ topologies = {
     "random pairs": qg.topology.from_matrices(pairings),
     "complete": qg.topology.complete(n),
 }
-print(f"{'topology':<13} {'rho':>5} {'received models a step':>23} {'accuracy':>9} {'worst node':>11}")
+print(f"{'topology':<13} {'rho':>5} {'received models per step':>25} {'accuracy':>9} {'worst node':>11}")
 for name, topology in topologies.items():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -33,4 +33,4 @@ for name, topology in topologies.items():
     last = qg.train(task, "qg-dsgdm-n", topology, epochs=15, lr=0.05, alpha=0.1).records[-1]
     steps = range(1, topology.period + 1)
     received = np.mean([len(topology.neighbours(i, t)) for t in steps for i in range(n)])
-    print(f"{name:<13} {topology.rho:>5.2f} {received:>23.1f} {last['accuracy']:>9.2f} {last['accuracy_worst']:>11.2f}")
+    print(f"{name:<13} {topology.rho:>5.2f} {received:>25.1f} {last['accuracy']:>9.2f} {last['accuracy_worst']:>11.2f}")

@@ -4,7 +4,7 @@ import quasiglobal as qg
 
 n, d = 16, 10
 data = torch.Generator().manual_seed(0)
-A = torch.randn(n, 40, d, generator=data)                # every node has data of its own,
+A = torch.randn(n, 40, d, generator=data)                # every node has its own data,
 b = A @ torch.randn(n, d, 1, generator=data)             # and they disagree about the best model
 
 

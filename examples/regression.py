@@ -15,7 +15,7 @@ clinics = [(x[part], y[part]) for part in np.array_split(by_age, 6)]            
 
 
 def within_half(output, target):
-    """Share of patients whose prediction is off by less than 0.5: a metric of our own."""
+    """Share of patients with a prediction error below 0.5: your own metric."""
     return ((output - target).abs() < 0.5).float().flatten()
 
 

@@ -1,7 +1,7 @@
 """The paper's numbers, tables, figures and claims, the leaderboard and the report: a client of the library.
 
-Nothing in the library imports this package; its commands are registered as an entry point, as those of any other
-package may be.
+Nothing in the library imports this package; its commands are registered as an entry point, like the commands of any
+other package.
 """
 
 COMMANDS = {

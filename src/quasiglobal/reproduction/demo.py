@@ -135,12 +135,11 @@ def _tuned(cell: Experiment, setting: DemoSetting, root: Path, advance: Callable
     return DemoOutcome(replace(cell, lr=best), run(best, 1, setting.seeds))
 
 
-def _last(run: Run, metric: str) -> float:
-    return (number(run.summary.last, metric) if run.summary else None) or 0.0
-
-
-def _best(run: Run) -> float:
-    return (number(run.summary.best, SCORE) if run.summary else None) or 0.0
+def _reached(run: Run, metric: str = SCORE, best: bool = False) -> float:
+    """A metric in the last test, or in the best one; 0 if it was not measured."""
+    if run.summary is None:
+        return 0.0
+    return number(run.summary.best if best else run.summary.last, metric) or 0.0
 
 
 def draw(setting: DemoSetting, outcomes: Sequence[DemoOutcome]) -> Figure:
@@ -171,11 +170,11 @@ def numbers(outcomes: Sequence[DemoOutcome]) -> list[dict[str, object]]:
             "lr": outcome.experiment.lr,
             "accuracy": 100 * statistics.mean(accuracies),
             "std": 100 * statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0,
-            "best": 100 * statistics.mean(map(_best, outcome.runs)),
-            "worst_node": 100 * min(_last(run, WORST) for run in outcome.runs),
-            "averaged_model": 100 * statistics.mean(_last(run, AVERAGED) for run in outcome.runs),
-            "consensus_distance": statistics.mean(_last(run, "consensus_distance") for run in outcome.runs),
+            "best": 100 * statistics.mean(_reached(run, best=True) for run in outcome.runs),
+            "worst_node": 100 * min(_reached(run, WORST) for run in outcome.runs),
+            "averaged_model": 100 * statistics.mean(_reached(run, AVERAGED) for run in outcome.runs),
+            "consensus_distance": statistics.mean(_reached(run, "consensus_distance") for run in outcome.runs),
         }
         for outcome in outcomes
-        for accuracies in [[_last(run, SCORE) for run in outcome.runs]]
+        for accuracies in [[_reached(run) for run in outcome.runs]]
     ]

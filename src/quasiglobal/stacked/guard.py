@@ -27,13 +27,13 @@ from quasiglobal.stacked.stackable import Replacing, unstacked
 log = logging.getLogger("quasiglobal")
 
 ROUNDING = 4.0
-"""Errors of plain PyTorch in the same precision that a gradient may have."""
+"""Allowed error of a gradient, in multiples of plain PyTorch's error in the same precision."""
 SMALL = {"fp64": 1e-6, "fp32": 1e-3, "bf16": 3e-2}
-"""Relative error that a gradient may have besides, by the precision."""
+"""Relative error that is allowed in addition, by precision."""
 ZERO = 1e-6
-"""Error that a gradient of zero may have."""
+"""Allowed absolute error of a gradient of zero."""
 ROWS = 3
-"""Models whose gradient has to be wrong: that of one may jump, where rounding changes a maximum."""
+"""Number of models that must have a wrong gradient: a single one may jump where rounding changes a maximum."""
 
 Computed = Literal["gradients", "outputs"]
 """Name of a route's method."""
@@ -72,7 +72,7 @@ def check_gradient(result: Gradients, one: OneModel, x: Tensor, buffers: Buffers
 
 
 def _gradient(one: OneModel, alone: tuple[Tensor, Buffers, Tree, Tree]) -> Tensor:
-    """The gradient of one model by plain PyTorch, as after as many calls."""
+    """The gradient of one model by plain PyTorch, after the same number of calls."""
     model = replace(one, around=unstacked).copied()
     for part, (_, numbers) in zip(model.module.modules(), numbers_of(one.module), strict=False):
         vars(part).update(numbers)
@@ -117,11 +117,11 @@ def place_of(error: Exception, module: nn.Module) -> str:
 
 
 Numbers = Sequence[tuple[dict[str, object], dict[str, object]]]
-"""The attributes of each part of a module, and those of them that are numbers, yes or no, as they were."""
+"""The attributes of each part of a module, and the earlier values of the numbers and booleans among them."""
 
 
 def numbers_of(module: nn.Module) -> Numbers:
-    """The numbers among the attributes of a module: counters of calls, flags of what is done once."""
+    """The numbers among the attributes of a module: counters of calls, and flags of one-time actions."""
     every = [vars(part) for part in module.modules()]
     return [
         (own, {key: value for key, value in own.items() if key not in USUAL and isinstance(value, int | float)})
@@ -130,7 +130,7 @@ def numbers_of(module: nn.Module) -> Numbers:
 
 
 def restore(numbers: Numbers) -> None:
-    """Give the attributes the numbers that they had: the calls since then do not count."""
+    """Reset the numbers among the attributes: the calls since then do not count."""
     for own, before in numbers:
         own.update(before)
 

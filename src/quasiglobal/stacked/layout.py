@@ -54,7 +54,7 @@ class Layout:
 
     @staticmethod
     def buffers(module: nn.Module) -> dict[str, Tensor]:
-        """The tensors of a copy of a module besides its trained parameters, such as running statistics.
+        """The tensors of a copy of a module other than its trained parameters, such as running statistics.
 
         These are its persistent buffers, and further tensors that its forward pass changes (`STATE`); not constants
         that it recomputes, nor sparse ones.
@@ -108,7 +108,7 @@ STATE = "_quasiglobal_state"
 
 
 def own_names(module: nn.Module) -> set[str]:
-    """Names of persistent buffers, and of what `own_state` declared; a module may override `state_dict`."""
+    """Names of persistent buffers and of the state that `own_state` declared; a module may override `state_dict`."""
     return set(getattr(module, STATE, ())) | {
         f"{name}.{key}".removeprefix(".")
         for name, part in module.named_modules()

@@ -79,7 +79,7 @@ class OneModel:
         values = self.layout.views(row) | buffers
         with self.autocast(row.device), self.around((row, inputs)):
             output = functional_call(self.module, values, given, named)
-        buffers.update({name: values[name] for name in buffers})            # those that `forward` assigned anew
+        buffers.update({name: values[name] for name in buffers})            # buffers that `forward` replaced
         return output
 
     def outputs(self, row: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
@@ -111,8 +111,8 @@ class OneModel:
 class RealModel:
     """One model as its user would call it: a module of its own, whose weights are set to those of a row in each call.
 
-    So hooks, activation checkpointing, other references to the parameters and what the module keeps in attributes work
-    as in a loop of the user's own.
+    So hooks, activation checkpointing, other references to the parameters and attributes of the module work
+    as in the user's own loop.
     """
 
     def __init__(self, one: OneModel) -> None:
@@ -127,7 +127,7 @@ class RealModel:
         self._frozen = {name: value for name, value in parameters.items() if name not in self._trained}
 
     def gradients(self, row: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
-        """Gradients at a row, which gets what the model writes into its own weights."""
+        """Gradients at a row; values that the model writes into its own weights are copied to the row."""
         one, layout = self.one, self.one.layout
         with self._at(row, buffers):
             self.module.train()

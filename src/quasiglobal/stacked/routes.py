@@ -50,7 +50,7 @@ class Route(ABC):
         self.unchecked = not one.is_ours
         """Whether the next gradient is to be compared with plain PyTorch's: it is the first one of a new program."""
         self.rows: Sequence[int] = ()
-        """Numbers of the rows that are asked for, if they are not all; for a route that has a module for each."""
+        """Numbers of the requested rows, empty for all; a route with a module for each row needs them."""
 
     @abstractmethod
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
@@ -73,7 +73,7 @@ class OneByOne(Route):
         super().__init__(replace(one, around=unstacked))
         self.unchecked = False                              # it is plain PyTorch
         self.models: dict[int, RealModel] = {}
-        """The module of each row; those of other rows, such as averages, have negative numbers."""
+        """The module of each row; other rows, such as averages, have negative numbers."""
 
     def gradients(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> Gradients:
         models = map(self.model, self.rows or range(len(x)))
@@ -81,7 +81,7 @@ class OneByOne(Route):
         return result
 
     def outputs(self, x: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        """Tests change no module: those that keep something between calls are copied."""
+        """Tests change no module: a module that keeps something between calls is copied."""
         models = map(self.model, self.rows or range(len(x)))
         return for_each_row(lambda row, own: next(models).tested().outputs(row, own, inputs), x, buffers)
 

@@ -177,9 +177,9 @@ class Stack:
             return torch.stack([model.one.loss(output, targets) for model, output in zip(tested, each, strict=True)])
 
     def must_repeat(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> bool:
-        """Whether the gradients so far were not those of plain PyTorch; then it computes the next ones, from the start.
+        """Whether the gradients so far differ from plain PyTorch's; if so, it replaces the route, for a new start.
 
-        Either the route does not agree any more, or it failed in a later call, and what modules keep may be lost.
+        Either the route disagrees by now, or it failed in a later call, so that state kept by modules may be lost.
         """
         one = self.route.one
         if isinstance(self.route, OneByOne):
@@ -210,7 +210,7 @@ class Stack:
             slower = slower.slower
 
     def move(self, rows: Sequence[int | None]) -> None:
-        """Give the modules of rows that move their new numbers: each place has an earlier one's row, or a new one."""
+        """Renumber the modules of rows that move: each place gets the row of an earlier place, or a new row."""
         for route in {self.route, self.test_route}:
             if isinstance(route, OneByOne):
                 before = route.models
@@ -272,7 +272,7 @@ class Stack:
                 route.unchecked = unchecked
                 break
             except Exception as error:
-                if is_out_of_memory(error):                 # another route needs as much
+                if is_out_of_memory(error):                 # another route needs as much memory
                     raise
                 if route.slower is None:
                     one = replace(route.one, precision="fp32")

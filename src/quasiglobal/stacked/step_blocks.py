@@ -1,7 +1,7 @@
 """Steps in place: the door of the step compiler (`compiled`), and recorded steps in blocks of columns.
 
 On a CPU, a block of columns stays in the cache from one operation to the next. Operations on whole tensors each read
-them from memory and write to new memory, about fifteen times a step. In blocks, the memory is read and written once
+them from memory and write to new memory, about fifteen times per step. In blocks, the memory is read and written once
 before a mix and once after it, and nothing but the message is new.
 
 The rows may be in pieces that others own, such as a network's parameters (`ModelRows`).
@@ -113,10 +113,10 @@ COLUMNS = 5
 """Columns of the tensors without numbers with which a step is recorded."""
 
 Mix = Callable[[tuple[Tensor, ...], slice], tuple[Tensor, ...]]
-"""Mixes tensors of some columns with the rows that have come."""
+"""Mixes tensors of some columns with the received rows."""
 
 Exchange = Callable[[int, Callable[[Tensor], None]], Mix]
-"""Exchanges a message of so many tensors, [tensors, …, columns]; the function computes it."""
+"""Exchanges a message of this many tensors, [tensors, …, columns]; the function computes it."""
 
 Views = Tensor | list[Tensor]
 """Some columns of a tensor in pieces, as a view of a piece, or as views of several."""
@@ -231,7 +231,7 @@ class BlockStep:
             values = sources(self._mixes[len(mixes)])
             rows = [(one, ModelRows([part])) for one, part in zip(values, message.flatten(1, -2), strict=True)]
             self._run(known | sent, [(one, row, None) for one, row in rows], mixes, together)
-            if message.dtype == step.arguments[0].meta["val"].dtype:        # what was rounded is computed again
+            if message.dtype == step.arguments[0].meta["val"].dtype:        # rounded values are computed again
                 sent.update((one, row) for one, row in rows if one not in known)
 
         for mix in self._mixes:

@@ -48,7 +48,7 @@ class Places:
     out: Folder = Path("out/leaderboard")
     """Folder for the page (index.html) and the tables in Markdown (tables.md)."""
     update: Annotated[tuple[Path, ...], arg(metavar="FILE...")] = ()
-    """Documents whose blocks `<!-- leaderboard: NAME -->` … `<!-- end -->` are made anew from the records."""
+    """Documents to update: blocks `<!-- leaderboard: NAME -->` … `<!-- end -->` are made again from the records."""
     runs: Folder = Path("runs/leaderboard")
     """Folder for the runs; the same command resumes them. Their models are deleted once the record is written."""
     data_dir: Path | None = None
@@ -56,7 +56,7 @@ class Places:
     device: str = "auto"
     """Device: auto, cpu or cuda. On a GPU the trials of all methods train together."""
     workers: int = 0
-    """Processes on a CPU, of one thread each; 0: as many as there are cores."""
+    """Processes on a CPU, of one thread each; 0 means one per core."""
 
 
 DEFAULT = Places()
@@ -74,7 +74,7 @@ def leaderboard(
     at: At = DEFAULT,
     json: Json = False,
 ) -> None:
-    """Compare all methods under one protocol: run those without a record, then print and write the tables.
+    """Compare all methods under one protocol: run the methods without a record, then print and write the tables.
 
     Every method has the same budget: learning rates on a grid of factors 2, which grows until the best lies inside,
     chosen on a validation split with seed 0; then seeds 1 to 3 on the same partitions. Run the same command again to
@@ -85,8 +85,8 @@ def leaderboard(
         methods: Run and print only the methods whose name matches one of these patterns, as in 'qg-*' 'edm'.
         conditions: Only the conditions of the tier whose name matches one of these patterns, as in 'sorted' '*0.01'.
         seeds: Only these seeds, as in 1 2. Other seeds in the record stay if the rate is unchanged. By default 1 2 3.
-        show: Run nothing; print and write the tables of the records that exist.
-        again: Also train methods anew that have a record.
+        show: Run nothing; print and write the tables of the existing records.
+        again: Train methods again that have a record.
     """
     chosen = tier_named(tier, conditions, seeds)
     if show:

@@ -29,7 +29,7 @@ from quasiglobal.training.experiment import Experiment
 RING, CHAIN, TREES, BASE = f"ring:{NODES}", f"chain:{NODES}", f"double-trees:{NODES}", f"base:{NODES}:1"
 
 GRAPHS = (RING, CHAIN)
-"""The graph of all methods, and that of about equal traffic for methods that need a tree."""
+"""The graph of all methods, and one of about equal traffic for methods that need a tree."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ PLAIN = (
     "sgd", "dsgd", "dsgd-ac", "dsgd-clip", "d2", "d2+", "ed", "edm", "sgp", "push-diging", "ab", "choco",
     "adagossip", "beer", "motef", "gossip-pga", "gut", "k-gt", "led", "proxskip",
 )
-"""Algorithms without momentum, or whose momentum is a mean of gradients."""
+"""Algorithms without momentum, or with a mean of gradients as momentum."""
 
 TIMES = dict.fromkeys(PLAIN, 4.0)
 """Learning rates of algorithms, relative to those of methods with momentum; a wrong scale only costs further trials."""
@@ -218,7 +218,7 @@ def newcomer(text: str, tier: Tier, name: str, topology: str, lr: float, records
 
 
 def source(text: str) -> str:
-    """Hash of a method's files and options, whose change repeats its runs; empty for a built-in method."""
+    """Hash of a method's files and options; a change repeats its runs. Empty for a built-in method."""
     name = name_of(text)
     if name in ALGORITHMS:
         return ""

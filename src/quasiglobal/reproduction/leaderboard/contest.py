@@ -48,7 +48,7 @@ def contest(
     """Run methods under the protocol of a tier; yield the record of each as soon as it is done.
 
     Run folders are resumed, and finished ones are not repeated. On a GPU the trials of all methods fill one program.
-    On a CPU each method has programs of its own, in `workers` processes of one thread each. There, a method that fails
+    On a CPU each method has its own programs, in `workers` processes of one thread each. There, a method that fails
     does not stop the others; finally raise InputError for all that failed.
     """
     if workers < 0:
@@ -130,7 +130,7 @@ class Start:
 def compete(
     chosen: Sequence[Contender], tier: Tier, options: Options, watch: Watcher = unwatched
 ) -> Iterator[Standing]:
-    """Tune the rates of all methods together; then train the seeds of each method alone: its time is its own."""
+    """Tune the rates of all methods together; then train the seeds of each method alone, to measure its time."""
     starts = [
         Start(one, condition, experiment, *objections(experiment))
         for one in chosen
@@ -147,20 +147,16 @@ def compete(
 
 
 def _tune(starts: Sequence[Start], tier: Tier, options: Options, watch: Watcher) -> None:
-    """Choose the rate of each method under each condition."""
-    _tune_over(STEPS_OF_TWO, starts, tier, options, watch)
-    failed = [start for start in starts if start.tuned and max(start.tuned.scores.values()) < LEARNS]
-    _tune_over(SMALLER_STEPS + STEPS_OF_TWO, failed, tier, options, watch)
-
-
-def _tune_over(
-    steps: Sequence[int], starts: Sequence[Start], tier: Tier, options: Options, watch: Watcher
-) -> None:
     """Choose each rate from a grid of the method's scale times powers of 2; the trials of all train together."""
-    grids = [{"lr": [start.contender.scale(tier) * 2.0**k for k in steps]} for start in starts]
-    trials = [tier.trial(start.experiment) for start in starts]
-    for start, tuned in zip(starts, tune(trials, grids, options, MOST_RATES, watch), strict=True):
-        start.tuned = tuned
+    for steps in (STEPS_OF_TWO, SMALLER_STEPS + STEPS_OF_TWO):
+        grids = [{"lr": [start.contender.scale(tier) * 2.0**k for k in steps]} for start in starts]
+        trials = [tier.trial(start.experiment) for start in starts]
+        failed = []
+        for start, tuned in zip(starts, tune(trials, grids, options, MOST_RATES, watch), strict=True):
+            start.tuned = tuned
+            if max(tuned.scores.values()) < LEARNS:
+                failed.append(start)
+        starts = failed
 
 
 def _train_seeds(
@@ -180,7 +176,7 @@ def _train_seeds(
         conditions={start.condition.name: _placing(start, by_condition, tier) for start in starts},
     )
     trials = [run for start in going if start.tuned for run in start.tuned.trials.values()]
-    for run in [*trials, *runs]:                                            # nobody needs the models any more
+    for run in [*trials, *runs]:                                            # the models are no longer needed
         shutil.rmtree(run.folder / "checkpoint", ignore_errors=True)
     return standing
 

@@ -1,4 +1,4 @@
-"""The protocol of the leaderboard, written down once: tiers, their conditions, budgets and seeds.
+"""The protocol of the leaderboard: tiers, their conditions, budgets and seeds.
 
 Every method has the same budget. Its learning rates are a grid of factors 2 around its own scale, which grows until
 the best rate lies inside; if no rate learns anything, smaller ones follow. Rates are compared on a validation split of
@@ -54,16 +54,16 @@ class Tier:
     name: str
     title: str
     experiment: Experiment
-    """All settings but those of the method and of the condition."""
+    """All settings except the method's and the condition's."""
     conditions: tuple[Condition, ...]
     lr: float = 0.1
     """Scale of the learning rates of methods with momentum; grids begin around it."""
     validation: float = 0.0
-    """Fraction of the training set that rates are chosen on; 0: rates are given, and nothing is tuned."""
+    """Fraction of the training set for choosing rates; 0 means: rates are given, and nothing is tuned."""
     trial_epochs: int = 0
-    """Length of a trial in epochs; 0: as long as a run."""
+    """Length of a trial in epochs; 0 means: as long as a run."""
     tests: int = 1
-    """Number of tests, the last ones, whose mean is a node's score."""
+    """Number of last tests that a node's score averages."""
     seeds: tuple[int, ...] = SEEDS
     """Seeds of the scores."""
 
@@ -133,7 +133,7 @@ TIERS = {tier.name: tier for tier in (DIGITS, CIFAR, RELAY)}
 
 
 def tier_named(name: str, patterns: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tier:
-    """A tier by its name, with the conditions that match one of the patterns, and some of its seeds; else with all."""
+    """A tier by name, with the conditions that match one of the patterns and with these seeds; by default with all."""
     if name not in TIERS:
         raise unknown("tier", name, TIERS)
     tier = TIERS[name]

@@ -50,7 +50,7 @@ class Placing:
     """Validation accuracy, mean of nodes, of each rate; None if it diverged."""
     seeds: tuple[SeedResult, ...] = ()
     notes: tuple[str, ...] = ()
-    """Warnings of the library, such as a method that lost messages harm."""
+    """Warnings of the library, for example that lost messages harm the method."""
 
     @property
     def learns(self) -> bool:
@@ -102,7 +102,7 @@ class Standing:
     communication: str = ""
     wire: str = "full"
     central: bool = False
-    """Whether it communicates by exact means over all nodes alone."""
+    """Whether it communicates only by exact means over all nodes."""
     version: int = VERSION
     device: str = ""
     torch: str = ""
@@ -134,7 +134,7 @@ def _decoded(hint: object, value: object) -> object:
     if NoneType in inner:
         return None if value is None else _decoded(inner[0], value)
     if type(value) not in ((int, float) if hint is float else (hint,)):
-        raise TypeError(f"{value!r} is no {hint}")
+        raise TypeError(f"{value!r} is not a {hint}")
     return value
 
 

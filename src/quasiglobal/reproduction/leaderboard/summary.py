@@ -319,17 +319,17 @@ def _averaged(tier: str, method: str, condition: str) -> Contrast:
 
 
 MERGED = ("dsgd", "dsgdm-n", "qg-dsgdm-n", "edm")
-"""Methods with a row of their own for the final merge, in tier digits."""
+"""Methods with their own row for the final merge, in tier digits."""
 
 ON_CIFAR = (*MERGED, "momentum-tracking", "decentlam", "gut", "lt-admm, momentum", "relaysgd, momentum")
-"""Methods whose nodes may differ at the end of a run on CIFAR-10."""
+"""Methods that may end a run on CIFAR-10 with different models at the nodes."""
 
 BASE_OR_METHOD = (
     ("dsgd, base graph", "dsgd"), ("dsgdm-n, base graph", "dsgdm-n"), ("qg-dsgdm-n, base graph", "qg-dsgdm-n"),
     ("dsgd, base graph", "edm"), ("dsgdm-n, base graph", "edm"), ("qg-dsgdm-n, base graph", "edm"),
     ("dsgdm-n, base graph", "qg-dsgdm-n"), ("qg-dsgdm-n, base graph", "relaysgd, momentum"),
 )
-"""The same method on a ring, and better methods on a ring or a chain."""
+"""Methods on a Base-2 graph, each with the same or a better method on a ring or a chain."""
 
 
 QUESTIONS: dict[str, tuple[Contrast, ...]] = {

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reproduced:
-    """A figure, the numbers in it, and a sentence on what it shows."""
+    """A figure with its numbers and a summary in a sentence."""
 
     figure: Figure
     rows: list[dict[str, object]]
@@ -223,7 +223,7 @@ def local_momentum(beta: float, rate: float) -> RowLabel:
 
 
 def draw_momentum_tuning(found: Sequence[Outcome], scale: Scale, data_dir: Path | None) -> Reproduced:
-    """Heat maps of how far DSGDm-N with other momentum factors is behind QG-DSGDm-N."""
+    """Heat maps of the lead of QG-DSGDm-N over DSGDm-N with other momentum factors."""
     alphas = (1, 0.1)
     figure, axes = panels(1, len(alphas), 4.6, 3.4)
     rows: list[dict[str, object]] = []
@@ -312,7 +312,7 @@ PARTITIONS: list[tuple[str, str, int, float]] = [
 """The paper's partitions: title, data, nodes and α."""
 
 
-def who_holds_what(data: str, nodes: int, alpha: float, data_dir: Path | None) -> NDArray[np.int64]:
+def examples_by_class(data: str, nodes: int, alpha: float, data_dir: Path | None) -> NDArray[np.int64]:
     """Number of examples by node and class in the partition of seed 0."""
     found = raw(data, data_dir)
     labels = found.train.y.numpy()
@@ -328,7 +328,7 @@ def draw_partition(found: Sequence[Outcome], scale: Scale, data_dir: Path | None
     counts, lost = {}, {}
     for title, data, nodes, alpha in wanted:
         try:
-            counts[title, nodes, alpha] = who_holds_what(data, nodes, alpha, data_dir)
+            counts[title, nodes, alpha] = examples_by_class(data, nodes, alpha, data_dir)
         except InputError as error:
             lost[title] = str(error)
     if not counts:
@@ -362,7 +362,7 @@ def draw_motivation(found: Sequence[Outcome], scale: Scale, data_dir: Path | Non
     for panel, alpha in zip(axes, (10, 1, 0.1), strict=False):
         panel.set_title(f"{data}, n = 16, α = {alpha:g}")
         try:
-            draw_dots(panel, who_holds_what(data, 16, alpha, data_dir))
+            draw_dots(panel, examples_by_class(data, 16, alpha, data_dir))
         except InputError:
             say(panel, f"{data} is not installed")
     for panel, graph in zip(axes[3:], ("ring 16", "social 32"), strict=False):

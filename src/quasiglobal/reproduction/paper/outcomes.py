@@ -149,7 +149,7 @@ class Order:
     """Rank of a method against the others of its column that both the paper and our runs have."""
 
     methods: Mapping[Verdict, Sequence[str]]
-    """The others: on the same side as in the paper, on the other side within the noise of our runs, or beyond it."""
+    """Other methods: on the same side as in the paper, on the other side within the noise of our runs, or beyond it."""
 
     @property
     def verdict(self) -> Verdict | None:

@@ -1,8 +1,8 @@
 """Three readings of the released ResNet-EvoNorm: the same weights tested with other statistics of its batch norms.
 
 Training is the same for all three. The release tests by the statistics of each batch; its first version, two days
-older, tests 5 of the 11 batch normalisations by running statistics. Which of them made the paper's tables is not known:
-`ScoreReadings` tests runs in all readings, and `benchmarks/readings.py` shows which one explains the paper's rows.
+older, tests 5 of the 11 batch normalisations by running statistics. It is unknown which of them made the paper's
+tables: `ScoreReadings` tests runs in all readings, and `benchmarks/readings.py` compares them with the paper's rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quasiglobal.training.metrics import AVERAGED, SCORE, Record
 from quasiglobal.training.program import Networks, Program
 
 READINGS = {"batch": "evonorm-released", "hybrid": "evonorm-first-release", "running": "evonorm-running"}
-"""The norm of each reading: which statistics its tests use."""
+"""The norm of each reading, which selects the statistics of its tests."""
 
 TRAINED = "running"
 """The reading that keeps the running statistics of all batch norms, which the others use in part."""
@@ -144,7 +144,7 @@ def _read_as(run: Run, reading: str) -> Run:
 
 
 def read_readings(run: Run, every_epoch: bool = False) -> list[Reading]:
-    """The tests of a run in all readings: those of its experiment, or all that were made."""
+    """The tests of a run in all readings: those that its experiment schedules, or all recorded ones."""
     one, lines = run.experiment, read_lines(run.folder / FILE)
     return [line for line in lines if every_epoch or line["epoch"] % one.eval_every == 0 or line["epoch"] == one.epochs]
 

@@ -71,7 +71,7 @@ class Target:
         return self.numbered(self.title)
 
     def numbered(self, title: str) -> str:
-        """A form of the title, after the paper's number.
+        """A form of the title, with the paper's number in front.
 
         >>> TARGETS["cifar10"].numbered("CIFAR-10"), TARGETS["figure-speedup"].numbered("Speed-up")
         ('Table 1: CIFAR-10', 'Not in the paper: Speed-up')
@@ -114,7 +114,7 @@ def reproduce(
     options: Around = THREE_SEEDS,
     json: Json = False,
 ) -> None:
-    """Make a table or figure of the paper: run the missing experiments, and show our numbers beside the paper's.
+    """Make a table or figure of the paper: run the missing experiments, and compare our numbers with the paper's.
 
     Learning rates are tuned on seed 0. Run the same command again to resume. Without a name, list all targets.
 
@@ -300,7 +300,7 @@ def _outcome_texts(one: Outcome, scale: Scale) -> dict[str, str]:
 
 
 def _outcome_values(one: Outcome, scale: Scale) -> Values:
-    """A cell beside the paper as raw values; scores are in per cent, as in the paper."""
+    """A cell versus the paper as raw values; scores are in per cent, as in the paper."""
     def percent(name: str, score: Score | None) -> dict[str, float | None]:
         return {f"{name}_percent": score.mean if score else None, f"{name}_std_percent": score.std if score else None}
 

@@ -1,4 +1,4 @@
-"""The report on a run store: the paper's claims and tables beside the results of our runs."""
+"""The report on a run store: the paper's claims and tables next to the results of our runs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def summary(store: RunStore, scale: Scale = "paper") -> Document:
 
 
 def left_out(store: RunStore, scale: Scale = "paper") -> list[str]:
-    """Sentences on the runs that a report at this scale leaves out: those of other scales, and unfinished ones."""
+    """Sentences on the runs that a report at this scale omits: runs of other scales, and unfinished runs."""
     at = _settings(_tables(store, scale).values())
     says = []
     for other in SCALES:

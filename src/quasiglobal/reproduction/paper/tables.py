@@ -252,7 +252,7 @@ ALONE: Settings = {"topology": "complete:1", "partition": "iid"}
 
 
 def iid(n: int) -> Settings:
-    """Column of the centralized reference: iid data; the mean is exact, so of the topology only n matters."""
+    """Column of the centralized reference: iid data; the mean is exact, so only the topology's n matters."""
     return {"topology": f"complete:{n}", "partition": "iid"}
 
 

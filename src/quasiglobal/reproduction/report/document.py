@@ -14,7 +14,7 @@ Mark = Literal["good", "fair", "bad", "none", ""]
 """Colour of a cell: as expected, undecided, not as expected, absent, or uncoloured."""
 
 Agreement = Literal["within", "above", "below", "neither", "open", "absent"]
-"""A result beside the published one: within the noise, above or below it, neither converged, no verdict, not run."""
+"""A result versus the published one: within the noise, above or below it, neither converged, no verdict, not run."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Cell:
     """Sort key in a numeric column, None sorts last; other columns sort by text."""
     mark: Mark = ""
     why: tuple[str, ...] = ()
-    """Explanation of the text: a one-line summary, then details that the page hides until asked for."""
+    """Explanation of the text: a one-line summary, then details that the page shows on a click."""
     link: str = ""
     """Anchor of the link target."""
 

@@ -56,7 +56,7 @@ def page(document: Document) -> str:
 
 
 def _overview(document: Document) -> str:
-    """The grid of all cells, the claims in a line each, and the published figures beside ours."""
+    """The grid of all cells, one line per claim, and the published figures with our results."""
     overview = document.overview
     assert overview
     figures = f'<div class="plots">\n{_lines(map(figure, overview.plots))}\n</div>'
@@ -212,7 +212,7 @@ def figure(plot: Plot) -> str:
 
 
 SPREAD = 4
-"""Pixels between the points of a place, where scores are compared with published ones."""
+"""Pixels between our score and the published one at the same place."""
 
 HOLLOW = (
     '<svg class="key published shade-none" viewBox="0 0 26 6" aria-hidden="true"><path class="line" d="M0 3H26"/>'

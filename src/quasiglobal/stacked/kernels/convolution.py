@@ -262,7 +262,7 @@ def _tile(places: int, outer: int, count: int) -> tuple[int, int, int, int]:
 
 
 def _wide(outer: int) -> int:
-    """Widest block of channels out: 128 if not more of them are beyond the last channel than for 64."""
+    """Widest block of channels out: 128 if it pads no more channels than 64 does."""
     return min(BLOCK if triton.cdiv(outer, BLOCK) % 2 else 2 * BLOCK, max(16, int(triton.next_power_of_2(outer))))
 
 
@@ -270,7 +270,7 @@ TILES = [(128, 128, 64, 3), (64, 128, 64, 4), (128, 64, 64, 3), (64, 64, 128, 3)
 """The fastest of the tested settings on an H200, for products of 16 bits."""
 
 MULTIPROCESSORS = 132
-"""Of an H200."""
+"""Number of multiprocessors of an H200."""
 
 BLOCK = 64
 """Block size of `weight_gradient` in pixels, and in taps × channels in."""

@@ -588,7 +588,7 @@ class Segment:
 
 
 def segments(graph: fx.Graph) -> list[Segment]:
-    """The maximal runs of calls between the kernels of a graph, those that are worth compiling."""
+    """The maximal runs of calls between the kernels of a graph, if compiling them pays off."""
     runs: list[list[fx.Node]] = [[]]
     for node in graph.nodes:
         computed = node.all_input_nodes[0] if node.target is operator.getitem else node
@@ -632,7 +632,7 @@ def traced_forward(module: nn.Module, layout: Layout, x: Tensor, buffers: Buffer
         values = parameters | after
         with stackable(x, everywhere=True), _WholeLayers():
             output = functional_call(known, values, (inputs,))
-        return output, {name: values[name] for name in after}       # those that `forward` assigned anew
+        return output, {name: values[name] for name in after}       # buffers that `forward` replaced
 
     first, row = {name: value[0] for name, value in buffers.items()}, x[0].clone()
     with torch.enable_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
