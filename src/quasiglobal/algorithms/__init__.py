@@ -136,14 +136,14 @@ def algorithm(text: str | Algorithm | type[Algorithm]) -> Algorithm:
 
 
 class Recorded(Algorithm):
-    """Stands for an algorithm of a stored run that a Python script defined."""
+    """Placeholder for the algorithm of a stored run that a Python script defined."""
 
     def init(self, x: Tensor) -> State:
         raise InputError("the algorithm of this run is defined in a Python script; run that script again")
 
 
 def text_of(chosen: str | Algorithm | type[Algorithm]) -> str:
-    """The text from which `algorithm` returns an equal algorithm.
+    """The string that `algorithm` parses to an equal algorithm.
 
     >>> text_of(QGDSGDm(nesterov=True, mu=0.5)), text_of(DSGD())
     ('qg-dsgdm-n:mu=0.5', 'dsgd')
@@ -206,7 +206,7 @@ def numeric_options(chosen: Algorithm) -> dict[str, type[int] | type[float]]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Split a text into the name, or the path of a user-defined class, and its options."""
+    """Split a string into the name, or the path of a user-defined class, and its options."""
     colons = 1 if text.partition(":")[0] in ALGORITHMS else 2
     parts = text.split(":", colons)
     return ":".join(parts[:colons]), "".join(parts[colons:])
@@ -224,7 +224,7 @@ def _options(text: str, name: str) -> dict[str, str]:
 
 
 def _with_options(chosen: Algorithm | type[Algorithm], name: str, options: dict[str, str]) -> Algorithm:
-    """Set options on an algorithm; pass those that it lacks on to its base."""
+    """Set options on an algorithm; the base gets those that the algorithm lacks."""
     kind = chosen if isinstance(chosen, type) else type(chosen)
     types, options = option_types(kind), {_field(kind, key): text for key, text in options.items()}
     own = {

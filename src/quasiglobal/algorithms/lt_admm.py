@@ -18,7 +18,7 @@ from quasiglobal.algorithms.needs import Needs
 
 @dataclass(frozen=True, kw_only=True)
 class LTADMM(Algorithm):
-    """Rounds of τ local steps towards the own minimum and, by the correction r, towards the neighbours.
+    """Rounds of τ local steps towards the node's own minimum and, by the correction r, towards the neighbours.
 
         r_i = ρ |N(i)| x_i − Σ_j z_ij                                once a round; z_ij = x_i before the first
         x_i ← x_i − γ g_i − β_a r_i                                  τ times
@@ -26,7 +26,7 @@ class LTADMM(Algorithm):
         z_ij ← (1 − α) z_ij − α q_{j→i}                              z_ij stays, if the message did not come
 
     γ is the learning rate, or the constant option `gamma`. With β > 0, the momentum m ← β m + (1 − β) g replaces
-    g, which the paper does not have.
+    g (not in the paper).
     `couple=true` multiplies β_a by γ too: a decay of the rate then causes no jump, at the cost of a weaker consensus.
 
     Differs from `d2` and `dsgd-gt` in where it remembers the differences between nodes: in z, one for each edge, not

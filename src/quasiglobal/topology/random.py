@@ -26,10 +26,10 @@ from quasiglobal.topology.topology import Topology, check_nodes, check_range
 __all__ = ["RandomTopology", "epidemic", "equidyn", "from_function", "matching"]
 
 SAMPLE, SAMPLED = 400, 2**22
-"""Matrices from which the facts of a random topology are estimated, and the most numbers that they have together."""
+"""Number of draws from which properties of a random topology are estimated, and limit on their entries in total."""
 
 COMPARED = 20
-"""Gossips by which random topologies are compared."""
+"""Number of gossip steps by which random topologies are compared."""
 
 Draws = Callable[[], Iterable[Matrix]]
 
@@ -54,7 +54,7 @@ class RandomTopology(Topology):
     ) -> None:
         """`draw` maps t = 1, 2, … to a fresh W; `all_draws` returns all W, if they are few and equally likely.
 
-        `alike` says which nodes the draws treat alike; see `shrinkage`.
+        `alike` is the symmetry of the draws; see `Alike`.
         """
         first = draw(1)
         check_matrix(first, name)
@@ -84,7 +84,7 @@ class RandomTopology(Topology):
 
     @property
     def rounds(self) -> int:
-        """Number of steps in which, but for a negligible probability, every node waits for all others."""
+        """Number of steps in which every node waits for all others, up to a negligible probability."""
         return self.n * self.gap
 
     @property
