@@ -1,4 +1,4 @@
-"""Simulator: all nodes in one process, as rows of one tensor; several runs may be stacked as further rows."""
+"""Simulator: all nodes in one process, as rows of one tensor; several runs may be stacked as more rows."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Simulator(Host):
             self._links_at(position + 1, like.device)
 
     def refresh(self, t: int) -> None:
-        """Write the weights of step t, if they are drawn, to where a captured step reads them."""
+        """Write the weights of step t, if they are drawn, to the tensor that a captured step reads."""
         if self.topology.is_drawn(t):
             for weights in self._drawn.values():
                 weights.at(t)
@@ -98,7 +98,7 @@ class Simulator(Host):
         return 1 + delta.diagonal()[:, None], delta - torch.diag(delta.diagonal())
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return P v for each tensor, in full precision; what a lost message carries is lost.
+        """Return P v for each tensor, in full precision; the values in a lost message are lost.
 
         If P is W, this is `mix` without faults, with its small rounding error.
         """
@@ -249,7 +249,7 @@ AHEAD = 64
 """Steps whose weights are drawn and copied to a GPU at once, so that it seldom waits for a copy."""
 
 LARGEST = 2**20
-"""The most numbers that are copied at once, unless one W has more."""
+"""Maximum of numbers that are copied at once, unless one W has more."""
 
 NODES_PER_NEIGHBOUR = 180
 """Nodes per neighbour above which adding neighbours one by one beats a product with W, measured on an H200.
