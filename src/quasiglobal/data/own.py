@@ -139,7 +139,7 @@ def _one(source: Dataset | Source, columns: Columns, cache: bool, whole: bool, w
 
 
 def _kept(examples: Examples) -> Fresh:
-    """A reader of examples that are in memory, for a list in which others are read anew."""
+    """Reader of examples in memory, for a list with others that are read anew."""
     return Fresh(lambda row: tree_map(lambda values: values[row], (examples.x, examples.y)), range(len(examples)))
 
 

@@ -104,7 +104,7 @@ def schedule_of(experiment: Experiment, steps_per_epoch: int) -> Callable[[int],
 
 
 def nearest(number: float) -> int:
-    """Round to the nearest integer; halves round up, also if binary fractions make them a little less.
+    """Round to the nearest integer; halves round up, also if their binary fractions are a little less.
 
     >>> [nearest(number) for number in (4.5, 5.5, 5.49, 0.29 * 50)]
     [5, 6, 5, 15]

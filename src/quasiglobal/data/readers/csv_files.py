@@ -319,7 +319,7 @@ def _table(path: Path, label: str, memory_limit: float) -> NumberTable:
         _check_names(path, names)
     others = [name for name in names if name != label]
     features, labels, lines = _numbers(path, others, memory_limit, label)
-    # A second pass over the file, since it is unknown before the first one which columns are text.
+    # A second pass over the file, since the first one finds out which columns are text.
     texts = _cells(path, [name for name in others if name not in features], memory_limit)
     for name, column in texts.items():
         _check_missing(path, name, column, lines)
@@ -366,7 +366,7 @@ def _numbers(
 
 
 def _cells(path: Path, which: Sequence[str], memory_limit: float) -> dict[str, list[str]]:
-    """Columns as text."""
+    """Columns as strings."""
     columns: dict[str, list[str]] = {name: [] for name in which}
     size = 0
     if which:
@@ -393,7 +393,7 @@ def _floats(cells: Sequence[str]) -> NDArray[np.float32] | None:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    """Raise an error unless every column has a name of its own."""
+    """Raise an error unless every column has a unique name."""
     if "" in names:
         raise InputError(
             f"{path} has no name for column {1 + names.index('')} in its header; name the column or remove it"
@@ -403,7 +403,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _check_missing(path: Path, name: str, column: Sequence[str], lines: Sequence[int]) -> None:
-    """Raise an error if a column is of numbers but for marks of missing values."""
+    """Raise an error if a column has numbers and marks of missing values, and nothing else."""
     if any(cell.casefold() not in MISSING and _floats([cell]) is None for cell in column):
         return
     rows = [row for row, cell in enumerate(column) if _floats([cell]) is None]

@@ -1,4 +1,4 @@
-"""Image files, in one folder per class: a user's own, and ImageNet; and without labels, for predictions.
+"""Image files: a user's own and ImageNet, in one folder per class; and images without labels, for predictions.
 
 O. Russakovsky et al.: ImageNet large scale visual recognition challenge. IJCV, 2015.
 """
