@@ -149,7 +149,6 @@ def _cut(m: int, whole: bool, what: str) -> tuple[Indices, Indices]:
 
 
 def _read_all(source: Source, columns: Columns, what: str) -> Examples:
-    """All examples of a source."""
     if not is_pair(source):
         return _read(source, columns, what, np.arange(length_of(source, what)))
     x, y = (

@@ -121,7 +121,6 @@ class Shards:
 
     @cached_property
     def _file(self) -> int:
-        """Descriptor of the open file."""
         opened = os.open(self.folder / self.what, os.O_RDONLY)
         weakref.finalize(self, os.close, opened)
         return opened

@@ -61,7 +61,7 @@ class Simulator(Host):
         like = tensors[0]
         if not self.faults and (neighbours := self._neighbours(t, like.dtype, like.device)):
             return tuple(self.with_own(self._gathered(self.by_run(v), *neighbours), v) for v in tensors)
-        delta = self._delta(t, torch.float64 if self.faults else like.dtype, like.device)
+        delta = self._delta(t, like)
         if delta is None:
             return tensors
         if self.faults:
@@ -72,7 +72,7 @@ class Simulator(Host):
     def prepare(self, t: int, like: Tensor) -> None:
         super().prepare(t, like)
         self._neighbours(t, like.dtype, like.device)
-        self._delta(t, torch.float64 if self.faults else like.dtype, like.device)
+        self._delta(t, like)
         for position in range(self.topology.period or 0):   # messages per edge may take the links of any step
             self._links_at(position + 1, like.device)
 
@@ -82,14 +82,12 @@ class Simulator(Host):
             for weights in self._drawn.values():
                 weights.at(t)
 
-    def drawn(self, t: int, like: Tensor) -> Tensor:
+    def drawn(self, t: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """W(t) − I of a random topology, as a tensor that `refresh` overwrites for later steps."""
-        return self._drawn_at(t, like.dtype, like.device)
-
-    def _drawn_at(self, t: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if (dtype, device) not in self._drawn:
-            self._drawn[dtype, device] = DrawnWeights(self.topology, dtype, device)
-        return self._drawn[dtype, device].at(t)
+        key = dtype or like.dtype, like.device
+        if key not in self._drawn:
+            self._drawn[key] = DrawnWeights(self.topology, *key)
+        return self._drawn[key].at(t)
 
     def push_weights(self, t: int, like: Tensor) -> tuple[Tensor, Tensor]:
         if not self.topology.is_drawn(t):
@@ -151,14 +149,15 @@ class Simulator(Host):
         first = rows[:, :1]
         return first + (shares * (rows - first)).sum(dim=1, keepdim=True)
 
-    def _delta(self, t: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """W(t) − I as a tensor, or None for a step without gossip."""
+    def _delta(self, t: int, like: Tensor) -> Tensor | None:
+        """W(t) − I as a tensor, in double precision with faults; None for a step without gossip."""
+        dtype = torch.float64 if self.faults else like.dtype
         if self.topology.is_drawn(t):
-            return self._drawn_at(t, dtype, device)
-        key = (self.topology.position(t), dtype, device)
+            return self.drawn(t, like, dtype)
+        key = (self.topology.position(t), dtype, like.device)
         if key not in self._deltas:
             delta = self.topology.weights(t) - np.eye(self.topology.n)
-            self._deltas[key] = torch.from_numpy(delta).to(device, dtype) if delta.any() else None
+            self._deltas[key] = torch.from_numpy(delta).to(like.device, dtype) if delta.any() else None
         return self._deltas[key]
 
     def _addmm(self, rows: Tensor, delta: Tensor) -> Tensor:

@@ -174,7 +174,6 @@ def _from_hub(name: str, weights: tuple[str, ...]) -> Path:
 
 
 def _config(transformers: ModuleType, folder: Path, **more: int) -> PretrainedConfig:
-    """Read the model's configuration from the folder."""
     with _reading(transformers, folder):
         config = transformers.AutoConfig.from_pretrained(folder, **more)
     if type(config) not in transformers.AutoModelForSequenceClassification._model_mapping:

@@ -43,6 +43,10 @@ class RandomTopology(Topology):
     The seed is the topology's own, as in `equidyn:16:seed=1`: runs with other seeds train over the same graphs.
     """
 
+    period = None
+    exact_after = None
+    """None, since a random sequence is not known to average exactly."""
+
     draw: Callable[[int], Matrix]
     gap: int
     all_draws: Draws | None
@@ -76,11 +80,6 @@ class RandomTopology(Topology):
         """Hash of the first matrices; equal for equal topologies."""
         drawn = b"".join((self.draw(t) + 0.0).astype("<f8").tobytes() for t in range(1, COMPARED + 1))
         return hashlib.sha256(f"random {self.n} {self.gap} ".encode() + drawn).hexdigest()[:16]
-
-    @property
-    def period(self) -> None:
-        """None: W does not repeat."""
-        return
 
     @property
     def rounds(self) -> int:
@@ -124,11 +123,6 @@ class RandomTopology(Topology):
         squares = shrinkage(self.matrices, alike=self.alike)
         once = (squares / (1 - squares)).sum() / self.n if (squares < 1 - TOLERANCE).all() else np.inf
         return float(self.gap * once + (self.gap - 1) / 2 * (1 - 1 / self.n))
-
-    @property
-    def exact_after(self) -> None:
-        """None: a random sequence is not known to average exactly."""
-        return
 
     @property
     def sampled_steps(self) -> int:

@@ -164,7 +164,6 @@ class Bands:
             }
 
     def _of(self, run: int) -> Band:
-        """The band of an experiment."""
         return next(band for band in reversed(self.bands) if band.run <= run)
 
 

@@ -289,7 +289,6 @@ def _in_common(experiment: Experiment) -> dict[str, object]:
 
 
 def _label(name: str, value: object) -> str:
-    """Legend label of a setting."""
     if isinstance(value, tuple):
         value = " ".join(readable(str(one)) for one in value)
     value = readable(value) if isinstance(value, str) else value
@@ -318,7 +317,6 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 @cache
 def _hints() -> dict[str, Any]:
-    """The type of each field."""
     return typing.get_type_hints(Experiment)
 
 

@@ -314,7 +314,6 @@ class Program:
         return g if self.experiment.clip is None else clipped(g, self.experiment.clip)
 
     def _gradient(self, batch: tuple[Tree, Tree], rows: slice, x: Tensor) -> Tensor:
-        """The gradient of some rows on their part of the batch, at other models x."""
         inputs, targets = (tree_map(lambda values: values[rows], part) for part in batch)
         return self._clipped(self._gradient_at(x, rows, inputs, targets))
 

@@ -366,7 +366,6 @@ def _numbers(
 
 
 def _cells(path: Path, which: Sequence[str], memory_limit: float) -> dict[str, list[str]]:
-    """Columns as strings."""
     columns: dict[str, list[str]] = {name: [] for name in which}
     size = 0
     if which:
