@@ -61,16 +61,14 @@ class LTADMM(Algorithm):
             g = self.beta * state["m"] + (1 - self.beta) * g
             kept = {"m": g}
         x = x - gamma * g - (gamma * self.beta_a if self.couple else self.beta_a) * r
-        if self._last(node.t):
+        if self.phase(node.t):
             q, came = node.exchange(z - 2 * self.rho * x[:, None])
             z = torch.where(came, (1 - self.alpha) * z - self.alpha * q, z)
             r = self._correction(x, z, node.edges)
         return x, kept | {"z": z, "r": r}
 
     def phase(self, t: int) -> Hashable:
-        return self._last(t)
-
-    def _last(self, t: int) -> bool:
+        """Whether step t ends a round."""
         return t % self.tau == 0
 
     def _correction(self, x: Tensor, z: Tensor, edges: Edges) -> Tensor:

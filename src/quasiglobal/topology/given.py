@@ -83,10 +83,7 @@ HEADERS = (["source", "target"], ["from", "to"], ["node1", "node2"])
 
 
 def _read_edge_list(path: str) -> tuple[Network, bool]:
-    """Read a graph, and whether its links have weights.
-
-    A line is `u v` or `u v weight`, separated by spaces or commas; `#` begins a comment. Nodes are sorted by name.
-    """
+    """Read a graph, and whether its links have weights. Spaces or commas separate words; nodes are sorted by name."""
     links: dict[frozenset[str], float | None] = {}
     table = [line.partition("#")[0].replace(",", " ").split() for line in _lines(path)]
     numbered = all(word.isdigit() for words in [words for words in table if words][1:] for word in words[:2])

@@ -62,11 +62,9 @@ class RandomTopology(Topology):
         """
         first = draw(1)
         check_matrix(first, name)
-        own = {
-            "name": name, "draw": draw, "gap": gap, "all_draws": all_draws, "shares": shares, "n": len(first),
-            "alike": alike,
-        }
-        vars(self).update(own)                              # the class is frozen
+        vars(self).update(                                  # the class is frozen
+            name=name, draw=draw, gap=gap, all_draws=all_draws, shares=shares, n=len(first), alike=alike
+        )
 
     @cached_property
     def matrices(self) -> tuple[Matrix, ...]:
