@@ -20,7 +20,7 @@ from quasiglobal.algorithms.needs import Needs
 class LTADMM(Algorithm):
     """Rounds of τ local steps towards the node's own minimum and, by the correction r, towards the neighbours.
 
-        r_i = ρ |N(i)| x_i − Σ_j z_ij                                once a round; z_ij = x_i before the first
+        r_i = ρ |N(i)| x_i − Σ_j z_ij                                once per round; z_ij = x_i before the first
         x_i ← x_i − γ g_i − β_a r_i                                  τ times
         send to each neighbour j:  q_{i→j} = z_ij − 2ρ x_i
         z_ij ← (1 − α) z_ij − α q_{j→i}                              z_ij stays, if the message did not come

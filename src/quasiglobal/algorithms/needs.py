@@ -52,7 +52,7 @@ class Needs(NamedTuple):
     compresses: bool = False
     """Whether all messages are sent by `node.tell`, and the state holds the error of their compression."""
     follows_messages: bool = False
-    """Whether the state has to agree with what was sent and received, so that no step's state may be discarded."""
+    """Whether the state has to agree with all sent and received messages, so that no step's state may be discarded."""
     keeps_mean: bool = True
     """Whether the nodes' mean does not change while g = 0 and W is doubly stochastic."""
     rests: bool = True

@@ -59,7 +59,7 @@ def dataset_of(
 ) -> Dataset:
     """The data set of a task; see `quasiglobal.Task` for what `train` and `test` may be.
 
-    Datasets beyond the memory limit in bytes stay on disk; by default as many are kept as the free memory allows.
+    Datasets beyond the memory limit in bytes stay on disk; the default follows from the free memory.
 
     >>> data = dataset_of([(torch.zeros(5, 2), [0, 1, 0, 1, 2]), (torch.zeros(10, 2), np.arange(10))])
     >>> len(data.train), len(data.test), [len(part) for part in data.parts], data.classes[-1]

@@ -86,7 +86,7 @@ class Source(Generic[Content]):
     folders: tuple[str, ...] = ()
     """Folders to search, relative to the data folder, best first."""
     fetch: Callable[[float], Content | None] = lambda memory_limit: None
-    """Downloads the data set from the hub; returns None if it cannot with what is installed."""
+    """Downloads the data set from the hub; returns None if a package for it is not installed."""
     steps: str
     """Download instructions, with {data} for the data folder."""
     examples: int

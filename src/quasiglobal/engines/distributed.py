@@ -260,7 +260,7 @@ class Distributed(Host):
         self._largest *= max(1, math.ceil(sent.most)) * (most if sent.per_edge else 1)
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Send, receive, and add what came, weighted by P(t)."""
+        """Send, receive, and add the received rows, weighted by P(t)."""
         check_push(self.topology)
         cut = [self.by_run(v) for v in tensors]
         own = torch.cat(cut, dim=2)
@@ -585,7 +585,7 @@ class Routes:
         return sent
 
     def slots(self, links: Links) -> list[dict[int, tuple[Slots, Slots]]]:
-        """For each step of a period and each process, this one too: the slots here of messages to it, and from it."""
+        """For each step of a period and each process, with this one: the local slots of messages to it and from it."""
         here = {node: place for place, node in enumerate(self.nodes)}
         periods = []
         for t in range(1, links.period + 1):

@@ -62,7 +62,7 @@ FROM_LABELS = {
 """Topologies that need the nodes' label counts; their first number is the number of nodes."""
 
 Graph: TypeAlias = "str | os.PathLike[str] | Topology | Network | Neighbours"
-"""A topology as text or object: see `parse`."""
+"""A topology as a string or object: see `parse`."""
 
 
 def parse(text: Graph, counts: ArrayLike | None = None) -> Topology:

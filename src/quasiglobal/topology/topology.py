@@ -45,7 +45,7 @@ class Topology:
     name: str
     matrices: tuple[Matrix, ...]
     shares: Matrix | None = None
-    """How much each node counts, p with Σ p_i = 1; None: all alike. See `weighted`."""
+    """Weights p of the nodes with Σ p_i = 1; None: all count alike. See `weighted`."""
 
     def __post_init__(self) -> None:
         if not self.matrices:

@@ -247,7 +247,7 @@ class Means:
 
 
 class Objects:
-    """As `Means`, for a metric that gathers batches: one copy per model, and one for its own examples."""
+    """Metric that gathers batches: one copy per model, and another for the model's own examples."""
 
     def __init__(self, metric: Gathered, like: Tensor, own: bool) -> None:
         def copies(count: int) -> list[Gathered]:

@@ -283,7 +283,7 @@ class Loop:
     def _pays_off(self, gone: int) -> bool:
         """Whether regrouping saves more time than it takes to record the steps again.
 
-        Until then, the rows of runs that ended are computed in vain. If a model draws random numbers, such as dropout,
+        Until then, the rows of ended runs are still computed. If a model draws random numbers, such as dropout,
         these depend on the rows in the program, so the rows must not depend on the clock.
         """
         if not self.going or self.program.model.random:

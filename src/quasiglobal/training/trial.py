@@ -359,7 +359,7 @@ def is_cross_entropy(loss: Loss) -> bool:
 
 
 def shapes(values: Tree) -> str:
-    """Shapes, and dtypes of what is not float32, of a tensor or several."""
+    """Shapes of one or several tensors, with the dtypes other than float32."""
     def one(value: Tensor) -> str:
         kind = "" if value.dtype == torch.float32 else f"{str(value.dtype).removeprefix('torch.')} "
         return f"{kind}{list(value.shape)}"

@@ -67,7 +67,7 @@ def read_pair(folder: Path, memory_limit: float, *, name: str, tests: str, class
 
 
 def read_corpus(path: Path, memory_limit: float, testing: bool = False) -> Corpus:
-    """Read a user's file, of which a fixed fifth is held out, or a folder with train.csv and test.csv (dev, val).
+    """Read a user's file, holding out a fixed fifth, or a folder with train.csv and test.csv (dev, val).
 
     With `testing`, all rows of a file, or of a folder's test.csv, are test texts in file order.
 
@@ -232,7 +232,7 @@ def _check_filled(path: Path, what: str, cells: Sequence[str], lines: Sequence[i
 
 
 def read_table(path: Path, label: str, memory_limit: float, numbers: bool = False, testing: bool = False) -> Splits:
-    """Read a user's file, of which a fixed fifth is held out, or a folder with train.csv and test.csv (dev, val).
+    """Read a user's file, holding out a fixed fifth, or a folder with train.csv and test.csv (dev, val).
 
     The first row names the columns. The column `label` is y. Every other column of numbers is a feature, x float32
     [m, features]; a column with any other text is kept in `columns`. Labels that are text or whole numbers from 0 are
@@ -490,7 +490,7 @@ def _label_numbers(table: NumberTable) -> NDArray[np.float64] | None:
 
 @contextmanager
 def _rows(path: Path, what: str) -> Iterator[tuple[_Row, Iterator[_Row]]]:
-    """Open a file: its first row, and the other rows, which must have as many cells; empty lines are skipped."""
+    """Open a file: its first row, and the other rows, which must have equally many cells; empty lines are skipped."""
     with opened(path, what) as content:
         text = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
         tabs = ".tsv" in path.suffixes

@@ -44,8 +44,8 @@ Files = list[tuple[Path, int]]
 def read(path: Path, memory_limit: float) -> Splits:
     """Read a user's own images, from class folders or an .npz archive.
 
-    Layouts: PATH/train/CLASS/… with PATH/test/CLASS/… or PATH/val/CLASS/…; or PATH/CLASS/…, of which a fixed fifth
-    is held out. All images must have the same size. They stay grayscale if all are grayscale, and are RGB otherwise.
+    Layouts: PATH/train/CLASS/… with PATH/test/CLASS/… or PATH/val/CLASS/…; or PATH/CLASS/…, with a fixed fifth
+    held out. All images must have the same size. They stay grayscale if all are grayscale, and are RGB otherwise.
     Images beyond the memory limit stay on disk, in shards.
     """
     if os.path.isfile(path):
