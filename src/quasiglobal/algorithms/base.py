@@ -6,10 +6,10 @@ import math
 import typing
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from numbers import Real
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -201,14 +201,18 @@ class Wrapper(Algorithm):
         return needs_of(self.base)._replace(refuses_base=UNKNOWN)
 
 
-@cache
 def option_types(kind: type[Algorithm]) -> dict[str, Any]:
     """The type of each option of an algorithm class; Any if it cannot be resolved."""
-    try:
-        hints = typing.get_type_hints(kind)
-    except (NameError, TypeError):
-        hints = {}
-    return {field.name: hints.get(field.name, Any) for field in fields(kind)}
+    if kind not in _OPTION_TYPES:
+        try:
+            hints = typing.get_type_hints(kind)
+        except (NameError, TypeError):
+            hints = {}
+        _OPTION_TYPES[kind] = {field.name: hints.get(field.name, Any) for field in fields(kind)}
+    return _OPTION_TYPES[kind]
+
+
+_OPTION_TYPES: WeakKeyDictionary[type[Algorithm], dict[str, Any]] = WeakKeyDictionary()     # experiments look them up
 
 
 def checked(hint: object, value: Option, what: str) -> Option:
