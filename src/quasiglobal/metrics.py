@@ -1,6 +1,6 @@
 """Metrics of outputs and targets: numbers per example, F1 and the area under the ROC curve.
 
-A metric is a function (output, target) with one number per example, of which the mean is reported; or an object with
+A metric is a function (output, target) that returns one number per example, to be averaged; or an object with
 `update`, `compute` and `reset`, for metrics that are not a mean over examples.
 """
 
@@ -126,7 +126,7 @@ class _OfAll:
 
     def reset(self) -> None:
         """Forget all batches."""
-        self.__dict__ = dataclasses.replace(self).__dict__          # of a new metric with the same options
+        self.__dict__ = dataclasses.replace(self).__dict__          # as in a new metric with the same options
 
     @overload
     def __call__(self, **options: Any) -> Self: ...
@@ -258,7 +258,7 @@ class Auc(_OfAll):
 
 
 f1 = F1()
-"""The F1 score, an `F1`. `f1(average="micro")` is another with this option."""
+"""The F1 score, an `F1`. `f1(average="micro")` is a new one with this option."""
 auc = Auc()
 """The area under the ROC curve, an `Auc`."""
 
@@ -267,10 +267,10 @@ auc = Auc()
 
 
 LOWER: tuple[Metric, ...] = (mse, mae)
-"""Our metrics of which smaller is better."""
+"""Built-in metrics that are better when smaller."""
 
 PERCENT: tuple[Metric, ...] = (accuracy, top5, f1, auc)
-"""Our metrics whose values are shares, shown in per cent."""
+"""Built-in metrics whose values are shares, shown in per cent."""
 
 
 def lower(f: M) -> M:

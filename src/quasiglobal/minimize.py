@@ -91,7 +91,7 @@ def minimize(
             sign or qsgd:4.
         drop: probability that a message is lost, for each direction of a link, drawn from the seed.
         churn: probability that a node is absent for 20 steps.
-        weights: how much each node counts, n numbers > 0, such as its number of examples: minimise the weighted mean
+        weights: weights of the nodes, n numbers > 0, such as their numbers of examples: minimise the weighted mean
             Σ p_i f_i, where p_i is the node's share (`Topology.weighted`). By default all nodes count alike.
         resume: an earlier result of the same run to resume from, instead of x0.
         keep_history: False to keep only the last iterate, for long runs.

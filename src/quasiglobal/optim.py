@@ -24,7 +24,7 @@ from quasiglobal.stacked.step_blocks import ModelRows
 from quasiglobal.topology import Topology, parse
 
 Loss: TypeAlias = Any
-"""What a closure returns: a tensor or a number."""
+"""Return type of a closure: a tensor or a number."""
 
 Closure = Callable[[], Loss]
 

@@ -131,19 +131,22 @@ def algorithm(text: str | Algorithm | type[Algorithm]) -> Algorithm:
         return _with_options(ALGORITHMS[name], name, _options(options, name))
     attribute, _, options = options.partition(":")
     if is_path(path := f"{name}:{attribute}"):
-        return _with_options(_imported(path), path, _options(options, path))
+        found = imported(path, "algorithm")
+        if isinstance(found, Algorithm) or (isinstance(found, type) and issubclass(found, Algorithm)):
+            return _with_options(found, path, _options(options, path))
+        raise InputError(f"{path} is not an Algorithm; derive it from quasiglobal.Algorithm")
     raise unknown("algorithm", name, ALGORITHMS)
 
 
 class Recorded(Algorithm):
-    """Stands for an algorithm of a stored run that a Python script defined."""
+    """Placeholder for the algorithm of a stored run that a Python script defined."""
 
     def init(self, x: Tensor) -> State:
         raise InputError("the algorithm of this run is defined in a Python script; run that script again")
 
 
 def text_of(chosen: str | Algorithm | type[Algorithm]) -> str:
-    """The text from which `algorithm` returns an equal algorithm.
+    """The string that `algorithm` parses to an equal algorithm.
 
     >>> text_of(QGDSGDm(nesterov=True, mu=0.5)), text_of(DSGD())
     ('qg-dsgdm-n:mu=0.5', 'dsgd')
@@ -206,7 +209,7 @@ def numeric_options(chosen: Algorithm) -> dict[str, type[int] | type[float]]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Split a text into the name, or the path of a user-defined class, and its options."""
+    """Split a string into the name, or the path of a user-defined class, and its options."""
     colons = 1 if text.partition(":")[0] in ALGORITHMS else 2
     parts = text.split(":", colons)
     return ":".join(parts[:colons]), "".join(parts[colons:])
@@ -224,9 +227,10 @@ def _options(text: str, name: str) -> dict[str, str]:
 
 
 def _with_options(chosen: Algorithm | type[Algorithm], name: str, options: dict[str, str]) -> Algorithm:
-    """Set options on an algorithm; pass those that it lacks on to its base."""
+    """Set options on an algorithm; the base gets those that the algorithm lacks."""
     kind = chosen if isinstance(chosen, type) else type(chosen)
-    types, options = option_types(kind), {_field(kind, key): text for key, text in options.items()}
+    types = option_types(kind)
+    options = {f"{key}_" if f"{key}_" in types else key: text for key, text in options.items()}     # init_, for init
     own = {
         key: _value(types[key], text, f"{key.removesuffix('_')} of {name}")
         for key, text in options.items() if key in types
@@ -249,13 +253,7 @@ def _with_options(chosen: Algorithm | type[Algorithm], name: str, options: dict[
         raise InputError(f"cannot make {name}: {error}") from None
 
 
-def _field(kind: type[Algorithm], option: str) -> str:
-    """The field of an option: `init_` for `init`, since `init` is a method."""
-    return f"{option}_" if f"{option}_" in option_types(kind) else option
-
-
 def _all_options(instance: Algorithm) -> set[str]:
-    """The options of an algorithm and of its bases."""
     inner = _all_options(instance.base) if isinstance(instance, Wrapper) else set()
     return set(option_types(type(instance))) | inner
 
@@ -272,22 +270,9 @@ def _value(hint: typing.Any, text: str, what: str) -> typing.Any:
     if hint is bool:
         return checked(bool, {"true": True, "false": False}.get(text.lower(), text), what)
     if hint in (int, float):
-        return checked(hint, _number(hint, text), what)
+        try:
+            number = hint(text)
+        except ValueError:
+            number = text
+        return checked(hint, number, what)
     return text
-
-
-def _number(kind: type[int] | type[float], text: str) -> int | float | str:
-    try:
-        return kind(text)
-    except ValueError:
-        return text
-
-
-def _imported(path: str) -> Algorithm | type[Algorithm]:
-    """Import a user-defined algorithm class or instance."""
-    found = imported(path, "algorithm")
-    if isinstance(found, Algorithm):
-        return found
-    if isinstance(found, type) and issubclass(found, Algorithm):
-        return found
-    raise InputError(f"{path} is not an Algorithm; derive it from quasiglobal.Algorithm")

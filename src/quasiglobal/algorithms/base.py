@@ -77,7 +77,7 @@ class Node(Protocol):
         """Σ_j p_ij v_j for each node i, where P's columns sum to 1: each node j divides v_j among its receivers.
 
         P is W if its columns sum to 1; otherwise p_ij = 1/(1 + the number of j's receivers). The tensors are [k, c] of
-        any widths c. A lost message is lost, also to its sender.
+        any widths c. A lost message is lost for its sender too.
         """
 
     @property
@@ -85,11 +85,11 @@ class Node(Protocol):
         """The neighbours of each node, in numbered slots."""
 
     def exchange(self, *messages: Messages, at: int | None = None) -> tuple[OneOrMore, Tensor]:
-        """Send a message of its own along each edge; return those received, and who was not missing.
+        """Send a separate message along each edge; return the received messages and a mask of those that arrived.
 
         `messages` is [k, degree, c], or {j: v} with a tensor [k, c] for each slot j of `edges`; [k, 1, c] sends the
-        same to all. What is received is [k, degree, c] (a tuple for several messages), 0 where nothing came; the mask
-        of what came is [k, degree, 1] (or [k, degree, c], see `Edges`). Links are those of step t, or of step `at`.
+        same to all. The result is [k, degree, c] (a tuple for several messages), 0 where none arrived; the mask is
+        [k, degree, 1] (or [k, degree, c], see `Edges`). The links are those of step t, or of step `at`.
         """
 
     def tell(self, v: Tensor, draw: int = 0) -> tuple[Tensor, Tensor]:
@@ -176,7 +176,7 @@ class Algorithm:
 
     @property
     def needs(self) -> Needs:
-        """Requirements on W, the links and the data, and what engines have to know of the step."""
+        """Requirements on W, the links and the data, and properties of the step that engines have to know."""
         return Needs()
 
 
@@ -197,7 +197,7 @@ class Wrapper(Algorithm):
 
     @property
     def needs(self) -> Needs:
-        """The base's, but the wrapper itself decides whether an optimizer may make the local step."""
+        """The base's needs, except `refuses_base`, which each wrapper decides."""
         return needs_of(self.base)._replace(refuses_base=UNKNOWN)
 
 
@@ -263,7 +263,7 @@ def zeros(x: Tensor, *names: str) -> State:
 
 
 def named(inner: State) -> State:
-    """A base's state, under names of its own in the state of its wrapper."""
+    """A base's state with prefixed names, for the state of its wrapper."""
     return {f"base.{name}": value for name, value in inner.items()}
 
 

@@ -53,7 +53,7 @@ class Choco(Wrapper):
         return x + pull, named(inner) | {"x_hat": x_hat, "mixed": mixed} | memory
 
     def _pull(self, r: Tensor, state: State, node: Node) -> tuple[Tensor, State]:
-        """The movement towards the neighbours, whose x̂ differ by r on average, and what it keeps in the state."""
+        """The movement towards the neighbours, whose x̂ differ by r on average, and its part of the new state."""
         return self.gamma * r, {}
 
     @property

@@ -61,7 +61,7 @@ class DFedSAM(DFedAvgM):
         x_i ← Σ_j w_ij x_j                                                 `gossips` times
 
     Differs from `dfedavgm` in the point of the gradient, uphill of x, which leads to flatter minima, for two gradients
-    a step; and in its β, which is 0. The paper's DFedSAM-MGS has more than one gossip a round, such as gossips=4.
+    per step; and in its β, which is 0. The paper's DFedSAM-MGS has more than one gossip per round, such as gossips=4.
     """
 
     citation: ClassVar[str] = "Shi et al. 2023"

@@ -17,7 +17,7 @@ from quasiglobal.algorithms.needs import Needs
 
 @dataclass(frozen=True, kw_only=True)
 class GossipPGA(Algorithm):
-    """DSGD, whose every τ-th average is over all nodes.
+    """DSGD in which every τ-th average is over all nodes.
 
         m_i ← β m_i + g_i
         x_i ← Σ_j w_ij (x_j − η m_j)            (Nesterov: g_j + β m_j in place of m_j)

@@ -52,7 +52,8 @@ class GUT(Algorithm):
             memory = {"m": m}
         X_new = descend(X, node.lr, direction)
         x_new = node.mix(X_new)
-        past = self.mu * ((x_new - x + self._b * u) / node.lr + delta)
+        b = 1 + self.beta + (self.beta**2 if self.nesterov else 0)
+        past = self.mu * ((x_new - x + b * u) / node.lr + delta)
         return x_new, {"X": X_new, "pull": (x_new - X_new) / node.lr, "past": past} | memory
 
     @property
@@ -62,7 +63,3 @@ class GUT(Algorithm):
             fixed=True, symmetric=True, loss="refused" if self.beta > 0 else "tolerated", divides_by_lr=True,
             refuses_base="keeps the gradients in its corrections, which the base's step does not show",
         )
-
-    @property
-    def _b(self) -> float:
-        return 1 + self.beta + (self.beta**2 if self.nesterov else 0)

@@ -70,9 +70,9 @@ class LED(Algorithm):
 
     W̃ is W, or (I + W)/2 if λ_min(W) ≤ −1/3.
 
-    Differs from `k-gt` in sending one model a round, and in needing a fixed symmetric W; with τ = 1 and a constant η it
-    is `ed`. With exact gradients it reaches the exact minimiser. y, which starts at 0, is a movement: after a
-    decay of η it takes some rounds to shrink.
+    Differs from `k-gt` in sending one model per round, and in needing a fixed symmetric W; with τ = 1 and a constant η
+    it is `ed`. With exact gradients it reaches the exact minimiser. y, which starts at 0, is a movement: after a decay
+    of η it takes some rounds to shrink.
     """
 
     citation: ClassVar[str] = "Alghunaim 2023"

@@ -18,15 +18,15 @@ from quasiglobal.algorithms.needs import Needs
 
 @dataclass(frozen=True, kw_only=True)
 class LTADMM(Algorithm):
-    """Rounds of τ local steps towards the own minimum and, by the correction r, towards the neighbours.
+    """Rounds of τ local steps towards the node's own minimum and, by the correction r, towards the neighbours.
 
-        r_i = ρ |N(i)| x_i − Σ_j z_ij                                once a round; z_ij = x_i before the first
+        r_i = ρ |N(i)| x_i − Σ_j z_ij                                once per round; z_ij = x_i before the first
         x_i ← x_i − γ g_i − β_a r_i                                  τ times
         send to each neighbour j:  q_{i→j} = z_ij − 2ρ x_i
         z_ij ← (1 − α) z_ij − α q_{j→i}                              z_ij stays, if the message did not come
 
     γ is the learning rate, or the constant option `gamma`. With β > 0, the momentum m ← β m + (1 − β) g replaces
-    g, which the paper does not have.
+    g (not in the paper).
     `couple=true` multiplies β_a by γ too: a decay of the rate then causes no jump, at the cost of a weaker consensus.
 
     Differs from `d2` and `dsgd-gt` in where it remembers the differences between nodes: in z, one for each edge, not
@@ -61,16 +61,14 @@ class LTADMM(Algorithm):
             g = self.beta * state["m"] + (1 - self.beta) * g
             kept = {"m": g}
         x = x - gamma * g - (gamma * self.beta_a if self.couple else self.beta_a) * r
-        if self._last(node.t):
+        if self.phase(node.t):
             q, came = node.exchange(z - 2 * self.rho * x[:, None])
             z = torch.where(came, (1 - self.alpha) * z - self.alpha * q, z)
             r = self._correction(x, z, node.edges)
         return x, kept | {"z": z, "r": r}
 
     def phase(self, t: int) -> Hashable:
-        return self._last(t)
-
-    def _last(self, t: int) -> bool:
+        """Whether step t ends a round."""
         return t % self.tau == 0
 
     def _correction(self, x: Tensor, z: Tensor, edges: Edges) -> Tensor:

@@ -1,4 +1,4 @@
-"""What an algorithm asks of the mixing matrix, the links and the data, and what engines have to know of its step."""
+"""Requirements of an algorithm on the mixing matrix, the links and the data, and properties of its step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Needs(NamedTuple):
 
     doubly_stochastic: bool = True
     refuses_drift: bool = False
-    """Whether a W that moves the nodes' mean is refused; otherwise it is warned of."""
+    """Whether a W that moves the nodes' mean is refused; otherwise a warning is shown."""
     lambda_min_above: float | None = None
     """Lower bound on the smallest eigenvalue of W; if set, W must also be fixed and symmetric."""
     undirected: bool = False
@@ -36,7 +36,7 @@ class Needs(NamedTuple):
     loss: Literal["proof", "tolerated", "harmed", "refused"] = "tolerated"
     """Effect of a message that is lost in one direction: none, a larger error, a wrong result, or not supported."""
     absence: Literal["tolerated", "harmed"] = "tolerated"
-    """Effect of a node that is cut off for many steps and trains on: a larger error, or a wrong result."""
+    """Effect of a node that is cut off for many steps and continues to train: a larger error, or a wrong result."""
     alike_data: bool = False
     """Whether the method is meant for data that are alike at all nodes."""
 
@@ -52,13 +52,13 @@ class Needs(NamedTuple):
     compresses: bool = False
     """Whether all messages are sent by `node.tell`, and the state holds the error of their compression."""
     follows_messages: bool = False
-    """Whether the state has to agree with what was sent and received, so that no step's state may be discarded."""
+    """Whether the state has to agree with all sent and received messages, so that no step's state may be discarded."""
     keeps_mean: bool = True
     """Whether the nodes' mean does not change while g = 0 and W is doubly stochastic."""
     rests: bool = True
     """Whether nodes that agree stay where they are while g = 0."""
     refuses_base: str | None = UNKNOWN
-    """Why no torch optimizer can make the local step, to continue a sentence about the algorithm; None if one can.
+    """Reason why no torch optimizer can make the local step, as a predicate of the algorithm; None if one can.
 
     The optimizer replaces x − ηg by its own result x½, and the algorithm continues with x½ and gradient 0. This is the
     same algorithm only if steps from (x, g) and (x − ηg, 0) agree, also while η changes.
@@ -75,11 +75,11 @@ class Needs(NamedTuple):
         return self.loss == "tolerated" and not self.follows_messages
 
     def of_step(self) -> Needs:
-        """Return the properties of the step alone, for nodes that need no W, links or data of a kind."""
+        """Return the properties of the step alone, without requirements on W, the links and the data."""
         return Needs(doubly_stochastic=False)._replace(**{name: getattr(self, name) for name in OF_STEP})
 
     def allow(self, lambda_min: float | None) -> bool:
-        """Whether the smallest eigenvalue of W is above the bound; None is that of a W not fixed or not symmetric."""
+        """Whether the smallest eigenvalue of W is above the bound; None: W is not fixed or not symmetric."""
         bound = self.lambda_min_above
         return bound is None or lambda_min is None or lambda_min > bound + TOLERANCE
 
@@ -99,6 +99,6 @@ OF_STEP = Needs._fields[Needs._fields.index("divides_by_lr") :]
 
 
 def needs_of(algorithm: Algorithm) -> Needs:
-    """Return the needs of an algorithm; a property of the step may be an attribute of its own: `keeps_mean = False`."""
+    """Return the needs of an algorithm; attributes such as `keeps_mean = False` override properties of its step."""
     own = {name: getattr(algorithm, name) for name in OF_STEP if hasattr(algorithm, name)}
     return algorithm.needs._replace(**own)

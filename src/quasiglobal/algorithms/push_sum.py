@@ -1,4 +1,4 @@
-"""Push-sum methods, for directed graphs: each node divides what it has among those it can reach.
+"""Push-sum methods, for directed graphs: each node divides its values among its receivers.
 
 M. Assran, N. Loizou, N. Ballas, M. Rabbat: Stochastic gradient push for distributed deep learning. ICML 2019.
 A. Nedić, A. Olshevsky, W. Shi: Achieving geometric convergence for distributed optimization over time-varying graphs.
@@ -34,7 +34,7 @@ from quasiglobal.algorithms.needs import Needs
 
 @dataclass(frozen=True, kw_only=True)
 class SGP(Wrapper):
-    """A local step of `base`, then a push; the weight w corrects for what each node received more or less than others.
+    """A local step of `base`, then a push; the weight w corrects for nodes that receive more or less than others.
 
         x̃_i ← the base's local step from x̃_i, with the gradient at x_i
         x̃_i ← Σ_j p_ij x̃_j,   w_i ← Σ_j p_ij w_j,   x_i ← x̃_i / w_i          w = 1 at the start
@@ -109,9 +109,9 @@ class PushDIGing(Algorithm):
         v_i ← β v_i + (1 − β) g_i,   y_i ← y_i + v_i − v_i of the last step          both 0 at the start
         x̃_i ← Σ_j p_ij (x̃_j − η y_j),   y_i ← Σ_j p_ij y_j,   w_i ← Σ_j p_ij w_j,   x_i ← x̃_i / w_i
 
-    With `sums=true`, a node sends the sum of all that it ever offered to each receiver, and a receiver takes what is
-    new since the last sum that came: a lost message is contained in the next one, so nothing is lost. Sums grow, so
-    they are kept and sent in float64. All of a node's receivers over the topology's period get equal shares.
+    With `sums=true`, a node sends each receiver the running sum of all its shares, and a receiver takes the difference
+    to the last sum that arrived: the next message contains a lost one, so nothing is lost. Sums grow, so they are kept
+    and sent in float64. All of a node's receivers over the topology's period get equal shares.
     With noisy gradients and loss use momentum, such as β = 0.9. A node that is cut off for many steps offers its mass
     to nobody: w shrinks at each step, and x̃/w diverges.
 
@@ -143,7 +143,7 @@ class PushDIGing(Algorithm):
         return moved / _weight(w, node), {"y": y, "v": v, "w": w} | books
 
     def _summed(self, values: tuple[Tensor, ...], state: State, node: Node) -> tuple[list[Tensor], State]:
-        """Push by running sums; return what the nodes then have, and the new sums."""
+        """Push by running sums; return the nodes' new values and the new sums."""
         shares = [(v / (1 + node.edges.receivers.sum(dim=1)))[:, : v.shape[1]] for v in values]
         sums = [state[f"sum_{name}"] + share for name, share in zip(PARTS, shares, strict=True)]
         came, arrived = node.exchange(*(total[:, None] for total in sums))
@@ -189,10 +189,10 @@ class AB(Algorithm):
 
 
 PUSHED = Needs(doubly_stochastic=False, needs_full_precision=True, follows_messages=True)
-"""Needs of pushes: weights and sums follow from all that was sent, to the last digit."""
+"""Needs of push methods: weights and sums have to match all sent messages, to the last digit."""
 
 PARTS = ("x", "y", "w")
-"""What Push-DIGing pushes: models, trackers and weights."""
+"""Names of the pushed values of Push-DIGing: models, trackers and weights."""
 
 
 def _tracked(g: Tensor, state: State, beta: float) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""RelaySGD: models relayed along a spanning tree, which averages all nodes uniformly, if late.
+"""RelaySGD: models relayed along a spanning tree, which averages all nodes uniformly, with a delay.
 
 T. Vogels, L. He, A. Koloskova, T. Lin, S. P. Karimireddy, S. U. Stich, M. Jaggi: RelaySum for decentralized deep
 learning on heterogeneous data. NeurIPS 2021.

@@ -95,7 +95,7 @@ class Workers:
         self._loader, self._batches = None, iter(())
 
     def batch(self, step: int) -> list[Example]:
-        """The examples of a step; steps are asked for in order, and may be left out."""
+        """The examples of a step; steps are requested in order, and may be skipped."""
         found, self._next = next(islice(self._batches, step - self._next, None)), step + 1
         examples = []
         for example in found:

@@ -261,7 +261,7 @@ class Unpacked(Inputs):
     x: Tensor
 
     def __init__(self, form: Form, dtype: torch.dtype) -> None:
-        """Without records: `view` adds them."""
+        """Make it without records; `view` adds them."""
         self.form, self.dtype = form, dtype
         self.x = torch.empty(0, form.size, dtype=torch.uint8)
 

@@ -59,7 +59,7 @@ def dataset_of(
 ) -> Dataset:
     """The data set of a task; see `quasiglobal.Task` for what `train` and `test` may be.
 
-    Datasets beyond the memory limit in bytes stay on disk; by default as many are kept as the free memory allows.
+    Datasets beyond the memory limit in bytes stay on disk; the default follows from the free memory.
 
     >>> data = dataset_of([(torch.zeros(5, 2), [0, 1, 0, 1, 2]), (torch.zeros(10, 2), np.arange(10))])
     >>> len(data.train), len(data.test), [len(part) for part in data.parts], data.classes[-1]
@@ -139,7 +139,7 @@ def _one(source: Dataset | Source, columns: Columns, cache: bool, whole: bool, w
 
 
 def _kept(examples: Examples) -> Fresh:
-    """A reader of examples that are in memory, for a list in which others are read anew."""
+    """Reader of examples in memory, for a list with others that are read anew."""
     return Fresh(lambda row: tree_map(lambda values: values[row], (examples.x, examples.y)), range(len(examples)))
 
 
@@ -149,7 +149,6 @@ def _cut(m: int, whole: bool, what: str) -> tuple[Indices, Indices]:
 
 
 def _read_all(source: Source, columns: Columns, what: str) -> Examples:
-    """All examples of a source."""
     if not is_pair(source):
         return _read(source, columns, what, np.arange(length_of(source, what)))
     x, y = (

@@ -188,7 +188,6 @@ def digest_of_parts(parts: Sequence[Indices]) -> str:
 
 
 def _checked(parts: Sequence[ArrayLike], n: int, examples: int) -> list[Indices]:
-    """Check the result of a user's own partition."""
     try:
         arrays = [np.asarray(part).reshape(-1) for part in parts]
     except (TypeError, ValueError):

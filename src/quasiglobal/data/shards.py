@@ -2,7 +2,7 @@
 
 A finished shard is noted in shards.json, so making the file continues where it stopped. Every image has a checksum,
 which is verified when the image is first read. A user's own examples are stored likewise: each is a record of bytes,
-and any tensors again after reading.
+which reading turns into tensors again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ THREADS = min(8, os.cpu_count() or 1)
 _pool = ThreadPoolExecutor(THREADS)                         # starts its threads with the first batch
 
 LARGE_ROW = 2**14
-"""Bytes of a row from which it is read by a system call."""
+"""Size in bytes from which a row is read by a system call."""
 
 Read = Callable[[int], NDArray[np.uint8]]
 """(row) → one image."""
@@ -52,7 +52,7 @@ ALIGNMENT = 16
 """Every tensor of a record begins at a multiple of this many bytes, the size of the largest number."""
 
 SMALL = 64
-"""Bytes of a target up to which all targets are kept in memory, where partitions need them."""
+"""Size in bytes up to which all targets are kept in memory, where partitions need them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ class Shards:
         return found
 
     def _copy(self, rows: Tensor, out: Tensor) -> None:
-        """Read rows into `out`: large ones by a call each, which costs less than the page faults of a memory map."""
+        """Read rows into `out`: large ones by one call each, which costs less than the page faults of a memory map."""
         size = math.prod(self.shape[1:])
         if size < LARGE_ROW:
             torch.index_select(self.x, 0, rows, out=out)
@@ -121,7 +121,6 @@ class Shards:
 
     @cached_property
     def _file(self) -> int:
-        """Descriptor of the open file."""
         opened = os.open(self.folder / self.what, os.O_RDONLY)
         weakref.finalize(self, os.close, opened)
         return opened
@@ -196,7 +195,7 @@ class Shards:
 
 @dataclass(frozen=True, eq=False)
 class Blank(Shards):
-    """Stands for images that are not decoded, to estimate the cost of a training: all pixels are 0."""
+    """Placeholder for images that are not decoded, to estimate the cost of a training: all pixels are 0."""
 
     in_memory: bool
     """Whether the training would keep the images in memory."""

@@ -86,7 +86,7 @@ class Source(Generic[Content]):
     folders: tuple[str, ...] = ()
     """Folders to search, relative to the data folder, best first."""
     fetch: Callable[[float], Content | None] = lambda memory_limit: None
-    """Downloads the data set from the hub; returns None if it cannot with what is installed."""
+    """Downloads the data set from the hub; returns None if a package for it is not installed."""
     steps: str
     """Download instructions, with {data} for the data folder."""
     examples: int
@@ -145,7 +145,7 @@ def load(
 ) -> Dataset:
     """Load a data set by name, or a user's own: `folder:PATH`, with class folders or an .npz archive.
 
-    Image files and own Datasets beyond the memory limit, in bytes, or with `stream`, stay on disk.
+    Image files and your own Datasets beyond the memory limit, in bytes, or with `stream`, stay on disk.
 
     >>> data = load("digits")
     >>> len(data.train), len(data.test), data.shape, data.scale
@@ -253,7 +253,7 @@ def load_table(
 ) -> Dataset:
     """Load a table of numbers, such as csv:PATH: the column `label` is the target, the other columns are the input.
 
-    With `numbers`, whole numbers there are numbers too, not classes. With `testing`, all rows are test examples.
+    With `numbers`, a target of whole numbers is not a class number. With `testing`, all rows are test examples.
     """
     asked = DataName.parse(name)
     if asked.reader is None or asked.reader.table is None:
@@ -266,7 +266,7 @@ def load_table(
 
 
 def _from_python(path: str, memory_limit: float) -> Dataset:
-    """Load package.module:name, which is as in `quasiglobal.Task`, a dict of train and test, or a function."""
+    """Load package.module:name: data as for `quasiglobal.Task`, a dict of train and test, or a function."""
     found = imported(path, "data set")
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
         with reading(path, "data"):

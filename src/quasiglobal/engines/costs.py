@@ -131,7 +131,7 @@ def _cycle(algorithm: Algorithm) -> tuple[list[Hashable], int]:
 
 
 def sends_model_first(algorithm: Algorithm) -> bool:
-    """Whether the first message of a step begins with the model, as it is after a local step."""
+    """Whether the first message of a step begins with the model after its local step."""
     x = torch.arange(1.0, 9.0).view(2, 4)
     mixes = [one.tensors[0] for one in messages_of(algorithm, 1, x) if one.how == "mix"]
     return bool(mixes) and mixes[0].equal(x)                # gradients and momentum are 0
@@ -157,7 +157,7 @@ def citation(algorithm: Algorithm) -> str:
 
 
 class Amount(NamedTuple):
-    """Bytes of a message: some for each parameter of the model, and some further ones."""
+    """Bytes of a message: a number per parameter of the model, plus a constant."""
 
     per_parameter: Fraction = Fraction(0)
     further: Fraction = Fraction(0)
@@ -199,9 +199,9 @@ class StepTraffic(NamedTuple):
 def sent_in(
     algorithm: Algorithm, t: int, dtype: torch.dtype = torch.float32, rounded: bool = False, period: int = 1
 ) -> StepTraffic:
-    """Count what a node sends in step t if models have this type; `rounded`: if they travel in 2 bytes per number.
+    """Count the messages of a node in step t, for models of this type; `rounded` numbers travel as 2 bytes.
 
-    `period` is that of the topology: on several trees, some algorithms send a message for each.
+    `period` is the topology's: on several trees, some algorithms send one message per tree.
     """
     few, many = (messages_of(algorithm, t, torch.zeros(2, d, dtype=dtype), period) for d in (4, 8))
     both = list(zip(few, many, strict=True))
@@ -226,7 +226,7 @@ def sent_in(
 
 
 def messages_of(algorithm: Algorithm, t: int, x: Tensor, period: int = 1) -> list[Message]:
-    """Return what a node sends in step t to the other of two, whose models are the rows of x."""
+    """Return the messages that one of two nodes sends in step t; the rows of x are their models."""
     pair = Simulator(Topology("pair", topology.complete(2).matrices * period))
     engine = TracedEngine(pair)
     engine.step(
@@ -255,7 +255,7 @@ class Ledger:
         self.algorithm, self.engine, self.d, self.dtype = algorithm, engine, d, dtype
         self._kinds: dict[Hashable, StepTraffic] = {}
         self._steps, self._total = 0, torch.zeros(len(engine.seeds), dtype=torch.float64)
-        """Steps so far, and the bytes of all nodes in them: whole numbers, which a resumed run adds up to the same."""
+        """Steps so far, and the bytes of all nodes in them: whole numbers, so a resumed run gets the same sum."""
 
     def after(self, steps: int) -> Tensor:
         """The bytes of each run after this many steps."""
@@ -274,7 +274,7 @@ class Ledger:
         return total / cycle / self.engine.topology.n
 
     def all_reduce(self, further: int = 0) -> float:
-        """Bytes that a node sends for the exact mean of all models, and of `further` bytes of each node."""
+        """Bytes that a node sends for the exact mean of all models and of `further` bytes per node."""
         return self._into_means(self.d * self.dtype.itemsize + further) / self.engine.topology.n
 
     def _by_kind(self, steps: range) -> dict[Hashable, list[int]]:
@@ -285,7 +285,7 @@ class Ledger:
         return alike
 
     def _bytes(self, kind: Hashable, steps: list[int], expected: bool = False) -> Tensor:
-        """The bytes of all nodes of each run in steps of one kind; the expected ones if graphs or coins are drawn."""
+        """The bytes of all nodes of each run in steps of one kind; `expected`: the mean over drawn graphs and coins."""
         engine, d = self.engine, self.d
         if kind not in self._kinds:
             period = engine.topology.period or 1
@@ -312,5 +312,5 @@ class Ledger:
         return torch.tensor([topology.messages(t) for t in each], dtype=torch.float64).expand(len(steps))
 
     def _into_means(self, of: float) -> float:
-        """Bytes of all nodes for an exact mean of so many bytes of each."""
+        """Bytes that all nodes send for an exact mean of `of` bytes per node."""
         return 2 * (self.engine.topology.n - 1) * of

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("quasiglobal")
 
 MOST_KINDS = 64
-"""Kinds of steps in blocks whose programs are kept."""
+"""Number of programs of block steps that are kept, one per kind of step."""
 
 MARGIN = 8
-"""Message size limit, as a multiple of the first message's size, or of what the algorithm sends if that is larger."""
+"""Message size limit, as a multiple of the first message's size, or of the algorithm's largest message if larger."""
 
 Movement = tuple[Tensor | None, tuple[Tensor, ...]]
 """W(t) − I: between the nodes here, and a column for each remote node."""
@@ -57,12 +57,12 @@ class MeanLost(InputError):
 
 
 class Distributed(Host):
-    """Engine with the nodes of process `rank`; the other processes have the others.
+    """Engine that hosts the nodes of process `rank`; other processes host the rest.
 
-    It finds them through `store`, a store or an opener. No communication takes place before `connect`. `mix` is
-    v_i + Σ_j w_ij (v_j − v_i): the weight of a lost message returns to the receiver. `exchange` sends each neighbouring
-    process the messages to its nodes only. An exact mean is an all-reduce and needs all processes. A finite `trust`
-    bounds what counts of a neighbour's message to `mix` (`trust.py`).
+    Processes find each other through `store`, a store or an opener. No communication takes place before `connect`.
+    `mix` is v_i + Σ_j w_ij (v_j − v_i): the weight of a lost message returns to the receiver. `exchange` sends each
+    neighbouring process the messages to its nodes only. An exact mean is an all-reduce and needs all processes. A
+    finite `trust` clips the messages of neighbours in `mix` (`trust.py`).
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Distributed(Host):
         self._largest = 0
         """Size in bytes that a message may have, before the margin; set by the first step."""
         self._ahead: tuple[Moment, dict[int, Edge], Tensor] | None = None
-        """A message sent ahead: its moment, on which edges, and its memory."""
+        """A message sent ahead: its moment, its edges and its memory."""
         self.writing = threading.Lock()
         self.members = Membership(
             self._opener, rank, self.routes.neighbours, timeout=timeout,
@@ -110,8 +110,8 @@ class Distributed(Host):
     ) -> Self:
         """Connect to all neighbours within `patience` seconds (default: the timeout of a step).
 
-        `step` is the last step completed here, `last_step` that of the run. `models` are the rows at the start, if
-        neighbours that already train shall send theirs; `sent_first`: whether a step's first message is of models.
+        `step` is the last step completed here, `last_step` that of the run. `models` are the rows at the start; if
+        given, neighbours that already train send theirs. `sent_first`: whether a step's first message holds models.
         """
         self.members.last_step = last_step
         if models is not None:
@@ -195,7 +195,7 @@ class Distributed(Host):
         return tuple(self.with_own(rows, v) for rows, v in zip(moved, tensors, strict=True))
 
     def _rows_to_mix(self, t: int, message: Tensor, like: Tensor) -> dict[int, Tensor]:
-        """Exchange rows; return what counts of them."""
+        """Exchange rows; return those received, clipped by the guard."""
         received = self._rows_from_others(t, message, like)
         if self.guard is None:
             return received
@@ -255,12 +255,12 @@ class Distributed(Host):
         self._largest = d * like.element_size() * len(self.seeds) * most
         try:
             sent = traffic(algorithm)
-        except Exception:                                   # the step itself says what is wrong
+        except Exception:                                   # the step itself reports the error
             return
         self._largest *= max(1, math.ceil(sent.most)) * (most if sent.per_edge else 1)
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Send, receive, and add what came, weighted by P(t)."""
+        """Send, receive, and add the received rows, weighted by P(t)."""
         check_push(self.topology)
         cut = [self.by_run(v) for v in tensors]
         own = torch.cat(cut, dim=2)
@@ -335,7 +335,7 @@ class Distributed(Host):
     def mean_of_neighbours(self, like: Tensor) -> Tensor | None:
         """Average the models sent by neighbours that already train, for every row here; None if there are none.
 
-        If trust is finite, take the one that is nearest to the models here: none of an honest neighbour is nearer.
+        If trust is finite, take the one nearest to the models here: it is at least as near as any honest one.
         """
         models = self.members.models
         if not models:
@@ -385,7 +385,7 @@ class Distributed(Host):
         """Send a tensor to each process in `sent`; return the tensor of the given shape that each other process sent.
 
         Sent tensors must not change afterwards, since a send may outlast the exchange. `largest` is the size in bytes
-        that a message is expected to have at most; `raw` messages are packed bits. Rejected messages do not count.
+        that a message is expected to have at most; `raw` messages are packed bits. Rejected messages are ignored.
         """
         last, exchange = self._moment
         self._moment = moment = (t, exchange + 1 if last == t else 0)
@@ -463,7 +463,7 @@ class Distributed(Host):
 
     @cached_property
     def _slots(self) -> list[dict[int, tuple[Slots, Slots]]]:
-        """The slots that messages to and from each process have, at each position of the topology."""
+        """Slots of the messages to and from each process, at each position of the topology."""
         return self.routes.slots(self.links)
 
     @cached_property
@@ -521,7 +521,7 @@ class BlockSteps:
     def _program(
         self, algorithm: Algorithm, weight_decay: float | Tensor, t: int, state: State, arguments: Sequence[ByColumns]
     ) -> BlockStep | None:
-        """The program of steps of the kind of t; None if they cannot be computed in blocks."""
+        """The program for steps of the same kind as t; None if they cannot be computed in blocks."""
         shapes = tuple(one.shape for one in arguments)
         kind = algorithm.phase(t), shapes, None if isinstance(weight_decay, Tensor) else weight_decay
         if algorithm is not self.algorithm or len(self.programs) > MOST_KINDS:
@@ -585,7 +585,7 @@ class Routes:
         return sent
 
     def slots(self, links: Links) -> list[dict[int, tuple[Slots, Slots]]]:
-        """For each step of a period and each process, this one too: the slots here of messages to it, and from it."""
+        """For each step of a period and each process, with this one: the local slots of messages to it and from it."""
         here = {node: place for place, node in enumerate(self.nodes)}
         periods = []
         for t in range(1, links.period + 1):

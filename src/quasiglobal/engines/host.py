@@ -1,4 +1,4 @@
-"""Base class of engines, which host nodes of one or several runs as rows of every tensor, and their nodes in a step."""
+"""Base class of engines, which host nodes of one or several runs as rows of every tensor, and their `Node`."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Host(ABC):
         return stepped
 
     def prepare(self, t: int, like: Tensor) -> None:
-        """Move to the device of x what step t needs there, so that the step can be traced without computing it."""
+        """Move the data of step t to the device of x, so that the step can be traced without computing it."""
         self.seeds_on(like.device)
         self.edges(like)
         self.shares(like)
@@ -158,7 +158,7 @@ class Host(ABC):
         self.wire_key(self.nodes, like.new_zeros(()), 0, 1)
 
     def refresh(self, t: int) -> None:  # noqa: B027
-        """Write what changes at step t to where a captured step reads it; called before the step."""
+        """Update the tensors that a captured step reads to step t; called before the step."""
 
     @abstractmethod
     def mix(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -176,7 +176,7 @@ class Host(ABC):
     def exchange(
         self, t: int, messages: tuple[Tensor, ...], time: Tensor | None = None, at: int | None = None
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Exchange [rows, degree, c] along the links of step t, or of step `at`; return what came, and its mask."""
+        """Exchange [rows, degree, c] along the links of step t, or of step `at`; return received messages and mask."""
 
     def mean(self, tensor: Tensor, among: Tensor | None) -> Tensor:
         """Return, at each row here, the exact mean over the run's nodes, or over the nodes in the mask `among`."""
@@ -187,7 +187,7 @@ class Host(ABC):
         """Return the mean of [runs, nodes here, columns] over a run's nodes, or those in `among`; no faults."""
 
     def shares(self, like: Tensor) -> Tensor | None:
-        """Return how much each node here counts in a mean, [nodes, 1]; None if all nodes count alike."""
+        """Return the weight of each node here in a mean, [nodes, 1]; None if all nodes count alike."""
         if self.topology.shares is None:
             return None
         key = like.dtype, like.device
@@ -238,7 +238,7 @@ class Host(ABC):
     def all_received(
         self, parts: Sequence[Tensor], arrived: Tensor, widths: Sequence[int]
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return what came, as [rows, degree, width] with 0 where nothing came, and the mask of the widest.
+        """Return received messages [rows, degree, width], 0 where none arrived, and the mask of the widest.
 
         `parts` are [runs, nodes, degree, columns] for each message of the given widths; `arrived` is a mask
         [nodes, degree] or [runs, nodes, degree]. Columns that are not shared never arrive.
@@ -310,7 +310,7 @@ class StepNode:
     engine: Host
     x: Tensor
     further: Callable[[Tensor], Tensor]
-    """The gradient of the step's batch elsewhere."""
+    """The gradient of the step's batch at another point."""
     full: Callable[[Tensor], Tensor]
     weight_decay: float | Tensor = 0.0
     lazy: bool = False
@@ -411,5 +411,5 @@ COIN, WIRE = 3, 4
 
 
 def no_further_gradient(y: Tensor) -> Tensor:
-    """Refuse `node.gradient`, where the engine cannot compute the gradient of a batch again."""
+    """Refuse `node.gradient` if the engine cannot compute the gradient of a batch again."""
     raise InputError("this algorithm needs the gradient of its batch at another point, which is not available here")

@@ -47,11 +47,10 @@ class Links:
 
     def messages(self, t: int) -> list[tuple[int, int, int, int]]:
         """The messages of step t as (sender, its slot, receiver, its slot), in one order everywhere."""
-        found = [
+        return sorted(
             (int(self.senders[i, s]), int(self.at_sender[i, s]), int(i), int(s))
             for i, s in zip(*np.nonzero(self.active(t)), strict=True)
-        ]
-        return sorted(found)
+        )
 
 
 def no_edges(topology: Topology, needs: Needs) -> str:

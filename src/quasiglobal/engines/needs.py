@@ -85,7 +85,7 @@ def _check_w(algorithm: Algorithm, topology: Topology) -> None:
 
 
 def _check_rounds(algorithm: Algorithm, topology: Topology) -> None:
-    """Check that the graphs of a changing topology at which an algorithm with rounds communicates connect all nodes."""
+    """Check that an algorithm with rounds meets enough graphs of a changing topology to connect all nodes."""
     tau, period = getattr(algorithm, "tau", 1), topology.period
     if period is None or period == 1 or tau == 1 or (cycle := math.lcm(tau, period)) > LONGEST:
         return
@@ -99,7 +99,7 @@ def _check_rounds(algorithm: Algorithm, topology: Topology) -> None:
 
 
 def _check_links(algorithm: Algorithm, faults: Faults) -> None:
-    """Check faults. An absent node leaves W doubly stochastic, so methods that `mix` lose no sum by it."""
+    """Check faults. An absent node leaves W doubly stochastic, so methods that only `mix` keep their sums."""
     name, loss = type(algorithm).__name__, algorithm.needs.loss
     if faults and traffic(algorithm).means:
         raise InputError(NO_MEAN)

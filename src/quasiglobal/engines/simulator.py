@@ -1,4 +1,4 @@
-"""Simulator: all nodes in one process, as rows of one tensor; several runs may be stacked as further rows."""
+"""Simulator: all nodes in one process, as rows of one tensor; several runs may be stacked as more rows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Simulator(Host):
         like = tensors[0]
         if not self.faults and (neighbours := self._neighbours(t, like.dtype, like.device)):
             return tuple(self.with_own(self._gathered(self.by_run(v), *neighbours), v) for v in tensors)
-        delta = self._delta(t, torch.float64 if self.faults else like.dtype, like.device)
+        delta = self._delta(t, like)
         if delta is None:
             return tensors
         if self.faults:
@@ -72,24 +72,22 @@ class Simulator(Host):
     def prepare(self, t: int, like: Tensor) -> None:
         super().prepare(t, like)
         self._neighbours(t, like.dtype, like.device)
-        self._delta(t, torch.float64 if self.faults else like.dtype, like.device)
+        self._delta(t, like)
         for position in range(self.topology.period or 0):   # messages per edge may take the links of any step
             self._links_at(position + 1, like.device)
 
     def refresh(self, t: int) -> None:
-        """Write the weights of step t, if they are drawn, to where a captured step reads them."""
+        """Write the weights of step t, if they are drawn, to the tensor that a captured step reads."""
         if self.topology.is_drawn(t):
             for weights in self._drawn.values():
                 weights.at(t)
 
-    def drawn(self, t: int, like: Tensor) -> Tensor:
+    def drawn(self, t: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """W(t) − I of a random topology, as a tensor that `refresh` overwrites for later steps."""
-        return self._drawn_at(t, like.dtype, like.device)
-
-    def _drawn_at(self, t: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if (dtype, device) not in self._drawn:
-            self._drawn[dtype, device] = DrawnWeights(self.topology, dtype, device)
-        return self._drawn[dtype, device].at(t)
+        key = dtype or like.dtype, like.device
+        if key not in self._drawn:
+            self._drawn[key] = DrawnWeights(self.topology, *key)
+        return self._drawn[key].at(t)
 
     def push_weights(self, t: int, like: Tensor) -> tuple[Tensor, Tensor]:
         if not self.topology.is_drawn(t):
@@ -98,7 +96,7 @@ class Simulator(Host):
         return 1 + delta.diagonal()[:, None], delta - torch.diag(delta.diagonal())
 
     def push(self, t: int, tensors: tuple[Tensor, ...], time: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Return P v for each tensor, in full precision; what a lost message carries is lost.
+        """Return P v for each tensor, in full precision; the values in a lost message are lost.
 
         If P is W, this is `mix` without faults, with its small rounding error.
         """
@@ -151,14 +149,15 @@ class Simulator(Host):
         first = rows[:, :1]
         return first + (shares * (rows - first)).sum(dim=1, keepdim=True)
 
-    def _delta(self, t: int, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """W(t) − I as a tensor, or None for a step without gossip."""
+    def _delta(self, t: int, like: Tensor) -> Tensor | None:
+        """W(t) − I as a tensor, in double precision with faults; None for a step without gossip."""
+        dtype = torch.float64 if self.faults else like.dtype
         if self.topology.is_drawn(t):
-            return self._drawn_at(t, dtype, device)
-        key = (self.topology.position(t), dtype, device)
+            return self.drawn(t, like, dtype)
+        key = (self.topology.position(t), dtype, like.device)
         if key not in self._deltas:
             delta = self.topology.weights(t) - np.eye(self.topology.n)
-            self._deltas[key] = torch.from_numpy(delta).to(device, dtype) if delta.any() else None
+            self._deltas[key] = torch.from_numpy(delta).to(like.device, dtype) if delta.any() else None
         return self._deltas[key]
 
     def _addmm(self, rows: Tensor, delta: Tensor) -> Tensor:
@@ -249,7 +248,7 @@ AHEAD = 64
 """Steps whose weights are drawn and copied to a GPU at once, so that it seldom waits for a copy."""
 
 LARGEST = 2**20
-"""The most numbers that are copied at once, unless one W has more."""
+"""Maximum of numbers that are copied at once, unless one W has more."""
 
 NODES_PER_NEIGHBOUR = 180
 """Nodes per neighbour above which adding neighbours one by one beats a product with W, measured on an H200.

@@ -1,6 +1,6 @@
 """The step of an algorithm as a function of tensors, in which the exchange between nodes is opaque.
 
-It is recorded as a program (`stacked/step.py`), and run to see what it sends (`costs.py`).
+It is recorded as a program (`stacked/step.py`), and run to count its messages (`costs.py`).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _no_further_gradients(x: Tensor) -> Tensor:
 def wiring_of(engine: Host, t: int, x: Tensor) -> Wiring | None:
     """Description of step t for a kernel; None if something changes the messages on their way.
 
-    The senders are those of any step: one source serves all positions of a topology.
+    The senders are those of all steps: one source serves all positions of a topology.
     """
     if type(engine) is not Simulator or engine.faults or engine.rounded:
         return None

@@ -1,4 +1,4 @@
-"""Trust in neighbours: how far the model of a neighbour may be from a node's own before it counts less.
+"""Trust in neighbours: a neighbour's model counts less if it is too far from the node's own.
 
 Self-centred clipping is due to L. He, S. P. Karimireddy, M. Jaggi: Byzantine-robust decentralized learning via
 ClippedGossip. 2022. The radius here is taken from the other neighbours, so that it needs no tuning of its own.
@@ -18,41 +18,41 @@ from torch import Tensor
 from quasiglobal.errors import InputError
 
 SUGGESTED = 8.0
-"""Ratio that honest runs do not reach, and lies do, by measurement (docs/deploy.md)."""
+"""Measured ratio that lies exceed and honest runs do not (docs/deploy.md)."""
 
 RECENT = 8
-"""Distances that are remembered of each neighbour, and local steps of the node."""
+"""Number of remembered distances per neighbour, and of remembered local steps of the node."""
 
 PART = 0.75
-"""Share of a node's own way from the start, within which it trusts any model."""
+"""A node trusts any model within this share of its own distance from the start."""
 
 LEAST = 1 / 8
-"""The least pull of a clipped model, in local steps: a whole one let a liar with the opposite sign shrink a model."""
+"""Minimum pull of a clipped model, in local steps; with 1, a liar with the opposite sign could shrink a model."""
 
 FAR = "its model is too far away"
 REPEATED = "it sends the same model again and again"
 
 
 class Trust:
-    """One node's trust in its neighbours. It sees distances alone.
+    """One node's trust in its neighbours, by distances alone.
 
-    The model of neighbour j counts whole up to the distance
+    The model of neighbour j counts in full up to the distance
 
-        r_j = max(ratio · u_j, 3/4 of the node's own way from the start),  where
+        r_j = max(ratio · u_j, 3/4 of the node's own distance from the start),  where
         u_j = max(median of the other neighbours' recent distances, the node's own local steps since j's last model)
 
-    The steps (the last 8 at most) and the way are floors that no neighbour can raise at will. Neighbours that start
-    equal have distances of 0; those that were apart have moved as far as the node. Before there are recent distances,
-    those of this exchange serve. With a single neighbour its own recent ones serve, and at first, when there is nothing
-    to compare with, the length of the node's own model / ratio. If the last models of most neighbours are beyond, the
-    node itself was away: then these last distances serve.
+    The local steps (at most the last 8) and the node's own distance are floors that no neighbour can raise at will.
+    Neighbours that start equal have distances of 0; those that were apart have moved as far as the node. Before there
+    are recent distances, those of this exchange are used. With a single neighbour, its own recent distances are used,
+    and at first, when there is nothing to compare with, the length of the node's own model / ratio. If the last models
+    of most neighbours are outside their radius, the node itself was away: then these last distances are used.
 
-    A model beyond counts as the point at distance u_j in its direction, and further ones in a row for half of the one
-    before, down to an eighth of a local step: so a neighbour that is always beyond has little effect, and honest
-    ones that were apart still attract each other. At distance r_j instead, a single lie would carry a node so far from
-    the others that their distances, and with them the radius, grow for the next lie.
+    A model outside the radius is clipped to the distance u_j in its direction, and each further one in a row to half of
+    the distance before, down to an eighth of a local step: a neighbour that is always outside has little effect, and
+    honest nodes that were apart still attract each other. If models were clipped to r_j instead, a single lie would
+    carry a node so far from the others that their distances, and with them the radius, grow for the next lie.
 
-    Distances are remembered as r_j at most, so that a neighbour cannot widen the radius of another at will.
+    Distances are remembered as at most r_j, so that a neighbour cannot widen the radius of another at will.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -60,7 +60,7 @@ class Trust:
         self._recent: dict[int, deque[float]] = {}
         self._last: dict[int, float] = {}
         self._beyond: dict[int, int] = {}
-        """Messages of each neighbour in a row that were beyond."""
+        """Consecutive models of each neighbour outside its radius."""
         self._steps: deque[float] = deque(maxlen=RECENT)
         self._missed: dict[int, int] = {}
         """Exchanges since the last model of each neighbour."""
@@ -106,10 +106,10 @@ class Trust:
 
 
 class Guard:
-    """Clips what the neighbours of one node send, each tensor of each exchange and run by a `Trust` of its own.
+    """Clips the messages of one node's neighbours, with a separate `Trust` for each tensor of each exchange and run.
 
-    A model that a neighbour has sent before does not count: the own models of an honest node change. `report` is called
-    with each neighbour that sent a model, and with the reason why it does not count whole, or "".
+    A model that a neighbour has sent before does not count: the model of an honest node changes. `report` is called
+    with each neighbour that sent a model, and with the reason why it does not count in full, or "".
     """
 
     def __init__(self, ratio: float, report: Callable[[int, str], None]) -> None:
@@ -129,7 +129,7 @@ class Guard:
     def clipped(
         self, exchange: int, own: Tensor, received: Mapping[int, Tensor], weights: Sequence[float]
     ) -> dict[int, Tensor]:
-        """Return what counts of the [tensors, runs, columns] of each neighbour; in the average it has its weight."""
+        """Return the clipped [tensors, runs, columns] of each neighbour; `weights` are theirs in the average."""
         result, why = dict(received), dict.fromkeys(received, "")
         for k, run in itertools.product(*map(range, own.shape[:2])):
             at, x = (exchange, k, run), own[k, run].double()

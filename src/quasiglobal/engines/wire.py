@@ -155,7 +155,7 @@ KNOWN = "full, bf16, topk:0.01, randk:0.01, sign, qsgd:4"
 
 
 def wire_of(text: str) -> Wire | None:
-    """Parse a message format; None for full and bf16, which are no compression.
+    """Parse a message format; None for full and bf16, which do not compress.
 
     >>> wire_of("topk:0.01").bytes(1000), wire_of("sign").bytes(1000), wire_of("qsgd:4").bytes(1000)
     (80, 129, 504)

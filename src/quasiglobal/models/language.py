@@ -1,6 +1,6 @@
 """Transformers for text classification, from a folder or the Hugging Face hub: `--model hf:NAME_OR_PATH`.
 
-Their trained parameters are all, the head or LoRA; only these are stored per node, gossiped and saved.
+All parameters, the head or LoRA adapters are trained; only these are stored per node, gossiped and saved.
 LoRA: E. J. Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models. ICLR 2022.
 
 Activation checkpointing (`recompute`) stores only the layers' inputs; the backward pass recomputes the rest.
@@ -174,7 +174,6 @@ def _from_hub(name: str, weights: tuple[str, ...]) -> Path:
 
 
 def _config(transformers: ModuleType, folder: Path, **more: int) -> PretrainedConfig:
-    """Read the model's configuration from the folder."""
     with _reading(transformers, folder):
         config = transformers.AutoConfig.from_pretrained(folder, **more)
     if type(config) not in transformers.AutoModelForSequenceClassification._model_mapping:
@@ -246,7 +245,7 @@ def rank_of(train: str) -> int | None:
 def freeze(model: PreTrainedModel, train: str) -> None:
     """Make only the chosen parameters of a transformers model trainable; the head is always included.
 
-    The head is everything outside of the base model, such as a classifier. LoRA's scale is 1, peft's value at rank 8.
+    The head is everything outside the base model, such as a classifier. LoRA's scale is 1, peft's value at rank 8.
     """
     rank = rank_of(train)
     if train == "all":

@@ -59,7 +59,7 @@ class ResNet(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3 × 3 convolutions beside a shortcut: a 1 × 1 convolution if the shape changes, else the identity."""
+    """Two 3 × 3 convolutions with a shortcut: a 1 × 1 convolution if the shape changes, else the identity."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()

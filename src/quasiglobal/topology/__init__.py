@@ -1,4 +1,4 @@
-"""Topologies: graphs and their mixing matrices W(t), by constructor, by name (`parse`), or of a user's own."""
+"""Topologies: graphs and their mixing matrices W(t), by constructor, by name (`parse`), or user-defined."""
 
 from quasiglobal.topology import finite_time, given, labels, random, static
 from quasiglobal.topology.finite_time import *

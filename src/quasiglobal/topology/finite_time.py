@@ -18,7 +18,7 @@ MOST_NODES = 3000
 """Maximum number of nodes of `base`: beyond it, the dense matrices of a period take gigabytes."""
 
 Groups = list[list[int]]
-"""Nodes of a step that average among themselves; nodes in no group keep their models."""
+"""Groups of nodes that average among themselves in a step; nodes in no group keep their models."""
 
 
 def one_peer_exponential(n: int) -> Topology:
@@ -39,9 +39,9 @@ def base(n: int, peers: int) -> Topology:
     Y. Takezawa, R. Sato, H. Bao, K. Niwa, M. Yamada: Beyond exponential graph: communication-efficient topologies for
     decentralized learning via finite-time convergence. NeurIPS 2023.
 
-    Nodes whose number is a product of factors ≤ k + 1 average in groups, one factor a step. Other numbers are a sum
+    Nodes whose number is a product of factors ≤ k + 1 average in groups, one factor per step. Other numbers are a sum
     of such blocks, written in base k + 1 (`_simple_base`). A product of both is averaged in the groups of its smooth
-    part first, if that is shorter. More peers than n − 1 are as many as n − 1.
+    part first, if that is shorter. More peers than n − 1 count as n − 1.
 
     >>> [base(n, 1).exact_after for n in (5, 6, 7, 8)]
     [5, 4, 5, 3]

@@ -1,6 +1,6 @@
-"""Graphs and matrices of a user's own: networkx graphs, dicts of neighbours, matrices and edge lists.
+"""User-defined graphs and matrices: networkx graphs, dicts of neighbours, matrices and edge lists.
 
-An edge list is a text file with a link per line, or a CSV file.
+An edge list is a text file with one link per line, or a CSV file.
 """
 
 from __future__ import annotations
@@ -76,17 +76,14 @@ def from_neighbours(neighbours: Neighbours) -> Topology:
 
 
 SUFFIXES = (".csv", ".edgelist", ".edges", ".txt")
-"""File names that are edge lists without the prefix `file:`."""
+"""Suffixes of edge lists that need no prefix `file:`."""
 
 HEADERS = (["source", "target"], ["from", "to"], ["node1", "node2"])
-"""First words of a header line, which is skipped; any words are, if all nodes are numbers."""
+"""First words of a header line, which is skipped; if all nodes are numbers, any words are a header."""
 
 
 def _read_edge_list(path: str) -> tuple[Network, bool]:
-    """Read a graph, and whether its links have weights.
-
-    A line is `u v` or `u v weight`, separated by spaces or commas; `#` begins a comment. Nodes are sorted by name.
-    """
+    """Read a graph, and whether its links have weights. Spaces or commas separate words; nodes are sorted by name."""
     links: dict[frozenset[str], float | None] = {}
     table = [line.partition("#")[0].replace(",", " ").split() for line in _lines(path)]
     numbered = all(word.isdigit() for words in [words for words in table if words][1:] for word in words[:2])

@@ -1,4 +1,4 @@
-"""Mixing matrices: Metropolis weights, weights of nodes that count unequally, checks, and spectral facts."""
+"""Mixing matrices: Metropolis weights, weights for nodes with unequal shares, checks, and spectral properties."""
 
 from __future__ import annotations
 
@@ -121,22 +121,22 @@ def stochastic(matrices: Sequence[ArrayLike] | Matrix, name: str) -> tuple[Matri
     return tuple(arrays)
 
 
-# ---------------------------------------------------------------------- spectral facts of a sequence of matrices
+# ---------------------------------------------------------------------- spectral properties of a sequence of matrices
 
 
 DOUBLINGS = 60
-"""Doublings of a period after which a sequence that has not mixed never does."""
+"""Doublings of a period after which a sequence that has not mixed counts as never mixing."""
 
 
 Alike = Literal["", "rotated", "permuted"]
-"""Which nodes random graphs treat alike: none, i and i + 1 for all i, or any two pairs of nodes."""
+"""Symmetry of random graphs: none, under the shift of all nodes i → i + 1, or under all permutations of nodes."""
 
 
 def shrinkage(matrices: Sequence[Matrix], first: Matrix | None = None, alike: Alike = "") -> Matrix:
     """The eigenvalues, in rising order, of the mean of (W − J)ᵀ(W − J): the squares λ² for one symmetric W.
 
     J is vvᵀ for the unit vector `first` that every W keeps, by default 1/√n everywhere. If `matrices` are a sample of
-    graphs that treat nodes `alike`, so does the mean of all: the largest eigenvalue of the sample's mean is too large.
+    graphs with the symmetry `alike`, it is imposed on their mean, whose largest eigenvalue is too large otherwise.
     """
     J = 1 / len(matrices[0]) if first is None else np.outer(first, first)
     squares = {id(W): (W - J).T @ (W - J) for W in matrices}
@@ -167,7 +167,7 @@ def lasting_noise(matrices: Sequence[Matrix]) -> float:
         return C + apart if _is_identity(W) else W @ (C + apart) @ W.T
 
     P, C = apart, np.zeros((n, n))
-    for W in matrices:                                      # over a period, C ← P C Pᵀ + what it is now
+    for W in matrices:                                      # over a period, C ← P C Pᵀ + the present C
         P, C = (P if _is_identity(W) else W @ P), step(C, W)
     for _ in range(DOUBLINGS):
         if np.abs(P).max() < 1e-12:

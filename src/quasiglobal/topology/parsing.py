@@ -1,4 +1,4 @@
-"""Topologies by name: the registry, and the text that stands for a topology in settings and on the command line."""
+"""Topologies by name: the registry, and the parser of topologies in settings and on the command line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ FROM_LABELS = {
 """Topologies that need the nodes' label counts; their first number is the number of nodes."""
 
 Graph: TypeAlias = "str | os.PathLike[str] | Topology | Network | Neighbours"
-"""A topology as text or object: see `parse`."""
+"""A topology as a string or object: see `parse`."""
 
 
 def parse(text: Graph, counts: ArrayLike | None = None) -> Topology:
@@ -137,7 +137,7 @@ def count_nodes(text: str) -> int:
 
 
 def pairs_of(text: str) -> list[tuple[int, int]]:
-    """All pairs of nodes that are neighbours at some step; every pair where only a training knows the graph."""
+    """All pairs of nodes that are neighbours at some step; all pairs if the graph depends on the data."""
     n = count_nodes(text)
     if needs_counts(text):
         return [(i, j) for i in range(n) for j in range(i)]
@@ -146,7 +146,7 @@ def pairs_of(text: str) -> list[tuple[int, int]]:
 
 
 def given_weights(text: str) -> list[float]:
-    """The numbers of the setting `weights`; none if it is equal or examples.
+    """The numbers of the setting `weights`; empty if it is equal or examples.
 
     >>> given_weights("1200,340,80"), given_weights("examples")
     ([1200.0, 340.0, 80.0], [])
@@ -161,11 +161,11 @@ def given_weights(text: str) -> list[float]:
 
 
 def weights_text(weights: ArrayLike) -> str:
-    """The text of weights given as numbers."""
+    """The string for weights given as numbers."""
     try:
         return ",".join(f"{float(weight):.17g}" for weight in np.ravel(np.asarray(weights)))
     except (TypeError, ValueError):
-        raise InputError(f"weights must be a text or a number for each node, got {weights!r}") from None
+        raise InputError(f"weights must be a string, or a number for each node, got {weights!r}") from None
 
 
 def is_external(text: str) -> bool:
@@ -201,7 +201,7 @@ def _made_once(text: str) -> Topology:
 
 
 def _made(text: str, counts: ArrayLike | None) -> Topology:
-    """The topology of a text name:N:…:option=value, by the types of the constructor's parameters."""
+    """Make the topology name:N:…:option=value, by the types of the constructor's parameters."""
     name, _, argument = text.partition(":")
     kind = (KINDS | FROM_LABELS)[name]
     parameters = list(inspect.signature(kind.make).parameters.values())
@@ -233,7 +233,7 @@ def _made(text: str, counts: ArrayLike | None) -> Topology:
 
 
 def _value(parameter: inspect.Parameter, word: str, text: str, example: str) -> float | bool:
-    """A number or a switch of a topology's text, by the type of the parameter; label counts stand for a number."""
+    """Parse a number or a switch by the type of the parameter; for label counts, the number of nodes is given."""
     if parameter.annotation == "bool":
         if word not in ("true", "false"):
             raise InputError(f"{parameter.name} must be true or false, got {word!r} in the topology {text!r}")

@@ -26,10 +26,10 @@ from quasiglobal.topology.topology import Topology, check_nodes, check_range
 __all__ = ["RandomTopology", "epidemic", "equidyn", "from_function", "matching"]
 
 SAMPLE, SAMPLED = 400, 2**22
-"""Matrices from which the facts of a random topology are estimated, and the most numbers that they have together."""
+"""Number of draws from which properties of a random topology are estimated, and limit on their entries in total."""
 
 COMPARED = 20
-"""Gossips by which random topologies are compared."""
+"""Number of gossip steps by which random topologies are compared."""
 
 Draws = Callable[[], Iterable[Matrix]]
 
@@ -43,6 +43,10 @@ class RandomTopology(Topology):
     The seed is the topology's own, as in `equidyn:16:seed=1`: runs with other seeds train over the same graphs.
     """
 
+    period = None
+    exact_after = None
+    """None, since a random sequence is not known to average exactly."""
+
     draw: Callable[[int], Matrix]
     gap: int
     all_draws: Draws | None
@@ -54,15 +58,13 @@ class RandomTopology(Topology):
     ) -> None:
         """`draw` maps t = 1, 2, … to a fresh W; `all_draws` returns all W, if they are few and equally likely.
 
-        `alike` says which nodes the draws treat alike; see `shrinkage`.
+        `alike` is the symmetry of the draws; see `Alike`.
         """
         first = draw(1)
         check_matrix(first, name)
-        own = {
-            "name": name, "draw": draw, "gap": gap, "all_draws": all_draws, "shares": shares, "n": len(first),
-            "alike": alike,
-        }
-        vars(self).update(own)                              # the class is frozen
+        vars(self).update(                                  # the class is frozen
+            name=name, draw=draw, gap=gap, all_draws=all_draws, shares=shares, n=len(first), alike=alike
+        )
 
     @cached_property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -78,13 +80,8 @@ class RandomTopology(Topology):
         return hashlib.sha256(f"random {self.n} {self.gap} ".encode() + drawn).hexdigest()[:16]
 
     @property
-    def period(self) -> None:
-        """None: W does not repeat."""
-        return
-
-    @property
     def rounds(self) -> int:
-        """Number of steps in which, but for a negligible probability, every node waits for all others."""
+        """Number of steps in which every node waits for all others, up to a negligible probability."""
         return self.n * self.gap
 
     @property
@@ -124,11 +121,6 @@ class RandomTopology(Topology):
         squares = shrinkage(self.matrices, alike=self.alike)
         once = (squares / (1 - squares)).sum() / self.n if (squares < 1 - TOLERANCE).all() else np.inf
         return float(self.gap * once + (self.gap - 1) / 2 * (1 - 1 / self.n))
-
-    @property
-    def exact_after(self) -> None:
-        """None: a random sequence is not known to average exactly."""
-        return
 
     @property
     def sampled_steps(self) -> int:

@@ -1,4 +1,4 @@
-"""Fixed graphs: one W for all steps; and two trees in turn."""
+"""Fixed graphs, with one W for all steps, and two alternating trees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 TRIES = 1000
-"""Number of random graphs that are drawn before it is given up that one is connected."""
+"""Maximum number of draws of a random graph until one is connected."""
 
 
 def ring(n: int) -> Topology:

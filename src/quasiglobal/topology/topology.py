@@ -45,7 +45,7 @@ class Topology:
     name: str
     matrices: tuple[Matrix, ...]
     shares: Matrix | None = None
-    """How much each node counts, p with Σ p_i = 1; None: all alike. See `weighted`."""
+    """Weights p of the nodes with Σ p_i = 1; None: all count alike. See `weighted`."""
 
     def __post_init__(self) -> None:
         if not self.matrices:
@@ -102,7 +102,7 @@ class Topology:
 
     @property
     def positions(self) -> int:
-        """Number of positions of a step."""
+        """Number of positions of steps in the period."""
         return len(self.matrices)
 
     def position(self, t: int) -> int:
@@ -132,7 +132,7 @@ class Topology:
 
     @cached_property
     def is_symmetric(self) -> bool:
-        """Whether every W equals its transpose; of `weighted` nodes, whether p_i w_ij = p_j w_ji."""
+        """Whether every W equals its transpose; for `weighted` nodes, whether p_i w_ij = p_j w_ji."""
         return all(np.allclose(W, W.T, rtol=0, atol=TOLERANCE) for W in map(self._similar, self._distinct))
 
     @cached_property
@@ -142,7 +142,7 @@ class Topology:
 
     @cached_property
     def keeps_mean(self) -> bool:
-        """Whether the columns of every W sum to 1; of `weighted` nodes, whether pᵀ W = pᵀ, so that Σ p_i x_i stays."""
+        """Whether the columns of every W sum to 1; for `weighted` nodes, whether pᵀ W = pᵀ, so that Σ p_i x_i stays."""
         p = np.ones(self.n) if self.shares is None else self.shares
         return all(np.allclose(p @ W, p, rtol=0, atol=TOLERANCE) for W in self._distinct)
 
@@ -161,13 +161,13 @@ class Topology:
         """The paper's ρ: mixing multiplies ‖X − X̄‖² by at most 1 − ρ, on average over a period.
 
         1 − σ₂(W)² for a fixed W; in general 1 − λ_max of the mean of (W − J)ᵀ(W − J) over a period. Defined
-        for doubly stochastic W only. Of `weighted` nodes ‖X − X̄‖² is Σ p_i ‖x_i − Σ_j p_j x_j‖².
+        for doubly stochastic W only. For `weighted` nodes ‖X − X̄‖² is Σ p_i ‖x_i − Σ_j p_j x_j‖².
         """
         return mixing_rate(self._similar_matrices, self._root) if self.is_doubly_stochastic else None
 
     @cached_property
     def nu(self) -> float | None:
-        """ν = (1/n) Σ_{i≥2} λ_i²/(1 − λ_i²), all eigenvalues of a fixed symmetric W: how it enters the noise of SGD.
+        """ν = (1/n) Σ_{i≥2} λ_i²/(1 − λ_i²), eigenvalues of a fixed symmetric W: its factor in the noise of SGD.
 
         In general the variance between the nodes that noise of variance 1 at each node and step leaves:
         (1/n) Σ_{s≥1} ‖W(t) ⋯ W(t − s + 1) − J‖², averaged over the steps t of a period. Defined for doubly
@@ -249,7 +249,7 @@ class Topology:
         return np.asarray(links)
 
     def _shares_of(self, weights: ArrayLike) -> Matrix:
-        """Shares that sum to 1, of one weight for each node."""
+        """Shares that sum to 1, from one weight per node."""
         if self.shares is not None:
             raise InputError(f"the nodes of {self.name} already have weights; give them once")
         try:
@@ -277,7 +277,7 @@ class Topology:
 
     @cached_property
     def _distinct(self) -> list[Matrix]:
-        """The matrices without those that occur again, such as the identity of local steps."""
+        """The distinct matrices: some occur several times, such as the identity of local steps."""
         return list({id(W): W for W in self.matrices}.values())
 
     @cached_property
@@ -318,7 +318,7 @@ def check_nodes(name: str, n: int, least: int, instead: str) -> None:
 
 
 def check_range(name: str, what: str, value: float, least: float, most: float) -> None:
-    """Raise unless a parameter of a topology, a whole number if its bounds are, lies between them."""
+    """Raise unless a parameter of a topology lies within its bounds; with whole bounds it must be a whole number."""
     number = whole(value) if isinstance(least, int) else value
     if number is None or isinstance(number, bool) or not least <= number <= most:
         kind = "a whole number" if isinstance(least, int) else "a number"

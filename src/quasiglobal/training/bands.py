@@ -44,7 +44,7 @@ class Bands:
         self, experiments: Sequence[Experiment], topologies: Sequence[Topology], epochs: Sequence[int], shared: int,
         engine: EngineFactory = Simulator,
     ) -> None:
-        """`epochs` are those that each experiment has completed; `shared` leading columns of a row are communicated."""
+        """`epochs` are the completed epochs of each experiment; `shared` leading columns of a row are communicated."""
         self.bands: list[Band] = []
         algorithms = [one.resolved.algorithm for one in experiments]       # equal, whatever their spelling
         alike = list(zip(algorithms, topologies, epochs, strict=True))
@@ -117,7 +117,7 @@ class Bands:
         return tuple(band.kind(t[band.run]) for band in self.bands)
 
     def refresh(self, t: Sequence[int]) -> None:
-        """Write what changes at step `t[r]` of experiment r to where a captured step reads it."""
+        """Update the tensors that a captured step reads to step `t[r]` of experiment r."""
         for band in self.bands:
             band.engine.refresh(t[band.run])
 
@@ -128,7 +128,7 @@ class Bands:
         """Run one step of every algorithm on its own rows, step `t[r]` of experiment r; return the new x.
 
         `full_gradient` is over all data, `gradient` over the batch of this step, at other models.
-        `in_place` overwrites x and the states; `fused` then compiles a step that has no kernel of its own.
+        `in_place` overwrites x and the states; `fused` then compiles a step without its own kernel.
         """
         stepped = []
         for band in self.bands:
@@ -164,7 +164,6 @@ class Bands:
             }
 
     def _of(self, run: int) -> Band:
-        """The band of an experiment."""
         return next(band for band in reversed(self.bands) if band.run <= run)
 
 
@@ -180,7 +179,7 @@ class Band:
 
     @property
     def sends_model_first(self) -> bool:
-        """Whether the first message of a step is of models."""
+        """Whether the first message of a step holds the models."""
         return sends_model_first(self.algorithm)
 
     def begin_at(self, x: Tensor) -> None:
@@ -239,7 +238,7 @@ class Band:
         )
 
     def kernel(self, t: int, x: Tensor, g: Tensor, time: Tensor, lr: Tensor) -> StepKernel | None:
-        """Return the kernel of steps of the kind of t; None if there is none."""
+        """Return the kernel for steps of the same kind as t; None if there is none."""
         wiring = wiring_of(self.engine, t, x)
         if wiring is None:
             return None
@@ -249,7 +248,7 @@ class Band:
         return step_kernel(step, arguments, self._outputs, wiring, names, f"the step of {self.algorithm}")
 
     def _fused(self, t: int, x: Tensor, g: Tensor, time: Tensor, lr: Tensor) -> Callable[..., None] | None:
-        """Return the program of steps of the kind of t by the compiler; None if they need further gradients.
+        """Compile the program for steps of the same kind as t; return None if they need further gradients.
 
         None too if W is drawn: the compiler may take weights that are no argument for constants.
         """

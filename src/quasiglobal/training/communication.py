@@ -1,4 +1,4 @@
-"""Schedules of communication: who averages with whom at which part of a run, besides the topology.
+"""Schedules of communication: averages over all nodes in some parts of a run, in addition to the topology.
 
 T. Zhu, T. Zhang, M. Wang, Z. Zhou, C. Wang: On the surprising effectiveness of a single global merging in
 decentralized learning. ICLR 2026.

@@ -31,8 +31,8 @@ RELEASED_BATCH = 32
 """Test batch size of models that normalise by batch statistics, as in the released code; it affects the score."""
 
 KEPT = 2**25
-"""Numbers in the outputs of all models on all test data up to which they are kept, so that a loss is that of the whole
-test set, also if it is no mean over examples. Beyond, losses are averaged over batches."""
+"""Limit on the numbers in the outputs of all models on all test data. Up to it, outputs are kept, and the loss is that
+of the whole test set, even if it is not a mean over examples. Above it, losses are averaged over batches."""
 
 Batch = tuple[int, Tensor, tuple[int, ...]]
 """Index of the test data's part, indices [batches, batch], and the `Inputs.need` of these examples."""
@@ -207,7 +207,7 @@ class TestTally:
 
 
 def _of_the_test(metric: str) -> AbstractContextManager[None]:
-    """Say which metric fails, if one does."""
+    """Name the metric in errors."""
     what = "the loss" if metric == LOSS else f"metric {metric!r}"
     return misfit(f"{what} fails on the test data", "a trial on a few training examples did not show it; check both")
 
@@ -247,7 +247,7 @@ class Means:
 
 
 class Objects:
-    """As `Means`, for a metric that gathers batches: one copy per model, and one for its own examples."""
+    """Metric that gathers batches: one copy per model, and another for the model's own examples."""
 
     def __init__(self, metric: Gathered, like: Tensor, own: bool) -> None:
         def copies(count: int) -> list[Gathered]:

@@ -114,9 +114,9 @@ class Experiment:
     train: str = "all"
     """Parameters of an hf: model to train, gossip and save: all, head, or lora:RANK (low-rank adapters and head)."""
     round_deadline: float | None = None
-    """Seconds after which a step goes on without late neighbours, over processes; by default all are waited for."""
+    """Seconds after which a step continues without late neighbours (distributed runs); by default it waits for all."""
     weights: str = "equal"
-    """How much each node counts: equal, examples (its number of training examples), or a number each: 1200,340,80."""
+    """Weights of the nodes: equal, examples (numbers of training examples), or one number per node: 1200,340,80."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():             # alpha=1 is alpha=1.0, with the same hash
@@ -149,7 +149,7 @@ class Experiment:
         _ = self.resolved
 
     resolved = cached_property(resolve)
-    """The objects that the texts name."""
+    """The objects that the strings name."""
 
     @property
     def hash(self) -> str:
@@ -183,7 +183,7 @@ class Experiment:
 
     @property
     def data_alike(self) -> bool:
-        """Whether the nodes' data are alike, as far as the partition says: α = 10 is nearly uniform."""
+        """Whether the nodes' data are alike, according to the partition: α = 10 is nearly uniform."""
         return self.partition in ("iid", "whole") or (self.uses_alpha and self.alpha >= 10)
 
     @property
@@ -289,7 +289,6 @@ def _in_common(experiment: Experiment) -> dict[str, object]:
 
 
 def _label(name: str, value: object) -> str:
-    """Legend label of a setting."""
     if isinstance(value, tuple):
         value = " ".join(readable(str(one)) for one in value)
     value = readable(value) if isinstance(value, str) else value
@@ -297,7 +296,7 @@ def _label(name: str, value: object) -> str:
 
 
 def _is_told(name: str, value: object) -> bool:
-    """Whether a label names a setting: α, and fields that came later, are left out where they are not set."""
+    """Whether a label shows a setting: α and the later fields only if they are set."""
     return (name in FIRST_FIELDS and name != "alpha") or value not in ("", (), None)
 
 
@@ -318,14 +317,13 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 @cache
 def _hints() -> dict[str, Any]:
-    """The type of each field."""
     return typing.get_type_hints(Experiment)
 
 
 def from_mapping(values: dict[str, Any], source: str, others: Sequence[str] = ()) -> Experiment:
     """Build an experiment from names and values; raise InputError for an invalid entry.
 
-    `others` are further names that the source may have, for the hint at a misspelt one.
+    `others` are more names that the source may have, suggested for a misspelt one.
     """
     hints = _hints()
     known = [field.name for field in fields(Experiment)]
@@ -335,7 +333,7 @@ def from_mapping(values: dict[str, Any], source: str, others: Sequence[str] = ()
         raise InputError(f"objects in {source} must be a table of tables, got {objects!r}")
 
     def known_as(value: object) -> object:
-        """The value; a text with its stored facts, unless it has its object."""
+        """The value; a string without its object gets its stored facts."""
         return Named(value, None, objects[value]) if type(value) is str and value in objects else value
 
     recipe = values.pop("recipe", None)
@@ -381,7 +379,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def typed(hint: Any, value: object, what: str) -> Any:
-    """Convert `value` to the field's type: integers may stand for floats, lists for tuples, texts for paths."""
+    """Convert `value` to the field's type: integers may stand for floats, lists for tuples, strings for paths."""
     if hint is Path:
         return Path(typed(str, value, what))
     if hint is str and not isinstance(value, str):

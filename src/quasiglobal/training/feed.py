@@ -39,9 +39,9 @@ class Feed:
         augment: bool,
         workers: int = 0,
     ) -> None:
-        """Load the data; `assign` tells the rows.
+        """Load the data; `assign` defines the rows.
 
-        `workers` processes read the examples that are read anew in each epoch; 0: this process does.
+        `workers` processes read the examples that are read anew in each epoch; with 0, this process does.
         """
         self.device, self.dtype = device, dtype
         self.inputs = inputs_of(data, data.train, device=device, dtype=dtype, moving=augment)
@@ -80,7 +80,7 @@ class Feed:
         self.plan = Plan(owners, first.batch, self.inputs.draw, lengths[0], first.steps, self.inputs.need)
         self.schedules = [one.resolved.rate(self.steps_per_epoch) for one in experiments]
         self.steps = self.steps_per_epoch * first.epochs
-        """Number of steps of a whole training."""
+        """Number of steps of the whole training."""
         self.shapes: Sequence[tuple[int, ...]] = ()
         self.counter = torch.zeros(1, dtype=torch.int64, device=self.device)
         clocks = {epoch: torch.zeros((), dtype=self.dtype, device=self.device) for epoch in epochs}
@@ -183,7 +183,7 @@ class Feed:
         return rates[0] if self._one_rate else rates.repeat_interleave(self.nodes)[:, None]
 
     def advance(self, steps: int = 1) -> None:
-        """Move on by one step, or more."""
+        """Advance by one or more steps."""
         self.counter.add_(steps)
         for clock in self.clocks:
             clock.add_(steps)

@@ -30,7 +30,7 @@ EPOCHS = 2**41
 class Callback:
     """Base class: override the methods that you need. Each receives the loop and may call `loop.stop()`.
 
-    A callback of yours needs no base class: the loop calls those of the four methods that it has.
+    Your own callback needs no base class: the loop calls whichever of the four methods it has.
     """
 
     def on_start(self, loop: Loop) -> None:
@@ -66,7 +66,7 @@ class Entrant:
     experiment: Experiment
     folder: Path
     saved: Checkpoint | None = None
-    """None: it starts."""
+    """None: the run starts from the beginning."""
     history: Sequence[Record] = ()
     """The records of its completed epochs."""
 
@@ -99,7 +99,7 @@ class Loop:
     ) -> None:
         """`folders` are the run folders, if any; `history` has the records of each experiment before a resume.
 
-        `queue` has further runs, for the rows of those that end.
+        `queue` has more runs, which take the rows of those that end.
         """
         self.program, self.callbacks, self.folders, self.queue = program, callbacks, list(folders), queue
         self.experiments = list(program.experiments)
@@ -157,14 +157,14 @@ class Loop:
         return Ranking(metric, lower or known[metric])
 
     def model(self, node: int, run: int = 0) -> nn.Module:
-        """A copy of the model of a node that is hosted here, of one experiment."""
+        """A copy of the model of a hosted node, of one experiment."""
         nodes = self.program.engine.nodes
         if node not in nodes:
             raise InputError(f"node {node} is not here; this process has the nodes {nodes[0]} to {nodes[-1]}")
         return module_of(self.program.task.module(0), self.rows_of(run), self.program.layout, nodes.index(node))
 
     def average(self, run: int = 0) -> nn.Module:
-        """The average of all models that are hosted here, of one experiment."""
+        """The average of all hosted models of one experiment."""
         program, weights = self.program, self.program.weights[self.place(run)]
         here = None if weights is None else weights[list(program.engine.nodes)]
         return module_of(program.task.module(0), self.rows_of(run), program.layout, None, here)
@@ -240,7 +240,7 @@ class Loop:
                     with program.timed("testing"):
                         for place, test in zip(due, program.evaluate(due), strict=True):
                             self.measures[place] |= test
-        for measures in self.measures:                      # without rows that are computed in vain
+        for measures in self.measures:                      # rows of ended runs do not count
             measures["images_per_second"] *= len(self.going) / len(self.members)
         self.latest = {k: combined([self.measures[self.place(k)]]) for k in self.going}
         for k, record in self.latest.items():
@@ -251,7 +251,7 @@ class Loop:
         self._begin([k for k in trained if k not in self.ends])
 
     def _begin(self, runs: Sequence[int]) -> None:
-        """Note which of these runs train, and which have had all their epochs."""
+        """Sort these runs into those that train and those that have finished."""
         for k in runs:
             if self.epochs_of(k) < self.experiments[k].epochs:
                 self.going.append(k)
@@ -263,7 +263,7 @@ class Loop:
     def _regroup(self) -> None:
         """Let the runs that ended leave the program, and waiting runs enter; the last runs stay, with their models."""
         gone = len(self.members) - len(self.going)
-        alone = self.program.engine.waits_for_nobody        # over processes, all would have to do so
+        alone = self.program.engine.waits_for_nobody        # over processes, all would have to regroup
         if not gone or not alone or not (self.going or self.queue) or not self._pays_off(gone):
             return
         entering = self.queue.take(gone) if self.queue else []
@@ -283,7 +283,7 @@ class Loop:
     def _pays_off(self, gone: int) -> bool:
         """Whether regrouping saves more time than it takes to record the steps again.
 
-        Until then, the rows of runs that ended are computed in vain. If a model draws random numbers, such as dropout,
+        Until then, the rows of ended runs are still computed. If a model draws random numbers, such as dropout,
         these depend on the rows in the program, so the rows must not depend on the clock.
         """
         if not self.going or self.program.model.random:
@@ -305,7 +305,7 @@ class Loop:
         return [getattr(one, event) for one in own if hasattr(one, event)]
 
 
-# ---------------------------------------------------------------------------------------------- callbacks of ours
+# ---------------------------------------------------------------------------------------------- built-in callbacks
 
 
 class Call(Callback):
@@ -319,7 +319,7 @@ class Call(Callback):
 
 
 class Interrupts(Callback):
-    """Stops the loop after the epoch in which Ctrl-C was pressed or SIGTERM came."""
+    """Stops the loop after the epoch in which Ctrl-C was pressed or SIGTERM arrived."""
 
     def __init__(self, noted: list[int]) -> None:
         """`noted` is the list that `patient_interrupts` yields."""
@@ -334,8 +334,8 @@ class Interrupts(Callback):
 def patient_interrupts() -> Iterator[list[int]]:
     """Add the first Ctrl-C, and the first SIGTERM, to the yielded list, so that the epoch can end and be saved.
 
-    A second signal of the same kind stops at once. Both kinds count apart: after Ctrl-C, torchrun sends SIGTERM to its
-    processes. Outside the main thread the list stays empty.
+    A second signal of the same kind stops at once. The two kinds are counted separately: after Ctrl-C, torchrun sends
+    SIGTERM to its processes. Outside the main thread the list stays empty.
     """
     noted: list[int] = []
     if threading.current_thread() is not threading.main_thread():

@@ -4,7 +4,7 @@ A process measures its own nodes (`Measures`, lists with one entry per node). `c
 per epoch for all nodes of a run; records are the lines of metrics.jsonl. For a metric NAME of the test, a record has
 the mean over the nodes' models (NAME), NAME_std, NAME_worst, NAME_best, every node's value (NAME_nodes) and the value
 of the average of all models (NAME_averaged). If every node has its own test data, these are values on the union of the
-data; NAME_own and NAME_own_nodes are each node's on its own.
+data; NAME_own_nodes are the nodes' values on their own data, and NAME_own is their mean.
 
 `Experiment.weights` weighs the nodes in the average of the models and in the consensus distance. Losses and scores are
 plain means over the nodes.
@@ -80,7 +80,7 @@ class Record(TypedDict, total=False):
 Measures = dict[str, Any]
 """One epoch of the nodes hosted by a process: lists with one value per node, named as in `Record`.
 
-Besides, `nodes` are the hosted nodes, and `metrics` maps the names of the test's metrics to whether lower is better.
+In addition, `nodes` are the hosted nodes, and `metrics` maps the test's metrics by name to whether lower is better.
 """
 
 
@@ -183,7 +183,7 @@ def measures_of_all(x: Tensor, averaged: Mapping[str, float], weights: Tensor | 
 def average(values: Tensor, dim: int, weights: Tensor | None = None) -> Tensor:
     """Mean over nodes, computed in double precision; also accepts integer counters.
 
-    `weights` say how much each node counts, [n] or [runs, n]; `dim` is their last dimension.
+    `weights` are the nodes' weights, [n] or [runs, n]; `dim` is their last dimension.
 
     >>> import torch
     >>> average(torch.tensor([[1.0], [5.0]]), dim=0, weights=torch.tensor([3.0, 1.0])).item()

@@ -78,8 +78,8 @@ class Program:
     experiments may leave, and others take their place (`regroup`).
 
     `engine` is the simulator by default. `workers` processes read data that are read anew in each epoch.
-    `model` reuses the compiled kernels of an earlier program of the same task. `capture` returns what runs the steps,
-    in place; by default it uses CUDA graphs if one GPU hosts all nodes.
+    `model` reuses the compiled kernels of an earlier program of the same task. `capture` makes the runner of the steps,
+    which works in place; by default it uses CUDA graphs if one GPU hosts all nodes.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Program:
         """Steps of the current epoch that were skipped before it began."""
         self.task, self.device, self._engine_factory = task, device, [engine] if engine else []
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """Seconds spent so far on training, compiling, loading, and on what callers time with `timed`."""
+        """Seconds spent so far on training, compiling, loading, and on blocks that callers time with `timed`."""
         networks = Networks(task, together(experiments), device)
         self.layout = networks.layout
         self.feed = Feed(task.data, device, networks.dtype, augment=experiments[0].augment, workers=workers)
@@ -131,7 +131,7 @@ class Program:
         self.bands = Bands(self.experiments, topologies, epochs, self.layout.shared, *self._engine_factory)
         self.engine = self.bands.engine
         self.weights = [None if one.shares is None else torch.from_numpy(one.shares) for one in topologies]
-        """How much each node of an experiment counts, [n]; None if all count alike."""
+        """Weight of each node of an experiment, [n]; None if all count alike."""
         self.feed.assign(self.experiments, self.partitions, self.engine.nodes, epochs)
         self.bands.schedule(self.steps)
 
@@ -203,7 +203,7 @@ class Program:
     def repeats_first_epoch(self) -> bool:
         """Whether the first epoch was computed wrong, and the program is at its start again (`Stack.must_repeat`).
 
-        Over processes it cannot be repeated: neighbours have the messages. Then the next epochs are computed right.
+        Over processes it cannot be repeated, since neighbours have its messages; the next epochs are then right.
         """
         if self.task.is_own and self._from_start and set(self.state.epochs) == {1}:
             step = self.feed.steps_per_epoch - 1
@@ -314,7 +314,6 @@ class Program:
         return g if self.experiment.clip is None else clipped(g, self.experiment.clip)
 
     def _gradient(self, batch: tuple[Tree, Tree], rows: slice, x: Tensor) -> Tensor:
-        """The gradient of some rows on their part of the batch, at other models x."""
         inputs, targets = (tree_map(lambda values: values[rows], part) for part in batch)
         return self._clipped(self._gradient_at(x, rows, inputs, targets))
 
@@ -379,7 +378,7 @@ class Program:
     # ------------------------------------------------------------------------------------------ checkpoints
 
     def checkpoint(self, run: int) -> Checkpoint:
-        """All that an experiment needs to resume."""
+        """Everything that an experiment needs to resume."""
         return Checkpoint(
             self.rows_of(run), self.state.epochs[run], topology=self.experiments[run].resolved.external,
             route=type(self.model.route).__name__, device=self.device.type,
@@ -427,7 +426,7 @@ class Program:
             self.model.move([None if at is None else at * nodes + node for at in places for node in range(nodes)])
 
     def _before(self, experiment: Experiment) -> Checkpoint:
-        """An experiment before its first epoch."""
+        """Checkpoint of an experiment before its first epoch."""
         x, buffers = Networks(self.task, [experiment], self.device).start(len(self.engine.nodes))
         return Checkpoint(named_rows(x, {}, buffers), 0)
 

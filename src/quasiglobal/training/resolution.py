@@ -1,7 +1,7 @@
-"""The objects that an experiment's texts name: `resolve` makes them once, as `experiment.resolved`.
+"""The objects that an experiment's strings name: `resolve` makes them once, as `experiment.resolved`.
 
-No other module parses these texts. The split of the examples, and a graph that is made from label counts, depend on the
-data too; they are cached for experiments with the same split.
+No other module parses these strings. The split of the examples, and a graph that is made from label counts, depend on
+the data too; they are cached for experiments with the same split.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MADE: WeakKeyDictionary[Dataset, dict[tuple[str, str, float, int], Topology]] = 
 
 
 def resolve(experiment: Experiment) -> Resolved:
-    """The objects of an experiment; raise InputError for a text without a meaning.
+    """The objects of an experiment; raise InputError for an invalid string.
 
     Graphs and data are looked up at their first use: their files may be elsewhere.
     """
@@ -50,7 +50,7 @@ def resolve(experiment: Experiment) -> Resolved:
 
 
 class Resolved:
-    """The objects that an experiment's texts name."""
+    """The objects that an experiment's strings name."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
@@ -62,7 +62,7 @@ class Resolved:
 
     @cached_property
     def communication(self) -> Communication:
-        """The schedule of communication besides the topology."""
+        """The schedule of communication, in addition to the topology."""
         return communication_of(self.experiment.communication)
 
     @cached_property
@@ -82,7 +82,7 @@ class Resolved:
 
     @cached_property
     def topology(self) -> Topology:
-        """The graph of nodes that count alike; raise InputError if only the data determine it."""
+        """The graph for nodes that count alike; raise InputError if it depends on the data."""
         return parse(self.experiment.topology)
 
     @cached_property
@@ -127,7 +127,7 @@ class Resolved:
         return graph if weights is None else graph.weighted(weights)
 
     def weights_on(self, data: Dataset) -> NDArray[np.float64] | None:
-        """How much each node counts, in any unit; None if all count alike."""
+        """Weights of the nodes, in any unit; None if all count alike."""
         if self.experiment.weights == "equal":
             return None
         sizes = [len(part) for part in self.partition(data)] if self.experiment.weights == "examples" else []

@@ -1,4 +1,4 @@
-"""Content of a checkpoint: the rows of a run's nodes, and notes besides tensors.
+"""Content of a checkpoint: the rows of a run's nodes, and metadata.
 
 The tensors are x, state.NAME, buffer.NAME and, of complex buffers, pairs.NAME; one row per node.
 """
@@ -22,10 +22,10 @@ NamedRows = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """All that a run needs to resume. `Program.checkpoint` makes it, `Program.restore` uses it.
+    """Everything that a run needs to resume. `Program.checkpoint` makes it, `Program.restore` uses it.
 
     Files (`runs/checkpoints.py`) hold the rows as tensors and all other fields as JSON. A field added here needs a
-    default, which checkpoints without it get.
+    default, for checkpoints without it.
     """
 
     rows: NamedRows
@@ -38,7 +38,7 @@ class Checkpoint:
     route: str = ""
     """Route by which the gradients were computed (`stacked/routes.py`)."""
     device: str = ""
-    """Kind of the device on which they were: cpu or cuda."""
+    """Kind of the device that computed the gradients: cpu or cuda."""
 
 
 def named_rows(x: Tensor, state: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> NamedRows:

@@ -104,7 +104,7 @@ def schedule_of(experiment: Experiment, steps_per_epoch: int) -> Callable[[int],
 
 
 def nearest(number: float) -> int:
-    """Round to the nearest integer; halves round up, also if binary fractions make them a little less.
+    """Round to the nearest integer; halves round up, also if their binary fractions are a little less.
 
     >>> [nearest(number) for number in (4.5, 5.5, 5.49, 0.29 * 50)]
     [5, 6, 5, 15]
@@ -112,10 +112,10 @@ def nearest(number: float) -> int:
     return math.floor(round(number, 6) + 0.5)
 
 
-def scaled_lr(batch: int, nodes: int, base: float = 0.1, base_batch: int = 64) -> float:
+def scaled_lr(batch: int, nodes: int) -> float:
     """Scale the peak linearly with the global batch: 0.1 per 64 examples, so 0.8 for 16 nodes of batch 32.
 
     >>> scaled_lr(batch=32, nodes=16)
     0.8
     """
-    return base / base_batch * batch * nodes
+    return 0.1 / 64 * batch * nodes

@@ -26,7 +26,7 @@ LARGE_LOSS = 1e4
 """Loss above which a run of class numbers counts as diverged."""
 
 BOUND_EXAMPLES = 16
-"""Most examples whose loss at the start bounds that of other tasks: what the nodes of a small run have in a step."""
+"""Number of examples whose initial loss bounds that of tasks without classes: as in a step of a small run."""
 
 
 class Task:
@@ -51,8 +51,8 @@ class Task:
         columns: names of the input and the target in examples that are dicts, such as ("image", "label"). Several
             inputs, (("image", "age"), "label"), become a dict.
         memory_limit: bytes of memory for the examples of Datasets that are cached. Larger ones are written once into
-            the folder $QG_CACHE, and read from there during the training; the results are the same. By default what is
-            free. 0 keeps all examples on disk.
+            the folder $QG_CACHE, and read from there during the training; the results are the same. By default the
+            free memory. 0 keeps all examples on disk.
 
     >>> import torch, quasiglobal as qg
     >>> x = torch.randn(100, 3)
@@ -89,14 +89,14 @@ class Task:
         self.given_metrics, self._classifies = _named(metrics), classifies
         """The metrics that the user named; None for the default ones."""
         self.names: dict[str, str] = {}
-        """Texts that name parts of the task in experiments (`api/naming.py`)."""
+        """Strings that name parts of the task in experiments (`api/naming.py`)."""
 
     def __repr__(self) -> str:
         examples = f"{len(self.data.train)} training examples, {len(self.data.test)} test examples"
         return f"<Task: {self.name}, {name_of(self.loss)}, {examples}, score {self.score}>"
 
     def module(self, seed: int, dtype: torch.dtype | None = None) -> nn.Module:
-        """A new copy of the model with its initial weights, in a precision of its parameters."""
+        """A new copy of the model with its initial weights, in the precision `dtype`."""
         module = self._made(seed)
         if self.effects.state:
             own_state(module, self.effects.state)
@@ -117,7 +117,7 @@ class Task:
                 values, named = arguments(module, self.examples()[0])
                 with misfit(f"{self.name} fails on its first inputs", "check the sizes of its layers"):
                     module(*values, **named)
-            return module.train()                           # some freeze a part then
+            return module.train()                           # some modules freeze a part then
 
     @cached_property
     def _makes_new(self) -> bool:
@@ -146,14 +146,14 @@ class Task:
 
     @property
     def metrics(self) -> dict[str, Metric]:
-        """The metrics of the test by name; the first is the score. Empty: the test loss is."""
+        """The metrics of the test by name; the first is the score. Empty: the test loss is the score."""
         if self.given_metrics is not None:
             return self.given_metrics
         return {SCORE: accuracy} if self.classifies else {}
 
     @property
     def is_own(self) -> bool:
-        """Whether the model is a user's, and a trial says what it does."""
+        """Whether the model is user-defined, so that a trial has to find its properties."""
         return self._classifies is None
 
     @property
@@ -175,7 +175,7 @@ class Task:
 
     @cached_property
     def large_loss(self) -> float:
-        """Loss above which a run counts as diverged; numbers may be of any size, so it grows with the initial loss."""
+        """Loss above which a run counts as diverged; without classes, it grows with the initial loss."""
         if self.classifies:
             return LARGE_LOSS
         count = len(self.data.train)

@@ -1,8 +1,8 @@
-"""Trial of a user's own model, loss and metrics on a few examples, which turns any misfit into one sentence.
+"""Trial of a user's own model, loss and metrics on a few examples; it reports any misfit in one sentence.
 
-A module is a function of its inputs, parameters, buffers and torch's generator. All nodes share what is no parameter
-and no buffer, and a traced, compiled or captured step would not change it again: the trial finds what it can see of
-that in one call. What modules keep between calls otherwise is theirs one by one (`stacked/one_model.py` `RealModel`).
+Training takes a module as a function of its inputs, parameters, buffers and torch's generator. Nodes share any other
+state, and a traced, compiled or captured step would not change it again: the trial finds such state as far as one call
+shows it. `RealModel` (`stacked/one_model.py`) is for models that keep other values between calls.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CROSS_ENTROPIES = (nn.functional.cross_entropy, nn.functional.nll_loss)
 """Losses that need one output per class."""
 
 UNCOPIED = "keep what cannot be copied, such as a lock, out of it"
-"""What to do about a loss or a metric that cannot be copied."""
+"""Remedy for a loss or a metric that cannot be copied."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def tried(
         first = _tried_on(module, loss, *batches[0], metrics, name, data, original)
         state, of_loss = (
             tuple(
-                key for key, value in constants(of).items()     # a table that has grown is none that a step changes
+                key for key, value in constants(of).items()     # a table that has grown is not changed by a step
                 if key in known and value.shape == known[key].shape and not value.equal(known[key])
             )
             for of, known in zip(both, values, strict=True)
@@ -153,7 +153,7 @@ def tried(
 def misfit(what: str, remedy: str | Callable[[str], str]) -> Iterator[None]:
     """Turn an exception of the user's code, or torch's warning that shapes do not fit, into one sentence.
 
-    `remedy` may be a function of what the exception says.
+    `remedy` may be a function of the exception's message.
     """
     try:
         with warnings.catch_warnings():
@@ -227,7 +227,7 @@ def _own_loss(loss: Loss, original: nn.Module | None) -> Loss:
         return loss
     known = [] if original is None else [*original.modules(), *original.parameters(), *original.buffers()]
     memo = {id(one): one for one in known}
-    if isinstance(loss, nn.Module):                         # of which each program has a copy
+    if isinstance(loss, nn.Module):                         # each program has a copy of it
         with misfit(f"{_loss_in_words(loss)} cannot be copied", UNCOPIED):
             return copy.deepcopy(loss, memo)
     try:
@@ -300,7 +300,7 @@ def _check_classes(output: Tree, loss: Loss, name: str, data: Dataset) -> bool:
 
 
 def _check_meaning(name: str, metric: Metric, loss: Loss, output: Tree, data: Dataset) -> None:
-    """Refuse metrics of classes for other numbers, and where the class axis of the output is unclear."""
+    """Refuse metrics of classes for other targets, and for outputs whose class axis is unclear."""
     targets = data.train.y
     if not percent(metric) or not isinstance(output, Tensor) or not isinstance(targets, Tensor):
         return
@@ -359,7 +359,7 @@ def is_cross_entropy(loss: Loss) -> bool:
 
 
 def shapes(values: Tree) -> str:
-    """Shapes, and dtypes of what is not float32, of a tensor or several."""
+    """Shapes of one or several tensors, with the dtypes other than float32."""
     def one(value: Tensor) -> str:
         kind = "" if value.dtype == torch.float32 else f"{str(value.dtype).removeprefix('torch.')} "
         return f"{kind}{list(value.shape)}"
@@ -371,7 +371,7 @@ def shapes(values: Tree) -> str:
 
 
 def remedy_for(inputs: Tree, original: nn.Module | None, said: str) -> str:
-    """What to do if a model fails on its inputs; `original` is the user's module if the model is a copy of it."""
+    """Remedy for a model that fails on its inputs; `original` is the user's module if the model is a copy of it."""
     if "dtype" in said and all(leaf.is_floating_point() for leaf in tree_leaves(inputs)):
         return "all parts are trained in one precision: cast to that of a weight, x.to(self.layer.weight.dtype)"
     if original is not None and _works(original, inputs):
@@ -397,7 +397,7 @@ def _works(module: nn.Module, inputs: Tree) -> bool:
 
 
 def remedy_for_loss(loss: Loss, output: Tree, targets: Tree, said: str) -> str:
-    """What to do if a loss fails on outputs and targets."""
+    """Remedy for a loss that fails on outputs and targets."""
     try:
         inspect.signature(loss).bind(output, targets)
     except TypeError:
@@ -435,7 +435,7 @@ class Constants:
         self._sums = {name: (value.shape, value.dtype, _sum(value)) for name, value in constants(module).items()}
 
     def check(self, called: nn.Module, trained: Collection[str]) -> None:
-        """Raise InputError if one has changed, or if the module that is called trains others than these parameters."""
+        """Raise InputError if one has changed, or if the called module trains parameters other than `trained`."""
         name, parameters = type(self._module).__name__, _alive(called.named_parameters())
         unfrozen = [key for key, value in parameters if value.requires_grad and key not in trained]
         if unfrozen:
@@ -468,7 +468,7 @@ def _warn_of_effects(of: object, counters: Sequence[str], generators: Sequence[s
 
 
 def _counted_again(module: nn.Module, inputs: Tree, counted: list[str]) -> list[str]:
-    """Names of the numbers that a further call changes too, not once, as with a table; the given ones if it fails."""
+    """Names of the numbers that another call changes again, unlike a table's; the given ones if it fails."""
     twin = copied(module)
     before, (given, named) = _numbers(twin), arguments(twin, inputs)
     with suppress(Exception), restored_generators(), torch.no_grad():
@@ -478,12 +478,12 @@ def _counted_again(module: nn.Module, inputs: Tree, counted: list[str]) -> list[
 
 
 def _numbers(of: object) -> list[tuple[str, object]]:
-    """Numbers, yes and no, and the names of their attributes, such as counters of calls."""
+    """Numbers and booleans with the names of their attributes, such as counters of calls."""
     return [(key, leaf) for key, leaf in _leaves(of) if isinstance(leaf, int | float)]
 
 
 def _generators(of: object) -> list[tuple[str, object]]:
-    """States of generators of random numbers, and the names of their attributes."""
+    """States of random generators with the names of their attributes."""
     return [(key, _state(leaf)) for key, leaf in _leaves(of) if isinstance(leaf, RandomGenerator)]
 
 
@@ -504,9 +504,9 @@ def _changed(before: Sequence[tuple[str, object]], after: Sequence[tuple[str, ob
 
 
 def reads(original: nn.Module, module: nn.Module, value: Callable[[], Tensor]) -> bool:
-    """Whether a value is another one if the original has the weights, buffers and attributes of its copy.
+    """Whether a value changes if the original gets the weights, buffers and attributes of its copy.
 
-    Not if it is another one at each call.
+    False if it changes at each call anyway.
     """
     pairs = list(zip(original.modules(), module.modules(), strict=False))
     before = [dict(vars(part)) for part, _ in pairs]

@@ -1,4 +1,4 @@
-"""Readers of data files, one file per format or family of data sets: how one is described, and what they share."""
+"""Readers of data files, one file per format or family of data sets; here their description and shared functions."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True)
 class Reader:
-    """A format of a user's files, which are named PREFIX:PATH, with the functions that it has.
+    """A format of a user's files, which are named PREFIX:PATH, and its functions.
 
-    They get a path, and a limit in bytes on what they read.
+    Each function gets a path, and a limit on the bytes that it reads.
     """
 
     prefix: str
@@ -39,14 +39,14 @@ class Reader:
     splits: Callable[[Path, float], Splits] | None = None
     """Images or features with class numbers."""
     table: Callable[[Path, str, float, bool, bool], Splits] | None = None
-    """(path, column of the targets, limit, whether whole numbers there are no classes, whether all rows are tests)."""
+    """(path, column of the targets, limit, whether whole numbers are not classes, whether all rows are tests)."""
     corpus: Callable[[Path, float, bool], Corpus] | None = None
     """Labelled texts: (path, limit, whether all are tests)."""
 
     inputs: Callable[[Path, float], Tensor] | None = None
     """Without labels: images or features."""
     columns: Callable[[Path, Sequence[str], str, int, float], Tensor] | None = None
-    """Without labels: (path, columns of a table, or none for all but the one named next, their number, limit)."""
+    """Without labels: (path, columns, or none for all but the label, the label, number of columns, limit)."""
     texts: Callable[[Path, float], list[str]] | None = None
     """Without labels: texts."""
 

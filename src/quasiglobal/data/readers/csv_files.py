@@ -67,7 +67,7 @@ def read_pair(folder: Path, memory_limit: float, *, name: str, tests: str, class
 
 
 def read_corpus(path: Path, memory_limit: float, testing: bool = False) -> Corpus:
-    """Read a user's file, of which a fixed fifth is held out, or a folder with train.csv and test.csv (dev, val).
+    """Read a user's file, holding out a fixed fifth, or a folder with train.csv and test.csv (dev, val).
 
     With `testing`, all rows of a file, or of a folder's test.csv, are test texts in file order.
 
@@ -232,7 +232,7 @@ def _check_filled(path: Path, what: str, cells: Sequence[str], lines: Sequence[i
 
 
 def read_table(path: Path, label: str, memory_limit: float, numbers: bool = False, testing: bool = False) -> Splits:
-    """Read a user's file, of which a fixed fifth is held out, or a folder with train.csv and test.csv (dev, val).
+    """Read a user's file, holding out a fixed fifth, or a folder with train.csv and test.csv (dev, val).
 
     The first row names the columns. The column `label` is y. Every other column of numbers is a feature, x float32
     [m, features]; a column with any other text is kept in `columns`. Labels that are text or whole numbers from 0 are
@@ -319,7 +319,7 @@ def _table(path: Path, label: str, memory_limit: float) -> NumberTable:
         _check_names(path, names)
     others = [name for name in names if name != label]
     features, labels, lines = _numbers(path, others, memory_limit, label)
-    # A second pass over the file, since it is unknown before the first one which columns are text.
+    # A second pass over the file, since the first one finds out which columns are text.
     texts = _cells(path, [name for name in others if name not in features], memory_limit)
     for name, column in texts.items():
         _check_missing(path, name, column, lines)
@@ -366,7 +366,6 @@ def _numbers(
 
 
 def _cells(path: Path, which: Sequence[str], memory_limit: float) -> dict[str, list[str]]:
-    """Columns as text."""
     columns: dict[str, list[str]] = {name: [] for name in which}
     size = 0
     if which:
@@ -393,7 +392,7 @@ def _floats(cells: Sequence[str]) -> NDArray[np.float32] | None:
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
-    """Raise an error unless every column has a name of its own."""
+    """Raise an error unless every column has a unique name."""
     if "" in names:
         raise InputError(
             f"{path} has no name for column {1 + names.index('')} in its header; name the column or remove it"
@@ -403,7 +402,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _check_missing(path: Path, name: str, column: Sequence[str], lines: Sequence[int]) -> None:
-    """Raise an error if a column is of numbers but for marks of missing values."""
+    """Raise an error if a column has numbers and marks of missing values, and nothing else."""
     if any(cell.casefold() not in MISSING and _floats([cell]) is None for cell in column):
         return
     rows = [row for row, cell in enumerate(column) if _floats([cell]) is None]
@@ -491,7 +490,7 @@ def _label_numbers(table: NumberTable) -> NDArray[np.float64] | None:
 
 @contextmanager
 def _rows(path: Path, what: str) -> Iterator[tuple[_Row, Iterator[_Row]]]:
-    """Open a file: its first row, and the other rows, which must have as many cells; empty lines are skipped."""
+    """Open a file: its first row, and the other rows, which must have equally many cells; empty lines are skipped."""
     with opened(path, what) as content:
         text = io.TextIOWrapper(content, encoding="utf-8-sig", newline="")
         tabs = ".tsv" in path.suffixes

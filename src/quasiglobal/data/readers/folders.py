@@ -1,4 +1,4 @@
-"""Image files, in one folder per class: a user's own, and ImageNet; and without labels, for predictions.
+"""Image files: a user's own and ImageNet, in one folder per class; and images without labels, for predictions.
 
 O. Russakovsky et al.: ImageNet large scale visual recognition challenge. IJCV, 2015.
 """
@@ -44,8 +44,8 @@ Files = list[tuple[Path, int]]
 def read(path: Path, memory_limit: float) -> Splits:
     """Read a user's own images, from class folders or an .npz archive.
 
-    Layouts: PATH/train/CLASS/… with PATH/test/CLASS/… or PATH/val/CLASS/…; or PATH/CLASS/…, of which a fixed fifth
-    is held out. All images must have the same size. They stay grayscale if all are grayscale, and are RGB otherwise.
+    Layouts: PATH/train/CLASS/… with PATH/test/CLASS/… or PATH/val/CLASS/…; or PATH/CLASS/…, with a fixed fifth
+    held out. All images must have the same size. They stay grayscale if all are grayscale, and are RGB otherwise.
     Images beyond the memory limit stay on disk, in shards.
     """
     if os.path.isfile(path):
