@@ -19,7 +19,7 @@ from quasiglobal.engines.simulator import Simulator
 from quasiglobal.engines.traced import Message, TracedEngine
 from quasiglobal.topology import Topology
 
-COLUMNS = ("algorithm", "traffic a step", "extra memory", "needs of W", "from", "lost messages")
+COLUMNS = ("algorithm", "traffic per step", "extra memory", "needs of W", "from", "lost messages")
 """Headers of `Entry.cells`."""
 
 
