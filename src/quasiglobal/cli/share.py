@@ -30,7 +30,7 @@ def export(
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out/model"),
     data_dir: DataFolder = None,
 ) -> None:
-    """Write a run's model into a folder that stands alone.
+    """Write a run's model into a self-contained folder.
 
     The folder has the weights (model.safetensors), the terms of the data (model.json), a README with the lines that
     load the model in plain PyTorch, and, where the network allows, files for torch.export and ONNX, which are tested to
@@ -38,7 +38,7 @@ def export(
 
     Args:
         node: Index of the node whose model to export, or average for the averaged model.
-        best: Export the best model of the node by its score, in place of the last (`qg node`, `qg train --keep-best`).
+        best: Export the best model of the node by its score, instead of the last (`qg node`, `qg train --keep-best`).
         out: The folder to write; NAME.safetensors writes the weights alone, a plain state_dict.
     """
     run = read_run(folder)
@@ -70,7 +70,7 @@ def evaluate(
 
     Args:
         data: A data set; by default the one that the model was trained on. folder:PATH and csv:PATH are your own;
-            of a file of texts or of a table, all rows count.
+            all rows of a text file or a table count.
     """
     found = exports.score(exports.read(model), data, data_dir)
     if json:

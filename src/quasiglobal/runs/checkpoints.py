@@ -239,7 +239,7 @@ def newest_of_parts(run: Path) -> tuple[Checkpoint | None, list[int]]:
 
 
 def joined_checkpoint(parts: Sequence[Part]) -> Checkpoint | None:
-    """The checkpoint of the last epoch that all of these parts have saved; notes besides the rows are the first's."""
+    """The checkpoint of the last epoch that all of these parts have saved; all but its rows is the first part's."""
     epoch = max(set.intersection(*(part.epochs() for part in parts))) if parts else 0
     saved = [part.load(epoch) for part in parts] if epoch else []
     return replace(saved[0], rows=stacked([one.rows for one in saved])) if saved else None

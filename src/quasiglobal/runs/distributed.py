@@ -3,8 +3,8 @@
 Process p writes its measures and checkpoints into parts/p/ of the run folder. When all processes are done, process 0
 combines the parts into the same files as the simulator's. Either engine resumes from the other's checkpoints.
 
-Where a lost process ends the run of all, the processes start again in another place of the store (an attempt): the
-store outlives the processes, and has the addresses and epochs of those that are gone.
+If a lost process ends the run of all, the processes start again under another prefix of the store (an attempt): the
+store outlives the processes, and still has the addresses and epochs of those that are gone.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class Seat:
     """Rank and hosted nodes of this process in a run."""
 
     through: Way
-    """How this process finds the others."""
+    """Store or opener by which this process finds the others."""
     rank: int
     hosted: Sequence[tuple[int, ...]]
     """The nodes of every process."""
@@ -253,14 +253,14 @@ class Seat:
 
 
 def needs_all(experiment: Experiment) -> bool:
-    """Whether a process that was lost cannot come back: the algorithm needs exact means of all models."""
+    """Whether a lost process cannot rejoin, since the algorithm needs exact means of all models."""
     return bool(traffic(experiment.resolved.algorithm).everybody)
 
 
 def seat_in(experiment: Experiment, store: Meeting, rank: int, size: int) -> tuple[Meeting, Seat]:
-    """The place in the store and the seat of process `rank` of `size`, in the first attempt that has not ended.
+    """The prefixed store and the seat of process `rank` of `size`, in the first attempt that has not ended.
 
-    A process that comes back to a run that needs all ends the attempt: the others cannot continue it either.
+    A process that returns to a run that needs all processes ends the attempt: the others cannot continue it either.
     """
     number = 0
     while True:

@@ -53,7 +53,7 @@ class Summary:
     weights: list[float] | None = None
     """Weight of each node, if they are not equal."""
     fetched: dict[str, object] | None = None
-    """For a site that missed the end: the node and site whose model it took, the step, and its own epochs before."""
+    """For a site that missed the end: the source of its model (node, site, step), and its own epochs before."""
     kept: list[dict[str, object]] | None = None
     """The best model of each node in best/: its node, epoch, metric and value."""
 
@@ -236,7 +236,7 @@ class RunFolder:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the run in a folder; a name alone is also found in runs/."""
+    """Read the run in a folder, also given by its name in runs/."""
     if not folder.exists() and (Path("runs") / folder).is_dir():
         folder = Path("runs") / folder
     try:
@@ -279,7 +279,7 @@ def unchanged_folders(experiment: Experiment, options: Options) -> list[RunFolde
 
 
 def _identified(experiment: Experiment) -> Experiment:
-    """The same experiment; the texts that name objects by their paths carry the digest of the objects' content."""
+    """The same experiment; strings that name objects by their paths carry a digest of the objects' content."""
     found = {}
     for what, text in _paths(experiment):
         with suppress(InputError):                          # a finished run is readable without its code

@@ -47,7 +47,7 @@ class Tuned:
     """The run at every point of the grid."""
     best: Point
     inside: bool
-    """Whether the best has neighbours on both sides, or no valid value lies beyond it; False if the cap ended it."""
+    """Whether the best has neighbours on both sides, or no valid value lies beyond it; False if the cap stopped it."""
     runs: list[Run]
     """The runs of all seeds at the best point."""
 
@@ -68,11 +68,10 @@ def tune(
     """Tune each experiment over the full product of the values, then run all seeds at its best.
 
     `over` has the values of all experiments, or a mapping for each. A name is a numeric field of `Experiment` or an
-    option of its algorithm. The trials use the experiment's own
-    seed; the trials of all experiments train together. If the best point lies at an end of the grid, the grid grows
-    at that end, up to `cap` trials; a name with a single value stays fixed. The best point has the highest accuracy
-    in the last test; a diverged trial ranks last. Ties go to the smaller values, compared in the order of the names.
-    `over={"lr": ()}` uses three rates around each experiment's own, a factor `FACTOR` apart.
+    option of its algorithm. The trials use the experiment's seed, and train together. If the best point lies at an end
+    of the grid, the grid grows at that end, up to `cap` trials; a name with a single value stays fixed. The best point
+    has the best score in the last test; a diverged trial ranks last. Ties go to the smaller values, compared in the
+    order of the names. `over={"lr": ()}` uses three rates around each experiment's own, a factor `FACTOR` apart.
     """
     if cap < 0:
         raise InputError(f"cap must be >= 0, got {cap}")
