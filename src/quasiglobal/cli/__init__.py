@@ -30,8 +30,8 @@ OWN: CommandGroups = {
         "rendezvous": ("quasiglobal.cli.train", "Serve the store where processes find each other."),
     },
     "Between sites": {
-        "federation": ("quasiglobal.cli.federation", "Found a federation, and approve and revoke its sites."),
-        "site": ("quasiglobal.cli.federation", "Request to join a federation, and install its file."),
+        "federation": ("quasiglobal.cli.federation", "For the organiser: found a federation and approve its sites."),
+        "site": ("quasiglobal.cli.federation", "For each site: request to join a federation, install its file."),
     },
     "Look": {
         "runs": ("quasiglobal.cli.look", "List the runs and their status."),

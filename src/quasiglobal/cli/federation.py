@@ -10,6 +10,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from quasiglobal.cli import OWN
 from quasiglobal.cli.arguments import File, Json, call
 from quasiglobal.cli.terminal import Listing, console, print_json, say_written
 from quasiglobal.errors import InputError, unknown
@@ -188,17 +189,12 @@ SUBCOMMANDS: dict[str, dict[str, Callable[..., None]]] = {
 }
 """The subcommands of `qg federation` and `qg site`."""
 
-ABOUT = {
-    "federation": "For the organiser: found a federation, and approve and revoke its sites.",
-    "site": "For each site: request to join, and install the organiser's file.",
-}
-
 
 def run(name: str, words: Sequence[str]) -> None:
     """Run one of these commands."""
     commands = SUBCOMMANDS[name]
     if not words or words[0] in ("-h", "--help"):
-        print(f"usage: qg {name} COMMAND [OPTIONS]\n\n{ABOUT[name]}\n")
+        print(f"usage: qg {name} COMMAND [OPTIONS]\n\n{OWN['Between sites'][name][1]}\n")
         for word, function in commands.items():
             print(f"  {word:<9} {(function.__doc__ or '').splitlines()[0]}")
         print(f"\n`qg {name} COMMAND --help` explains one command.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -74,7 +75,7 @@ def evaluate(
     """
     found = exports.score(exports.read(model), data, data_dir)
     if json:
-        print_json({"data": found.data, "examples": found.examples, "metric": found.metric, "value": found.value})
+        print_json(asdict(found))
     else:
         percent = f"{100 * found.value:.2f}% of"
         value = percent if found.metric == "accuracy" else f"{found.metric} {found.value:.6g} on"

@@ -591,11 +591,8 @@ class Audit:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = as_line({"time": now, "event": event} | facts) + "\n"
         try:
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(file, line.encode())
-            finally:
-                os.close(file)
+            with open(self._path, "ab", opener=partial(os.open, mode=0o600)) as file:
+                file.write(line.encode())
             self._failed = False
         except OSError as error:
             if not self._failed:

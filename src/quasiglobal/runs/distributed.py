@@ -138,11 +138,11 @@ def _train_share(
         mine.rejoin()
     else:
         mine.resume(_agreed_epoch(store, seat, mine.saved, patience))
-    board = TensorBoard() if mine.options.tensorboard and seat.rank == 0 else None
-    everybody = [seat.parts(run) for run in runs]
     here = [one for one in callbacks if getattr(one, "everywhere", False)]
     of_all = [one for one in callbacks if one not in here]
-    assembly = Assembly(runs, everybody, board, patience, of_all)
+    if mine.options.tensorboard and seat.rank == 0:
+        of_all.append(TensorBoard())
+    assembly = Assembly(runs, [seat.parts(run) for run in runs], patience, of_all)
     ended = mine.run(watch, *here, *([assembly] if seat.rank == 0 else []), shared=True)
     if not ended:
         end_attempt(store)
@@ -457,25 +457,22 @@ class Assembly(Callback):
         self,
         runs: Sequence[RunFolder],
         parts: Sequence[Sequence[Part]],
-        board: TensorBoard | None,
         patience: float,
-        callbacks: Sequence[object] = (),
+        callbacks: Sequence[object],
     ) -> None:
         """`parts` has the parts of all processes for each run; `wait` takes at most `patience` seconds.
 
-        The user's `callbacks` are called with the records of all nodes, once all processes have completed an epoch.
+        The `callbacks` are called with the records of all nodes, once all processes have completed an epoch.
         """
-        self.runs, self.parts, self.board, self.patience = runs, parts, board, patience
-        self.callbacks = callbacks
+        self.runs, self.parts, self.patience, self.callbacks = runs, parts, patience, callbacks
         self.everything = [part for of_run in parts for part in of_run]
 
     def on_start(self, loop: Loop) -> None:
-        """Continue where an earlier start was stopped or killed: before its averages were tested or shown."""
+        """Continue where an earlier start was stopped or killed: before it tested its averages."""
         left = set.intersection(*(part.tested_epochs() for part in self.everything))
         self._pending = sorted(epoch for epoch in left if epoch <= loop.epoch)
-        last_test = loop.epoch - loop.epoch % loop.program.experiment.eval_every
-        self._shown = [max(0, last_test - 1)] * len(self.runs)
-        self._view = WholeRun(loop, [[record for record in records_of(of) if record["epoch"] <= loop.epoch]
+        end = min(self._pending, default=loop.epoch + 1)
+        self._view = WholeRun(loop, [[record for record in records_of(of) if record["epoch"] < end]
                                      for of in self.parts])
         self._call("on_start")
 
@@ -486,8 +483,6 @@ class Assembly(Callback):
         if loop.tested:
             self._pending.append(loop.epoch)
         self._test_averages(loop.program)
-        if loop.tested:
-            self._show()
         self._tell()
 
     def on_end(self, loop: Loop) -> None:
@@ -522,7 +517,6 @@ class Assembly(Callback):
         self._end()
 
     def _end(self) -> None:
-        self._show()
         self._tell()
         self._call("on_end")
 
@@ -539,19 +533,8 @@ class Assembly(Callback):
                     part.drop_tested(epoch)
             self._pending = [later for later in self._pending if later > epoch]
 
-    def _show(self) -> None:
-        """Write to TensorBoard the epochs that all processes have completed and whose averages are tested."""
-        if self.board is None:
-            return
-        end = min(self._pending, default=math.inf)
-        for k, (run, parts) in enumerate(zip(self.runs, self.parts, strict=True)):
-            for record in records_of(parts):
-                if self._shown[k] < record["epoch"] < end:
-                    self.board.write(run.folder, record)
-                    self._shown[k] = record["epoch"]
-
     def _tell(self) -> None:
-        """Call the user's callbacks for the epochs that all processes have completed since the last time."""
+        """Call the callbacks for the epochs since the last time that all processes have completed and tested."""
         if not self.callbacks:
             return
         end = min(self._pending, default=math.inf)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import NoneType
 
 from quasiglobal.algorithms import numeric_options, with_option
 from quasiglobal.errors import InputError, unknown
@@ -249,18 +247,10 @@ class _Search:
         return value
 
 
-def _numbers() -> dict[str, type[int] | type[float]]:
-    """The numeric fields of an experiment that can be tuned, with their type."""
-    hints = typing.get_type_hints(Experiment)
-    found = {}
-    for one in fields(Experiment):
-        kinds = [kind for kind in typing.get_args(hints[one.name]) or (hints[one.name],) if kind is not NoneType]
-        if kinds[0] in (int, float) and typing.get_origin(hints[one.name]) is not tuple and one.name != "seed":
-            found[one.name] = kinds[0]
-    return found
-
-
-NUMBERS = _numbers()
+NUMBERS: dict[str, type[int] | type[float]] = {
+    one.name: int if kind == "int" else float for one in fields(Experiment)
+    if (kind := str(one.type).removesuffix(" | None")) in ("int", "float") and one.name != "seed"
+}
 """Tunable fields of an experiment; they hide an algorithm's options of the same name."""
 
 
