@@ -25,6 +25,7 @@ from quasiglobal.common.files import Json, as_line, finite, markdown_table
 from quasiglobal.data.shards import showing
 from quasiglobal.runs.callbacks import utilisation
 from quasiglobal.runs.store import RunFolder, Watcher
+from quasiglobal.training.experiment import grouped
 from quasiglobal.training.metrics import Ranking, Record, number, ranking
 
 
@@ -109,23 +110,20 @@ class Listing:
         if markdown:
             print(markdown_table(list(self.columns), self._texts()))
             return
-        groups: dict[str, list[tuple[Values, Sequence[str]]]] = {}
         headings = self._column(self.group) if self.group else [""] * len(self.rows)
-        for heading, row, texts in zip(headings, self.rows, self._texts(), strict=True):
-            groups.setdefault(heading, []).append((row, texts))
         if self.title:
             console.print(self.title, style="bold")
-        widths = self._widths()
-        for heading, rows in groups.items():
+        widths, cells = self._widths(), self._texts()
+        for heading, places in grouped(range(len(self.rows)), headings.__getitem__).items():
             if heading:
                 console.print(f"\n{heading}", style="bold underline")
             if widths is None:
-                self._print_lines(rows)
+                self._print_lines([(self.rows[at], cells[at]) for at in places])
             else:
                 sized = zip(self.columns, widths, strict=True)
                 table = Table(*(Column(name, width=width, overflow="fold") for name, width in sized))
-                for _, texts in rows:
-                    table.add_row(*texts)
+                for at in places:
+                    table.add_row(*cells[at])
                 console.print(table)
         if self.caption:
             console.print(f"\n{self.caption}" if self.group else self.caption)

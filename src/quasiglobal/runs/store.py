@@ -24,7 +24,7 @@ from quasiglobal.runs import checkpoints
 from quasiglobal.runs.best import kept_in
 from quasiglobal.runs.checkpoints import newest_of_parts, parts_of, records_of
 from quasiglobal.runs.options import Options
-from quasiglobal.training.experiment import Experiment, from_mapping, setting, stored
+from quasiglobal.training.experiment import Experiment, from_mapping, grouped, setting, stored
 from quasiglobal.training.metrics import Ranking, Record, facts_of_metric, last_and_best, ranking
 from quasiglobal.training.rows import Checkpoint, NamedRows
 
@@ -317,11 +317,7 @@ class RunStore:
     @cached_property
     def ended(self) -> dict[str, list[Run]]:
         """Ended runs grouped by `experiment.setting`: runs of one group differ in seed and learning rate."""
-        found: dict[str, list[Run]] = {}
-        for run in self.runs:
-            if run.summary is not None:
-                found.setdefault(setting(run.experiment), []).append(run)
-        return found
+        return grouped((run for run in self.runs if run.summary is not None), lambda run: setting(run.experiment))
 
 
 Watcher = Callable[[Sequence[RunFolder], list[Record]], None]
