@@ -115,7 +115,7 @@ def _partition(task: Task, partition: object, has_alpha: bool) -> str:
     if isinstance(partition, str):
         return partition
     if not callable(partition):
-        raise InputError(f"partition must be a text or a function (targets, n, rng), got {partition!r}")
+        raise InputError(f"partition must be a name or a function (targets, n, rng), got {partition!r}")
     return named_text(name_of(partition), fingerprint(partition), partition)
 
 

@@ -156,7 +156,7 @@ def written_request(request: Request, key: Ed25519PrivateKey) -> bytes:
 
 
 def read_request(text: bytes, where: str) -> Request:
-    """The request in a file. Its signature shows that the sender has the key, not who the sender is."""
+    """The request in a file. Its signature proves that the sender has the key, not the sender's identity."""
     document = unchecked(text, where)
     _check_fields(document, where, federation=str, name=str, address=str | None, root=str)
     root = _decoded(document["root"], where)

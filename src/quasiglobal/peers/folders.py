@@ -246,7 +246,7 @@ class SiteFolder:
 
     def _remember(self, found: Federation, text: bytes) -> None:
         if found.serial > self._seen()[0]:
-            write_json(self.newest, {"serial": found.serial, "sha256": _digest(text)})
+            write_json(self.newest, {"serial": found.serial, "sha256": hashlib.sha256(text).hexdigest()})
 
 
 class OrganiserFolder:
@@ -357,7 +357,7 @@ def _check_serial(found: Federation, text: bytes, seen: tuple[int, str], where: 
     serial, digest = seen
     if found.serial < serial:
         raise InputError(f"{where} has serial {found.serial}, but {serial} was seen here; ask for the newest file")
-    if found.serial == serial and _digest(text) != digest:
+    if found.serial == serial and hashlib.sha256(text).hexdigest() != digest:
         raise InputError(f"{where} differs from another file with serial {serial}; ask the organiser for another")
 
 
@@ -370,9 +370,6 @@ def _check_files_left(error: Exception) -> None:
 def _time(when: datetime) -> str:
     return f"{when:%Y-%m-%d %H:%M} UTC"
 
-
-def _digest(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -77,7 +77,7 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
     A generation is the random number of an attempt to open this link. The lower rank offers a generation and the higher
     rank accepts it; store keys of earlier generations are never read.
     An offer is taken once, by the side that accepts it or the side that withdraws it: a stale offer is never accepted.
-    The store is open to strangers: what is not an offer is ignored, and an offer that was overwritten is repeated.
+    The store is open to strangers: invalid offers are ignored, and an offer that was overwritten is repeated.
     """
     low, high = sorted((here, there))
     place = Meeting(store, f"edge/{low}-{high}")

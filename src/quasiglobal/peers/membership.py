@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("quasiglobal")
 
 NO_MEAN_OVER_SITES = (
-    "an exact mean over all nodes needs all of them at once, and sites connect to their neighbours alone; use an "
+    "an exact mean over all nodes needs all of them at once, and sites connect only to their neighbours; use an "
     "algorithm without exact means, such as qg-dsgdm-n, or --rendezvous within one cluster"
 )
 

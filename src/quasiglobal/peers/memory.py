@@ -77,13 +77,10 @@ def new_shared(size: int) -> NDArray[np.uint8]:
                 os.close(file)
                 raise
             _FILES[memory.ctypes.data] = file
-            weakref.finalize(memory, _close, memory.ctypes.data)
+            weakref.finalize(memory, lambda address: os.close(_FILES.pop(address)), memory.ctypes.data)
             return memory
     return np.empty(size, dtype=np.uint8)
 
-
-def _close(address: int) -> None:
-    os.close(_FILES.pop(address))
 
 
 def file_of(message: Tensor) -> tuple[int, int] | None:

@@ -299,9 +299,9 @@ class SiteOpener(Opener):
         return identity
 
     def _objection(self, theirs: Greeting, identity: Identity, mine: Greeting, dials: bool) -> str:
-        """A reason to refuse a neighbour whose greeting fits."""
+        """A further reason to refuse a neighbour, or an empty string."""
         if theirs.node != identity.node:
-            return f"it says that it is node {theirs.node}, and its certificate says {identity.node}"
+            return f"it claims to be node {theirs.node}, and its certificate is node {identity.node}'s"
         link = self._links.to(identity.node)
         same = link is not None and link.greeting.session == theirs.session
         if theirs.renews and (dials or not same):
@@ -365,7 +365,7 @@ class SiteOpener(Opener):
                 link.serial = serial
 
     def _renew(self) -> None:
-        """Replace dialled connections before a certificate ends; cut those whose certificate has ended."""
+        """Replace dialled connections before a certificate ends; cut connections with an ended certificate."""
         for link in self._links.open():
             if link.has_ended:
                 link.edge.cut("a certificate ended")

@@ -78,7 +78,7 @@ class TLSChannel(Channel):
         return queued
 
     def recv_into(self, buffer: Tensor, deadline: float) -> None:
-        """Fill the buffer; a connection whose bytes do not come in time is closed."""
+        """Fill the buffer; close the connection if the bytes do not arrive in time."""
         with self._state:
             if self._no_reads is not None:
                 raise Lost(self._no_reads)
@@ -214,7 +214,7 @@ def _bytes(tensor: Tensor) -> memoryview:
 def close_gently(connection: socket.socket, seconds: float) -> None:
     """Close a connection: notify the other side, and read until it closes too, for at most `seconds`.
 
-    Closing with unread bytes resets the connection, and the other side could lose what was sent to it.
+    Closing with unread bytes resets the connection, and the other side could lose sent messages.
     """
     deadline = time.monotonic() + seconds
     if isinstance(connection, ssl.SSLSocket):

@@ -54,7 +54,7 @@ def has_own_data(experiment: Experiment) -> bool:
 def stand_in(experiment: Experiment) -> Task:
     """The experiment's task on noise instead of the owners' data: one batch of the agreed shape and classes."""
     if experiment.reads_texts:
-        raise InputError("the texts are at their owners; estimate with yours, as in --data csv:PATH")
+        raise InputError("the owners' texts are not here; estimate with your own, as in --data csv:PATH")
     rows = torch.arange(max(experiment.batch, len(experiment.classes)))
     noise = torch.randint(256, (len(rows), *experiment.shape), dtype=torch.uint8)
     examples = Examples(noise, rows % len(experiment.classes))

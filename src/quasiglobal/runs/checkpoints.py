@@ -100,7 +100,7 @@ def _checksum(path: Path) -> str:
 # ------------------------------------------------------------------------------------------ processes
 
 UNREAD = 8
-"""Tested epochs whose models a part keeps for process 0; older ones are deleted even if unread."""
+"""Number of tested epochs to keep models of, for process 0; older ones are deleted even if unread."""
 
 
 class Part:
@@ -182,7 +182,7 @@ class Part:
             old.unlink(missing_ok=True)
 
     def tested_epochs(self) -> set[int]:
-        """Epochs whose models were left for the test of the average."""
+        """Epochs with models left for the test of the average."""
         return {int(path.stem) for path in self._tested.glob("*.safetensors") if path.stem.isdigit()}
 
     def read_tested(self, epoch: int) -> NamedRows | None:

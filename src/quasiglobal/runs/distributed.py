@@ -176,7 +176,7 @@ def _gathered(store: Store, about: str, mine: _Value, rank: int, size: int, time
 def launch(words: Sequence[str], experiment: Experiment, processes: int, all_print: bool = False) -> int:
     """Run `qg` with the arguments `words` in local processes; return the exit status of the first failure, or 0.
 
-    Process 0 alone writes to standard output, or all do if `all_print`.
+    Only process 0 writes to standard output, or all processes if `all_print`.
     """
     server = serve("127.0.0.1", 0)
     shared = {
@@ -379,7 +379,7 @@ class Participant:
         part.finish("finished", accounts)
 
     def finish_alone(self, **further: object) -> None:
-        """Write the runs from this process's parts alone: a node with its own data has no access to other parts.
+        """Write the runs from this process's parts only: a node with its own data has no access to other parts.
 
         `further` are entries of the summary.
         """

@@ -83,7 +83,7 @@ class Prometheus(Callback):
 
     @contextmanager
     def served(self, address: str) -> Iterator[tuple[str, int]]:
-        """Serve the text at PORT of this machine alone, or at HOST:PORT."""
+        """Serve the text on this machine only (PORT), or at HOST:PORT."""
         host, port = split_address(address if ":" in address else f"127.0.0.1:{address}")
         if not 0 < port <= 65535:
             raise InputError(f"--metrics-port is PORT or HOST:PORT, got {address!r}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quasiglobal.runs.store import RunFolder
 
 USUAL_LEAD = 10
-"""A longer lead, in epochs, is shortened to what the epochs measured so far and the time per epoch allow."""
+"""Maximum lead in epochs; a longer one is shortened by the epochs measured so far and the time per epoch."""
 
 NOTICE = 2.0
 """Seconds in which every process reads the plan at least once, or is still behind the planned epoch."""

@@ -179,7 +179,7 @@ class _Search:
         self.axes: dict[str, list[float]] = {}
         self.trials: dict[Point, Run] = {}
         self.stuck: set[str] = set()
-        """Names whose best value lies at an end that the cap keeps from growing."""
+        """Names with their best value at an end of the grid that the cap keeps from growing."""
         if not over:
             raise InputError("nothing to tune over; give names and values, such as lr=0.1,0.2,0.4")
         for name, values in over.items():
