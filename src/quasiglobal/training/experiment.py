@@ -218,7 +218,7 @@ OWN = (
 """Fields in which the rows of one program may differ; their topologies need the same number of nodes."""
 
 Item = TypeVar("Item")
-Key = TypeVar("Key")
+_Key = TypeVar("_Key")
 
 
 def together(experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:
@@ -260,13 +260,13 @@ def spellings(experiment: Experiment) -> tuple[Experiment, ...]:
     return (experiment, left_out) if left_out.peak_lr == experiment.peak_lr else (experiment,)
 
 
-def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+def grouped(items: Iterable[Item], key: Callable[[Item], _Key]) -> dict[_Key, list[Item]]:
     """The items by key; keys and items stay in the order of their first appearance.
 
     >>> grouped([1, 4, 3], lambda number: number % 2)
     {1: [1, 3], 0: [4]}
     """
-    groups: dict[Key, list[Item]] = {}
+    groups: dict[_Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
