@@ -1,1 +1,1 @@
-"""Training from Python: `qg.train`, its result, and the texts that name a user's own objects."""
+"""Training from Python: `qg.train`, its result, and the strings that name a user's objects."""

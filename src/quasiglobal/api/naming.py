@@ -1,4 +1,4 @@
-"""The experiment of a task: every object that a user gives is named by a text with a digest of its content."""
+"""The experiment of a task: a string with a digest of the content names each object that a user gives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quasiglobal.training.metrics import LOSS
 from quasiglobal.training.task import Task
 
 AlgorithmLike = str | Algorithm | type[Algorithm]
-"""An algorithm as text or object: see `algorithms.algorithm`."""
+"""An algorithm as string or object: see `algorithms.algorithm`."""
 
 OF_TASK = {
     "data", "model", "loss", "metric", "classes", "shape", "mean", "std", "norm", "width", "pretrained", "train",
@@ -28,7 +28,7 @@ OF_TASK = {
 """Fields of `Experiment` that the task sets."""
 
 LIST = "list"
-"""Text of the partition of data that came as one data set per node."""
+"""Name of the partition of data that are given as one data set per node."""
 
 
 def experiment_of(task: Task, algorithm: AlgorithmLike, graph: Graph, values: Mapping[str, object]) -> Experiment:
@@ -89,7 +89,7 @@ def _metric(task: Task, name: str, metric: object) -> str:
 
 
 def _topology(given: Graph) -> str:
-    """The text from which `topology.parse` returns an equal topology, elsewhere from its stored weights."""
+    """The string from which `topology.parse` returns an equal topology, in other processes from its stored weights."""
     if isinstance(given, str) and not is_external(given):
         return given
     graph = parse(given)
@@ -115,7 +115,7 @@ def _partition(task: Task, partition: object, has_alpha: bool) -> str:
     if isinstance(partition, str):
         return partition
     if not callable(partition):
-        raise InputError(f"partition must be a text or a function (targets, n, rng), got {partition!r}")
+        raise InputError(f"partition must be a name or a function (targets, n, rng), got {partition!r}")
     return named_text(name_of(partition), fingerprint(partition), partition)
 
 

@@ -270,12 +270,12 @@ def _over_processes_without_folder(
 
 
 Show = Callable[[int, str], object]
-"""Shows the number of completed epochs and a text."""
+"""Shows the number of completed epochs and a string."""
 
 
 @contextmanager
 def _progress(experiment: Experiment) -> Iterator[list[Call]]:
-    """Show a bar for the epochs in a notebook, or in a terminal until the end; the callback for it, if there is one."""
+    """Show a progress bar in a notebook or on a terminal; yield its callback, if there is one."""
     console = Console(stderr=True, highlight=False, markup=False)
     if _in_notebook():
         yield [_progress_callback(_notebook_bar(experiment.epochs))]

@@ -30,8 +30,8 @@ OWN: CommandGroups = {
         "rendezvous": ("quasiglobal.cli.train", "Serve the store where processes find each other."),
     },
     "Between sites": {
-        "federation": ("quasiglobal.cli.federation", "Found a federation, and approve and revoke its sites."),
-        "site": ("quasiglobal.cli.federation", "Ask to take part in a federation, and install its file."),
+        "federation": ("quasiglobal.cli.federation", "For the organiser: found a federation and approve its sites."),
+        "site": ("quasiglobal.cli.federation", "For each site: request to join a federation, install its file."),
     },
     "Look": {
         "runs": ("quasiglobal.cli.look", "List the runs and their status."),
@@ -40,7 +40,7 @@ OWN: CommandGroups = {
         "status": ("quasiglobal.cli.look", "Show the progress of each process of a distributed run."),
     },
     "Share": {
-        "export": ("quasiglobal.cli.share", "Write a run's model into a folder that stands alone."),
+        "export": ("quasiglobal.cli.share", "Write a run's model into a self-contained folder."),
         "evaluate": ("quasiglobal.cli.share", "Test an exported model on labelled data."),
         "predict": ("quasiglobal.cli.share", "Predict for images, tables or texts without labels."),
     },
@@ -70,7 +70,7 @@ def groups() -> CommandGroups:
 
 
 def module_of(command: str) -> str:
-    """The module of a command; other packages are looked at only for commands that are not the library's."""
+    """The module of a command; other packages are searched only for commands that the library does not have."""
     own = modules(OWN)
     if command in own:
         return own[command]
@@ -151,14 +151,14 @@ def _refuse(why: object) -> NoReturn:
 
 
 def discard_output() -> None:
-    """Redirect standard output, and what is still buffered for it, to the null device."""
+    """Redirect standard output, including its buffer, to the null device."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def wrapped(text: str, to: TextIO | None = None, narrower: int = 0) -> str:
-    """Break the lines of a text at the width of the terminal, between words; a text for a file or a pipe stays.
+    """Wrap text at the width of the terminal; output to a file or a pipe stays as it is.
 
-    Lines that are indented, such as equations, stay lines; the others of a paragraph are joined.
+    Indented lines, such as equations, stay lines; the other lines of a paragraph are joined.
     """
     if not (to or sys.stdout).isatty():
         return text

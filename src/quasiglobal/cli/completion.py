@@ -88,7 +88,7 @@ VALUES: dict[str, tuple[str, ...]] = {
 """Values of options by name, and of positional arguments by command and name; a command's module may have more."""
 
 WITH_FILES = ("data", "evaluate DATA", "predict DATA")
-"""Those that may also be files."""
+"""Keys of `VALUES` that also accept files."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Described:
 
 
 def _described(name: str, module: str, summary: str) -> Described:
-    """A command with its options and arguments, from the types of its function or dataclass, or of those below it."""
+    """A command with its options and arguments, from the types of its function or dataclass, or of its subcommands."""
     places = vars(import_module(module))
     values: Mapping[str, Sequence[str]] = VALUES | places.get("VALUES", {})
     below = places.get("SUBCOMMANDS", {}).get(name, {})
@@ -131,7 +131,7 @@ def _described(name: str, module: str, summary: str) -> Described:
             options |= {f"--{said['name']}": None, f"--no-{said['name']}": None}
         elif not positional:
             options[f"--{said['name']}"] = accepted
-        elif not below:                                     # of the arguments below a command, only files are offered
+        elif not below:                                     # subcommands' arguments: only files are offered
             words, files = [*words, *accepted.words], files or accepted.files
     return Described(name, summary, options, Accepted(words, files))
 

@@ -118,7 +118,7 @@ def topology(
             lazy/ring:16 ((I + W)/2).
         plot: Draw the graph into this file (.png, .svg or .pdf).
         parameters: Number of model parameters, to compute the traffic; by default a ResNet-20's.
-        weights: How much each node counts, a number for each, as in 1200,340,80; see --weights of `qg train`.
+        weights: Weight of each node, one number per node, as in 1200,340,80; see --weights of `qg train`.
         markdown: Print the list as a Markdown table.
     """
     if parameters < 1:
@@ -134,8 +134,8 @@ def topology(
     if json:
         print_json(values | {"parameters": parameters, "sent_bytes_per_step": sent})
     else:
-        text = f"{sent / 1e6:.3f} MB a node on average, for {parameters:,} float32 parameters"
-        console.print(facts_table(topology_facts(values) | {"sent a step": text}))
+        text = f"{sent / 1e6:.3f} MB per node on average, for {parameters:,} float32 parameters"
+        console.print(facts_table(topology_facts(values) | {"sent per step": text}))
     if plot is not None:
         with plots.style():
             figure, (panel,) = plots.panels(1, 1, 5, 5)
@@ -187,7 +187,7 @@ def topology_facts(values: Values) -> dict[str, str]:
         "nodes n": str(values["nodes"]),
         "edges": f"{values['edges']}, {'undirected' if values['symmetric'] else 'directed'}",
         "neighbours": f"{fewest} to {most}" if fewest < most else str(fewest),
-        "peers a step": f"{values['peers_mean']:.6g} on average, at most {values['peers_max']}",
+        "peers per step": f"{values['peers_mean']:.6g} on average, at most {values['peers_max']}",
         "period": "none: drawn at random" if values["period"] is None else str(values["period"]),
         "exact average": "never" if values["exact_after"] is None else f"after {_steps(values['exact_after'])}",
         **({"shares p": f"{min(shares):.4g} to {max(shares):.4g}"} if shares else {}),
@@ -214,7 +214,7 @@ def _topologies() -> Listing:
         keys = ("peers_mean", "rho", "nu", "exact_after", "peers_max")
         mean, *others, most = ("" if row.get(key) is None else f"{row[key]:.3g}" for key in keys)
         peers = mean if mean == most else f"{mean}, at most {most}"
-        return dict(zip(("peers a step", "ρ", "ν", "exact after"), (peers, *others), strict=True))
+        return dict(zip(("peers per step", "ρ", "ν", "exact after"), (peers, *others), strict=True))
 
     def brief(row: Values) -> str:
         said = "; ".join(f"{name} {text}" for name, text in facts(row).items() if text)
@@ -231,7 +231,7 @@ FORMS = {
     "lazy/ring:16": "(I + W)/2: the same neighbours with half the weights.",
     "package.module:name": "Your own Topology, graph or dict of neighbours, or a function that returns one.",
 }
-"""Topologies that are made of others, or of files and objects."""
+"""Topologies made from other topologies, files or Python objects."""
 
 
 def _steps(count: int) -> str:

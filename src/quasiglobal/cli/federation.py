@@ -10,6 +10,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from quasiglobal.cli import OWN
 from quasiglobal.cli.arguments import File, Json, call
 from quasiglobal.cli.terminal import Listing, console, print_json, say_written
 from quasiglobal.errors import InputError, unknown
@@ -32,8 +33,8 @@ def new(
 ) -> None:
     """Found a federation: make its key and an empty federation file.
 
-    The key, organiser.key, decides who takes part. Keep the folder on a machine that trains nothing, and a copy of it
-    off-line: nobody can approve or revoke without it.
+    The key, organiser.key, approves and revokes sites. Keep the folder on a machine that trains nothing, and an
+    off-line copy of it: nobody can approve or revoke sites without it.
 
     Args:
         name: The federation's name: lower-case letters, digits and hyphens.
@@ -55,9 +56,9 @@ def approve(
     compared: Compared = False,
     folder: FederationFolder = Path("federation"),
 ) -> None:
-    """Let sites take part: add their requests to the federation file.
+    """Approve sites: add their requests to the federation file.
 
-    A site that is known already keeps its number; a new request of it changes its address.
+    A known site keeps its number; a new request changes its address.
 
     Args:
         request: Files that `qg site request` wrote.
@@ -111,7 +112,7 @@ def request(
     address: Annotated[str | None, arg(metavar="HOST:PORT")] = None,
     folder: OwnFolder = Path("site"),
 ) -> None:
-    """Ask to take part: make the site's key and a request.
+    """Request to join: make the site's key and a request file.
 
     The key never leaves the folder. Send the request by any means, such as e-mail, and read your fingerprint to the
     organiser by telephone. Run the command again to ask for another address; the key stays.
@@ -119,7 +120,7 @@ def request(
     Args:
         federation: The federation's name.
         name: The site's name: lower-case letters, digits and hyphens.
-        address: Where neighbours reach this site; leave it out if no connection can come in, so that it only dials.
+        address: Address at which neighbours reach this site; leave it out if it cannot accept connections.
     """
     path, asked = SiteFolder(folder).request(federation, name, address)
     say_written([path])
@@ -186,19 +187,14 @@ SUBCOMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "federation": {"new": new, "approve": approve, "revoke": revoke, "extend": extend, "show": show},
     "site": {"request": request, "install": install, "renew": renew, "show": status},
 }
-"""The commands below `qg federation` and `qg site`."""
-
-ABOUT = {
-    "federation": "For the organiser: found a federation, and approve and revoke its sites.",
-    "site": "For each site: ask to take part, install the organiser's file.",
-}
+"""The subcommands of `qg federation` and `qg site`."""
 
 
 def run(name: str, words: Sequence[str]) -> None:
     """Run one of these commands."""
     commands = SUBCOMMANDS[name]
     if not words or words[0] in ("-h", "--help"):
-        print(f"usage: qg {name} COMMAND [OPTIONS]\n\n{ABOUT[name]}\n")
+        print(f"usage: qg {name} COMMAND [OPTIONS]\n\n{OWN['Between sites'][name][1]}\n")
         for word, function in commands.items():
             print(f"  {word:<9} {(function.__doc__ or '').splitlines()[0]}")
         print(f"\n`qg {name} COMMAND --help` explains one command.")
@@ -228,7 +224,7 @@ def _say_next(place: OrganiserFolder, federation: Federation) -> None:
     say_written([place.file])
     n = count_nodes(federation.topology)
     console.print(f"Serial {federation.serial}: {len(federation.sites)} of {n} nodes have a site.")
-    console.print("Send the file to the sites, who run: qg site install federation.json")
+    console.print("Send the file to the sites. Each runs: qg site install federation.json")
 
 
 def _show(federation: Federation, organiser: str, json: bool, **more: object) -> None:

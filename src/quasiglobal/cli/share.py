@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def export(
     out: Annotated[Path, arg(metavar="FOLDER")] = Path("out/model"),
     data_dir: DataFolder = None,
 ) -> None:
-    """Write a run's model into a folder that stands alone.
+    """Write a run's model into a self-contained folder.
 
     The folder has the weights (model.safetensors), the terms of the data (model.json), a README with the lines that
     load the model in plain PyTorch, and, where the network allows, files for torch.export and ONNX, which are tested to
@@ -38,7 +39,7 @@ def export(
 
     Args:
         node: Index of the node whose model to export, or average for the averaged model.
-        best: Export the best model of the node by its score, in place of the last (`qg node`, `qg train --keep-best`).
+        best: Export the best model of the node by its score, instead of the last (`qg node`, `qg train --keep-best`).
         out: The folder to write; NAME.safetensors writes the weights alone, a plain state_dict.
     """
     run = read_run(folder)
@@ -70,11 +71,11 @@ def evaluate(
 
     Args:
         data: A data set; by default the one that the model was trained on. folder:PATH and csv:PATH are your own;
-            of a file of texts or of a table, all rows count.
+            all rows of a text file or a table count.
     """
     found = exports.score(exports.read(model), data, data_dir)
     if json:
-        print_json({"data": found.data, "examples": found.examples, "metric": found.metric, "value": found.value})
+        print_json(asdict(found))
     else:
         percent = f"{100 * found.value:.2f}% of"
         value = percent if found.metric == "accuracy" else f"{found.metric} {found.value:.6g} on"

@@ -25,11 +25,12 @@ from quasiglobal.common.files import Json, as_line, finite, markdown_table
 from quasiglobal.data.shards import showing
 from quasiglobal.runs.callbacks import utilisation
 from quasiglobal.runs.store import RunFolder, Watcher
+from quasiglobal.training.experiment import grouped
 from quasiglobal.training.metrics import Ranking, Record, number, ranking
 
 
 class PatientConsole(Console):
-    """A console that falls silent if its reader closes the pipe: a training continues."""
+    """A console that stops printing if its reader closes the pipe; the training continues."""
 
     def on_broken_pipe(self) -> None:
         """Print nothing more."""
@@ -44,7 +45,7 @@ console = PatientConsole(
 )
 
 WIDE = 130
-"""Terminal width in columns at which further columns fit next to the numbers."""
+"""Minimum terminal width, in characters, for optional columns of a table."""
 
 
 def print_json(value: object) -> None:
@@ -58,7 +59,7 @@ def show_warning(message: Warning | str, *rest: object) -> None:
 
 
 def say(text: str = "") -> None:
-    """Print a text, wrapped if it is for a terminal."""
+    """Print a string, wrapped on a terminal."""
     console.print(wrapped(text), soft_wrap=True)
 
 
@@ -68,7 +69,7 @@ def say_written(paths: Sequence[Path]) -> None:
 
 
 def say_utilisation(path: Path, since: float) -> None:
-    """Print the utilisation by the programs in a file that began after a time, if any."""
+    """Print the utilisation since a time, by the programs in the file that began after it, if any."""
     used = utilisation(path, since)
     if used.examples:
         console.print(f"utilisation: {used}", soft_wrap=True)
@@ -80,24 +81,24 @@ Values = Json
 """A row of a table, or another part of a JSON document."""
 
 Cells = str | Callable[[Values], str] | tuple[str, ...]
-"""Cells of a column: the rows' values under this key, a function of a row, or the text of every row."""
+"""Cells of a column: the rows' values under this key, a function of a row, or one string per row."""
 
 SHORTEST = 24
-"""Width to which the first column of a table may be folded."""
+"""Minimum width of the first column of a table, which is folded if necessary."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A table: `columns` has the texts of each column by heading. In JSON the rows are as they are."""
+    """A table; `columns` has the cells of each column by heading. JSON output has the rows themselves."""
 
     rows: Sequence[Values]
     columns: Mapping[str, Cells]
     title: str = ""
     caption: str = ""
     group: Cells = ""
-    """Heading above the rows that have it."""
+    """Heading of each row's group."""
     folds: Mapping[str, int] = field(default_factory=dict)
-    """Columns that may be folded, besides the first, and the width that each keeps."""
+    """Minimum widths of further columns that may be folded."""
     brief: Callable[[Values], str] | None = None
     """Text under the first column where a table is too wide; by default `name: value` lines."""
 
@@ -109,23 +110,20 @@ class Listing:
         if markdown:
             print(markdown_table(list(self.columns), self._texts()))
             return
-        groups: dict[str, list[tuple[Values, Sequence[str]]]] = {}
         headings = self._column(self.group) if self.group else [""] * len(self.rows)
-        for heading, row, texts in zip(headings, self.rows, self._texts(), strict=True):
-            groups.setdefault(heading, []).append((row, texts))
         if self.title:
             console.print(self.title, style="bold")
-        widths = self._widths()
-        for heading, rows in groups.items():
+        widths, cells = self._widths(), self._texts()
+        for heading, places in grouped(range(len(self.rows)), headings.__getitem__).items():
             if heading:
                 console.print(f"\n{heading}", style="bold underline")
             if widths is None:
-                self._print_lines(rows)
+                self._print_lines([(self.rows[at], cells[at]) for at in places])
             else:
                 sized = zip(self.columns, widths, strict=True)
                 table = Table(*(Column(name, width=width, overflow="fold") for name, width in sized))
-                for _, texts in rows:
-                    table.add_row(*texts)
+                for at in places:
+                    table.add_row(*cells[at])
                 console.print(table)
         if self.caption:
             console.print(f"\n{self.caption}" if self.group else self.caption)
@@ -136,7 +134,7 @@ class Listing:
         return [str(row[texts]) if isinstance(texts, str) else texts(row) for row in self.rows]
 
     def _texts(self) -> list[Sequence[str]]:
-        """The texts of each row."""
+        """The cells of each row."""
         return list(zip(*map(self._column, self.columns.values()), strict=True))
 
     def _widths(self) -> list[int] | None:
@@ -187,7 +185,7 @@ LONGEST_EPOCH = 1e5
 
 
 def log_as(log: str) -> None:
-    """With log = json, write JSON objects to standard output, and everything else to standard error."""
+    """For `--log json`, write JSON objects to standard output, and everything else to standard error."""
     if log != "json":
         return
     console.stderr = True
@@ -200,7 +198,7 @@ def log_as(log: str) -> None:
 
 
 class PatientHandler(logging.StreamHandler[TextIO]):
-    """A log handler that falls silent if its reader closes the pipe."""
+    """A log handler that stops writing if its reader closes the pipe."""
 
     def handleError(self, record: logging.LogRecord) -> None:       # noqa: N802  (the name in `logging`)
         """Ignore a closed pipe; show other errors."""
@@ -255,7 +253,7 @@ def watcher(log: str, runs: int | None = None, timed: bool = False) -> Iterator[
 
 @contextmanager
 def _log_lines(logger: logging.Logger, timed: bool) -> Iterator[None]:
-    """Print what the library logs, such as the compilation of a network, above the progress bar."""
+    """Print the library's log, such as the compilation of a network, above the progress bar."""
     handler, level = LogLines(timed), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -105,7 +105,7 @@ def check(command: Check) -> None:
     sent, rows = size_in_words(taken.sent_a_step), size_in_words(taken.rows)
     console.print(facts_table(topology_facts(graph) | {
         "model": f"{experiment.model}, {taken.parameters:,} parameters, {nodes}",
-        "sent a step": f"{sent} a node, {size_in_words(taken.sent_a_step * taken.steps)} over the whole run",
+        "sent per step": f"{sent} per node, {size_in_words(taken.sent_a_step * taken.steps)} over the whole run",
         "memory": f"{rows} for models and momentum{data}{peak}",
         "disk": f"{size_in_words(taken.checkpoints)} for the checkpoints{shards}",
         "time": f"about {time_in_words(taken.seconds)}: {taken.steps:,} steps of {1000 * taken.step_seconds:.3g} ms, "
@@ -190,7 +190,7 @@ def _show_tuned(tuned: tuning.Tuned, cap: int) -> None:
 
 
 def _grid(tuned: tuning.Tuned) -> Table:
-    """A table of the score at every point, with the best marked; of two names, the second is in the columns."""
+    """A table of the score at every point, with the best marked; the columns are the values of a second name."""
     score = tuned.trials[tuned.best].ranking()
 
     def cell(point: tuple[float, ...]) -> str:
@@ -245,8 +245,8 @@ def node(
         file: The experiment, the same file at every node.
         data: Your data: class folders of images, an .npz archive, or texts, as a .csv file or a folder with train.csv.
         site: The folder with this site's key, certificate and federation file.
-        listen: This machine's own address, if neighbours reach it by another one, as behind a firewall; 0.0.0.0:PORT
-            is all of its addresses.
+        listen: Address to listen at, if neighbours reach this machine by another one, as behind a firewall;
+            0.0.0.0:PORT listens at all of its addresses.
         node: Index of this node in the topology, from 0, with --rendezvous.
         rendezvous: Address of a running `qg rendezvous`.
         host: The address at which neighbours reach this machine, with --rendezvous.
@@ -255,7 +255,7 @@ def node(
         peer_timeout: Seconds after which the node continues without a neighbour that does not answer.
         round_deadline: Seconds after which a step continues without late neighbours, if the file does not say; the same
             at every node.
-        weights: How much each node counts, a number for each, as in 1200,340,80, if the file does not say; the same at
+        weights: Weight of each node, one number per node, as in 1200,340,80, if the file does not say; the same at
             every node.
         patience: Seconds to wait for the neighbours at the start.
         linger: Seconds in which neighbours that missed the end can fetch the model, with --site: if some are missing

@@ -175,7 +175,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 
 def cache_folder(kind: str) -> Path:
-    """Folder for what is computed once, such as tokens: $QG_CACHE, or quasiglobal in the user's cache folder."""
+    """Folder for cached results, such as tokens: $QG_CACHE, or quasiglobal in the user's cache folder."""
     own = os.environ.get("QG_CACHE")
     return Path(os.path.expanduser(own or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/quasiglobal")) / kind
 

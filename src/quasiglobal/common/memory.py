@@ -1,4 +1,4 @@
-"""Free memory of this machine and its GPUs, reuse of freed memory, and errors that say that there is too little."""
+"""Free memory of this machine and its GPUs, reuse of freed memory, and out-of-memory errors."""
 
 from __future__ import annotations
 

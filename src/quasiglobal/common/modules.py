@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 RandomGenerator = np.random.Generator | np.random.RandomState | random.Random | torch.Generator
-"""Generator of random numbers that a model may have of its own."""
+"""Random number generators that a model may contain."""
 
 
 def copied(module: nn.Module, shared: Mapping[int, object] | None = None) -> nn.Module:
-    """A deep copy of a module; objects whose id is in `shared` are those of the mapping.
+    """A deep copy of a module; the mapping `shared` replaces objects by their id.
 
     `copy.deepcopy` fails on tensors that are computed from others, such as the weights of a pruned layer, drops the
     gradient hooks of parameters, and leaves those of a scripted part connected to the original's.
@@ -55,11 +55,11 @@ CONTAINERS = (list, dict, tuple, deque, defaultdict, OrderedDict)
 """Containers that are searched."""
 
 MOST = 10_000
-"""Entries of a container up to which it is searched; larger ones are tables, as of words."""
+"""Maximum size of a container that is searched; larger ones are tables, such as vocabularies."""
 
 
 def leaves_of(value: object, depth: int = 3) -> Iterator[object]:
-    """The value, or those in a container.
+    """The value, or the values in a container.
 
     >>> list(leaves_of({"a": [1, (2.0, None)]}))
     [1, 2.0, None]

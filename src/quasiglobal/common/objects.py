@@ -1,8 +1,8 @@
-"""Texts that name a user's objects: package.module:Name, or own:NAME@DIGEST for one given from Python.
+"""Strings that name a user's objects: package.module:Name, or own:NAME@DIGEST for one given from Python.
 
-An experiment consists of texts, so that it can be hashed, stored and compared. A `Named` text carries the object, such
-as a user's algorithm or function, for as long as the process has it; elsewhere, as in `qg compare`, only its `facts`,
-which are stored with the experiment. It compares equal to the plain text.
+An experiment consists of strings, so that it can be hashed, stored and compared. A `Named` string carries the object,
+such as a user's algorithm or function, as long as the process has it; elsewhere, as in `qg compare`, only its `facts`,
+which are stored with the experiment. It compares equal to the plain string.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from quasiglobal.errors import InputError
 PREFIX = "own:"
 
 Facts = Mapping[str, Any]
-"""JSON values that are known of an object."""
+"""Known facts about an object, as JSON values."""
 
 
 class Named(str):
-    """A text that names an object, own:NAME@DIGEST or package.module:Name; `thing` is None if it is not here."""
+    """A string that names an object, own:NAME@DIGEST or package.module:Name; `thing` is None if it is not here."""
 
     thing: object
     facts: Facts
 
     def __new__(cls, text: str, thing: object = None, facts: Facts | None = None) -> Named:
-        """The text with an object and facts."""
+        """The string with an object and facts."""
         named = super().__new__(cls, text)
         named.thing, named.facts = thing, facts or {}
         return named
 
     def __deepcopy__(self, memo: object) -> Named:
-        """The same text: `asdict` copies every value."""
+        """The same string: `asdict` copies every value."""
         return self
 
 
 def named_text(readable: str, digest: str, thing: object = None, **facts: object) -> Named:
-    """The text for an object, made of a readable name and a digest of its content.
+    """The string for an object, made of a readable name and a digest of its content.
 
     >>> named_text("my net", "0123456789abcdef")
     'own:my-net@01234567'
@@ -52,7 +52,7 @@ def named_text(readable: str, digest: str, thing: object = None, **facts: object
 
 
 def is_own(text: str) -> bool:
-    """Whether a text stands for an object given from Python."""
+    """Whether a string stands for an object given from Python."""
     return text.startswith(PREFIX)
 
 
@@ -67,7 +67,7 @@ def facts_of(text: str) -> Facts:
 
 
 def readable(text: str) -> str:
-    """The text without its prefix and digest.
+    """The string without its prefix and digest.
 
     >>> readable("own:my-net@01234567"), readable("ring:16")
     ('my-net', 'ring:16')
@@ -83,7 +83,7 @@ def recall(text: str, what: str) -> Any:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text has the form package.module:Name.
+    """Whether a string has the form package.module:Name.
 
     >>> is_path("mine.nets:Small"), is_path("ring:16"), is_path("social")
     (True, False, False)
@@ -120,7 +120,7 @@ def sources(module: str) -> list[Path]:
 
 
 def fault(error: BaseException) -> str:
-    """An error of a user's code in one clause: its innermost place in that code, its type and its text."""
+    """An error of a user's code in one clause: its innermost place in that code, its type and its message."""
     others = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}: " if frames else ""

@@ -1,4 +1,4 @@
-"""Trees of tensors: what models take and return."""
+"""Trees of tensors: the inputs and outputs of models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 from quasiglobal.common.modules import in_precision
 
 Tree: TypeAlias = Any
-"""A tensor, or a tuple, list or dict of tensors: what a model takes and returns."""
+"""A tensor, or a tuple, list or dict of tensors: the input or output of a model."""
 
 
 def on_device(values: Tree, device: torch.device | None, dtype: torch.dtype) -> Tree:

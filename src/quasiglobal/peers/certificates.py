@@ -1,9 +1,9 @@
-"""Keys in files that their owner alone can read, signed JSON texts, and the X.509 certificates of a site.
+"""Keys in files that only their owner can read, signed JSON documents, and the X.509 certificates of a site.
 
-A site has a long-lived root certificate of its own key, and short-lived ones of its TLS connections. The federation
-file has the root of every site, and TLS trusts these roots alone, so a site renews its certificate without anybody
-else, and a newer file without a site revokes it. A root may sign anything, also the number of another node: `peer` in
-`folders.py` therefore checks that the root of that very node signed.
+A site has a long-lived root certificate for its key, and short-lived ones for its TLS connections. The federation file
+has the root of every site, and TLS trusts only these roots: a site renews its certificate by itself, and a newer file
+without the site revokes it. A root may sign anything, even the number of another node, so `peer` in `folders.py` checks
+that the root of the claimed node signed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from cryptography.x509 import KeyUsage, Name
 
 MOST_BYTES = 2**21
-"""Size of the largest signed text that is read, about 3,000 sites."""
+"""Maximum size of a signed document in bytes, enough for about 3,000 sites."""
 
 SIGNED = re.compile(rb'(\{\n.*),\n "signature": "([0-9a-f]{128})"\n\}\n', re.DOTALL)
-"""A signed text is a JSON object whose last member is the signature of all bytes before it."""
+"""A signed document is a JSON object; its last member is the signature of all bytes before it."""
 
 LIFETIME = timedelta(days=7)
 """Validity of a TLS certificate."""
 
 LONGEST_LIFETIME = timedelta(days=31)
-"""Validity up to which the certificate of another site is accepted."""
+"""Maximum validity of a TLS certificate."""
 
 SKEW = timedelta(minutes=10)
 """Tolerated difference of two clocks."""
@@ -46,7 +46,7 @@ HOLDER = re.compile(r"qg://([a-z0-9-]{1,40})/(0|[1-9][0-9]{0,4})")
 """The name of a node in certificates: federation and number."""
 
 MOST_ROOT = 1024
-"""Size of the largest root certificate in bytes; `root` makes about 420."""
+"""Maximum size of a root certificate in bytes; `root` makes about 420."""
 
 FOREVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 """RFC 5280's date for certificates without an end: the federation file ends a root's validity."""
@@ -88,7 +88,7 @@ def check_private(path: Path) -> None:
 
 
 def read_key(path: Path) -> Ed25519PrivateKey:
-    """Read a private key from a file that its owner alone can read."""
+    """Read a private key from a file that only its owner can read."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -143,16 +143,16 @@ def spoken(print_: str, groups: int = 8) -> str:
 
 
 def sign(kind: str, document: Json, key: Ed25519PrivateKey) -> bytes:
-    """A signed text: the document as JSON, with the signature as its last member.
+    """The document as JSON, with the signature as its last member.
 
-    `kind` is part of what is signed, so that a request never passes for a federation file.
+    The signature covers `kind`, so that a request cannot pass for a federation file.
     """
     body = json.dumps(document, indent=1, ensure_ascii=False).encode().removesuffix(b"\n}")
     return body + b',\n "signature": "' + key.sign(_signed(kind, body)).hex().encode() + b'"\n}\n'
 
 
 def check_signature(kind: str, text: bytes, key: Ed25519PublicKey, where: str) -> None:
-    """Raise unless `key` signed this text, byte for byte."""
+    """Raise unless `key` signed exactly these bytes."""
     from cryptography.exceptions import InvalidSignature
 
     body, signature = _parts(text, where)
@@ -163,7 +163,7 @@ def check_signature(kind: str, text: bytes, key: Ed25519PublicKey, where: str) -
 
 
 def unchecked(text: bytes, where: str) -> Json:
-    """The document of a signed text, without its signature, which is not checked."""
+    """The content of a signed document; its signature is not checked."""
     _parts(text, where)
     try:
         document = json.loads(text)
@@ -188,7 +188,7 @@ def _signed(kind: str, body: bytes) -> bytes:
 
 
 def read_text(path: Path) -> bytes:
-    """Read a signed text, or as much of it as shows that it is too long."""
+    """Read a signed document, at most one byte more than is allowed."""
     try:
         with open(path, "rb") as file:
             return file.read(MOST_BYTES + 1)
@@ -232,7 +232,7 @@ def root(key: Ed25519PrivateKey) -> bytes:
 
 
 def key_of_root(certificate: bytes, where: str) -> Ed25519PublicKey:
-    """The public key of a root certificate in DER, if it is one that `root` makes."""
+    """The public key of a root certificate in DER; raise InputError unless `root` made it."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -253,7 +253,7 @@ def key_of_root(certificate: bytes, where: str) -> Ed25519PublicKey:
 def issue(
     key: Ed25519PrivateKey, federation: str, node: int, lifetime: timedelta = LIFETIME, at: datetime | None = None
 ) -> bytes:
-    """A TLS certificate for this node with a fresh key of its own, signed by the site's key: both as PEM."""
+    """A fresh key and a TLS certificate of it for this node, signed with the site's key; both as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding
@@ -296,7 +296,7 @@ def read_claim(certificate: bytes) -> CertificateClaim:
 
 
 def check_issued(certificate: bytes, by: bytes) -> None:
-    """Raise unless the root `by` signed this TLS certificate, which is valid now, and not for too long."""
+    """Raise unless the root `by` signed this TLS certificate, and it is valid now, for at most `LONGEST_LIFETIME`."""
     from cryptography.x509 import load_der_x509_certificate
 
     try:

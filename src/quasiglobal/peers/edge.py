@@ -74,7 +74,7 @@ class Refused(Lost):
 
 
 class Rejected(Exception):
-    """A message does not count; the text is the reason, without numbers that the sender chose."""
+    """A message does not count; the reason contains no numbers that the sender chose."""
 
 
 class Sending(ABC):
@@ -215,7 +215,7 @@ class Edge:
 
     def send(self, moment: Moment, payload: Tensor, seconds: float) -> None:
         """Start sending the payload, which must not change afterwards; block only if the other side is far behind."""
-        if self._gone is not None:                          # it knows why better than its channel
+        if self._gone is not None:                          # it knows the reason better than its channel
             raise self._gone
         if self._drops:
             with self._news:
@@ -312,7 +312,7 @@ class Edge:
         return payload
 
     def finish(self, seconds: float) -> None:
-        """Wait until everything is sent, also what is no message for the algorithm."""
+        """Wait until all messages are sent, including notes and heartbeats."""
         with self._news:
             self._news.wait_for(
                 lambda: not (self._under_way or self._outbox or self._posting) or self._gone is not None, seconds
@@ -357,7 +357,7 @@ class Edge:
                         self._news.wait_for(lambda: len(self._inbox) < AHEAD or self._gone is not None)
                     elif len(self._inbox) > 2 * AHEAD:
                         self._inbox.popleft()
-        except Exception as error:                          # whatever it is, the edge is of no use any more
+        except Exception as error:                          # whatever the error, the edge is unusable
             self._end(error if isinstance(error, Lost) else Lost(f"{error}"))
 
     def _start(self, message: Tensor, counts: bool = False) -> None:

@@ -1,6 +1,6 @@
-"""The federation file: who takes part, under which number, address and key; signed by the organiser.
+"""The federation file: the sites with their numbers, addresses and keys, signed by the organiser.
 
-A site asks for its place by a request, with its name, address and root certificate, signed with the site's key.
+A site joins by a request with its name, address and root certificate, signed with the site's key.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Federation:
     ends: datetime
     sites: tuple[Site, ...]
     topology: str = ""
-    """The topology as the organiser wrote it, for readers: neighbours compare theirs by content when they meet."""
+    """The topology as the organiser wrote it, for information: neighbours compare theirs by content as they connect."""
 
     def site(self, which: int | str) -> Site:
         """The site with this node number or name."""
@@ -82,7 +82,7 @@ class Federation:
         )
 
     def check_edges(self, neighbours: Iterable[tuple[int, int]]) -> None:
-        """Raise if neither of two neighbours can be reached by the other."""
+        """Raise if two neighbours both have no address."""
         present = {site.node for site in self.sites}
         for i, j in neighbours:
             if {i, j} <= present:
@@ -99,7 +99,7 @@ class Federation:
 
 @dataclass(frozen=True)
 class Request:
-    """A site's request to take part in a federation."""
+    """A site's request to join a federation."""
 
     federation: str
     name: str
@@ -119,7 +119,7 @@ def written(federation: Federation, key: Ed25519PrivateKey) -> bytes:
         "sites": [asdict(site) | {"root": base64.b64encode(site.root).decode()} for site in federation.sites],
     }
     text = sign("federation", document, key)
-    read(text, key.public_key(), f"federation {federation.name}")      # what is written can be read
+    read(text, key.public_key(), f"federation {federation.name}")      # raises if the file is invalid
     return text
 
 
@@ -156,7 +156,7 @@ def written_request(request: Request, key: Ed25519PrivateKey) -> bytes:
 
 
 def read_request(text: bytes, where: str) -> Request:
-    """The request in a file. Its signature shows that the sender has the key, not who the sender is."""
+    """The request in a file. Its signature proves that the sender has the key, not the sender's identity."""
     document = unchecked(text, where)
     _check_fields(document, where, federation=str, name=str, address=str | None, root=str)
     root = _decoded(document["root"], where)
@@ -169,7 +169,7 @@ def read_request(text: bytes, where: str) -> Request:
 
 
 def check_name(text: str, where: str) -> str:
-    """A name of a federation or a site, which may be part of a file name and of a URI."""
+    """Check the name of a federation or a site, which becomes part of file names and URIs."""
     if not NAME.fullmatch(text):
         raise InputError(
             f"{where} has the name {text[:50]!r}; use at most 40 lower-case letters, digits and hyphens, as in st-james"
@@ -178,7 +178,7 @@ def check_name(text: str, where: str) -> str:
 
 
 def read_address(text: str | None, where: str) -> str | None:
-    """An address HOST:PORT, or None.
+    """Check an address HOST:PORT, or None.
 
     >>> read_address("[2001:db8::7]:7443", "")
     '[2001:db8::7]:7443'

@@ -24,7 +24,7 @@ from quasiglobal.peers.federation_file import Federation, Request, Site
 DAMAGED = "{} is damaged; run `qg site renew`"
 
 LONGEST_DAYS = 3660
-"""Days that a federation lasts at most."""
+"""Maximum duration of a federation in days."""
 
 log = logging.getLogger("quasiglobal")
 
@@ -36,9 +36,9 @@ class Identity:
     federation: str
     node: int
     fingerprint: str
-    """Fingerprint of the site's own key, which stays when certificates are renewed."""
+    """Fingerprint of the site's key, which stays the same when certificates are renewed."""
     ends: datetime
-    """End of the certificate that was shown."""
+    """End of the presented certificate."""
 
 
 class SiteFolder:
@@ -60,7 +60,7 @@ class SiteFolder:
         self._trouble = ""
 
     def request(self, federation: str, name: str, address: str | None) -> tuple[Path, Request]:
-        """Write a request to take part, and make the site's key if there is none."""
+        """Write a request to join, and make the site's key if there is none."""
         federation_file.check_name(federation, "the federation")
         federation_file.check_name(name, "the site")
         federation_file.read_address(address, "the site")
@@ -76,7 +76,7 @@ class SiteFolder:
         return path, own
 
     def pin(self, text: bytes, where: str) -> None:
-        """Trust the organiser that this federation file names, after its fingerprint was compared."""
+        """Trust the organiser that this federation file names; compare the fingerprint before."""
         if self.authority.exists():
             raise InputError(f"{self.path} already has an organiser; use another folder for another federation")
         organiser = federation_file.organiser_of(text, where)
@@ -91,9 +91,9 @@ class SiteFolder:
         return self.authority.exists()
 
     def accept(self, newer: bytes, where: str = "the new federation file") -> bool:
-        """Install a newer federation file and say True; False if it is the one installed.
+        """Install a newer federation file and return True; return False if it is installed already.
 
-        InputError with the reason: a file that is older, has ended, is signed by another key or changed.
+        Raise InputError if the file is older, has ended, was changed or is signed by another key.
         """
         found = self._read(newer, where)
         with _alone(self.path):
@@ -105,7 +105,8 @@ class SiteFolder:
         return True
 
     def federation(self) -> Federation:
-        """The content of the federation file, checked: its signature, its end, and that no newer one was seen."""
+        """The content of the federation file; raise InputError if it is unsigned, has ended, or a newer one was seen.
+        """
         if not self.file.exists():
             raise InputError(f"{self.file} does not exist; run `qg site install` with the organiser's file")
         seen = self._seen()                         # before the file, since `accept` writes it after the file
@@ -118,7 +119,7 @@ class SiteFolder:
         return found
 
     def text(self) -> bytes:
-        """The federation file as it is, to pass on; checked as by `federation`."""
+        """The bytes of the federation file, to pass on; checked as by `federation`."""
         self.federation()
         return certificates.read_text(self.file)
 
@@ -139,7 +140,7 @@ class SiteFolder:
         )
 
     def renew(self, lifetime: timedelta = LIFETIME, key: Path | None = None) -> CertificateClaim:
-        """Make a fresh TLS certificate, without anybody else; `key` is site.key where it is kept elsewhere."""
+        """Make a fresh TLS certificate; `key` is the path of site.key if it is kept elsewhere."""
         if not timedelta(0) < lifetime <= LONGEST_LIFETIME:
             raise InputError(f"a certificate is valid for at most {LONGEST_LIFETIME.days} days, got {lifetime}")
         found = self.federation()
@@ -163,9 +164,9 @@ class SiteFolder:
             raise InputError(DAMAGED.format(self.certificate)) from None
 
     def server_context(self) -> ssl.SSLContext:
-        """A context for one accepted connection: mutual TLS 1.3, the sites of the newest federation file alone.
+        """A context for one accepted connection: mutual TLS 1.3, only with sites of the newest federation file.
 
-        Made anew for each connection it follows renewals and newer files; it takes a few milliseconds.
+        A new context per connection, made in a few milliseconds, follows renewals and newer files.
         """
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
@@ -174,7 +175,7 @@ class SiteFolder:
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def peer(self, certificate_der: bytes, federation: Federation | None = None) -> Identity:
-        """The node that a certificate proves, or InputError with the reason."""
+        """The node that a certificate proves; raise InputError with the reason if it proves none."""
         federation = federation or self.federation()
         claim = certificates.read_claim(certificate_der)
         if claim.federation != federation.name:
@@ -188,7 +189,7 @@ class SiteFolder:
         self._renew_if_due(federation)
         context = ssl.SSLContext(side)
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False              # `peer` checks who it is
+        context.check_hostname = False              # `peer` checks the identity
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=b"".join(site.root for site in federation.sites))
         if side == ssl.PROTOCOL_TLS_SERVER:
@@ -202,7 +203,7 @@ class SiteFolder:
         return context
 
     def _renew_if_due(self, federation: Federation) -> None:
-        """Renew in the last third of the certificate's life, or if this site has another number by now."""
+        """Renew in the last third of the certificate's life, or if the site's number has changed."""
         if self.key.exists():
             certificates.check_private(self.key)
         shown = self.shown()
@@ -213,7 +214,7 @@ class SiteFolder:
         elif shown.is_due and self.key.exists():
             try:
                 self.renew(shown.ends - shown.begins)
-            except InputError as error:             # such as a full disk: the old one may still do
+            except InputError as error:             # such as a full disk: the old one may still be valid
                 if now() > shown.ends:
                     raise
                 if str(error) != self._trouble:
@@ -233,7 +234,7 @@ class SiteFolder:
         return found
 
     def _seen(self) -> tuple[int, str]:
-        """Serial number and digest of the newest file so far."""
+        """Serial number and digest of the newest file seen so far."""
         if not self.newest.exists():
             return 0, ""
         try:
@@ -245,11 +246,11 @@ class SiteFolder:
 
     def _remember(self, found: Federation, text: bytes) -> None:
         if found.serial > self._seen()[0]:
-            write_json(self.newest, {"serial": found.serial, "sha256": _digest(text)})
+            write_json(self.newest, {"serial": found.serial, "sha256": hashlib.sha256(text).hexdigest()})
 
 
 class OrganiserFolder:
-    """The folder of the organiser: organiser.key, and federation.json, which is for everybody."""
+    """The folder of the organiser: organiser.key, which is secret, and federation.json, which is public."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -257,7 +258,7 @@ class OrganiserFolder:
         self.file = path / "federation.json"
 
     def new(self, name: str, topology: str, days: float) -> Federation:
-        """Make a key and a federation without sites; the topology is a text that this package does not read."""
+        """Make a key and a federation without sites; the topology is a string that this package does not parse."""
         federation_file.check_name(name, "the federation")
         made = Federation(name, 1, _end(days), (), topology)
         with _alone(self.path):
@@ -283,7 +284,7 @@ class OrganiserFolder:
     ) -> Federation:
         """Add sites, under the lowest free numbers or, for one site, under `node`.
 
-        `nodes` and `links` are those of the federation's topology. A request of a known key keeps its number, and
+        `nodes` and `links` describe the federation's topology. A request with a known key keeps the site's number and
         changes its address.
         """
         if node is not None and len(requests) != 1:
@@ -296,7 +297,7 @@ class OrganiserFolder:
             return self._write_next(found)
 
     def revoke(self, site: str) -> Federation:
-        """Write the next file without this site; its number is free again."""
+        """Write the next file without this site, which frees its number."""
         with _alone(self.path):
             found = self.read()
             gone = found.site(site)
@@ -316,7 +317,7 @@ class OrganiserFolder:
 
 
 def _with(federation: Federation, request: Request, n: int, node: int | None) -> Federation:
-    """The federation with one site more; a site with the same key is replaced."""
+    """The federation with this site added; it replaces a site with the same key."""
     if request.federation != federation.name:
         raise InputError(
             f"{request.name} asks for federation {request.federation}, this is {federation.name}; "
@@ -356,7 +357,7 @@ def _check_serial(found: Federation, text: bytes, seen: tuple[int, str], where: 
     serial, digest = seen
     if found.serial < serial:
         raise InputError(f"{where} has serial {found.serial}, but {serial} was seen here; ask for the newest file")
-    if found.serial == serial and _digest(text) != digest:
+    if found.serial == serial and hashlib.sha256(text).hexdigest() != digest:
         raise InputError(f"{where} differs from another file with serial {serial}; ask the organiser for another")
 
 
@@ -369,9 +370,6 @@ def _check_files_left(error: Exception) -> None:
 def _time(when: datetime) -> str:
     return f"{when:%Y-%m-%d %H:%M} UTC"
 
-
-def _digest(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -24,7 +24,7 @@ from quasiglobal.peers.memory import LARGE, file_of, new_shared, read_file
 from quasiglobal.peers.rendezvous import Meeting, until
 
 Way: TypeAlias = Store | Opener
-"""A store at which processes meet, or an opener."""
+"""A store where processes meet, or an opener."""
 
 READ = 2
 """Tag of the word that a message in shared memory has been read; `close` uses 1."""
@@ -77,7 +77,7 @@ def open_edge(store: Store, here: int, there: int, host: str, seconds: float) ->
     A generation is the random number of an attempt to open this link. The lower rank offers a generation and the higher
     rank accepts it; store keys of earlier generations are never read.
     An offer is taken once, by the side that accepts it or the side that withdraws it: a stale offer is never accepted.
-    The store is open to strangers: what is not an offer is ignored, and an offer that was overwritten is repeated.
+    The store is open to strangers: invalid offers are ignored, and an offer that was overwritten is repeated.
     """
     low, high = sorted((here, there))
     place = Meeting(store, f"edge/{low}-{high}")
@@ -129,8 +129,8 @@ def open_group(store: Store, rank: int, size: int, host: str, seconds: float) ->
 class GlooChannel(Channel):
     """A gloo group of two, opened through a store; this process has `rank` 0 or 1 in it.
 
-    If the other process can read the memory of this one, large messages in shared memory are not sent: it is told where
-    they are, and says when it has read them.
+    If the other process can read the memory of this one, large messages in shared memory are not sent: it receives
+    their location, and confirms that it has read them.
     """
 
     def __init__(self, store: Store, rank: int, host: str, seconds: float) -> None:
@@ -168,7 +168,7 @@ class GlooChannel(Channel):
     def _meet(self, deadline: float) -> tuple[int, bool]:
         """Return the number of the other process on its machine, and whether it can read memory of this one.
 
-        Each side says what it read in the other's memory, as a hash: it may have been led to other memory.
+        Each side sends a hash of the bytes that it read, since the location may be another process's memory.
         """
         proof = new_shared(LARGE)
         number = secrets.token_bytes(32)
@@ -207,7 +207,7 @@ class GlooChannel(Channel):
 
 
 class _Sending(Sending):
-    """Works of gloo, one after another; until they are done, the memory of the messages is read or written."""
+    """Works of gloo, one after another; keeps the messages alive until they are done."""
 
     def __init__(self, works: list[Work], *messages: Tensor) -> None:
         self.works, self.messages = works, messages

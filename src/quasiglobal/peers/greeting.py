@@ -1,7 +1,7 @@
-"""The first words on a connection between two sites, after the TLS handshake and before any model.
+"""Greetings on a connection between two sites, after the TLS handshake and before any model.
 
-Each side sends its greeting, compares the other's with its own, and answers whether it accepts. Texts are JSON of at
-most `MOST` bytes. Nothing here is secret: TLS has proved who speaks, and nothing can be replayed inside it.
+Each side sends its greeting, compares the other's with its own, and accepts or refuses it. Messages are JSON of at most
+`MOST` bytes. Nothing here is secret: TLS has authenticated both sides, and prevents replays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROTOCOL = 1
 """Version of the greeting and of the messages after it."""
 
 START = struct.Struct("!4sH")
-"""Start of a text: `MAGIC` and the number of bytes that follow."""
+"""Start of a message: `MAGIC` and the number of bytes that follow."""
 
 MAGIC = b"qgg1"
 MOST = 2048
@@ -30,7 +30,7 @@ MOST = 2048
 FOREIGN = "it does not speak this protocol"
 
 MOST_WHOLE = 2**53
-"""Limit of whole numbers: the largest that every JSON reader keeps."""
+"""Maximum integer: every JSON reader keeps integers up to this one."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Greeting:
 
     protocol: int
     library: str
-    """Version of this library; another one is logged, not refused."""
+    """Version of this library; a difference is logged, not refused."""
     experiment: str
     """Hash of the experiment."""
     topology: str
@@ -50,7 +50,7 @@ class Greeting:
     serial: int
     """Serial number of the federation file."""
     session: str
-    """Random text of the process, the same in all its connections."""
+    """Random string of the process, the same in all its connections."""
     renews: int = 0
     """1: this connection replaces an open one, before a certificate ends; 0: it opens an edge."""
 
@@ -69,9 +69,9 @@ class Greeting:
 def exchange(
     connection: socket.socket, mine: Greeting, deadline: float, check: Callable[[Greeting], str] = lambda theirs: ""
 ) -> Greeting:
-    """Greet and be greeted; return the other's greeting if both sides accept, else raise `Refused` with the reason.
+    """Exchange greetings; return the other's if both sides accept, else raise `Refused` with the reason.
 
-    `check` returns a further reason to refuse it, or nothing.
+    `check` returns a further reason to refuse it, or an empty string.
     """
     _send(connection, asdict(mine), deadline)
     said = _receive(connection, deadline)
@@ -89,13 +89,13 @@ def exchange(
 
 
 def refuse(connection: socket.socket, why: str, deadline: float) -> None:
-    """Say why, in place of a greeting or of its acceptance; the other side may have gone."""
+    """Send the reason, instead of a greeting or an acceptance; ignore a closed connection."""
     with suppress(Lost):
         _send(connection, {"refused": why[:300].encode("ascii", "replace").decode()}, deadline)
 
 
 def parsed(said: Json) -> Greeting:
-    """A greeting from what was received; unknown members are ignored."""
+    """The greeting in a received object; unknown members are ignored."""
     values = {field.name: said.get(field.name) for field in fields(Greeting)}
     if values["protocol"] != PROTOCOL and type(values["protocol"]) is int:
         return Greeting(_whole(values["protocol"]), "", "", "", 0, 0, 0, "")
@@ -111,7 +111,7 @@ def _whole(value: object) -> int:
 
 
 def _text(value: object) -> str:
-    """A text that is safe in a log."""
+    """A string that is safe to log; raise `Refused` if the value is no short string."""
     if type(value) is not str or len(value) > MOST:
         raise Refused(FOREIGN)
     return "".join(sign if sign.isprintable() else "?" for sign in value)[:300]
@@ -140,7 +140,7 @@ def _receive(connection: socket.socket, deadline: float) -> Json:
 
 
 def _exactly(connection: socket.socket, count: int, deadline: float) -> bytes:
-    """Receive this many bytes, by the deadline as a whole."""
+    """Receive exactly this many bytes by the deadline."""
     found = bytearray()
     while len(found) < count:
         try:

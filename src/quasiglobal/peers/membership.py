@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("quasiglobal")
 
 NO_MEAN_OVER_SITES = (
-    "an exact mean over all nodes needs all of them at once, and sites connect to their neighbours alone; use an "
+    "an exact mean over all nodes needs all of them at once, and sites connect only to their neighbours; use an "
     "algorithm without exact means, such as qg-dsgdm-n, or --rendezvous within one cluster"
 )
 
@@ -44,7 +44,7 @@ LONG = 3600.0
 """Timeout in seconds for an admitted neighbour to load its data and begin."""
 
 SPELL = 8
-"""Messages in a row that count whole at the end of a spell of clipped ones."""
+"""Number of consecutive unclipped messages that ends a spell of clipping."""
 
 WINDOW = 4
 """Exchanges over which the pace of a neighbour is measured."""
@@ -52,7 +52,7 @@ WINDOW = 4
 
 @dataclass(frozen=True)
 class Terms:
-    """The offer of a process to its neighbours, and the facts to agree on."""
+    """The facts of a process that its opener needs, and that neighbours have to agree on."""
 
     rank: int
     neighbours: Sequence[int]
@@ -67,7 +67,7 @@ class Terms:
 
 
 class Opener(ABC):
-    """Opens edges over one kind of transport; several threads call `open`, each for another neighbour."""
+    """Opens edges over one kind of transport; several threads call `open`, each for a different neighbour."""
 
     shares_memory: ClassVar[bool] = False
     """Whether edges to processes on this machine read messages from their memory."""
@@ -85,11 +85,11 @@ class Opener(ABC):
         raise InputError(NO_MEAN_OVER_SITES)
 
     def expects(self, there: int) -> bool:
-        """Whether this neighbour takes part at all."""
+        """Whether this neighbour takes part."""
         return True
 
     def called(self, there: int) -> str:
-        """A neighbour in words."""
+        """Describe a neighbour."""
         return str(there)
 
     def stop(self) -> None:             # noqa: B027  (a store needs neither)
@@ -135,7 +135,7 @@ class Membership:
         self.given: set[int] = set()
         """Neighbours that missed the end and took the model from here."""
         self.result_here: Callable[[], Tensor] | None = None
-        """Returns the whole model of this process, for them."""
+        """Returns the whole model of this process, for these neighbours."""
         self._steps_of_others: dict[int, int] = {}
         self._opener, self._model_here, self._drops = opener, model_here, drops
         self._terms = Terms(rank, neighbours, experiment, topology, timeout, lambda: self.step)
@@ -151,7 +151,7 @@ class Membership:
         self._refused: set[int] = set()
         self._said: set[tuple[int, str]] = set()
         self._spells: dict[int, int] = {}
-        """Neighbours that are clipped, and how many of their messages have counted whole since."""
+        """For each clipped neighbour, the number of consecutive unclipped messages since."""
         self._why = dict.fromkeys(neighbours, "it did not connect in time")
 
     # -------------------------------------------------------------------------------------------- find
@@ -210,7 +210,7 @@ class Membership:
     # -------------------------------------------------------------------------------------------- admit
 
     def _in_background(self, work: Callable[..., None], *arguments: int) -> None:
-        """Run the work in a thread, again after an error that nobody has foreseen."""
+        """Run the work in a thread; start it again after an unexpected error."""
         def run() -> None:
             while not self._closing.is_set():
                 try:
@@ -225,17 +225,17 @@ class Membership:
         thread.start()
 
     def _open(self, there: int) -> None:
-        """Try to open an edge until this succeeds, or nothing is needed of it."""
+        """Open an edge; retry until it succeeds, or the edge is not needed any more."""
         while not self._closing.is_set():
             try:
                 edge = self._opener.open(there, min(self.timeout, ATTEMPT))
                 self._opening[there] = edge
                 self._welcome(edge)
-                if self._has_ended(edge):                   # nothing comes from it, it needs nothing
+                if self._has_ended(edge):                   # it neither sends nor needs anything
                     self._ended.add(there)
                     edge.close()
                     return
-                if self.step > self.last_step:              # this process has ended: it has given what it has
+                if self.step > self.last_step:              # this process has ended, and has given its model
                     raise Lost("the run has ended here")
                 self._ready.wait()                          # neighbours never wait for a process that is loading
                 edge.greet(time.monotonic() + LONG)
@@ -292,9 +292,9 @@ class Membership:
             log.warning("process %d: process %d %s", self.rank, there, what)
 
     def note_clipped(self, there: int, why: str) -> None:
-        """Count a message that was clipped, or that counts whole if there is no reason; log where a spell begins, ends.
+        """Count a message, clipped for the reason `why`, or unclipped if it is empty; log the start and end of a spell.
 
-        A spell ends when `SPELL` messages in a row have counted whole.
+        A spell ends after `SPELL` unclipped messages in a row.
         """
         account = self._accounts[there]
         if why:
@@ -360,24 +360,24 @@ class Membership:
 
     @property
     def over(self) -> bool:
-        """Whether all neighbours that were found have ended; a single one that still trains decides otherwise."""
+        """Whether at least one neighbour was found, and all that were found have ended."""
         return bool(self._steps_of_others) and min(self._steps_of_others.values()) > self.last_step
 
     @property
     def missing(self) -> list[int]:
-        """The neighbours that take part, and neither exchange messages with this process nor have ended."""
+        """Participating neighbours that have not ended, and have no edge to this process."""
         return [
             there for there in self.neighbours
             if there not in self.edges and there not in self._ended and self._opener.expects(there)
         ]
 
     def end(self) -> None:
-        """Note that no step follows here; who joins now does not wait for this process."""
+        """Note that no step follows here, so that joining processes do not wait for this one."""
         if math.isfinite(self.last_step):
             self.step = int(self.last_step) + 1
 
     def hand_out(self, to: Sequence[int], seconds: float) -> None:
-        """Give the result of a run that has ended to neighbours that ask for it, until all in `to` have connected."""
+        """Give the result of a run that has ended to neighbours that request it, until all in `to` have connected."""
         self.end()
         self._opener.begin(self._terms)
         for there in self.neighbours:
@@ -385,7 +385,7 @@ class Membership:
         waiting, deadline = set(to), time.monotonic() + seconds
         try:
             while any(map(self._opener.expects, waiting)) and (left := deadline - time.monotonic()) > 0:
-                with suppress(queue.Empty):                 # a newer file may say meanwhile who does not come
+                with suppress(queue.Empty):                 # a newer file may remove neighbours meanwhile
                     waiting.discard(self._admitted.get(timeout=min(left, 1.0)))
         finally:
             self.close()
@@ -405,7 +405,7 @@ class Membership:
             thread.join(timeout=2 * ATTEMPT)
         for edge in self.edges.values():
             with suppress(Lost):
-                if self.step > self.last_step:              # neighbours behind then know that nobody is missing
+                if self.step > self.last_step:              # tells neighbours behind that this end is regular
                     edge.send_heartbeat(self.step)
                 edge.finish(self.timeout)
             edge.close()
@@ -417,8 +417,8 @@ class Pace:
     """Decides how long to wait for each neighbour: to the end of the step's deadline, or not at all if it is late.
 
     A process is late if it has sent fewer than half as many messages as this one in the last exchanges. Its messages
-    still count in the steps for which they are there in time. A neighbour that is merely some steps behind, at the
-    same pace, is waited for, so that it gets in step. Without a deadline everybody is waited for.
+    still count if they arrive in time. A neighbour that is only some steps behind, at the same pace, is waited for, so
+    that it catches up. Without a deadline, no process is late.
     """
 
     def __init__(self, seconds: float | None) -> None:
@@ -429,7 +429,7 @@ class Pace:
 
     @property
     def late(self) -> list[int]:
-        """The processes that are not waited for."""
+        """The processes that are too slow to wait for."""
         return [there for there, counts in self._recent.items() if 2 * (counts[-1] - counts[0]) < len(counts) - 1]
 
     def begin(self, moment: Moment) -> None:
@@ -438,7 +438,7 @@ class Pace:
             self._step, self._began = moment[0], time.monotonic()
 
     def until(self, there: int, arrived: int) -> float:
-        """The time at which to go on without this process, which has sent so many messages so far."""
+        """The time at which to continue without this process, which has sent `arrived` messages so far."""
         if self.seconds is None:
             return math.inf
         known = self._recent.get(there)
@@ -448,7 +448,7 @@ class Pace:
         return 0.0 if there in self.late else self._began + self.seconds
 
     def behind(self, step: int, newest: Sequence[Moment], rounds: int, last_step: float) -> int:
-        """Count the steps to skip, up to the one that the neighbours are about to make: the median, of two the lower.
+        """Number of steps to skip, up to the neighbours' next step: the median, of two the lower.
 
         Neighbours that wait for this process are at most `rounds` steps ahead.
         """

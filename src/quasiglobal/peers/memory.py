@@ -1,8 +1,7 @@
-"""Memory of messages, used again: new memory has to be mapped and cleared, which costs more than to write a message.
+"""Reused memory for messages: mapping and clearing new memory costs more than writing a message.
 
 Other processes of the same user on this machine can read large messages there: a message is copied once, not through
-sockets. Such memory is a file in memory (`memfd_create`), which others open in /proc. Linux only; elsewhere memory is
-ordinary.
+sockets. On Linux such memory is a `memfd_create` file, which others open in /proc; elsewhere memory is not shared.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ NAME = "quasiglobal"
 """Name of the files: no other file is ever read."""
 
 LARGE = 2**20
-"""Bytes from which memory is shared; for less, a connection costs less than to agree on the memory."""
+"""Minimum size in bytes of shared memory: smaller messages are faster through the connection."""
 
 _FILES: dict[int, int] = {}
 """File descriptors of the shared memory of this process, by its address."""
@@ -54,7 +53,7 @@ class MessageMemory:
         self._held: list[tuple[NDArray[np.uint8], weakref.ref[NDArray[np.uint8]]]] = []
 
     def empty(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Return a tensor [count] of any numbers."""
+        """Return an uninitialised tensor [count]."""
         size = count * dtype.itemsize
         with self._lock:
             fitting = [memory for memory, lent in self._held if lent() is None and memory.nbytes == size]
@@ -78,13 +77,10 @@ def new_shared(size: int) -> NDArray[np.uint8]:
                 os.close(file)
                 raise
             _FILES[memory.ctypes.data] = file
-            weakref.finalize(memory, _close, memory.ctypes.data)
+            weakref.finalize(memory, lambda address: os.close(_FILES.pop(address)), memory.ctypes.data)
             return memory
     return np.empty(size, dtype=np.uint8)
 
-
-def _close(address: int) -> None:
-    os.close(_FILES.pop(address))
 
 
 def file_of(message: Tensor) -> tuple[int, int] | None:

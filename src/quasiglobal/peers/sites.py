@@ -1,8 +1,8 @@
 """Edges between the sites of a federation: one side dials, the other listens, over mutual TLS 1.3.
 
-The federation file, which the organiser signs, replaces the store: it says who takes part, where each site listens, and
-by which key it is known. A site that has a newer file passes it on to its neighbours. Strangers may connect to the
-`Listener`, so what is not yet authenticated is bounded. An `Audit` records connections for a site's IT department.
+The federation file, which the organiser signs, replaces the store: it lists the sites with their addresses and keys.
+A site that has a newer file passes it on to its neighbours. Strangers may connect to the `Listener`, so the number of
+unauthenticated connections is bounded. An `Audit` records connections for a site's IT department.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if sys.platform != "win32":
 log = logging.getLogger("quasiglobal")
 
 AGAIN = 60.0
-"""Seconds after which a refusal that repeats, or that no connection can be accepted, is reported again."""
+"""Seconds after which a repeated refusal, or a failure to accept connections, is reported again."""
 
 MOST_KINDS = 1000
-"""Maximum number of different refusals to tell apart."""
+"""Maximum number of different refusals to distinguish."""
 
 WATCH = 5.0
 """Seconds between looks at the federation file and the certificates."""
@@ -57,34 +57,34 @@ LONGEST_PAUSE = 5.0
 """Maximum seconds between two attempts to dial."""
 
 LOOK_UP = 30.0
-"""Seconds for a name to be found, in addition: a machine with a dead name server takes 5 to 10 s for each look-up."""
+"""Additional seconds for looking up a name: with a dead name server, each look-up takes 5 to 10 s."""
 
 FAREWELL = 1.0
-"""Seconds for a refused connection to read why."""
+"""Seconds for the other side of a refused connection to read the reason."""
 
 MOST_WAITING = 64
 """Maximum number of connections that are not yet authenticated."""
 
 FILES_EACH = 8
-"""Open files that such a connection may need for a moment, with room for what is open otherwise."""
+"""Open files reserved per unauthenticated connection, with room for the other files of the process."""
 
 Place: TypeAlias = tuple[
     socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 ]
-"""An address of a name, as of `getaddrinfo`."""
+"""An address as `getaddrinfo` returns it."""
 
 
 class SiteOpener(Opener):
     """Opens the edges of one site; the folder has its key, its certificate and the federation file.
 
-    `listen` is this machine's own HOST:PORT where it differs from the address in the file, as behind NAT.
+    `listen` is the HOST:PORT to listen at if it differs from the address in the file, as behind NAT.
     """
 
     def __init__(self, folder: SiteFolder, listen: str | None = None, audit: Audit | None = None) -> None:
         self._folder, self._listen, self.audit = folder, listen, audit or Audit(None)
         self.federation = folder.federation()
         self.site = folder.own(self.federation)
-        folder.client_context()                             # raises now if the key or the certificate is of no use
+        folder.client_context()                             # raises early if the key or the certificate is unusable
         self._session = secrets.token_hex(8)
         self._news = threading.Condition()
         self._links = Connections()
@@ -93,7 +93,7 @@ class SiteOpener(Opener):
         self._pauses: dict[int, float] = {}
         self._versions: dict[int, str] = {}
         self._refusals: dict[int, str] = {}
-        """Why the last connection of a neighbour that dials was refused."""
+        """Reason why the last connection of each dialling neighbour was refused."""
         self._closing = threading.Event()
         self._listener: Listener | None = None
 
@@ -127,7 +127,7 @@ class SiteOpener(Opener):
         return any(site.node == there for site in self.federation.sites)
 
     def called(self, there: int) -> str:
-        """A neighbour in words: its number, its name, and who dials."""
+        """Describe a neighbour: its number, its name, and whether it dials or listens."""
         site = self.federation.site(there)
         return f"{there} ({site.name}, {'dials' if self._listens_for(there) else f'at {site.address}'})"
 
@@ -189,7 +189,7 @@ class SiteOpener(Opener):
             self._dialling.pop(there, None)
 
     def _connected(self, there: int, address: str, deadline: float) -> tuple[Guest, float]:
-        """A TCP connection, to each address that the name has in turn, and the deadline without the look-up."""
+        """Try each address of the name; return a TCP connection, and the deadline extended by the look-up."""
         failed, began = OSError("it has no address"), time.monotonic()
         found = resolved(*split_address(address), LOOK_UP, self._closing)
         deadline += time.monotonic() - began
@@ -241,7 +241,7 @@ class SiteOpener(Opener):
     # -------------------------------------------------------------------------------------------- both
 
     def _admitted(self, guest: Guest, deadline: float, there: int | None = None, renews: Link | None = None) -> Link:
-        """Handshake, identity and greeting of a connection, dialled to `there` or accepted."""
+        """Handshake, identify and greet on a connection, dialled to `there` or accepted."""
         dials, federation = there is not None, self.federation
         try:
             prepare(guest.connection, 2 * self._terms.timeout)
@@ -290,7 +290,7 @@ class SiteOpener(Opener):
         return link
 
     def _identified(self, certificate: bytes, federation: Federation, there: int | None) -> Identity:
-        """The site that a certificate proves, if it is the neighbour that it should be."""
+        """The site that a certificate proves; raise InputError unless it is the expected neighbour."""
         identity = self._folder.peer(certificate, federation)
         if there is not None and identity.node != there:
             raise InputError(f"the certificate is node {identity.node}'s, and node {there} was dialled")
@@ -299,9 +299,9 @@ class SiteOpener(Opener):
         return identity
 
     def _objection(self, theirs: Greeting, identity: Identity, mine: Greeting, dials: bool) -> str:
-        """A reason to refuse a neighbour whose greeting fits."""
+        """A further reason to refuse a neighbour, or an empty string."""
         if theirs.node != identity.node:
-            return f"it says that it is node {theirs.node}, and its certificate says {identity.node}"
+            return f"it claims to be node {theirs.node}, and its certificate is node {identity.node}'s"
         link = self._links.to(identity.node)
         same = link is not None and link.greeting.session == theirs.session
         if theirs.renews and (dials or not same):
@@ -327,7 +327,7 @@ class SiteOpener(Opener):
                     self.audit.refuse("federation", str(error))
 
     def _heard_of(self, there: int, note: bytes) -> None:
-        """A neighbour passes on a federation file."""
+        """Install a federation file that a neighbour passed on."""
         try:
             if self._folder.accept(note, f"the federation file from node {there}"):
                 self._follow_file()
@@ -335,7 +335,7 @@ class SiteOpener(Opener):
             self.audit.refuse(f"a file from node {there}", str(error))
 
     def _follow_file(self) -> None:
-        """Use a newer file: close the connections to sites that it does not have, or with another key."""
+        """Use a newer file: close the connections to sites that are not in it, or have another key there."""
         try:
             newer = self._folder.federation()
             if newer.serial == self.federation.serial:
@@ -365,7 +365,7 @@ class SiteOpener(Opener):
                 link.serial = serial
 
     def _renew(self) -> None:
-        """Replace dialled connections before a certificate ends; cut those whose certificate has ended."""
+        """Replace dialled connections before a certificate ends; cut connections with an ended certificate."""
         for link in self._links.open():
             if link.has_ended:
                 link.edge.cut("a certificate ended")
@@ -383,7 +383,7 @@ class SiteOpener(Opener):
 
 @dataclass(eq=False)
 class Link:
-    """An open connection to a neighbour, and what was known when it was opened."""
+    """An open connection to a neighbour, and its facts as of the opening."""
 
     edge: Edge
     channel: TLSChannel
@@ -392,7 +392,7 @@ class Link:
     dialled: bool
     begun: datetime
     ends: datetime
-    """When the first of the two certificates ends."""
+    """Earlier end of the two certificates."""
     serial: int
     """Serial number of the federation file that the neighbour is known to have."""
 
@@ -408,14 +408,14 @@ class Link:
 
 
 class Connections:
-    """The connections to all neighbours until they are closed, in the order of opening; many threads use it."""
+    """The connections to all neighbours until they are closed, in the order of opening; safe for many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._links: list[Link] = []
 
     def take(self, link: Link) -> None:
-        """Make this the connection to its neighbour; an earlier one is cut, unless it is of the same edge."""
+        """Make this the connection to its neighbour; cut an earlier one, unless it belongs to the same edge."""
         with self._lock:
             before = self._newest().get(link.identity.node)
             self._links = [*self._links, link]
@@ -431,7 +431,7 @@ class Connections:
         return [link for link in self._newest().values() if link.channel.alive]
 
     def take_ended(self, seconds: float = 0.0) -> list[Link]:
-        """Forget connections that are closed, and return them; wait for each up to this long."""
+        """Remove and return the closed connections; wait for each up to `seconds`."""
         ended = [link for link in self._links if link.channel.ended.wait(seconds)]
         with self._lock:
             self._links = [link for link in self._links if link not in ended]
@@ -451,7 +451,7 @@ class Guest:
 
     @property
     def network(self) -> str:
-        """The address, or the part of an IPv6 address that one owner usually has."""
+        """The address; of an IPv6 address, the /64 network that usually has one owner."""
         with suppress(ValueError):
             ip = ipaddress.ip_address(self.address.partition("%")[0])
             if ip.version == 6 and ip.ipv4_mapped is None:
@@ -465,7 +465,7 @@ class Guest:
 
 
 class Listener:
-    """Accepts connections at one address, and calls `receive` with each in a thread of its own.
+    """Accepts connections at one address, and calls `receive` for each in a new thread.
 
     A connection counts as waiting until `receive` returns. If too many wait, the oldest one of the network with the
     most is dismissed, so that a flood from one place does not keep others out.
@@ -476,13 +476,13 @@ class Listener:
         self._waiting: list[Guest] = []
         self._most = most_waiting()
         self._room = threading.Semaphore(self._most + self._most // 4)
-        """Also for those that were dismissed, until their threads notice."""
+        """Dismissed connections count until their threads end."""
         self._socket = bound(host, port)
         self.port: int = self._socket.getsockname()[1]
         threading.Thread(target=self._accept, name="listener", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening, and dismiss who waits."""
+        """Stop listening, and dismiss the waiting connections."""
         self._closing.set()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)         # wakes `accept`
@@ -513,7 +513,7 @@ class Listener:
     def _host(self, guest: Guest) -> None:
         try:
             self._receive(guest)
-        except Exception:                                   # no stranger ends a thread with a trace
+        except Exception:                                   # strangers may send anything
             log.exception("a connection from %s failed", guest.address)
             guest.dismiss()
         finally:
@@ -554,9 +554,9 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def resolved(host: str, port: int, seconds: float, closing: threading.Event) -> Sequence[Place]:
-    """Addresses of a name; TimeoutError if the look-up takes longer than this, or at the end.
+    """Addresses of a name; raise TimeoutError after `seconds`, or when `closing` is set.
 
-    The look-up goes on in its thread: it cannot be stopped.
+    The look-up continues in its thread: it cannot be stopped.
     """
     found: Future[Sequence[Place]] = Future()
 
@@ -576,7 +576,7 @@ def resolved(host: str, port: int, seconds: float, closing: threading.Event) -> 
 
 
 class Audit:
-    """Appends JSON lines to a file, which nothing here shortens; without a file, refusals are only logged."""
+    """Appends JSON lines to a file, which is never truncated; without a file, refusals are only logged."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -585,17 +585,14 @@ class Audit:
         self._failed = False
 
     def record(self, event: str, **facts: object) -> None:
-        """Append a line; a full disk is logged and stops nothing."""
+        """Append a line; an error such as a full disk is only logged."""
         if self._path is None:
             return
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = as_line({"time": now, "event": event} | facts) + "\n"
         try:
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(file, line.encode())
-            finally:
-                os.close(file)
+            with open(self._path, "ab", opener=partial(os.open, mode=0o600)) as file:
+                file.write(line.encode())
             self._failed = False
         except OSError as error:
             if not self._failed:
@@ -603,7 +600,7 @@ class Audit:
                 log.warning("cannot write %s: %s; connections are not recorded", self._path, error.strerror)
 
     def refuse(self, whom: str, why: str, logged: bool = True) -> None:
-        """Log a refusal once, and record it; a flood of the same refusals is one line a minute.
+        """Log a refusal once, and record it; repeated refusals are recorded in one line per minute.
 
         `logged` is False if the caller logs it.
         """

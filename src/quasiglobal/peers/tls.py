@@ -1,8 +1,8 @@
 """A channel over mutual TLS 1.3, for sites.
 
-An SSL object is not for two threads, so one thread of each channel owns it: it writes queued messages and reads into
-the buffer that the receiver gave it, from and to the memory of the tensors. It reads nothing before a buffer is there,
-so a peer that sends too much waits; nothing is stored for it.
+An SSL object must not be used by two threads, so one thread per channel owns it: it writes queued messages, and reads
+into the receiver's buffer, directly from and to the memory of the tensors. It reads nothing before there is a buffer:
+a peer that sends too much waits, and cannot fill the memory.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch import Tensor
 from quasiglobal.peers.edge import Channel, Lost, Refused, Sending
 
 LINGER = 5.0
-"""Seconds in which a closed connection still delivers what was sent."""
+"""Seconds in which a closed connection still delivers sent messages."""
 
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """An idle connection is tested after 15 s, which firewalls and NAT need too, and given up 20 s later."""
 
 PIECE = 2**18
-"""Bytes given to OpenSSL at once, which sends at most one record of 16 KiB of them."""
+"""Bytes per call of OpenSSL, which sends at most one record of 16 KiB of them."""
 
 
 def prepare(connection: socket.socket, timeout: float) -> None:
@@ -78,7 +78,7 @@ class TLSChannel(Channel):
         return queued
 
     def recv_into(self, buffer: Tensor, deadline: float) -> None:
-        """Fill the buffer; a connection whose bytes do not come in time is closed."""
+        """Fill the buffer; close the connection if the bytes do not arrive in time."""
         with self._state:
             if self._no_reads is not None:
                 raise Lost(self._no_reads)
@@ -93,7 +93,7 @@ class TLSChannel(Channel):
             raise Lost("it did not answer in time")
 
     def close(self) -> None:
-        """Close the connection in the background; messages that have left arrive."""
+        """Close the connection in the background; sent messages still arrive."""
         with self._state:
             self._closing = True
             self._no_sends = self._no_sends or "this process closed the connection"
@@ -187,7 +187,7 @@ class TLSChannel(Channel):
 
 
 MOVED = 1 << 16
-"""Answer of a step that moved bytes: try again before waiting."""
+"""Result of a read or write that moved bytes: try again before waiting."""
 
 HANG_UP = getattr(select, "POLLRDHUP", 0)
 
@@ -212,9 +212,9 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 def close_gently(connection: socket.socket, seconds: float) -> None:
-    """Close a connection: say so, and read what still comes until the other side closes too, at most this long.
+    """Close a connection: notify the other side, and read until it closes too, for at most `seconds`.
 
-    Closing with unread bytes resets the connection, and the other side could lose what was sent to it.
+    Closing with unread bytes resets the connection, and the other side could lose sent messages.
     """
     deadline = time.monotonic() + seconds
     if isinstance(connection, ssl.SSLSocket):
@@ -240,7 +240,7 @@ def trouble(error: Exception) -> Lost:
 
 
 def reason(error: Exception) -> str:
-    """An error of a connection in words."""
+    """Describe a connection error."""
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
     if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError | ssl.SSLZeroReturnError):

@@ -47,14 +47,14 @@ def agreement(experiment: Experiment) -> Experiment:
 
 
 def has_own_data(experiment: Experiment) -> bool:
-    """Whether every node brings its own data: the experiment names none, but says what all owners agree on."""
+    """Whether every node brings its own data: the experiment names none, but has all fields of `AGREED`."""
     return experiment.data in ("own", Experiment().data) and all(getattr(experiment, name) for name in AGREED)
 
 
 def stand_in(experiment: Experiment) -> Task:
-    """The task of an experiment whose data the owners have, on noise: one batch of the agreed shape and classes."""
+    """The experiment's task on noise instead of the owners' data: one batch of the agreed shape and classes."""
     if experiment.reads_texts:
-        raise InputError("the texts are at their owners; estimate with yours, as in --data csv:PATH")
+        raise InputError("the owners' texts are not here; estimate with your own, as in --data csv:PATH")
     rows = torch.arange(max(experiment.batch, len(experiment.classes)))
     noise = torch.randint(256, (len(rows), *experiment.shape), dtype=torch.uint8)
     examples = Examples(noise, rows % len(experiment.classes))
@@ -64,9 +64,9 @@ def stand_in(experiment: Experiment) -> Task:
 
 
 def refuse_between_sites(experiment: Experiment) -> None:
-    """Reject algorithms that average over all nodes at once or need every message; warn of those that lost ones harm.
+    """Reject algorithms that average over all nodes or need every message; warn if lost messages harm the algorithm.
 
-    A site is connected to its neighbours alone, and its network may fail.
+    A site is connected only to its neighbours, and its network may fail.
     """
     chosen = experiment.resolved.algorithm
     for effect, sentence in ((chosen.needs.loss, HARMED), (chosen.needs.absence, CUT_OFF)):
@@ -80,7 +80,7 @@ def refuse_between_sites(experiment: Experiment) -> None:
 
 
 def trust_of(experiment: Experiment, ratio: float | None, default: float = math.inf) -> float:
-    """The ratio of `--trust`, or the default if it is None; inf clips nothing. Refuse a finite one if it does harm."""
+    """The ratio of `--trust`, or the default if it is None; inf clips nothing. Reject a finite one if it does harm."""
     why = _why_whole(experiment)
     if why is None:
         return default if ratio is None else ratio
@@ -106,7 +106,7 @@ def _why_whole(experiment: Experiment) -> str | None:
 
 
 def refuse_faults(experiment: Experiment) -> None:
-    """Reject simulated faults: between processes, faults are real. Reject a deadline where no message may be late."""
+    """Reject simulated faults: between processes, faults are real. Reject a deadline if late messages do harm."""
     chosen = experiment.resolved.algorithm
     if experiment.round_deadline is not None:
         why = "collapses when messages are late or lost" if chosen.needs.loss == "refused" else ""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quasiglobal.training.loop import Loop
 
 NOTE = "kept"
-"""Name of the `Kept` in the metadata of a file of best/: file and note are replaced at once."""
+"""Key of the `Kept` in the metadata of a file in best/: model and note are replaced at once."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class KeepBest:
     """
 
     everywhere = True
-    """Over processes, every process keeps the models of its nodes."""
+    """With several processes, each keeps the models of its nodes."""
 
     def __init__(self, metric: str | None = None, lower: bool = False) -> None:
-        """`metric` is a metric's name, by default the score; `lower` if lower values are better and it is unmarked."""
+        """`metric` is a metric's name, by default the score; `lower`: lower is better, for a metric without a mark."""
         self.metric, self.lower = metric, lower
         self.best: list[dict[int, tuple[int, float]]] = []
         """For each seed: the epoch and the value of each node's best model."""
@@ -59,7 +59,7 @@ class KeepBest:
         self._enter(run, trained=0)
 
     def _enter(self, run: Loop, trained: int) -> None:
-        """Begin with the runs that are new in the loop, and have trained this many epochs in it."""
+        """Add the runs that are new in the loop, and have trained this many epochs in it."""
         score, nodes = run.ranking(self.metric).name, run.program.engine.nodes
         for k in range(len(self.best), len(run.runs)):
             before = kept_in(run.folders[k]) if run.folders and len(run.runs[k]) > trained else []
@@ -90,7 +90,7 @@ class KeepBest:
 
 
 def values_of(record: Record, metric: str) -> list[float]:
-    """Each node's value of a metric, on its own test data where it has one; empty if it was not measured."""
+    """Each node's value of a metric, on its own test data if it has such a value; empty if it was not measured."""
     found = (record.get(f"{metric}_{which}") for which in ("nodes", "own_nodes"))
     of_all, own = (values if isinstance(values, list) else [] for values in found)
     return [all_ if math.isnan(value) else value for value, all_ in zip(own or of_all, of_all, strict=True)]

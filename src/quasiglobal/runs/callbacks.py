@@ -118,7 +118,7 @@ class Utilisation:
     row_seconds: float = 0.0
     """Rows in use, times the seconds in which they trained."""
     computed: float = 0.0
-    """The same with the rows of runs that have ended and were not replaced yet."""
+    """`row_seconds`, including the rows of runs that have ended and were not replaced yet."""
 
     def __str__(self) -> str:
         """The utilisation in words.
@@ -165,7 +165,7 @@ class WriteUtilisation(Callback):
 
 
 def utilisation(path: Path, since: float) -> Utilisation:
-    """The utilisation by the programs in a file that began after a time, over the whole time until now."""
+    """The utilisation since a time, by the programs in the file that began after it."""
     total = Utilisation(began=since, wall=time.time() - since)
     for line in read_lines(path):
         one = Utilisation(**line)

@@ -100,7 +100,7 @@ def _checksum(path: Path) -> str:
 # ------------------------------------------------------------------------------------------ processes
 
 UNREAD = 8
-"""Tested epochs whose models a part keeps for process 0; older ones are deleted even if unread."""
+"""Number of tested epochs to keep models of, for process 0; older ones are deleted even if unread."""
 
 
 class Part:
@@ -182,7 +182,7 @@ class Part:
             old.unlink(missing_ok=True)
 
     def tested_epochs(self) -> set[int]:
-        """Epochs whose models were left for the test of the average."""
+        """Epochs with models left for the test of the average."""
         return {int(path.stem) for path in self._tested.glob("*.safetensors") if path.stem.isdigit()}
 
     def read_tested(self, epoch: int) -> NamedRows | None:
@@ -239,7 +239,7 @@ def newest_of_parts(run: Path) -> tuple[Checkpoint | None, list[int]]:
 
 
 def joined_checkpoint(parts: Sequence[Part]) -> Checkpoint | None:
-    """The checkpoint of the last epoch that all of these parts have saved; notes besides the rows are the first's."""
+    """The checkpoint of the last epoch that all of these parts have saved; all but its rows is the first part's."""
     epoch = max(set.intersection(*(part.epochs() for part in parts))) if parts else 0
     saved = [part.load(epoch) for part in parts] if epoch else []
     return replace(saved[0], rows=stacked([one.rows for one in saved])) if saved else None

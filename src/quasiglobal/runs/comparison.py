@@ -16,7 +16,7 @@ NOT_CONVERGED = "⋆"
 
 @dataclass(frozen=True)
 class Score:
-    """Test accuracy, in per cent unless said otherwise: mean over seeds, and standard deviation if there are several.
+    """Mean of a score over seeds, and standard deviation if there are several; by default an accuracy in per cent.
 
     >>> print(Score(82.2, 1.27))
     82.20 ± 1.27
@@ -51,7 +51,7 @@ class Setting:
     runs: Sequence[Run]
     score: Ranking
     named: bool = False
-    """Whether the score has the metric's name before it."""
+    """Whether to print the metric's name before the score."""
 
     @property
     def measured(self) -> tuple[Score | None, ...]:

@@ -3,8 +3,8 @@
 Process p writes its measures and checkpoints into parts/p/ of the run folder. When all processes are done, process 0
 combines the parts into the same files as the simulator's. Either engine resumes from the other's checkpoints.
 
-Where a lost process ends the run of all, the processes start again in another place of the store (an attempt): the
-store outlives the processes, and has the addresses and epochs of those that are gone.
+If a lost process ends the run of all, the processes start again under another prefix of the store (an attempt): the
+store outlives the processes, and still has the addresses and epochs of those that are gone.
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ def _train_share(
         mine.rejoin()
     else:
         mine.resume(_agreed_epoch(store, seat, mine.saved, patience))
-    board = TensorBoard() if mine.options.tensorboard and seat.rank == 0 else None
-    everybody = [seat.parts(run) for run in runs]
     here = [one for one in callbacks if getattr(one, "everywhere", False)]
     of_all = [one for one in callbacks if one not in here]
-    assembly = Assembly(runs, everybody, board, patience, of_all)
+    if mine.options.tensorboard and seat.rank == 0:
+        of_all.append(TensorBoard())
+    assembly = Assembly(runs, [seat.parts(run) for run in runs], patience, of_all)
     ended = mine.run(watch, *here, *([assembly] if seat.rank == 0 else []), shared=True)
     if not ended:
         end_attempt(store)
@@ -176,7 +176,7 @@ def _gathered(store: Store, about: str, mine: _Value, rank: int, size: int, time
 def launch(words: Sequence[str], experiment: Experiment, processes: int, all_print: bool = False) -> int:
     """Run `qg` with the arguments `words` in local processes; return the exit status of the first failure, or 0.
 
-    Process 0 alone writes to standard output, or all do if `all_print`.
+    Only process 0 writes to standard output, or all processes if `all_print`.
     """
     server = serve("127.0.0.1", 0)
     shared = {
@@ -240,7 +240,7 @@ class Seat:
     """Rank and hosted nodes of this process in a run."""
 
     through: Way
-    """How this process finds the others."""
+    """Store or opener by which this process finds the others."""
     rank: int
     hosted: Sequence[tuple[int, ...]]
     """The nodes of every process."""
@@ -253,14 +253,14 @@ class Seat:
 
 
 def needs_all(experiment: Experiment) -> bool:
-    """Whether a process that was lost cannot come back: the algorithm needs exact means of all models."""
+    """Whether a lost process cannot rejoin, since the algorithm needs exact means of all models."""
     return bool(traffic(experiment.resolved.algorithm).everybody)
 
 
 def seat_in(experiment: Experiment, store: Meeting, rank: int, size: int) -> tuple[Meeting, Seat]:
-    """The place in the store and the seat of process `rank` of `size`, in the first attempt that has not ended.
+    """The prefixed store and the seat of process `rank` of `size`, in the first attempt that has not ended.
 
-    A process that comes back to a run that needs all ends the attempt: the others cannot continue it either.
+    A process that returns to a run that needs all processes ends the attempt: the others cannot continue it either.
     """
     number = 0
     while True:
@@ -379,7 +379,7 @@ class Participant:
         part.finish("finished", accounts)
 
     def finish_alone(self, **further: object) -> None:
-        """Write the runs from this process's parts alone: a node with its own data has no access to other parts.
+        """Write the runs from this process's parts only: a node with its own data has no access to other parts.
 
         `further` are entries of the summary.
         """
@@ -457,25 +457,22 @@ class Assembly(Callback):
         self,
         runs: Sequence[RunFolder],
         parts: Sequence[Sequence[Part]],
-        board: TensorBoard | None,
         patience: float,
-        callbacks: Sequence[object] = (),
+        callbacks: Sequence[object],
     ) -> None:
         """`parts` has the parts of all processes for each run; `wait` takes at most `patience` seconds.
 
-        The user's `callbacks` are called with the records of all nodes, once all processes have completed an epoch.
+        The `callbacks` are called with the records of all nodes, once all processes have completed an epoch.
         """
-        self.runs, self.parts, self.board, self.patience = runs, parts, board, patience
-        self.callbacks = callbacks
+        self.runs, self.parts, self.patience, self.callbacks = runs, parts, patience, callbacks
         self.everything = [part for of_run in parts for part in of_run]
 
     def on_start(self, loop: Loop) -> None:
-        """Continue where an earlier start was stopped or killed: before its averages were tested or shown."""
+        """Continue where an earlier start was stopped or killed: before it tested its averages."""
         left = set.intersection(*(part.tested_epochs() for part in self.everything))
         self._pending = sorted(epoch for epoch in left if epoch <= loop.epoch)
-        last_test = loop.epoch - loop.epoch % loop.program.experiment.eval_every
-        self._shown = [max(0, last_test - 1)] * len(self.runs)
-        self._view = WholeRun(loop, [[record for record in records_of(of) if record["epoch"] <= loop.epoch]
+        end = min(self._pending, default=loop.epoch + 1)
+        self._view = WholeRun(loop, [[record for record in records_of(of) if record["epoch"] < end]
                                      for of in self.parts])
         self._call("on_start")
 
@@ -486,8 +483,6 @@ class Assembly(Callback):
         if loop.tested:
             self._pending.append(loop.epoch)
         self._test_averages(loop.program)
-        if loop.tested:
-            self._show()
         self._tell()
 
     def on_end(self, loop: Loop) -> None:
@@ -522,7 +517,6 @@ class Assembly(Callback):
         self._end()
 
     def _end(self) -> None:
-        self._show()
         self._tell()
         self._call("on_end")
 
@@ -539,19 +533,8 @@ class Assembly(Callback):
                     part.drop_tested(epoch)
             self._pending = [later for later in self._pending if later > epoch]
 
-    def _show(self) -> None:
-        """Write to TensorBoard the epochs that all processes have completed and whose averages are tested."""
-        if self.board is None:
-            return
-        end = min(self._pending, default=math.inf)
-        for k, (run, parts) in enumerate(zip(self.runs, self.parts, strict=True)):
-            for record in records_of(parts):
-                if self._shown[k] < record["epoch"] < end:
-                    self.board.write(run.folder, record)
-                    self._shown[k] = record["epoch"]
-
     def _tell(self) -> None:
-        """Call the user's callbacks for the epochs that all processes have completed since the last time."""
+        """Call the callbacks for the epochs since the last time that all processes have completed and tested."""
         if not self.callbacks:
             return
         end = min(self._pending, default=math.inf)

@@ -72,7 +72,7 @@ class Estimate:
 def prepare(experiment: Experiment, options: Options) -> tuple[Task, list[Experiment]]:
     """The task of an experiment, and the experiment with each of its seeds.
 
-    Images are not decoded; noise stands for data that are at their owners.
+    Images are not decoded; noise replaces the data of other owners.
     """
     own = has_own_data(experiment)
     experiment = agreement(experiment) if own else experiment
@@ -82,7 +82,7 @@ def prepare(experiment: Experiment, options: Options) -> tuple[Task, list[Experi
 
 
 def estimate(task: Task, experiments: Sequence[Experiment], options: Options) -> Estimate:
-    """Run a few steps of what `prepare` returns, with as many runs at a time as `train`; warn of likely problems."""
+    """Time a few steps of a prepared task, with as many runs at a time as in `train`; warn of likely problems."""
     device, found = choose_device(options.device), list[Estimate]()
     most = runs_that_fit(task, experiments, options)
 
@@ -97,7 +97,7 @@ def estimate(task: Task, experiments: Sequence[Experiment], options: Options) ->
 
 
 def _estimate(program: Program, runs: int, folder: Path) -> Estimate:
-    """The estimate for some runs, as many of which train together as the program has."""
+    """The estimate for `runs` runs, in groups as large as the program's."""
     experiment, graph, state = program.experiment, program.engine.topology, program.state
     on_gpu, together = program.device.type == "cuda", len(program.experiments)
     if on_gpu:
@@ -264,7 +264,7 @@ def fewer(experiments: Sequence[Experiment], device: torch.device) -> int:
 
 
 def _measured(task: Task, experiment: Experiment, device: torch.device, options: Options) -> tuple[int, int]:
-    """Bytes that all runs share, the data, and bytes of each run, from a trial on the GPU."""
+    """Bytes of the data, which all runs share, and bytes per run, measured in a trial on the GPU."""
     release(device)
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)

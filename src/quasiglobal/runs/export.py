@@ -1,6 +1,6 @@
 """Exported models, made from a run's checkpoint, their outputs and their score.
 
-A file is a plain state_dict with its experiment. A folder needs nothing else: weights, terms of the data, plain PyTorch
+A file is a plain state_dict with its experiment. A folder is self-contained: weights, terms of the data, plain PyTorch
 and ONNX files.
 """
 
@@ -48,16 +48,16 @@ WEIGHTS, TERMS, PROGRAM, ONNX = "model.safetensors", "model.json", "model.pt2", 
 """Files of an exported folder."""
 
 LANGUAGE = "language"
-"""Folder in it with the configuration and the tokenizer of a transformers model."""
+"""Subfolder with the configuration and the tokenizer of a transformers model."""
 
 SAME = 1e-4
-"""Largest difference between the outputs of a file and of the model, relative to the largest output."""
+"""Maximum difference between the outputs of a file and of the model, relative to the largest output."""
 
 ALWAYS_WRITTEN = (
     *FIRST_FIELDS, "steps", "schedule", "clip", "drop", "churn", "wire", "communication", "classes", "shape", "mean",
     "std", "pretrained", "loss", "metric", "label", "validation", "draws", "train", "round_deadline", "weights",
 )
-"""Settings that every export names; later ones stand in it only if they are not at their default."""
+"""Settings that every export contains; later ones are in it only if they differ from their default."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class Exported:
 
     @property
     def crops(self) -> bool:
-        """Whether the model sees the middle of larger images, as for ImageNet."""
+        """Whether the model takes the centre of larger images, as for ImageNet."""
         name = self.experiment.data
         return name in SOURCES and SOURCES[name].augmentation == "resize-crop"
 
     @property
     def scale(self) -> float:
-        """The pixel value that means 1 in the model's own images."""
+        """The pixel value that counts as 1 in the model's training images."""
         name = self.experiment.data
         return SOURCES[name].scale if name in SOURCES else 255.0
 
@@ -97,7 +97,7 @@ class Exported:
         return module.eval()
 
     def outputs(self, data: Dataset, module: nn.Module | None = None) -> Tensor:
-        """The outputs for the test examples of the data, [m, outputs]; `module` saves building it again."""
+        """The outputs for the test examples of the data, [m, outputs]; `module` is `self.module()` if built already."""
         module = module or self.module(data.pad)
         inputs = inputs_of(data, data.test, device=torch.device("cpu"))
         found = []
@@ -182,7 +182,7 @@ class TestScore:
 
 
 def score(model: Exported, name: str | None = None, data_dir: Path | None = None) -> TestScore:
-    """Test a model on a data set; by default on the test examples of its own."""
+    """Test a model on a data set; by default on the test examples of the one that it was trained on."""
     data = data_of(model.experiment, data_dir, name, testing=name is not None, features=model.features)
     outputs, targets = model.outputs(data), data.test.y
     if data.classes:
@@ -228,7 +228,7 @@ def _in_its_terms(run: Run, data_dir: Path | None) -> Experiment:
     return replace(experiment, **terms)
 
 
-# ---------------------------------------------------------------------------------------- a folder that stands alone
+# ---------------------------------------------------------------------------------------- a self-contained folder
 
 
 class Ready(nn.Module):
@@ -249,14 +249,14 @@ class Ready(nn.Module):
 
 @dataclass(frozen=True)
 class Written:
-    """The files of an exported folder, and why others could not be written."""
+    """The files of an exported folder, and the reasons why others could not be written."""
 
     files: list[Path]
     left_out: dict[str, str]
 
 
 def save_folder(exported: Exported, folder: Path) -> Written:
-    """Write the folder as a whole; an earlier export there is replaced."""
+    """Write the folder; replace an earlier export there once all files are written."""
     if folder.exists() and not (folder / TERMS).is_file() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise InputError(f"{folder} is not an exported model; name another folder with --out")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -295,7 +295,7 @@ def _fill(exported: Exported, folder: Path) -> dict[str, str]:
             with _quiet(), torch.no_grad():
                 write(ready, _batch(one, 2, tokenizer), folder / name)
                 _check_same(ready, one, tokenizer, folder / name)
-        except Exception as error:                          # the network does not allow it, for any reason of torch's
+        except Exception as error:                          # torch cannot export every network
             (folder / name).unlink(missing_ok=True)
             said = str(error).strip().splitlines() or [""]
             kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
@@ -305,7 +305,7 @@ def _fill(exported: Exported, folder: Path) -> dict[str, str]:
 
 
 def _batch(one: Experiment, size: int, tokenizer: PreTrainedTokenizerBase | None) -> Tensor:
-    """Made-up inputs of the model."""
+    """Random inputs for the model."""
     generator = torch.Generator().manual_seed(size)
     if tokenizer is not None:
         return torch.randint(len(tokenizer.get_vocab()), (size, *one.shape), generator=generator)
@@ -354,7 +354,7 @@ def _opened(path: Path) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the notes of torch's exporters."""
+    """Silence torch's exporters."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -365,7 +365,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _readme(exported: Exported, left_out: Collection[str]) -> str:
-    """The README of the folder: the lines that load the model, and its files but those that are left out."""
+    """The README of the folder: code that loads the model, and a list of the files."""
     one = exported.experiment
     kind, then = "model outputs", ""
     if one.classes:

@@ -24,7 +24,7 @@ from quasiglobal.runs.options import Options, choose_device
 from quasiglobal.runs.saving import SaveCheckpoints
 from quasiglobal.runs.store import Run, RunFolder, Watcher, folders_of, unchanged_folders, unwatched
 from quasiglobal.stacked.capture import release
-from quasiglobal.training.experiment import Experiment, program_key, step_order
+from quasiglobal.training.experiment import Experiment, grouped, program_key, step_order
 from quasiglobal.training.loop import Call, Entrant, Interrupts, Loop, patient_interrupts
 from quasiglobal.training.metrics import Record
 from quasiglobal.training.program import Program
@@ -128,11 +128,9 @@ def _unfinished(runs: Iterable[RunFolder]) -> Newest:
 
 def queues(saved: Newest, task_of: Callable[[Experiment], Task], options: Options) -> Iterator[Waiting]:
     """Yield the runs that can be rows of one program, those with a checkpoint first."""
-    groups: dict[str, list[RunFolder]] = {}
-    for run in sorted(saved, key=lambda run: saved[run] is None):
-        groups.setdefault(program_key(run.experiment), []).append(run)
+    in_order = sorted(saved, key=lambda run: saved[run] is None)
     device = choose_device(options.device)
-    for alike in groups.values():
+    for alike in grouped(in_order, lambda run: program_key(run.experiment)).values():
         task = task_of(alike[0].experiment)
         for same in _of_equal_epochs(alike, task):
             most = runs_that_fit(task, [run.experiment for run in same], options)
@@ -144,19 +142,18 @@ def _of_equal_epochs(runs: Sequence[RunFolder], task: Task) -> list[list[RunFold
 
     These depend on the kind of partition, not on α or the seed, unless the partition is a user's function.
     """
-    kinds = {run.experiment.partition for run in runs}
-    if len(kinds) == 1 and not any(map(is_own, kinds)):
-        return [list(runs)]
-    sizes: dict[tuple[str, int], tuple[int, ...]] = {}
-    groups: dict[tuple[int, ...], list[RunFolder]] = {}
-    for run in runs:
-        one = run.experiment
-        kind = (one.partition, one.seed if is_own(one.partition) else 0)
-        if kind not in sizes:
-            lengths = [len(part) for part in one.resolved.partition(task.data)]
-            sizes[kind] = tuple(step_sizes(lengths, one.batch, one.steps))
-        groups.setdefault(sizes[kind], []).append(run)
-    return list(groups.values())
+    def kind(run: RunFolder) -> tuple[str, int]:
+        partition = run.experiment.partition
+        return partition, run.experiment.seed if is_own(partition) else 0
+
+    def sizes(one: Experiment) -> tuple[int, ...]:
+        return tuple(step_sizes([len(part) for part in one.resolved.partition(task.data)], one.batch, one.steps))
+
+    kinds = grouped(runs, kind)
+    if len(kinds) == 1:
+        return list(kinds.values())
+    of_kind = {one: sizes(alike[0].experiment) for one, alike in kinds.items()}
+    return list(grouped(runs, lambda run: of_kind[kind(run)]).values())
 
 
 @dataclass

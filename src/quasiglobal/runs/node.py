@@ -38,12 +38,12 @@ from quasiglobal.training.rows import Checkpoint, NamedRows, complete_state, mod
 log = logging.getLogger("quasiglobal")
 
 AUDIT = "audit.jsonl"
-"""File in a run folder with the connections of a site."""
+"""File in a run folder that records a site's connections."""
 
 
 @dataclass(frozen=True)
 class InFederation:
-    """A site's folder, and its own HOST:PORT to listen at if neighbours reach it by another one."""
+    """A site's folder, and the HOST:PORT to listen at if it differs from the address in the federation file."""
 
     folder: Path
     listen: str | None = None
@@ -72,8 +72,8 @@ def train_node(
 ) -> Run:
     """Train one node on its own data, with the neighbours that connect within `patience` seconds.
 
-    `metrics` is the PORT or HOST:PORT where Prometheus finds them. In a federation, neighbours that missed the end can
-    fetch the model for `linger` seconds, and a node whose neighbours have all ended fetches the model of one of them.
+    `metrics` is the PORT or HOST:PORT where Prometheus reads metrics. In a federation, neighbours that missed the end
+    can fetch the model for `linger` seconds, and a node whose neighbours have all ended fetches the model of one.
     """
     site = place if isinstance(place, InFederation) else None
     experiment, node = agreement(experiment), _number(place)
@@ -133,7 +133,7 @@ def _number(place: MeetingPlace) -> int:
 
 
 def _seat(place: MeetingPlace, run: RunFolder, node: int, n: int, patience: float, around: ExitStack) -> Seat:
-    """The node's seat; `around` its training, the rendezvous is told if the run cannot continue."""
+    """The node's seat; `around` tells the rendezvous on exit if the run cannot continue."""
     experiment = run.experiment
     if isinstance(place, InFederation):
         return Seat(_opener(place, run), node, spread(n, n), experiment.hash)
@@ -151,7 +151,7 @@ def _opener(place: InFederation, run: RunFolder) -> SiteOpener:
 
 
 def has_result(experiment: Experiment) -> bool:
-    """Whether one node's model is of use to another; with bn = "local" it has parts that stay at their node."""
+    """Whether a node can use another's model; with bn = "local", parts of a model stay at their node."""
     return experiment.bn == "shared"
 
 
@@ -170,7 +170,8 @@ def unpacked(numbers: Tensor, like: NamedRows) -> NamedRows:
 
 
 def offer(mine: Participant) -> None:
-    """Prepare to take the model of a neighbour that has ended, of exactly the own size, and to give the own."""
+    """Prepare to fetch the model of a neighbour that has ended, of exactly this node's size, and to give this node's.
+    """
     def whole() -> Tensor:
         return packed(mine.program.rows_of(0))
 
@@ -215,7 +216,7 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
 def take(mine: Participant, watch: Watcher) -> dict[str, object]:
     """End the run here with the model of a neighbour that has finished; return its source.
 
-    Of several models, take the one with the best score on the own test examples: a neighbour may lie.
+    Of several models, take the one with the best score on this node's test examples: a neighbour may lie.
     """
     program, opener, (run,), (part,) = mine.program, mine.seat.through, mine.runs, mine.parts
     assert isinstance(opener, SiteOpener)

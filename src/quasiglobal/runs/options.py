@@ -29,11 +29,11 @@ class Options:
     data_dir: Path | None = None
     """Folder of the data sets; by default $QG_DATA or ./data."""
     stream: bool = False
-    """Read examples from disk during the training, not from memory; for imagenet, folder:PATH and own Datasets."""
+    """Read examples from disk during the training, not from memory; for imagenet, folder:PATH and your Datasets."""
     memory_limit: float | None = None
     """Memory for the data in GB; larger data are streamed. By default 64, or less if less is free."""
     workers: int = 0
-    """Processes that read data of your own with cache=False ahead of the training; 0: the training itself does."""
+    """Processes that read your own data with cache=False ahead of the training; 0: the training process reads them."""
     device: str = "auto"
     """Device: auto, cpu or cuda."""
     checkpoint_seconds: float = 60.0
@@ -57,7 +57,7 @@ class Options:
     recompute: bool = False
     """Activation checkpointing for hf: models: store only layer inputs. Less memory, slower."""
     utilisation: Path | None = None
-    """File to which each program appends how long the device trained, and on how many rows."""
+    """File to which each program appends the time that the device trained, and its number of rows."""
     on: Literal["here", "ray"] = "here"
     """here: this machine; ray: its Ray cluster, a GPU per experiment or a CPU per run; share the folder --runs."""
 

@@ -1,4 +1,4 @@
-"""Style, shared drawing functions and files of figures."""
+"""Figures: their style, drawing functions and files."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ COLOURS = {
     "qg-gossip": BLUE,
     "sgdm-n": BLACK,
 }
-"""An algorithm has the same colour in every figure."""
+"""Colour of an algorithm in every figure."""
 
 CYCLE = (BLUE, RED, GREEN, ORANGE, GREY, BLACK, "#7b52ab", "#00868b")
-"""Colours for algorithms without one of their own."""
+"""Colours for other algorithms."""
 
 STYLE: dict[RcKeyType, object] = {
     "font.family": "sans-serif",
@@ -125,12 +125,12 @@ def draw_curves(
 
 
 def _among(name: str) -> str:
-    """Statistic over the nodes in a curve's title; the names of a metric's further entries have it."""
+    """Statistic over the nodes, for the title of a curve; the names of a metric's further entries imply one."""
     return "" if name.endswith(("_std", "_worst", "_best", "_averaged", "_nodes")) else ", mean of the nodes"
 
 
 def colours_of(algorithms: Sequence[str]) -> list[str]:
-    """A colour for each curve: its algorithm's own if no other curve has it, else an unused one.
+    """A colour for each curve: that of its algorithm if no other curve has it, else an unused one.
 
     >>> colours_of(["dsgd", "qg-dsgdm-n:mu=0.5"]) == [GREY, BLUE]
     True

@@ -18,10 +18,10 @@ from quasiglobal.runs.building import as_tokens, data_of
 from quasiglobal.runs.export import Exported
 
 AT_ONCE = 256
-"""Image files that are read together."""
+"""Number of image files to read at a time."""
 
 FAR = 100
-"""Number of standard deviations from the mean of the training data beyond which an input is a mistake."""
+"""Maximum distance of an input from the mean of the training data, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _texts(model: Exported, path: str) -> Dataset:
 
 
 def _check_range(model: Exported, x: Tensor, data: str) -> None:
-    """Raise InputError for floats that are far outside of the training data, as pixels up to 255 are."""
+    """Raise InputError for floats far outside of the training data, such as pixels up to 255."""
     one = model.experiment
     if not x.is_floating_point() or not one.mean or x.ndim < 2 or len(one.mean) != x.shape[1]:
         return

@@ -44,7 +44,7 @@ EDGES = {
 
 
 class Prometheus(Callback):
-    """The state of one node, as Prometheus reads it: the last epoch, and the edges as they are now."""
+    """The state of one node for Prometheus: the last epoch, and the present state of the edges."""
 
     def __init__(self, engine: Distributed, epochs: int, site: SiteFolder | None = None) -> None:
         self.engine, self.epochs, self.site = engine, epochs, site
@@ -70,7 +70,7 @@ class Prometheus(Callback):
         return "\n".join((*lines, ""))
 
     def _of_site(self) -> dict[str, float]:
-        """The ends of certificate and federation, so that somebody is told in time."""
+        """The ends of the certificate and the federation, for alerts in time."""
         if self.site is None:
             return {}
         try:
@@ -83,7 +83,7 @@ class Prometheus(Callback):
 
     @contextmanager
     def served(self, address: str) -> Iterator[tuple[str, int]]:
-        """Serve the text at PORT of this machine alone, or at HOST:PORT."""
+        """Serve the text on this machine only (PORT), or at HOST:PORT."""
         host, port = split_address(address if ":" in address else f"127.0.0.1:{address}")
         if not 0 < port <= 65535:
             raise InputError(f"--metrics-port is PORT or HOST:PORT, got {address!r}")
@@ -118,7 +118,7 @@ def _metric(name: str, kind: str, about: str, value: float | Mapping[str, float]
 
 
 def _server(host: str, port: int, metrics: Prometheus) -> socketserver.TCPServer:
-    """A server of one thread: strangers can keep it busy, and nothing else."""
+    """A server with one thread: strangers can only keep it busy."""
     class Page(BaseHTTPRequestHandler):
         timeout = SLOWEST
 

@@ -1,4 +1,4 @@
-"""When a run is saved, and when Ctrl-C stops it; distributed processes agree on these epochs."""
+"""The epochs after which a run is saved, or stopped by Ctrl-C; distributed processes agree on them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from quasiglobal.runs.store import RunFolder
 
 USUAL_LEAD = 10
-"""A longer lead, in epochs, is shortened to what the epochs measured so far and the time per epoch allow."""
+"""Maximum lead in epochs; a longer one is shortened by the epochs measured so far and the time per epoch."""
 
 NOTICE = 2.0
 """Seconds in which every process reads the plan at least once, or is still behind the planned epoch."""
 
 WORTH = 20
-"""Checkpoints are at least this many times as long apart as saving one takes: they cost at most 5 % of the time."""
+"""Minimum interval of checkpoints, as a multiple of the time to save one: they cost at most 5 % of the time."""
 
 KEPT = 8
-"""Epochs that the plan remembers."""
+"""Number of past epochs that the plan keeps."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class AgreedSaving(Saving):
     A process that is due to save or stop writes into the file an epoch that no process has reached yet. All processes
     read the file after every epoch, and save after the epochs in it. Neighbours are at most `Topology.rounds` steps
     apart, since each waits for the other's message. So p processes are at most p times as far apart: less than `lead`
-    epochs. If that is long, as with many local steps, the epochs that the others have measured tell more.
+    epochs. If that is long, as with many local steps, the epochs that the others have measured are a tighter bound.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class AgreedSaving(Saving):
     ) -> None:
         """`steps_apart`: the number of processes times the rounds of the topology.
 
-        `all_wait`: neighbours wait for each other; otherwise (`round_deadline`) a slow process leaves out epochs. It
-        then saves after the first epoch that is not before the planned one, under the planned number.
+        `all_wait`: neighbours wait for each other; otherwise (`round_deadline`) a slow process skips epochs. It then
+        saves after the first epoch that is not before the planned one, under the planned number.
         """
         super().__init__(seconds, noted)
         self.run, self.path = run, plan_path(run)

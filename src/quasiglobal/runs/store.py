@@ -24,7 +24,7 @@ from quasiglobal.runs import checkpoints
 from quasiglobal.runs.best import kept_in
 from quasiglobal.runs.checkpoints import newest_of_parts, parts_of, records_of
 from quasiglobal.runs.options import Options
-from quasiglobal.training.experiment import Experiment, from_mapping, setting, stored
+from quasiglobal.training.experiment import Experiment, from_mapping, grouped, setting, stored
 from quasiglobal.training.metrics import Ranking, Record, facts_of_metric, last_and_best, ranking
 from quasiglobal.training.rows import Checkpoint, NamedRows
 
@@ -53,7 +53,7 @@ class Summary:
     weights: list[float] | None = None
     """Weight of each node, if they are not equal."""
     fetched: dict[str, object] | None = None
-    """For a site that missed the end: the node and site whose model it took, the step, and its own epochs before."""
+    """For a site that missed the end: the source of its model (node, site, step), and its own epochs before."""
     kept: list[dict[str, object]] | None = None
     """The best model of each node in best/: its node, epoch, metric and value."""
 
@@ -236,7 +236,7 @@ class RunFolder:
 
 
 def read_run(folder: Path) -> Run:
-    """Read the run in a folder; a name alone is also found in runs/."""
+    """Read the run in a folder, also given by its name in runs/."""
     if not folder.exists() and (Path("runs") / folder).is_dir():
         folder = Path("runs") / folder
     try:
@@ -279,7 +279,7 @@ def unchanged_folders(experiment: Experiment, options: Options) -> list[RunFolde
 
 
 def _identified(experiment: Experiment) -> Experiment:
-    """The same experiment; the texts that name objects by their paths carry the digest of the objects' content."""
+    """The same experiment; strings that name objects by their paths carry a digest of the objects' content."""
     found = {}
     for what, text in _paths(experiment):
         with suppress(InputError):                          # a finished run is readable without its code
@@ -317,11 +317,7 @@ class RunStore:
     @cached_property
     def ended(self) -> dict[str, list[Run]]:
         """Ended runs grouped by `experiment.setting`: runs of one group differ in seed and learning rate."""
-        found: dict[str, list[Run]] = {}
-        for run in self.runs:
-            if run.summary is not None:
-                found.setdefault(setting(run.experiment), []).append(run)
-        return found
+        return grouped((run for run in self.runs if run.summary is not None), lambda run: setting(run.experiment))
 
 
 Watcher = Callable[[Sequence[RunFolder], list[Record]], None]

@@ -15,7 +15,7 @@ from quasiglobal.errors import InputError
 from quasiglobal.runs.local import simulate
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import Run, Watcher, folders_of, unwatched
-from quasiglobal.training.experiment import Experiment, setting
+from quasiglobal.training.experiment import Experiment, grouped, setting
 
 RETRIES = 3
 """Number of times that Ray restarts a failed or lost job, which then resumes from its checkpoint."""
@@ -52,10 +52,7 @@ def sweep(experiments: Sequence[Experiment], options: Options, watch: Watcher = 
 
 def by_setting(experiments: Sequence[Experiment]) -> list[list[Experiment]]:
     """Group experiments that differ only in learning rate and seed: on a GPU they are rows of one program."""
-    cells: dict[str, list[Experiment]] = {}
-    for one in experiments:
-        cells.setdefault(setting(one), []).append(one)
-    return list(cells.values())
+    return list(grouped(experiments, setting).values())
 
 
 def _train(experiments: Sequence[Experiment], options: Options) -> str | None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import NoneType
 
 from quasiglobal.algorithms import numeric_options, with_option
 from quasiglobal.errors import InputError, unknown
@@ -47,7 +45,7 @@ class Tuned:
     """The run at every point of the grid."""
     best: Point
     inside: bool
-    """Whether the best has neighbours on both sides, or no valid value lies beyond it; False if the cap ended it."""
+    """Whether the best has neighbours on both sides, or no valid value lies beyond it; False if the cap stopped it."""
     runs: list[Run]
     """The runs of all seeds at the best point."""
 
@@ -68,11 +66,10 @@ def tune(
     """Tune each experiment over the full product of the values, then run all seeds at its best.
 
     `over` has the values of all experiments, or a mapping for each. A name is a numeric field of `Experiment` or an
-    option of its algorithm. The trials use the experiment's own
-    seed; the trials of all experiments train together. If the best point lies at an end of the grid, the grid grows
-    at that end, up to `cap` trials; a name with a single value stays fixed. The best point has the highest accuracy
-    in the last test; a diverged trial ranks last. Ties go to the smaller values, compared in the order of the names.
-    `over={"lr": ()}` uses three rates around each experiment's own, a factor `FACTOR` apart.
+    option of its algorithm. The trials use the experiment's seed, and train together. If the best point lies at an end
+    of the grid, the grid grows at that end, up to `cap` trials; a name with a single value stays fixed. The best point
+    has the best score in the last test; a diverged trial ranks last. Ties go to the smaller values, compared in the
+    order of the names. `over={"lr": ()}` uses three rates around each experiment's own, a factor `FACTOR` apart.
     """
     if cap < 0:
         raise InputError(f"cap must be >= 0, got {cap}")
@@ -182,7 +179,7 @@ class _Search:
         self.axes: dict[str, list[float]] = {}
         self.trials: dict[Point, Run] = {}
         self.stuck: set[str] = set()
-        """Names whose best value lies at an end that the cap keeps from growing."""
+        """Names with their best value at an end of the grid that the cap keeps from growing."""
         if not over:
             raise InputError("nothing to tune over; give names and values, such as lr=0.1,0.2,0.4")
         for name, values in over.items():
@@ -250,18 +247,10 @@ class _Search:
         return value
 
 
-def _numbers() -> dict[str, type[int] | type[float]]:
-    """The numeric fields of an experiment that can be tuned, with their type."""
-    hints = typing.get_type_hints(Experiment)
-    found = {}
-    for one in fields(Experiment):
-        kinds = [kind for kind in typing.get_args(hints[one.name]) or (hints[one.name],) if kind is not NoneType]
-        if kinds[0] in (int, float) and typing.get_origin(hints[one.name]) is not tuple and one.name != "seed":
-            found[one.name] = kinds[0]
-    return found
-
-
-NUMBERS = _numbers()
+NUMBERS: dict[str, type[int] | type[float]] = {
+    one.name: int if kind == "int" else float for one in fields(Experiment)
+    if (kind := str(one.type).removesuffix(" | None")) in ("int", "float") and one.name != "seed"
+}
 """Tunable fields of an experiment; they hide an algorithm's options of the same name."""
 
 

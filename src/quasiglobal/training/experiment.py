@@ -9,7 +9,7 @@ import hashlib
 import json
 import tomllib
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -218,6 +218,7 @@ OWN = (
 """Fields in which the rows of one program may differ; their topologies need the same number of nodes."""
 
 Item = TypeVar("Item")
+_Key = TypeVar("_Key")
 
 
 def together(experiments: Sequence[Experiment]) -> tuple[Experiment, ...]:
@@ -259,15 +260,25 @@ def spellings(experiment: Experiment) -> tuple[Experiment, ...]:
     return (experiment, left_out) if left_out.peak_lr == experiment.peak_lr else (experiment,)
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], _Key]) -> dict[_Key, list[Item]]:
+    """The items by key; keys and items stay in the order of their first appearance.
+
+    >>> grouped([1, 4, 3], lambda number: number % 2)
+    {1: [1, 3], 0: [4]}
+    """
+    groups: dict[_Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def group_by_seed(items: Sequence[Item], of: Callable[[Item], Experiment]) -> dict[str, list[Item]]:
     """Group items whose experiments differ only in the seed; label each group by the fields that vary between groups.
 
     >>> group_by_seed([Experiment(seed=0), Experiment(seed=1), Experiment(batch=8)], lambda one: one).keys()
     dict_keys(['batch=32', 'batch=8'])
     """
-    groups: dict[str, list[Item]] = {}
-    for item in items:
-        groups.setdefault(of(item).with_seed(0).hash, []).append(item)
+    groups = grouped(items, lambda item: of(item).with_seed(0).hash)
     chosen = {key: of(group[0]).with_seed(0) for key, group in groups.items()}
     values = {key: asdict(one) | ({} if one.uses_alpha else {"alpha": None}) for key, one in chosen.items()}
     names = next(iter(values.values()), {})
