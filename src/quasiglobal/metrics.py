@@ -267,7 +267,7 @@ auc = Auc()
 
 
 LOWER: tuple[Metric, ...] = (mse, mae)
-"""Built-in metrics that are better when smaller."""
+"""Built-in metrics that are better when smaller; a metric may be in both tuples."""
 
 PERCENT: tuple[Metric, ...] = (accuracy, top5, f1, auc)
 """Built-in metrics whose values are shares, shown in per cent."""
@@ -326,7 +326,7 @@ def percent(f: object) -> bool:
     (True, True, False)
     """
     f = getattr(f, "__wrapped__", f)
-    return isinstance(f, F1 | Auc) or any(f is one for one in PERCENT)
+    return any(f is one or (isinstance(one, _OfAll) and isinstance(f, type(one))) for one in PERCENT)
 
 
 BUILT_IN: dict[str, Metric] = {name_of(one): one for one in (*PERCENT, *LOWER)}

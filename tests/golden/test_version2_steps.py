@@ -1,6 +1,6 @@
-"""Twenty steps of every algorithm, what it refuses and warns of, and the kernels of its steps, as recorded.
+"""Twenty steps of each algorithm of version 2, what it refuses and warns of, and the kernels of its steps, as recorded.
 
-version2/README-steps.md says by what. The tests of iterates use only `qg.minimize`, those on a GPU only `qg.train`.
+version2/README.md says by what. The tests of iterates use only `qg.minimize`, those on a GPU only `qg.train`.
 """
 
 import json
@@ -126,13 +126,12 @@ def test_twenty_steps_of_every_algorithm_are_the_recorded_ones(graph, device):
     assert {case: error for case, error in errors.items() if not error <= TOLERANCE} == {}
 
 
-def test_every_algorithm_is_recorded_on_every_graph():
+def test_every_recorded_algorithm_runs_on_some_graph():
+    """Algorithms that later versions add need no record."""
     _, cases = recorded()
     assert list(cases) == list(GRAPHS)
-    for of_graph in cases.values():
-        assert set(qg.ALGORITHMS) <= of_graph.keys()
-    run = [name for name in qg.ALGORITHMS if any("state" in of_graph[name] for of_graph in cases.values())]
-    assert run == list(qg.ALGORITHMS), "each runs on some graph"
+    names = [case for case in cases["ring:8"] if case in qg.ALGORITHMS]
+    assert [name for name in names if all("refused" in of_graph[name] for of_graph in cases.values())] == []
 
 
 # ----------------------------------------------------------------------------------------------- steps in place
@@ -169,7 +168,7 @@ def test_steps_in_blocks_of_columns_are_the_recorded_ones(graph, monkeypatch):
     for case, theirs in zip(run, arrays[graph], strict=True):
         if " " not in case:
             errors[case] = np.abs(path_in_place(case, graph, arrays) - theirs).max() / np.abs(theirs).max()
-    assert len(errors) > len(qg.ALGORITHMS)
+    assert len(errors) > len(OPTIONS)
     assert {case: error for case, error in errors.items() if not error <= TOLERANCE} == {}
 
 
@@ -227,9 +226,8 @@ def sources(text, graph, dtype=torch.float64, rates=1, shared=None, runs=2, deca
     return found
 
 
-def all_sources(kind):
-    how = KERNELS[kind]
-    return {text: sources(text, kind.partition(",")[0], **how) for text in (*qg.ALGORITHMS, *OPTIONS)}
+def all_sources(kind, texts=(*qg.ALGORITHMS, *OPTIONS)):
+    return {text: sources(text, kind.partition(",")[0], **KERNELS[kind]) for text in texts}
 
 
 @pytest.mark.parametrize(
@@ -239,9 +237,7 @@ def test_the_kernels_of_all_steps_are_the_recorded_ones_character_by_character(k
     kernels = json.loads(lzma.decompress((HERE / "kernels.json.xz").read_bytes()))
     if kernels["torch"] != torch.__version__.partition("+")[0]:
         pytest.skip("another version of PyTorch may trace a step to other operations")
-    found = all_sources(kind)
-    assert found.keys() == kernels[kind].keys()
-    for text, of_text in found.items():
+    for text, of_text in all_sources(kind, kernels[kind]).items():
         assert of_text == kernels[kind][text], text
 
 
