@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from datetime import timedelta
+from types import SimpleNamespace
 
 import federations
 import pytest
@@ -575,3 +576,27 @@ def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_pat
     full.record("started")
     full.record("started")
     assert caplog.text.count("connections are not recorded") == 1
+
+
+@pytest.mark.parametrize("host", ["st-james..example", "a" * 64 + ".example"])
+def test_an_address_that_is_no_host_name_is_said_at_once(host):
+    began = time.monotonic()
+    with pytest.raises(OSError, match="is not the name of a host"):
+        module.resolved(host, 7443, 30.0, threading.Event())
+    assert time.monotonic() - began < 10
+
+
+def test_an_earlier_connection_does_not_replace_one_that_ended():
+    """As when a certificate is renewed, and the new connection ends before both sides have moved to it."""
+    def link(ended):
+        channel = SimpleNamespace(alive=not ended, ended=threading.Event())
+        if ended:
+            channel.ended.set()
+        return SimpleNamespace(edge=edge, channel=channel, identity=SimpleNamespace(node=1))
+
+    edge, links = object(), module.Connections()
+    links.take(link(ended=False))
+    links.take(link(ended=True))
+    assert links.to(1) is None
+    assert len(links.take_ended()) == 1
+    assert links.to(1) is None

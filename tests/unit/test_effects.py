@@ -15,6 +15,7 @@ from torch.nn import functional
 from zoo_habits import Layers
 
 import quasiglobal as qg
+from quasiglobal.models import build
 from quasiglobal.stacked.routes import CALLS_BEFORE_TRACING
 
 LABELS = torch.arange(20) % 5
@@ -274,6 +275,16 @@ def test_each_node_draws_from_a_generator_of_the_model(generator):
     with pytest.warns(UserWarning, match="OwnGenerator draws from its own generator generator, which all nodes share"):
         run = train(OwnGenerator(generator))
     assert len({float(run.model(node).drawn) for node in range(4)}) == 4
+
+
+def test_a_step_whose_loss_draws_from_numpy_is_not_captured_with_the_librarys_models_either():
+    def noisy(output, target):
+        return functional.cross_entropy(output, target) * float(np.random.rand() + 0.5)
+
+    data = torch.zeros(8, 1, 8, 8), torch.arange(8) % 2
+    model = build("mlp", classes=2, shape=(1, 8, 8))
+    assert qg.Task(model, noisy, data).effects.in_python
+    assert not qg.Task(model, functional.cross_entropy, data).effects.in_python
 
 
 class DrawsLater(Layers):

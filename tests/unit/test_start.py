@@ -67,7 +67,7 @@ module, n = Network(), 3
 layout = Layout.of(module)
 x = layout.row(dict(module.named_parameters())).repeat(n, 1)
 buffers = {name: torch.stack([value] * n) for name, value in Layout.buffers(module).items()}
-model = Stack(module, nn.functional.cross_entropy, layout, "fp32", right=accuracy, route=Kernels)
+model = Stack(module, nn.functional.cross_entropy, layout, "fp32", right=accuracy, counts_hits=True, route=Kernels)
 g = model.gradients(x, buffers, torch.randn(n, 2, 3, 4, 4), torch.zeros(n, 2, dtype=torch.int64)).g
 assert g.isfinite().all()
 

@@ -413,12 +413,15 @@ class Connections:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._links: list[Link] = []
+        self._newest: dict[int, Link] = {}
+        """The last connection to each neighbour, also when it has ended: an earlier one does not replace it."""
 
     def take(self, link: Link) -> None:
         """Make this the connection to its neighbour; cut an earlier one, unless it belongs to the same edge."""
         with self._lock:
-            before = self._newest().get(link.identity.node)
+            before = self._newest.get(link.identity.node)
             self._links = [*self._links, link]
+            self._newest = {**self._newest, link.identity.node: link}
         if before is not None and before.edge is not link.edge:
             before.edge.cut("it connected again")
 
@@ -428,7 +431,7 @@ class Connections:
 
     def open(self) -> list[Link]:
         """The newest connection to each neighbour, if it is open."""
-        return [link for link in self._newest().values() if link.channel.alive]
+        return [link for link in self._newest.values() if link.channel.alive]
 
     def take_ended(self, seconds: float = 0.0) -> list[Link]:
         """Remove and return the closed connections; wait for each up to `seconds`."""
@@ -436,9 +439,6 @@ class Connections:
         with self._lock:
             self._links = [link for link in self._links if link not in ended]
         return ended
-
-    def _newest(self) -> dict[int, Link]:
-        return {link.identity.node: link for link in self._links}
 
 
 class Guest:
@@ -565,6 +565,8 @@ def resolved(host: str, port: int, seconds: float, closing: threading.Event) -> 
             found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except OSError as error:
             found.set_exception(error)
+        except UnicodeError:                                # an empty label, or one of more than 63 characters
+            found.set_exception(OSError(f"{host} is not the name of a host"))
 
     deadline = time.monotonic() + seconds
     threading.Thread(target=look_up, name="look-up", daemon=True).start()

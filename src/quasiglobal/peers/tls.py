@@ -247,4 +247,4 @@ def reason(error: Exception) -> str:
         return "it closed the connection"
     if isinstance(error, ssl.SSLError):
         return f"it does not speak TLS 1.3 as expected: {(error.reason or str(error)).lower().replace('_', ' ')[:80]}"
-    return (getattr(error, "strerror", None) or str(error))[:120]
+    return (getattr(error, "strerror", None) or str(error) or "it closed the connection")[:120]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from quasiglobal.common.modules import RandomGenerator, attributes_of, copied
+from quasiglobal.common.modules import USUAL, RandomGenerator, attributes_of, copied
 from quasiglobal.common.trees import Tree
 from quasiglobal.stacked.layout import Layout
 
@@ -60,9 +60,6 @@ class OneModel:
     """Whether `right` is 1 for class outputs whose largest is the target's, else 0, so that a kernel may count."""
     first: tuple[nn.Module, Loss] | None = None
     """The module and the loss as they were before any call, of which further copies are made; None: they still are."""
-    keeps: bool = False
-    """Whether a call changes attributes, which the next call may read."""
-
     @property
     def is_ours(self) -> bool:
         """Whether the module is the library's, which keeps nothing between calls and asks no tensor for its history."""
@@ -140,22 +137,25 @@ class RealModel:
         return Gradients(loss.detach(), right.detach(), g, after)
 
     def outputs(self, row: Tensor, buffers: Buffers, inputs: Tree) -> Tree:
-        """The outputs on one batch after the other, [batches, batch, …], in evaluation mode."""
-        found = []
+        """The outputs on one batch after the other, [batches, batch, …], in evaluation mode.
+
+        The attributes of the module are then as before.
+        """
+        found, before = [], [] if self.one.is_ours else own_attributes(self.module)
         for k in range(len(tree_leaves(inputs)[0])):
             with self._at(row, buffers):
                 self.module.eval()
                 found.append(self._output(row, tree_map(lambda values, k=k: values[k].clone(), inputs)))
+        for attributes, own in before:
+            for name in attributes.keys() - USUAL - own.keys():
+                del attributes[name]
+            attributes.update(own)
         return tree_map(lambda *of: torch.stack(of), *found)
 
     def _output(self, row: Tensor, inputs: Tree) -> Tree:
         given, named = arguments(self.module, inputs)
         with self.one.autocast(row.device), self.one.around((row, inputs)):
             return self.module(*given, **named)
-
-    def tested(self) -> RealModel:
-        """The model for a test, after which it is as before."""
-        return self.one.copied() if self.one.keeps else self
 
     @contextmanager
     def _at(self, row: Tensor, buffers: Buffers) -> Iterator[None]:
@@ -200,6 +200,23 @@ def with_shared_weights(module: nn.Module) -> nn.Module:
         generators = {id(one): one for one in attributes_of(module) if isinstance(one, RandomGenerator)}
         return copied(module, shared={**own, **generators})
     return module
+
+
+def own_attributes(module: nn.Module) -> list[tuple[dict[str, object], dict[str, object]]]:
+    """The attributes of each part of a module, and copies of those that the part has added to the usual ones.
+
+    Generators of random numbers and tensors with a history are shared, or everything if a value cannot be copied.
+    """
+    parts = [vars(part) for part in module.modules()]
+    added = [{key: value for key, value in own.items() if key not in USUAL} for own in parts]
+    kept = [
+        one for one in attributes_of(module)
+        if isinstance(one, RandomGenerator) or (isinstance(one, Tensor) and not one.is_leaf)
+    ]
+    memo = {id(one): one for one in (*module.modules(), *module.parameters(), *module.buffers(), *kept)}
+    with suppress(Exception):
+        added = copy.deepcopy(added, memo)
+    return list(zip(parts, added, strict=True))
 
 
 def copied_loss(loss: Loss) -> Loss:

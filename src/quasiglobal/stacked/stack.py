@@ -75,8 +75,7 @@ class Stack:
 
     Further arguments are for trainings. `layout` says which parameters are which columns. `right` is the accuracy of a
     training example, if the task has one; `counts_hits`: it counts correct classes. `long` means a long training, for
-    which compiling a transformer pays off. `keeps`: a call of the module changes its attributes. `route` overrides the
-    choice.
+    which compiling a transformer pays off. `route` overrides the choice.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class Stack:
         right: Right | None = None,
         counts_hits: bool = False,
         long: bool = False,
-        keeps: bool | None = None,
         route: Callable[[OneModel], Route] | None = None,
     ) -> None:
         self._made, self.device, self.precision = model, None if device is None else torch.device(device), precision
@@ -99,8 +97,7 @@ class Stack:
         self.random = draws(self.module)
         one = OneModel(self.module, loss, self.layout, precision, right=right, counts_hits=counts_hits)
         if not one.is_ours:
-            first = with_shared_weights(self.module), copied_loss(loss)
-            one = replace(one, first=first, keeps=True if keeps is None else keeps)
+            one = replace(one, first=(with_shared_weights(self.module), copied_loss(loss)))
         self.route = (route or choose_route(self.module, precision, long))(one)
         """The route of the gradients."""
         self.test_route = self.route
@@ -173,8 +170,8 @@ class Stack:
             each = rows_of(outputs)
             if not isinstance(self.test_route, OneByOne):
                 return torch.stack([self.loss(output, targets) for output in each])
-            tested = (self.test_route.model(row).tested() for row in rows or range(len(each)))
-            return torch.stack([model.one.loss(output, targets) for model, output in zip(tested, each, strict=True)])
+            kept = (self.test_route.model(row).one.loss for row in rows or range(len(each)))   # a test changes no loss
+            return torch.stack([copied_loss(loss)(output, targets) for loss, output in zip(kept, each, strict=True)])
 
     def must_repeat(self, x: Tensor, buffers: Buffers, inputs: Tree, targets: Tree) -> bool:
         """Whether the gradients so far differ from plain PyTorch's; if so, it replaces the route, for a new start.
@@ -183,8 +180,9 @@ class Stack:
         """
         one = self.route.one
         if isinstance(self.route, OneByOne):
-            if not (self.changed and one.keeps):
+            if one.is_ours or not self.changed:
                 return False
+            log.info(f"a slower route took over in the first epoch of {type(self.module).__name__}, which is repeated")
         elif one.is_ours:
             return False
         else:
@@ -219,7 +217,7 @@ class Stack:
     @property
     def has_effects(self) -> bool:
         """Whether steps have effects in Python, which a captured step would not have."""
-        return isinstance(self.route, OneByOne) and self.route.one.keeps
+        return isinstance(self.route, OneByOne) and not self.route.one.is_ours
 
     @property
     def called(self) -> nn.Module:

@@ -104,7 +104,7 @@ class Program:
         self.feed = Feed(task.data, device, networks.dtype, augment=experiments[0].augment, workers=workers)
         self._lay_out(experiments, [0] * len(experiments))
         networks.check_batches(self.feed.plan.sizes)
-        can_capture = device.type == "cuda" and self.engine.waits_for_nobody and not task.effects.counts
+        can_capture = device.type == "cuda" and self.engine.waits_for_nobody and not task.effects.in_python
         if capture is None and can_capture and not recomputing:     # recomputing reads RNG states: not capturable
             capture = Captured
         self._capture = capture

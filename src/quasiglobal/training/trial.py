@@ -60,6 +60,11 @@ class Effects:
     state: tuple[str, ...] = ()
     """Names of frozen parameters and temporary buffers that the model changes in training."""
 
+    @property
+    def in_python(self) -> bool:
+        """Whether a call does something in Python that a captured step would not do again."""
+        return self.counts or self.draws_elsewhere
+
 
 @dataclass(frozen=True)
 class Trial:
