@@ -14,6 +14,7 @@ import torch
 from connections import at_once, shaken, soon
 from federations import Sites
 
+from quasiglobal.engines.distributed import LateModels
 from quasiglobal.errors import InputError
 from quasiglobal.peers import greeting
 from quasiglobal.peers import sites as module
@@ -350,13 +351,14 @@ def members_of(site, step, neighbours=(0, 1, 2), result=None, model=None):
     """The membership of a site at a step of a run with 10 steps, which gives its result if it has ended."""
     opener = SiteOpener(site)
     here = opener.site.node
+    models = LateModels(here, lambda: model)
+    models.model, models.result = Expected(2, torch.float64), Expected(3, torch.float64)
+    models.result_here = None if result is None else lambda: result
     members = Membership(
         opener, here, [there for there in neighbours if there != here], experiment="e", topology="t", timeout=1.0,
-        model_here=lambda: model,
+        handover=models,
     )
     members.step, members.last_step = step, 10
-    members.model, members.result = Expected(2, torch.float64), Expected(3, torch.float64)
-    members.result_here = None if result is None else lambda: result
     return members
 
 
@@ -369,10 +371,10 @@ def test_a_site_that_missed_the_end_takes_the_result_of_neighbours_that_have_end
     try:
         at_once(lambda: late.find(4.0), *(lambda one=one: one.hand_out([1], 4.0) for one in (first, third)))
         assert late.over
-        assert late.results.keys() == {0, 2}
-        assert all(late.results[k].equal(RESULT + k) for k in (0, 2))
-        assert not late.models
-        assert first.given == third.given == {1}
+        assert late.handover.results.keys() == {0, 2}
+        assert all(late.handover.results[k].equal(RESULT + k) for k in (0, 2))
+        assert not late.handover.taken
+        assert first.handover.went_to == third.handover.went_to == {1}
     finally:
         late.close()
 
@@ -383,7 +385,7 @@ def test_a_result_of_another_size_or_without_numbers_is_not_taken(sites, given):
     try:
         at_once(lambda: late.find(4.0), lambda: liar.hand_out([1, 3], 1.0))
         assert late.over
-        assert late.results == {}
+        assert late.handover.results == {}
     finally:
         late.close()
 
@@ -395,13 +397,13 @@ def test_no_run_ends_while_a_neighbour_trains_and_two_that_have_ended_take_nothi
         at_once(lambda: late.find(4.0), lambda: trains.find(4.0), lambda: liar.hand_out([1], 4.0))
         assert not late.over                                # whatever one neighbour says
         assert late.step_of_others == 4
-        assert len(late.models) == 1
+        assert len(late.handover.taken) == 1
     finally:
         for one in (late, trains):
             one.close()
     both = [members_of(sites.folders[k], 0, neighbours=(0, 1), result=RESULT) for k in (0, 1)]
     at_once(lambda: both[0].hand_out([1], 4.0), lambda: both[1].hand_out([0], 4.0))
-    assert both[0].given == both[1].given == set()
+    assert both[0].handover.went_to == both[1].handover.went_to == set()
 
 
 @pytest.mark.parametrize("ends", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -26,7 +27,7 @@ from quasiglobal.engines.wire import Wire
 from quasiglobal.errors import InputError
 from quasiglobal.peers.edge import Edge, Expected, Moment, Rejected, check_numbers
 from quasiglobal.peers.gloo import GlooOpener, Way
-from quasiglobal.peers.membership import Membership, Opener, Pace
+from quasiglobal.peers.membership import Handover, Membership, Opener, Pace
 from quasiglobal.stacked.precision import full_precision
 from quasiglobal.stacked.step_blocks import BlockStep, ByColumns, Mix, ModelRows, blocks_of
 from quasiglobal.topology import Topology
@@ -38,6 +39,9 @@ log = logging.getLogger("quasiglobal")
 
 MOST_KINDS = 64
 """Number of programs of block steps that are kept, one per kind of step."""
+
+SPELL = 8
+"""Number of consecutive unclipped messages that ends a spell of clipping."""
 
 MARGIN = 8
 """Message size limit, as a multiple of the first message's size, or of the algorithm's largest message if larger."""
@@ -95,12 +99,17 @@ class Distributed(Host):
         self._ahead: tuple[Moment, dict[int, Edge], Tensor] | None = None
         """A message sent ahead: its moment, its edges and its memory."""
         self.writing = threading.Lock()
+        self.models = LateModels(rank, self._mean_here)
         self.members = Membership(
             self._opener, rank, self.routes.neighbours, timeout=timeout,
-            experiment=experiment, topology=topology.fingerprint, model_here=self._mean_here,
+            experiment=experiment, topology=topology.fingerprint, handover=self.models,
             drops=round_deadline is not None,
         )
-        self.guard = guard_of(trust, hosted, self.members.note_clipped)
+        self.guard = guard_of(trust, hosted, self._note_clipped)
+        self._clipped: Counter[int] = Counter()
+        """Exchanges in which the model of a neighbour was clipped."""
+        self._spells: dict[int, int] = {}
+        """For each clipped neighbour, the number of consecutive unclipped messages since."""
         self._in_blocks = BlockSteps(self)
         self._deltas: dict[Hashable, Movement] = {}
 
@@ -115,7 +124,7 @@ class Distributed(Host):
         """
         self.members.last_step = last_step
         if models is not None:
-            self.members.model = Expected(models.numel() // len(self.nodes), models.dtype)
+            self.models.model = Expected(models.numel() // len(self.nodes), models.dtype)
             if self.guard is not None and sent_first:
                 self.guard.begin(self.by_run(models)[:, 0])
         self._at_exit = Finalize(None, self.close, exitpriority=0)      # `atexit` is skipped in forked processes
@@ -130,7 +139,25 @@ class Distributed(Host):
 
     def accounts(self) -> dict[str, dict[str, float]]:
         """Return the traffic statistics of each edge, by the process at its other end."""
-        return self.members.accounts()
+        accounts = self.members.accounts()
+        return {there: account | {"clipped": self._clipped[int(there)]} for there, account in accounts.items()}
+
+    def _note_clipped(self, there: int, why: str) -> None:
+        """Count a message, clipped for the reason `why`, or unclipped if it is empty; log the start and end of a spell.
+
+        A spell ends after `SPELL` unclipped messages in a row.
+        """
+        step = self.members.step
+        if why:
+            self._clipped[there] += 1
+            if there not in self._spells:
+                log.warning("process %d clips process %d from step %d: %s", self.rank, there, step, why)
+            self._spells[there] = 0
+        elif there in self._spells:
+            self._spells[there] += 1
+            if self._spells[there] == SPELL:
+                del self._spells[there]
+                log.warning("process %d trusts process %d again at step %d", self.rank, there, step)
 
     def close(self) -> None:
         """Close all edges and end all threads."""
@@ -337,7 +364,7 @@ class Distributed(Host):
 
         If trust is finite, take the one nearest to the models here: it is at least as near as any honest one.
         """
-        models = self.members.models
+        models = self.models.taken
         if not models:
             return None
         if self.guard is not None:
@@ -470,6 +497,43 @@ class Distributed(Host):
     def _world(self) -> ProcessGroup:
         """Group of all processes, for exact means and broadcasts; opened on first use."""
         return self._opener.group(self.rank, len(self.hosted), self.timeout)
+
+
+class LateModels(Handover):
+    """The models that a late process takes: of neighbours that train, to join them; of one that has ended, the result.
+
+    `here` returns the model for a process that joins late; None before the first step.
+    """
+
+    def __init__(self, rank: int, here: Callable[[], Tensor | None]) -> None:
+        self.rank, self.here = rank, here
+        self.result_here: Callable[[], Tensor] | None = None
+        """Returns the whole model of this process, for neighbours that missed the end."""
+        self.model: Expected | None = None
+        """The model that this process takes if it joins late."""
+        self.result: Expected | None = None
+        """The whole model that it takes if it missed the end."""
+        self.taken: list[Tensor] = []
+        self.results: dict[int, Tensor] = {}
+        self.went_to: set[int] = set()
+        """Neighbours that missed the end and took the model from here."""
+
+    def offered(self, ended: bool) -> Tensor | None:
+        return ((ended and self.result_here) or self.here)()
+
+    def wanted(self, ended: bool) -> Expected | None:
+        return (ended and self.result) or self.model
+
+    def take(self, there: int, rows: Tensor, ended: bool) -> None:
+        if ended and self.result is not None:
+            self.results[there] = rows
+        else:
+            self.taken.append(rows)
+
+    def given(self, there: int, ended: bool) -> None:
+        if ended:
+            self.went_to.add(there)
+            log.warning("process %d gave its model to process %d, which missed the end", self.rank, there)
 
 
 class BlockSteps:

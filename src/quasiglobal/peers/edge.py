@@ -127,8 +127,6 @@ class Account:
     """Seconds spent waiting for the other side."""
     missed: int = 0
     """Exchanges completed without the other side."""
-    clipped: int = 0
-    """Exchanges in which the model of the other side was clipped."""
 
 
 class Edge:
@@ -140,7 +138,7 @@ class Edge:
         self.step_there = 0
         """Step of the other side as of its admission, or of its last heartbeat."""
         self.gave = False
-        """Whether the other side took the model from here."""
+        """Whether the other side took the rows that were offered."""
         self.on_note: Callable[[bytes], None] = lambda note: None
         self._rank = 0 if here < there else 1
         self._under_way: deque[tuple[Sending, bool]] = deque()
@@ -182,13 +180,12 @@ class Edge:
         """Wait until both sides are ready for the first step."""
         self._swap(bytes(32), deadline)
 
-    def share_model(self, model: Tensor | None, wanted: Expected | None, deadline: float) -> Tensor | None:
-        """Send a model to the other side if it requests one; receive its model if one of exactly this size is `wanted`.
-        """
-        count, size = (0, 0) if model is None else (model.numel(), model.element_size())
+    def hand_over(self, rows: Tensor | None, wanted: Expected | None, deadline: float) -> Tensor | None:
+        """Send these rows if the other side requests them; receive its rows if they have exactly the size `wanted`."""
+        count, size = (0, 0) if rows is None else (rows.numel(), rows.element_size())
         theirs = self._swap((wanted is not None).to_bytes(8) + count.to_bytes(16) + size.to_bytes(8), deadline)
         asked, coming, size = (int.from_bytes(theirs[at]) for at in (slice(8), slice(8, 24), slice(24, 32)))
-        sending = self.channel.send(model) if asked and model is not None else None
+        sending = self.channel.send(rows) if asked and rows is not None else None
         taken = None
         if wanted is not None and coming:
             if (coming, size) != (wanted.count, wanted.dtype.itemsize):

@@ -43,9 +43,6 @@ ATTEMPT = 10.0
 LONG = 3600.0
 """Timeout in seconds for an admitted neighbour to load its data and begin."""
 
-SPELL = 8
-"""Number of consecutive unclipped messages that ends a spell of clipping."""
-
 WINDOW = 4
 """Exchanges over which the pace of a neighbour is measured."""
 
@@ -99,11 +96,31 @@ class Opener(ABC):
         """Release everything, after the edges are closed."""
 
 
+class Handover(ABC):
+    """The rows that two processes hand each other when an edge between them opens, if one of them is late."""
+
+    @abstractmethod
+    def offered(self, ended: bool) -> Tensor | None:
+        """Rows that a neighbour may take from here, during the run or after its end; None if there are none."""
+
+    @abstractmethod
+    def wanted(self, ended: bool) -> Expected | None:
+        """Rows to take from a neighbour that is in the run or has ended; None if none are needed."""
+
+    @abstractmethod
+    def take(self, there: int, rows: Tensor, ended: bool) -> None:
+        """Keep the rows that came from a neighbour."""
+
+    @abstractmethod
+    def given(self, there: int, ended: bool) -> None:
+        """Note that a neighbour took the rows from here."""
+
+
 class Membership:
     """The edges from process `rank` to its neighbours, each opened by a thread that retries until it succeeds.
 
-    The opener admits neighbours with the same experiment and topology. `model_here` returns the model that a
-    late-joining neighbour may request; None before the first step. `drops`: edges keep only the newest messages.
+    The opener admits neighbours with the same experiment and topology. `handover` has the rows that late neighbours
+    request. `drops`: edges keep only the newest messages.
     """
 
     def __init__(
@@ -115,29 +132,19 @@ class Membership:
         experiment: str,
         topology: str,
         timeout: float,
-        model_here: Callable[[], Tensor | None],
+        handover: Handover,
         drops: bool = False,
     ) -> None:
         self.rank, self.neighbours, self.timeout = rank, neighbours, timeout
         self.edges: dict[int, Edge] = {}
         self.buffers = MessageMemory(shared=opener.shares_memory)
         self.lost: dict[int, str] = {}
-        self.models: list[Tensor] = []
         self.step = 0
         """Current step of this process."""
         self.last_step = math.inf
         """Last step of the run. A process that has ended is at the step after it."""
-        self.model: Expected | None = None
-        """The model that this process takes from neighbours that already train, if it joins late."""
-        self.result: Expected | None = None
-        """The whole model that this process takes from neighbours that have ended, if it missed the end."""
-        self.results: dict[int, Tensor] = {}
-        self.given: set[int] = set()
-        """Neighbours that missed the end and took the model from here."""
-        self.result_here: Callable[[], Tensor] | None = None
-        """Returns the whole model of this process, for these neighbours."""
         self._steps_of_others: dict[int, int] = {}
-        self._opener, self._model_here, self._drops = opener, model_here, drops
+        self._opener, self.handover, self._drops = opener, handover, drops
         self._terms = Terms(rank, neighbours, experiment, topology, timeout, lambda: self.step)
         self._accounts = {there: Account() for there in neighbours}
         self._threads: list[threading.Thread] = []
@@ -147,11 +154,9 @@ class Membership:
         self._ready, self._closing = threading.Event(), threading.Event()
         self._waiting_since, self._largest = math.inf, 0
         self._ended: set[int] = set()
-        self._bad_models: set[int] = set()
+        self._bad_rows: set[int] = set()
         self._refused: set[int] = set()
         self._said: set[tuple[int, str]] = set()
-        self._spells: dict[int, int] = {}
-        """For each clipped neighbour, the number of consecutive unclipped messages since."""
         self._why = dict.fromkeys(neighbours, "it did not connect in time")
 
     # -------------------------------------------------------------------------------------------- find
@@ -235,7 +240,7 @@ class Membership:
                     self._ended.add(there)
                     edge.close()
                     return
-                if self.step > self.last_step:              # this process has ended, and has given its model
+                if self.step > self.last_step:              # this process has ended, and has handed over its rows
                     raise Lost("the run has ended here")
                 self._ready.wait()                          # neighbours never wait for a process that is loading
                 edge.greet(time.monotonic() + LONG)
@@ -256,25 +261,20 @@ class Membership:
             self._closing.wait(0.2)
 
     def _welcome(self, edge: Edge) -> None:
-        """Send a model to a side that joins late; receive one if this side does."""
+        """Hand rows to a side that joins late; take some if this side does."""
         edge.account = self._accounts[edge.there]
-        wanted = (self._has_ended(edge) and self.result) or self.model
-        ended = self.step > self.last_step
-        if self.begun or ended or edge.there in self._bad_models:
-            wanted = None
-        here = (ended and self.result_here) or self._model_here
+        ended, ended_there = self.step > self.last_step, self._has_ended(edge)
+        late = not (self.begun or ended or edge.there in self._bad_rows)
+        wanted = self.handover.wanted(ended_there) if late else None
         try:
-            model = edge.share_model(here(), wanted, time.monotonic() + self.timeout)
+            rows = edge.hand_over(self.handover.offered(ended), wanted, time.monotonic() + self.timeout)
         except Rejected:
-            self._bad_models.add(edge.there)                # open the edge again, without asking for a model
+            self._bad_rows.add(edge.there)                  # open the edge again, without asking for rows
             raise
-        if model is not None and wanted is self.result:
-            self.results[edge.there] = model
-        elif model is not None:
-            self.models.append(model)
-        if edge.gave and ended:
-            self.given.add(edge.there)
-            log.warning("process %d gave its model to process %d, which missed the end", self.rank, edge.there)
+        if rows is not None:
+            self.handover.take(edge.there, rows, ended_there)
+        if edge.gave:
+            self.handover.given(edge.there, ended)
         try:
             check_step(edge.step_there, self.last_step + 1)
             self._steps_of_others[edge.there] = edge.step_there
@@ -290,23 +290,6 @@ class Membership:
         if (there, what) not in self._said:
             self._said.add((there, what))
             log.warning("process %d: process %d %s", self.rank, there, what)
-
-    def note_clipped(self, there: int, why: str) -> None:
-        """Count a message, clipped for the reason `why`, or unclipped if it is empty; log the start and end of a spell.
-
-        A spell ends after `SPELL` unclipped messages in a row.
-        """
-        account = self._accounts[there]
-        if why:
-            account.clipped += 1
-            if there not in self._spells:
-                log.warning("process %d clips process %d from step %d: %s", self.rank, there, self.step, why)
-            self._spells[there] = 0
-        elif there in self._spells:
-            self._spells[there] += 1
-            if self._spells[there] == SPELL:
-                del self._spells[there]
-                log.warning("process %d trusts process %d again at step %d", self.rank, there, self.step)
 
     # -------------------------------------------------------------------------------------------- lose, take back
 
@@ -377,7 +360,7 @@ class Membership:
             self.step = int(self.last_step) + 1
 
     def hand_out(self, to: Sequence[int], seconds: float) -> None:
-        """Give the result of a run that has ended to neighbours that request it, until all in `to` have connected."""
+        """Hand over rows after the end to neighbours that request them, until all in `to` have connected."""
         self.end()
         self._opener.begin(self._terms)
         for there in self.neighbours:

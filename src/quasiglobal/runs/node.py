@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quasiglobal.data.sources import named
+from quasiglobal.engines.distributed import LateModels
 from quasiglobal.engines.trust import SUGGESTED
 from quasiglobal.errors import InputError
 from quasiglobal.peers.edge import Expected
@@ -175,8 +176,8 @@ def offer(mine: Participant) -> None:
     def whole() -> Tensor:
         return packed(mine.program.rows_of(0))
 
-    mine.engine.members.result = Expected(whole().numel(), whole().dtype)
-    mine.engine.members.result_here = whole
+    mine.engine.models.result = Expected(whole().numel(), whole().dtype)
+    mine.engine.models.result_here = whole
 
 
 def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float, seconds: float) -> None:
@@ -193,12 +194,12 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
     waiting = [there for there in (neighbours if to is None else to) if opener.expects(there)]
     if not waiting:
         return
+    models, whole = LateModels(node, lambda: None), packed(run.rows()[0])
+    models.result_here = lambda: whole
     members = Membership(
-        opener, node, neighbours, experiment=one.hash, topology=topology.fingerprint, timeout=timeout,
-        model_here=lambda: None,
+        opener, node, neighbours, experiment=one.hash, topology=topology.fingerprint, timeout=timeout, handover=models,
     )
-    members.last_step, whole = one.epochs * (one.steps or 0), packed(run.rows()[0])
-    members.result_here = lambda: whole
+    members.last_step = one.epochs * (one.steps or 0)
     log.info(
         "the run has ended; node %s may fetch its model from here for %g s (--linger; Ctrl-C ends this)",
         " or ".join(map(opener.called, waiting)), seconds,
@@ -209,7 +210,7 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
         pass
     except InputError as error:                             # such as a port in use: the run has finished all the same
         log.warning("nobody can fetch the model from here: %s", error)
-    for there in sorted(members.given):
+    for there in sorted(models.went_to):
         opener.audit.record("gave result", node=there, step=members.last_step)
 
 
@@ -220,7 +221,7 @@ def take(mine: Participant, watch: Watcher) -> dict[str, object]:
     """
     program, opener, (run,), (part,) = mine.program, mine.seat.through, mine.runs, mine.parts
     assert isinstance(opener, SiteOpener)
-    results, saved, like = mine.engine.members.results, max(mine.saved), program.rows_of(0)
+    results, saved, like = mine.engine.models.results, max(mine.saved), program.rows_of(0)
     if not results:
         raise InputError("the run has ended, and no neighbour gave its model; ask another one to run `qg node` again")
     found = {}
