@@ -19,7 +19,7 @@ from quasiglobal.errors import InputError
 from quasiglobal.peers import greeting
 from quasiglobal.peers import sites as module
 from quasiglobal.peers.certificates import issue, now, read_key, write_private
-from quasiglobal.peers.edge import Expected, Lost, Refused
+from quasiglobal.peers.edge import Edge, Expected, Lost, Refused
 from quasiglobal.peers.membership import Membership, Terms
 from quasiglobal.peers.sites import Audit, SiteOpener
 from quasiglobal.runs.agreement import refuse_between_sites
@@ -602,3 +602,17 @@ def test_an_earlier_connection_does_not_replace_one_that_ended():
     assert links.to(1) is None
     assert len(links.take_ended()) == 1
     assert links.to(1) is None
+
+
+def test_an_edge_that_is_cut_while_it_sends_says_why():
+    class Closes:
+        def send(self, message):
+            edge.cut("revoked by federation file 3")
+            raise Lost("this process closed the connection")
+
+        def close(self):
+            pass
+
+    edge = Edge(0, 1, Closes(), 1)
+    with pytest.raises(Lost, match="revoked by federation file 3"):
+        edge.send((1, 0), torch.zeros(2), 1.0)

@@ -358,7 +358,10 @@ class Edge:
             self._end(error if isinstance(error, Lost) else Lost(f"{error}"))
 
     def _start(self, message: Tensor, counts: bool = False) -> None:
-        sending = self.channel.send(message)
+        try:
+            sending = self.channel.send(message)
+        except Lost as error:                               # the edge knows why better, if it was cut meanwhile
+            raise self._gone or error from None
         with self._news:
             self._under_way.append((sending, counts))
             self._news.notify_all()
