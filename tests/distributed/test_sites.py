@@ -16,7 +16,7 @@ from federations import Sites
 
 from quasiglobal.engines.distributed import LateModels
 from quasiglobal.errors import InputError
-from quasiglobal.peers import greeting
+from quasiglobal.peers import dialling, greeting
 from quasiglobal.peers import sites as module
 from quasiglobal.peers.certificates import issue, now, read_key, write_private
 from quasiglobal.peers.edge import Edge, Expected, Lost, Refused
@@ -302,7 +302,7 @@ def test_a_recorded_connection_is_of_no_use(meeting, sites, monkeypatch):
 
         threading.Thread(target=relay, daemon=True).start()
         place = socket.AF_INET, socket.SOCK_STREAM, 0, "", tap.getsockname()
-        monkeypatch.setattr(module, "resolved", lambda *_: [place])
+        monkeypatch.setattr(dialling, "resolved", lambda *_: [place])
         first, second = meeting.site(sites.folders[0]), meeting.site(sites.folders[1])
         edges = meeting.met(first, second)
         for edge in edges:
@@ -501,11 +501,11 @@ def test_names_that_are_found_late_do_not_block_a_stop(meeting, sites, monkeypat
         raise socket.gaierror("no such name")
 
     monkeypatch.setattr(socket, "getaddrinfo", never)
-    monkeypatch.setattr(module, "LOOK_UP", 0.3)
+    monkeypatch.setattr(dialling, "LOOK_UP", 0.3)
     began = time.monotonic()
     with pytest.raises(Lost, match="in time"):
         second.open(0, 0.2)
-    monkeypatch.setattr(module, "LOOK_UP", 30)
+    monkeypatch.setattr(dialling, "LOOK_UP", 30)
     threading.Timer(0.3, second.stop).start()
     with pytest.raises(Lost, match="in time"):
         second.open(0, 0.2)
@@ -584,7 +584,7 @@ def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_pat
 def test_an_address_that_is_no_host_name_is_said_at_once(host):
     began = time.monotonic()
     with pytest.raises(OSError, match="is not the name of a host"):
-        module.resolved(host, 7443, 30.0, threading.Event())
+        dialling.resolved(host, 7443, 30.0, threading.Event())
     assert time.monotonic() - began < 10
 
 

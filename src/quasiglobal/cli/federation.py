@@ -68,7 +68,8 @@ def approve(
         raise InputError("name the requests to approve, as in `qg federation approve request-*.json`")
     asked = [federation_file.read_request(read_text(path), str(path)) for path in request]
     for one in asked:
-        _say_fingerprint(f"{one.name}, {one.address or 'which only dials'}", one.fingerprint)
+        relays = ", which relays between sites that only dial" if one.relays else ""
+        _say_fingerprint(f"{one.name}, {one.address or 'which only dials'}{relays}", one.fingerprint)
     _confirm("Did each site read this fingerprint to you, by telephone?", compared)
     place = OrganiserFolder(folder)
     graph = place.read().topology
@@ -110,6 +111,7 @@ def request(
     federation: str,
     name: str,
     address: Annotated[str | None, arg(metavar="HOST:PORT")] = None,
+    relay: bool = False,
     folder: OwnFolder = Path("site"),
 ) -> None:
     """Request to join: make the site's key and a request file.
@@ -121,8 +123,10 @@ def request(
         federation: The federation's name.
         name: The site's name: lower-case letters, digits and hyphens.
         address: Address at which neighbours reach this site; leave it out if it cannot accept connections.
+        relay: Agree to connect other sites that cannot accept connections either: their encrypted bytes then pass
+            through this site, which cannot read them.
     """
-    path, asked = SiteFolder(folder).request(federation, name, address)
+    path, asked = SiteFolder(folder).request(federation, name, address, relay)
     say_written([path])
     _say_fingerprint("Your fingerprint, for the organiser to compare by telephone", asked.fingerprint)
     console.print(f"Send {path} to the organiser.", soft_wrap=True)
@@ -229,7 +233,10 @@ def _say_next(place: OrganiserFolder, federation: Federation) -> None:
 
 def _show(federation: Federation, organiser: str, json: bool, **more: object) -> None:
     sites = [
-        {"node": site.node, "site": site.name, "address": site.address, "fingerprint": site.fingerprint}
+        {
+            "node": site.node, "site": site.name, "address": site.address, "relays": site.relays,
+            "fingerprint": site.fingerprint,
+        }
         for site in federation.sites
     ]
     if json:
@@ -245,7 +252,8 @@ def _show(federation: Federation, organiser: str, json: bool, **more: object) ->
     )
     _say_fingerprint("Organiser's fingerprint", organiser)
     Listing(sites, {
-        "site": "site", "node": "node", "address": lambda row: row["address"] or "only dials",
+        "site": "site", "node": "node",
+        "address": lambda row: (row["address"] or "only dials") + (", relays" if row["relays"] else ""),
         "fingerprint": lambda row: spoken(row["fingerprint"], 4),
     }, folds={"address": 20}).show()
     if "node" in more:

@@ -29,6 +29,8 @@ from quasiglobal.cli.terminal import (
     watcher,
 )
 from quasiglobal.errors import InputError
+from quasiglobal.peers.bandwidth import read_bandwidth
+from quasiglobal.peers.dialling import read_proxy
 from quasiglobal.peers.rendezvous import launched, serve, spread
 from quasiglobal.runs import plots, tuning
 from quasiglobal.runs.agreement import has_own_data, refuse_faults, trust_of
@@ -216,6 +218,8 @@ def node(
     data: Annotated[str, arg(metavar="PATH")],
     site: Folder | None = None,
     listen: Annotated[str | None, arg(metavar="HOST:PORT")] = None,
+    proxy: Annotated[str | None, arg(metavar="URL")] = None,
+    bandwidth: Annotated[str | None, arg(metavar="RATE")] = None,
     node: int | None = None,
     rendezvous: Annotated[str | None, arg(metavar="HOST:PORT")] = None,
     host: str = "127.0.0.1",
@@ -247,6 +251,9 @@ def node(
         site: The folder with this site's key, certificate and federation file.
         listen: Address to listen at, if neighbours reach this machine by another one, as behind a firewall;
             0.0.0.0:PORT listens at all of its addresses.
+        proxy: Dial the neighbours through this HTTP proxy, http://HOST:PORT (CONNECT), with --site. Set QG_PROXY_AUTH
+            to user:password if it asks for them.
+        bandwidth: Send at most this much per second to all neighbours together, as in 50mbit, with --site.
         node: Index of this node in the topology, from 0, with --rendezvous.
         rendezvous: Address of a running `qg rendezvous`.
         host: The address at which neighbours reach this machine, with --rendezvous.
@@ -269,7 +276,14 @@ def node(
         metrics_port: Serve metrics for Prometheus, at http://127.0.0.1:PORT/metrics; HOST:PORT for all
             machines that reach that address.
     """
+    if site is None and (proxy or bandwidth):
+        raise InputError("--proxy and --bandwidth are for the sites of a federation; name a site's folder with --site")
     place = _place(site, listen, node, rendezvous)
+    if isinstance(place, InFederation):
+        place = replace(
+            place, proxy=read_proxy(proxy) if proxy else None,
+            bandwidth=read_bandwidth(bandwidth) if bandwidth else math.inf,
+        )
     experiment = from_toml(file)
     if round_deadline is not None:
         experiment = replace(experiment, round_deadline=round_deadline)

@@ -48,6 +48,8 @@ class Site:
     """SHA-256 of the site's public key (SubjectPublicKeyInfo, DER), in hexadecimal digits."""
     root: bytes = b""
     """The site's root certificate in DER; its key has this fingerprint."""
+    relays: bool = False
+    """Whether it connects two sites that can both only dial. The file has this member only if it is true."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,25 @@ class Federation:
             raise InputError(f"federation {self.name} (serial {self.serial}) has no node {which}")
         raise unknown("site", which, [site.name for site in self.sites])
 
+    def relays(self, i: int, j: int) -> list[Site]:
+        """The sites that can connect nodes i and j, if both only dial."""
+        if self.site(i).address is not None or self.site(j).address is not None:
+            return []
+        return [site for site in self.sites if site.relays and site.address is not None]
+
     def listener(self, i: int, j: int) -> int:
-        """The node that listens for the edge between nodes i and j: the lower one that has an address."""
+        """The node that listens for the edge between nodes i and j: the lower one that has an address.
+
+        If neither has one, the lower one listens at a relay.
+        """
         for node in sorted((i, j)):
-            if self.site(node).address is not None:
+            if self.site(node).address is not None or self.relays(i, j):
                 return node
         first, second = self.site(min(i, j)), self.site(max(i, j))
         raise InputError(
             f"{first.name} (node {first.node}) and {second.name} (node {second.node}) are neighbours and neither can "
-            "be reached; give one of them an address, or another node number"
+            "be reached; give one of them an address, or another node number, or let a third site relay between them "
+            "(`qg site request --relay`)"
         )
 
     def check_edges(self, neighbours: Iterable[tuple[int, int]]) -> None:
@@ -106,6 +118,7 @@ class Request:
     address: str | None
     fingerprint: str
     root: bytes
+    relays: bool = False
 
 
 def written(federation: Federation, key: Ed25519PrivateKey) -> bytes:
@@ -116,7 +129,7 @@ def written(federation: Federation, key: Ed25519PrivateKey) -> bytes:
         "ends": federation.ends.strftime(TIME),
         "topology": federation.topology,
         "organiser": public_der(key.public_key()).hex(),
-        "sites": [asdict(site) | {"root": base64.b64encode(site.root).decode()} for site in federation.sites],
+        "sites": [_document(site) for site in federation.sites],
     }
     text = sign("federation", document, key)
     read(text, key.public_key(), f"federation {federation.name}")      # raises if the file is invalid
@@ -151,20 +164,20 @@ def written_request(request: Request, key: Ed25519PrivateKey) -> bytes:
     """The request as a file, signed with the site's key."""
     return sign("request", {
         "federation": request.federation, "name": request.name, "address": request.address,
-        "root": base64.b64encode(request.root).decode(),
+        "root": base64.b64encode(request.root).decode(), **({"relays": True} if request.relays else {}),
     }, key)
 
 
 def read_request(text: bytes, where: str) -> Request:
     """The request in a file. Its signature proves that the sender has the key, not the sender's identity."""
-    document = unchecked(text, where)
-    _check_fields(document, where, federation=str, name=str, address=str | None, root=str)
+    document: Json = {"relays": False} | unchecked(text, where)
+    _check_fields(document, where, federation=str, name=str, address=str | None, root=str, relays=bool)
     root = _decoded(document["root"], where)
     key = key_of_root(root, where)
     check_signature("request", text, key, where)
     return Request(
         check_name(document["federation"], where), check_name(document["name"], where),
-        read_address(document["address"], where), fingerprint(key), root,
+        read_address(document["address"], where), fingerprint(key), root, document["relays"],
     )
 
 
@@ -204,17 +217,24 @@ def split_address(text: str) -> tuple[str, int]:
     return inside[1] if inside else host, int(port)
 
 
-def _site(document: object, where: str) -> Site:
-    if not isinstance(document, dict):
+def _site(said: object, where: str) -> Site:
+    if not isinstance(said, dict):
         raise InputError(f"{where} is not an object; ask the organiser for the file again")
-    _check_fields(document, where, node=int, name=str, address=str | None, fingerprint=str, root=str)
+    document: Json = {"relays": False} | said
+    _check_fields(document, where, node=int, name=str, address=str | None, fingerprint=str, root=str, relays=bool)
     root = _decoded(document["root"], where)
     if fingerprint(key_of_root(root, where)) != document["fingerprint"]:
         raise InputError(f"{where} has a fingerprint that is not its root certificate's; ask the organiser")
     return Site(
         _between(document["node"], 0, MOST_NODE, f"node of {where}"), check_name(document["name"], where),
-        read_address(document["address"], where), document["fingerprint"], root,
+        read_address(document["address"], where), document["fingerprint"], root, document["relays"],
     )
+
+
+def _document(site: Site) -> Json:
+    """A site as JSON; earlier versions read it unless it relays."""
+    document = asdict(site) | {"root": base64.b64encode(site.root).decode()}
+    return document if site.relays else {name: document[name] for name in document if name != "relays"}
 
 
 def _check_fields(document: Json, where: str, **types: type | UnionType) -> None:

@@ -59,18 +59,21 @@ class SiteFolder:
         self._parsed: tuple[bytes, Federation] | None = None
         self._trouble = ""
 
-    def request(self, federation: str, name: str, address: str | None) -> tuple[Path, Request]:
+    def request(
+        self, federation: str, name: str, address: str | None, relays: bool = False
+    ) -> tuple[Path, Request]:
         """Write a request to join, and make the site's key if there is none."""
         federation_file.check_name(federation, "the federation")
         federation_file.check_name(name, "the site")
-        federation_file.read_address(address, "the site")
+        if federation_file.read_address(address, "the site") is None and relays:
+            raise InputError("other sites dial a relay; give its --address HOST:PORT")
         if self.is_pinned and self.federation().name != federation:
             raise InputError(f"{self.path} belongs to federation {self.federation().name}; name another --folder")
         with _alone(self.path):
             key = read_key(self.key) if self.key.exists() else certificates.new_key(self.key)
             if not self.root.exists():
                 _write(self.root, certificates.root(key))
-            own = Request(federation, name, address, fingerprint(key.public_key()), self.root.read_bytes())
+            own = Request(federation, name, address, fingerprint(key.public_key()), self.root.read_bytes(), relays)
             path = self.path / f"request-{name}.json"
             _write(path, federation_file.written_request(own, key))
         return path, own
@@ -334,7 +337,7 @@ def _with(federation: Federation, request: Request, n: int, node: int | None) ->
         taken = f"is taken by {others[node].name}" if node in others else f"is not one of {federation.topology}"
         raise InputError(f"node {node} {taken}; free: {', '.join(map(str, free))}")
     chosen = next(number for number in (node, known, free[0]) if number is not None)
-    others[chosen] = Site(chosen, request.name, request.address, request.fingerprint, request.root)
+    others[chosen] = Site(chosen, request.name, request.address, request.fingerprint, request.root, request.relays)
     return replace(federation, sites=tuple(site for _, site in sorted(others.items())))
 
 

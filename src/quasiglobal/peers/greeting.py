@@ -27,6 +27,8 @@ START = struct.Struct("!4sH")
 MAGIC = b"qgg1"
 MOST = 2048
 
+ACCEPTED = {"accepted": True}
+
 FOREIGN = "it does not speak this protocol"
 
 MOST_WHOLE = 2**53
@@ -81,9 +83,9 @@ def exchange(
     if wrong := mine.misfit(theirs) or check(theirs):
         refuse(connection, wrong, deadline)
         raise Refused(wrong)
-    _send(connection, {"accepted": True}, deadline)
+    accept(connection, deadline)
     answer = _receive(connection, deadline)
-    if answer != {"accepted": True}:
+    if answer != ACCEPTED:
         raise Refused(f"it refused this node: {_text(answer.get('refused', FOREIGN))}")
     return theirs
 
@@ -92,6 +94,24 @@ def refuse(connection: socket.socket, why: str, deadline: float) -> None:
     """Send the reason, instead of a greeting or an acceptance; ignore a closed connection."""
     with suppress(Lost):
         _send(connection, {"refused": why[:300].encode("ascii", "replace").decode()}, deadline)
+
+
+def ask_to_meet(connection: socket.socket, there: int, deadline: float) -> None:
+    """Ask a relay, instead of a greeting, for a connection to another site; raise `Refused` if it does not relay."""
+    _send(connection, {"meet": there}, deadline)
+    answer = _receive(connection, deadline)
+    if answer != ACCEPTED:
+        raise Refused(f"it refused this node: {_text(answer.get('refused', FOREIGN))}")
+
+
+def asked_to_meet(connection: socket.socket, deadline: float) -> int:
+    """The site that another one asks this relay for."""
+    return _whole(_receive(connection, deadline).get("meet"))
+
+
+def accept(connection: socket.socket, deadline: float) -> None:
+    """Accept a greeting, or a request to a relay."""
+    _send(connection, ACCEPTED, deadline)
 
 
 def parsed(said: Json) -> Greeting:

@@ -15,12 +15,12 @@ import math
 import os
 import secrets
 import socket
+import ssl
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,15 +28,17 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from random import uniform
-from typing import TypeAlias
 
 from quasiglobal.common.files import as_line
 from quasiglobal.errors import InputError
+from quasiglobal.peers import relay
+from quasiglobal.peers.bandwidth import Cap
+from quasiglobal.peers.dialling import Proxy, connected
 from quasiglobal.peers.edge import Edge, Lost, Refused
-from quasiglobal.peers.federation_file import Federation, split_address
+from quasiglobal.peers.federation_file import Federation, Site, split_address
 from quasiglobal.peers.folders import Identity, SiteFolder
-from quasiglobal.peers.greeting import PROTOCOL, Greeting, exchange, refuse
-from quasiglobal.peers.membership import ADMISSION, Opener, Terms
+from quasiglobal.peers.greeting import PROTOCOL, Greeting, accept, ask_to_meet, asked_to_meet, exchange, refuse
+from quasiglobal.peers.membership import ADMISSION, LONG, Opener, Terms
 from quasiglobal.peers.tls import TLSChannel, close_gently, prepare, reason, trouble
 
 if sys.platform != "win32":
@@ -56,9 +58,6 @@ WATCH = 5.0
 LONGEST_PAUSE = 5.0
 """Maximum seconds between two attempts to dial."""
 
-LOOK_UP = 30.0
-"""Additional seconds for looking up a name: with a dead name server, each look-up takes 5 to 10 s."""
-
 FAREWELL = 1.0
 """Seconds for the other side of a refused connection to read the reason."""
 
@@ -68,20 +67,24 @@ MOST_WAITING = 64
 FILES_EACH = 8
 """Open files reserved per unauthenticated connection, with room for the other files of the process."""
 
-Place: TypeAlias = tuple[
-    socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
-]
-"""An address as `getaddrinfo` returns it."""
-
 
 class SiteOpener(Opener):
     """Opens the edges of one site; the folder has its key, its certificate and the federation file.
 
-    `listen` is the HOST:PORT to listen at if it differs from the address in the file, as behind NAT.
+    `listen` is the HOST:PORT to listen at if it differs from the address in the file, as behind NAT. `proxy` dials the
+    neighbours, and `cap` limits what this site sends.
     """
 
-    def __init__(self, folder: SiteFolder, listen: str | None = None, audit: Audit | None = None) -> None:
+    def __init__(
+        self,
+        folder: SiteFolder,
+        listen: str | None = None,
+        audit: Audit | None = None,
+        proxy: Proxy | None = None,
+        cap: Cap | None = None,
+    ) -> None:
         self._folder, self._listen, self.audit = folder, listen, audit or Audit(None)
+        self._proxy, self._cap = proxy, cap or Cap()
         self.federation = folder.federation()
         self.site = folder.own(self.federation)
         folder.client_context()                             # raises early if the key or the certificate is unusable
@@ -91,11 +94,14 @@ class SiteOpener(Opener):
         self._parked: dict[int, Link] = {}
         self._dialling: dict[int, Guest] = {}
         self._pauses: dict[int, float] = {}
+        self._turns: dict[int, int] = {}
+        """Number of attempts to meet each neighbour at a relay: each attempt is at another one."""
         self._versions: dict[int, str] = {}
         self._refusals: dict[int, str] = {}
         """Reason why the last connection of each dialling neighbour was refused."""
         self._closing = threading.Event()
         self._listener: Listener | None = None
+        self._relay: relay.Relay | None = None
 
     # -------------------------------------------------------------------------------------------- the opener
 
@@ -107,7 +113,9 @@ class SiteOpener(Opener):
         expected = [there for there in terms.neighbours if self.expects(there)]
         for there in set(terms.neighbours) - set(expected):
             log.warning("node %d is not in the federation file: its weight stays here", there)
-        if any(self._listens_for(there) for there in expected):
+        if self.site.relays:
+            self._relay = relay.Relay(self.audit.record, self._cap, most_waiting())
+        if self._relay or any(self._listens_for(there) and not self._relays_to(there) for there in expected):
             host, port = split_address(self._listen or self.site.address or "")
             self._listener = Listener(host, port, self._receive)
         at = f", listening at port {self._listener.port}" if self._listener else ""
@@ -121,6 +129,9 @@ class SiteOpener(Opener):
             neighbours=expected, step=terms.step(),
         )
         threading.Thread(target=self._watch, name="federation", daemon=True).start()
+        if self.site.address is None:
+            for there in terms.neighbours:
+                threading.Thread(target=self._listen_at_relay, args=(there,), name="at relay", daemon=True).start()
 
     def expects(self, there: int) -> bool:
         """Whether the federation file has this neighbour."""
@@ -129,7 +140,10 @@ class SiteOpener(Opener):
     def called(self, there: int) -> str:
         """Describe a neighbour: its number, its name, and whether it dials or listens."""
         site = self.federation.site(there)
-        return f"{there} ({site.name}, {'dials' if self._listens_for(there) else f'at {site.address}'})"
+        how = "dials" if self._listens_for(there) else f"at {site.address}"
+        if relays := self._relays_to(there):
+            how = f"through {' or '.join(one.name for one in relays)}"
+        return f"{there} ({site.name}, {how})"
 
     def open(self, there: int, seconds: float) -> Edge:
         """Dial a neighbour, or wait until it dials."""
@@ -139,9 +153,21 @@ class SiteOpener(Opener):
         deadline = time.monotonic() + seconds
         return (self._awaited if self._listens_for(there) else self._dialled)(there, deadline).edge
 
+    def relay_on(self, seconds: float) -> None:
+        """Connect other sites until they have finished, for at most `seconds`."""
+        if self._relay is None or not self._relay.busy:
+            return
+        log.info("this site relays until others have finished, for at most %g s (--linger; Ctrl-C ends this)", seconds)
+        deadline = time.monotonic() + seconds
+        with suppress(KeyboardInterrupt):
+            while self._relay.busy and time.monotonic() < deadline:
+                time.sleep(0.2)
+
     def stop(self) -> None:
         """Stop listening, dialling and watching."""
         self._closing.set()
+        if self._relay is not None:
+            self._relay.close()
         for guest in list(self._dialling.values()):
             guest.dismiss()
         if self._listener is not None:
@@ -157,7 +183,12 @@ class SiteOpener(Opener):
         self._record_closed(1.0)
 
     def _listens_for(self, there: int) -> bool:
-        return self.federation.listener(self.site.node, there) == self.site.node
+        with suppress(InputError):                          # neither can be reached, since a relay was revoked
+            return self.federation.listener(self.site.node, there) == self.site.node
+        return False
+
+    def _relays_to(self, there: int) -> list[Site]:
+        return self.federation.relays(self.site.node, there)
 
     # -------------------------------------------------------------------------------------------- dial
 
@@ -172,39 +203,107 @@ class SiteOpener(Opener):
 
     def _dial(self, there: int, deadline: float, renews: Link | None = None) -> Link:
         try:
-            address = self.federation.site(there).address or ""
-            guest, deadline = self._connected(there, address, deadline)
-        except (InputError, OSError) as error:
-            raise Lost(reason(error)) from None
-        try:
-            return self._admitted(guest, deadline, there, renews)
-        except Refused as error:
-            self.audit.refuse(f"node {there} ({address})", str(error), logged=False)
-            close_gently(guest.connection, FAREWELL)
-            raise
-        except Lost:
-            guest.connection.close()
+            guest, deadline = self._reached(there, deadline)
+            return self._admitted(guest, self._shake(guest, deadline, dials=True), deadline, there, renews)
+        except InputError as error:
+            raise Lost(str(error)) from None
+        except Lost as error:
+            self._give_up(there, error)
             raise
         finally:
             self._dialling.pop(there, None)
 
+    def _reached(self, there: int, deadline: float) -> tuple[Guest, float]:
+        """A connection to a site, direct or through a relay, and the deadline extended by the look-up."""
+        if self._relays_to(there):
+            return self._met(there, max(deadline - time.monotonic(), 0.001))
+        address = self.federation.site(there).address
+        if address is None:
+            raise Lost("neither it nor this site can be reached, and no site of the federation relays")
+        return self._connected(there, address, deadline)
+
     def _connected(self, there: int, address: str, deadline: float) -> tuple[Guest, float]:
-        """Try each address of the name; return a TCP connection, and the deadline extended by the look-up."""
-        failed, began = OSError("it has no address"), time.monotonic()
-        found = resolved(*split_address(address), LOOK_UP, self._closing)
-        deadline += time.monotonic() - began
-        for k, (family, kind, protocol, _, place) in enumerate(found):
-            self._dialling[there] = guest = Guest(socket.socket(family, kind, protocol), address)
+        def hold(connection: socket.socket) -> None:
+            self._dialling[there] = Guest(connection, address)
+
+        _, deadline = connected(address, deadline, self._closing, hold, self._proxy)
+        return self._dialling[there], deadline
+
+    def _give_up(self, there: int, error: Lost, logged: bool = False) -> None:
+        """Close a connection that was dialled, and record a refusal."""
+        guest = self._dialling.get(there)
+        if isinstance(error, Refused):
+            self.audit.refuse(f"node {there} ({guest.address})" if guest else f"node {there}", str(error), logged)
+        if guest is not None and isinstance(error, Refused):
+            close_gently(guest.connection, FAREWELL)
+        elif guest is not None:
+            guest.connection.close()
+
+    # -------------------------------------------------------------------------------------------- meet at a relay
+
+    def _met(self, there: int, patience: float) -> tuple[Guest, float]:
+        """A connection to a site that came to a relay within `patience` seconds, and the deadline to admit it."""
+        relays, turn = self._relays_to(there), self._turns.get(there, 0)
+        chosen, self._turns[there] = relays[turn % len(relays)], turn + 1
+        try:
+            guest, deadline = self._connected(there, chosen.address or "", time.monotonic() + ADMISSION)
+            connection = self._shake(guest, deadline, dials=True, protocols=[relay.PROTOCOL])
+            if self._folder.peer(certificate_of(connection), self.federation).node != chosen.node:
+                raise Refused(f"it is another site than node {chosen.node}")
+            if connection.selected_alpn_protocol() != relay.PROTOCOL:
+                raise Refused("it does not relay; ask it for the newest version and federation file, and a restart")
+            ask_to_meet(connection, there, deadline)
+            guest.connection = relay.bare(connection)
+            guest.connection.settimeout(patience)
+            if self._closing.is_set() or guest.connection.recv(1) != relay.MET:
+                raise Lost("it closed the connection")
+        except TimeoutError:
+            raise Lost(f"node {there} did not come to the relay {chosen.name} in time") from None
+        except Refused as error:
+            raise Refused(f"the relay {chosen.name}: {error}") from None
+        except (Lost, OSError) as error:
+            raise Lost(f"the relay {chosen.name}: {error if isinstance(error, Lost) else reason(error)}") from None
+        guest.relay = chosen.node
+        return guest, time.monotonic() + ADMISSION
+
+    def _listen_at_relay(self, there: int) -> None:
+        """Accept a neighbour's connections through a relay, one after the other, wherever this site is to listen."""
+        pause = 0.0
+        while not self._closing.wait(uniform(0.5, 1.0) * pause):
+            if not (self.expects(there) and self._relays_to(there) and self._listens_for(there)):
+                pause = WATCH
+                continue
             try:
-                if self._closing.is_set():
-                    raise TimeoutError
-                guest.connection.settimeout(max((deadline - time.monotonic()) / (len(found) - k), 0.001))
-                guest.connection.connect(place)
-                return guest, deadline
-            except OSError as error:
-                failed = error
-                guest.connection.close()
-        raise failed
+                guest, _ = self._met(there, LONG)
+                self._receive(guest)
+                pause = 0.0
+            except (InputError, Lost) as error:
+                self._refusals[there] = str(error)
+                self._give_up(there, error if isinstance(error, Lost) else Refused(str(error)), logged=True)
+                pause = min(max(2 * pause, 0.1), LONGEST_PAUSE)
+            finally:
+                self._dialling.pop(there, None)
+
+    def _relay_for(self, guest: Guest, connection: ssl.SSLSocket, by: relay.Relay, deadline: float) -> None:
+        """Connect a site of the federation with the one that it asks for, if the file says that it is done here."""
+        federation = self.federation
+        try:
+            identity = self._folder.peer(certificate_of(connection), federation)
+            guest.node, guest.who = identity.node, f"node {identity.node} ({guest.address})"
+            there = asked_to_meet(connection, deadline)
+            if there == identity.node:
+                raise InputError(f"node {there} asks for itself")
+            if self.site.node not in [site.node for site in federation.relays(identity.node, there)]:
+                raise InputError(f"no relay here between node {identity.node} and node {there}: one has an address")
+            accept(connection, deadline)
+            connection.settimeout(max(deadline - time.monotonic(), 0.001))
+            end = relay.End(relay.bare(connection), identity.node, there, identity.fingerprint, guest.address)
+        except InputError as error:
+            refuse(connection, str(error), deadline)
+            raise Refused(str(error)) from None
+        except OSError as error:
+            raise trouble(error) from None
+        by.take(end)
 
     # -------------------------------------------------------------------------------------------- listen
 
@@ -223,8 +322,14 @@ class SiteOpener(Opener):
 
     def _receive(self, guest: Guest) -> None:
         """Authenticate a connection; park it for `open`, or refuse it with the reason."""
+        deadline = time.monotonic() + ADMISSION
         try:
-            link = self._admitted(guest, time.monotonic() + ADMISSION)
+            by = self._relay
+            connection = self._shake(guest, deadline, dials=False, protocols=[relay.PROTOCOL] if by else [])
+            if by is not None and connection.selected_alpn_protocol() == relay.PROTOCOL:
+                self._relay_for(guest, connection, by, deadline)
+                return
+            link = self._admitted(guest, connection, deadline)
         except Lost as error:
             self.audit.refuse(guest.who, str(error))
             if guest.node is not None:
@@ -240,13 +345,13 @@ class SiteOpener(Opener):
 
     # -------------------------------------------------------------------------------------------- both
 
-    def _admitted(self, guest: Guest, deadline: float, there: int | None = None, renews: Link | None = None) -> Link:
-        """Handshake, identify and greet on a connection, dialled to `there` or accepted."""
-        dials, federation = there is not None, self.federation
+    def _shake(self, guest: Guest, deadline: float, dials: bool, protocols: Sequence[str] = ()) -> ssl.SSLSocket:
+        """Handshake on a connection, dialled or accepted; `protocols` beside the greeting are named by ALPN."""
         try:
             prepare(guest.connection, 2 * self._terms.timeout)
             context = self._folder.client_context() if dials else self._folder.server_context()
-            own = self._folder.shown()                      # after the context, which may renew it
+            if protocols:
+                context.set_alpn_protocols(protocols)
             guest.connection = connection = context.wrap_socket(
                 guest.connection, server_side=not dials, do_handshake_on_connect=False
             )
@@ -256,8 +361,21 @@ class SiteOpener(Opener):
             raise Refused(f"this site cannot connect: {error}") from None
         except (OSError, ValueError) as error:
             raise trouble(error) from None
+        return connection
+
+    def _admitted(
+        self,
+        guest: Guest,
+        connection: ssl.SSLSocket,
+        deadline: float,
+        there: int | None = None,
+        renews: Link | None = None,
+    ) -> Link:
+        """Identify and greet on a connection after its handshake, dialled to `there` or accepted."""
+        dials, federation = there is not None, self.federation
         try:
-            certificate = connection.getpeercert(binary_form=True) or b""
+            own = self._folder.shown()
+            certificate = certificate_of(connection)
             identity = self._identified(certificate, federation, there)
         except InputError as error:
             refuse(connection, str(error), deadline)
@@ -269,7 +387,7 @@ class SiteOpener(Opener):
         )
         theirs = exchange(connection, mine, deadline, lambda theirs: self._objection(theirs, identity, mine, dials))
         self._note_version(theirs)
-        channel = TLSChannel(connection)
+        channel = TLSChannel(connection, self._cap)
         old = renews or (self._links.to(identity.node) if theirs.renews else None)
         if old is not None:
             edge = old.edge
@@ -285,6 +403,7 @@ class SiteOpener(Opener):
             "renewed" if old is not None else "connected", node=identity.node, address=guest.address,
             certificate=hashlib.sha256(certificate).hexdigest(), key=identity.fingerprint,
             until=identity.ends.isoformat(), step=theirs.step, library=theirs.library, serial=theirs.serial,
+            **({} if guest.relay is None else {"relay": guest.relay}),
         )
         self._links.take(link)
         return link
@@ -356,6 +475,11 @@ class SiteOpener(Opener):
             if keys.get(who.node) != who.fingerprint:
                 self.audit.record("revoked", node=who.node, key=who.fingerprint, serial=newer.serial)
                 link.edge.cut(f"revoked by federation file {newer.serial}")
+        if self._relay is not None:
+            self._relay.keep(lambda end: (
+                keys.get(end.node) == end.key and end.to in keys
+                and self.site.node in [site.node for site in newer.relays(end.node, end.to)]
+            ))
 
     def _pass_on(self) -> None:
         serial = self.federation.serial
@@ -448,6 +572,8 @@ class Guest:
         self.connection, self.address, self.who = connection, address, address
         self.node: int | None = None
         """The site that its certificate proves."""
+        self.relay: int | None = None
+        """The site through which it comes."""
 
     @property
     def network(self) -> str:
@@ -532,6 +658,11 @@ class Listener:
         oldest.dismiss()
 
 
+def certificate_of(connection: ssl.SSLSocket) -> bytes:
+    """The certificate of the other side, in DER."""
+    return connection.getpeercert(binary_form=True) or b""
+
+
 def most_waiting() -> int:
     """`MOST_WAITING`, or fewer where a process may open few files: strangers must not use them up."""
     if sys.platform == "win32":
@@ -551,30 +682,6 @@ def bound(host: str, port: int) -> socket.socket:
         remedy = "this node may run already" if taken else "name this machine's own address with --listen HOST:PORT"
         why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise InputError(f"cannot listen at {host}:{port}: {why}; {remedy}") from None
-
-
-def resolved(host: str, port: int, seconds: float, closing: threading.Event) -> Sequence[Place]:
-    """Addresses of a name; raise TimeoutError after `seconds`, or when `closing` is set.
-
-    The look-up continues in its thread: it cannot be stopped.
-    """
-    found: Future[Sequence[Place]] = Future()
-
-    def look_up() -> None:
-        try:
-            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except OSError as error:
-            found.set_exception(error)
-        except UnicodeError:                                # an empty label, or one of more than 63 characters
-            found.set_exception(OSError(f"{host} is not the name of a host"))
-
-    deadline = time.monotonic() + seconds
-    threading.Thread(target=look_up, name="look-up", daemon=True).start()
-    while not found.done() and time.monotonic() < deadline and not closing.is_set():
-        wait([found], 0.1)
-    if not found.done():
-        raise TimeoutError(f"{host} was not found in time")
-    return found.result()
 
 
 class Audit:

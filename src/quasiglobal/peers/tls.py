@@ -18,6 +18,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from quasiglobal.peers.bandwidth import Cap
 from quasiglobal.peers.edge import Channel, Lost, Refused, Sending
 
 LINGER = 5.0
@@ -41,11 +42,13 @@ def prepare(connection: socket.socket, timeout: float) -> None:
 
 
 class TLSChannel(Channel):
-    """A connection after its handshake."""
+    """A connection after its handshake; `cap` is the limit of what this process sends."""
 
-    def __init__(self, connection: ssl.SSLSocket) -> None:
+    def __init__(self, connection: ssl.SSLSocket, cap: Cap | None = None) -> None:
         connection.setblocking(False)
-        self._connection = connection
+        self._connection, self._cap = connection, cap or Cap()
+        self._pause: float | None = None
+        """Milliseconds until the cap allows to send; None if it does now."""
         self.sent = self.received = 0
         """Bytes in each direction."""
         self._out: deque[_Message] = deque()
@@ -120,7 +123,7 @@ class TLSChannel(Channel):
             else:                                           # else a hang-up would be reported again and again
                 with suppress(KeyError):
                     watch.unregister(self._connection)
-            for which, event in watch.poll():
+            for which, event in watch.poll(self._pause):
                 if which == self._bell.fileno():
                     with suppress(OSError):
                         self._bell.recv(4096)
@@ -138,7 +141,11 @@ class TLSChannel(Channel):
         """Write some bytes of the first message; return the events to wait for."""
         with self._state:
             message = self._out[0] if self._out and not self._no_sends else None
+        self._pause = None
         if message is None:
+            return 0
+        if pause := self._cap.pause():
+            self._pause = 1000 * pause
             return 0
         try:
             count = self._connection.send(message.left[:PIECE])
@@ -153,6 +160,7 @@ class TLSChannel(Channel):
                 self._state.notify_all()
             return 0
         self.sent += count
+        self._cap.count(count)
         message.left = message.left[count:]
         if not message.left:
             with self._state:

@@ -19,6 +19,8 @@ from quasiglobal.data.sources import named
 from quasiglobal.engines.distributed import LateModels
 from quasiglobal.engines.trust import SUGGESTED
 from quasiglobal.errors import InputError
+from quasiglobal.peers.bandwidth import Cap
+from quasiglobal.peers.dialling import Proxy
 from quasiglobal.peers.edge import Expected
 from quasiglobal.peers.folders import SiteFolder
 from quasiglobal.peers.membership import Membership
@@ -44,10 +46,15 @@ AUDIT = "audit.jsonl"
 
 @dataclass(frozen=True)
 class InFederation:
-    """A site's folder, and the HOST:PORT to listen at if it differs from the address in the federation file."""
+    """A site's folder, and how it connects to others."""
 
     folder: Path
     listen: str | None = None
+    """HOST:PORT to listen at if it differs from the address in the federation file."""
+    proxy: Proxy | None = None
+    """The HTTP proxy that dials the neighbours."""
+    bandwidth: float = math.inf
+    """Maximum number of bytes per second that the site sends."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,8 @@ def train_node(
         board = [TensorBoard()] if options.tensorboard else []
         ended = mine.run(watch, page, *board, shared=False)
         missing = mine.engine.members.missing
+        if ended and isinstance(mine.seat.through, SiteOpener):
+            mine.seat.through.relay_on(linger)
         mine.engine.close()
         if not ended:
             raise KeyboardInterrupt
@@ -145,7 +154,8 @@ def _seat(place: MeetingPlace, run: RunFolder, node: int, n: int, patience: floa
 
 
 def _opener(place: InFederation, run: RunFolder) -> SiteOpener:
-    return SiteOpener(SiteFolder(place.folder), place.listen, Audit(run.folder / AUDIT))
+    audit = Audit(run.folder / AUDIT)
+    return SiteOpener(SiteFolder(place.folder), place.listen, audit, place.proxy, Cap(place.bandwidth))
 
 
 # ---------------------------------------------------------------------------------------- the result of a run
