@@ -1,8 +1,12 @@
-"""An HTTP proxy for CONNECT in this process."""
+"""HTTP proxies: one for CONNECT in this process, and tinyproxy."""
 
+import shutil
 import socket
+import subprocess
 import threading
 from contextlib import contextmanager, suppress
+
+import pytest
 
 
 @contextmanager
@@ -29,7 +33,12 @@ def proxy(answer=None, names=None):
             client.close()
             return
         host, _, port = head.split()[1].decode().rpartition(":")
-        far = socket.create_connection(("127.0.0.1", (names or {}).get(host, int(port))))
+        try:
+            far = socket.create_connection(("127.0.0.1", (names or {}).get(host, int(port))))
+        except OSError:
+            client.sendall(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")
+            client.close()
+            return
         held.append(far)
         client.sendall(b"HTTP/1.1 200 Connection established\r\nVia: 1.1 test\r\n\r\n")
         threading.Thread(target=pass_on, args=(far, client), daemon=True).start()
@@ -49,3 +58,21 @@ def proxy(answer=None, names=None):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
+
+
+def tinyproxy(folder):
+    """The path of tinyproxy, from Debian's package, which is unpacked into a folder unless it is installed."""
+    if found := shutil.which("tinyproxy"):
+        return found
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        pytest.skip("tinyproxy is not installed, and there is no apt-get to get it")
+    own = ["-o", f"Dir::State={folder}/state", "-o", f"Dir::Cache={folder}/cache"]
+    for place in ("state/lists/partial", "cache/archives/partial", "unpacked"):
+        (folder / place).mkdir(parents=True)
+    get = ["apt-get", "-q", *own]
+    if subprocess.run(["apt-get", "-q", "download", "tinyproxy-bin"], cwd=folder, capture_output=True).returncode:
+        subprocess.run([*get, "update"], check=True, cwd=folder, capture_output=True)
+        subprocess.run([*get, "download", "tinyproxy-bin"], check=True, cwd=folder, capture_output=True)
+    (package,) = folder.glob("tinyproxy-bin_*.deb")
+    subprocess.run(["dpkg-deb", "-x", package, folder / "unpacked"], check=True)
+    return str(folder / "unpacked/usr/bin/tinyproxy")

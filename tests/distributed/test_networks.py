@@ -3,19 +3,21 @@
 import math
 import os
 import socket
+import subprocess
 import threading
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 
+import hosts
 import numpy as np
 import pytest
 import torch
 from connections import at_once, channels, soon
 from federations import Sites, free_ports
 from owners import Owners
-from proxies import proxy
+from proxies import proxy, tinyproxy
 from test_federated import audit, same_as_the_simulator
 from test_sites import Meeting, certified, until
 
@@ -79,6 +81,40 @@ def test_nodes_behind_a_proxy_and_a_relay_get_what_the_simulator_gets(tmp_path):
     assert opened["nodes"] == [0, 1]
     assert min(closed["bytes"]) > 15 * 8 * 20_000           # 15 models of 26,122 numbers
     assert [line.get("relay") for line in sorted(audit(tmp_path, 0, "connected"), key=str)].count(2) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(hosts.why_not() is not None, reason=str(hosts.why_not()))
+def test_hosts_without_a_way_to_each_other_train_through_tinyproxy_and_a_relay(tmp_path, monkeypatch):
+    """Host 0 reaches the relay alone, host 1 the proxy alone, and nobody reaches them."""
+    of_debian = tinyproxy(tmp_path / "debian")
+    with ExitStack() as stack:
+        net = stack.enter_context(hosts.on_a_bridge(4))
+        for here, there in ((0, 1), (0, 3), (1, 0), (1, 2)):
+            hosts.ip("-n", net.name(here), "route", "add", "unreachable", f"{net.address(there)}/32")
+        (tmp_path / "proxy.conf").write_text(
+            f"Port 3128\nListen {net.address(3)}\nTimeout 600\nBasicAuth basel secret\nConnectPort 7443\n"
+        )
+        serving = subprocess.Popen([*net.inside(3), of_debian, "-d", "-c", tmp_path / "proxy.conf"])
+        stack.callback(serving.wait)
+        stack.callback(serving.kill)
+        three = Three(tmp_path, "complete:3")
+        stack.callback(three.close)
+        of = Sites(tmp_path, "complete:3", 3, addresses=[None, None, f"{net.address(2)}:7443"], relays=[2])
+        url, short = f"http://{net.address(3)}:3128", ["--patience", "5"]
+        alone = three.join(1, of.folders[1], "--proxy", url, *short, before=net.inside(1))
+        said = three.said(alone, 1, status=2)
+        assert f"the proxy {net.address(3)}:3128 does not connect to {net.address(2)}:7443: 407 " in said
+        assert f"set {CREDENTIALS}=user:password" in said
+        monkeypatch.setenv(CREDENTIALS, "basel:secret")
+        nodes = [
+            three.join(k, of.folders[k], *(["--proxy", url] if k == 1 else []), before=net.inside(k)) for k in range(3)
+        ]
+        for k, process in enumerate(nodes):
+            three.said(process, k)
+    same_as_the_simulator(tmp_path, range(3))
+    assert audit(tmp_path, 2, "relay opened")
+    assert {line["address"] for line in audit(tmp_path, 2, "connected")} == {net.address(0), net.address(3)}
 
 
 # ---------------------------------------------------------------------------------------- bandwidth
