@@ -67,6 +67,11 @@ def test_the_table_of_algorithms_is_the_programs(capsys):
     assert capsys.readouterr().out in (ROOT / "docs" / "algorithms.md").read_text()
 
 
+def test_the_table_of_bytes_is_the_programs():
+    table = runpy.run_path(str(ROOT / "benchmarks" / "bytes.py"))["table"]
+    assert table() in (ROOT / "docs" / "deploy.md").read_text()
+
+
 def test_the_table_of_topologies_is_what_the_command_prints(capsys):
     explain.topology(markdown=True)
     assert capsys.readouterr().out in (ROOT / "docs" / "topologies.md").read_text()

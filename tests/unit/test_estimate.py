@@ -7,8 +7,9 @@ from small_runs import SHORT, only_runs_together, settled
 
 import quasiglobal as qg
 from quasiglobal.data.sources import load
+from quasiglobal.peers.bandwidth import ON_THE_WIRE, read_bandwidth
 from quasiglobal.runs.building import make_task
-from quasiglobal.runs.estimate import bytes_of_run, estimate, prepare
+from quasiglobal.runs.estimate import DAY, bytes_of_run, estimate, prepare
 
 
 def test_an_estimate_is_what_the_run_takes(tmp_path):
@@ -20,6 +21,15 @@ def test_an_estimate_is_what_the_run_takes(tmp_path):
     assert (taken.rows, taken.checkpoints) == (3 * 4 * 4 * d, 2 * 2 * 4 * 4 * d)
     assert 0 < taken.step_seconds * 18 < taken.seconds < 60
     assert not list(tmp_path.iterdir())
+
+
+def test_a_day_of_bytes_is_bounded_by_the_steps_the_link_and_the_run(tmp_path):
+    taken = replace(estimate(*prepare(SHORT, settled(tmp_path)), settled(tmp_path)), steps=10**9, step_seconds=0.5)
+    assert taken.sent_a_day() == (taken.sent_a_step * 2 * DAY, 0.5)
+    a_day, seconds = taken.sent_a_day(read_bandwidth("100kbit"))
+    assert seconds > 0.5
+    assert a_day == pytest.approx(12_500 * DAY / ON_THE_WIRE)
+    assert replace(taken, steps=7).sent_a_day()[0] == 7 * taken.sent_a_step
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from quasiglobal.peers.rendezvous import launched, serve, spread
 from quasiglobal.runs import plots, tuning
 from quasiglobal.runs.agreement import has_own_data, refuse_faults, trust_of
 from quasiglobal.runs.distributed import launch, train_over_processes
-from quasiglobal.runs.estimate import estimate, prepare
+from quasiglobal.runs.estimate import DAY, estimate, prepare
 from quasiglobal.runs.node import AtRendezvous, InFederation, MeetingPlace, train_node
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.store import Run, folders_of
@@ -76,12 +76,15 @@ def train(command: Train, words: Sequence[str]) -> None:
 class Check(ExperimentCommand):
     """Estimate the cost of `qg train` with the same options and report likely problems. Writes nothing."""
 
+    bandwidth: Annotated[str | None, arg(metavar="RATE")] = None
+    """Bandwidth of each node's link, as in 50mbit, which may limit the bytes of a day."""
     json: Json = False
 
 
 def check(command: Check) -> None:
     """`qg check`."""
     experiment, options = command.experiment, command.options
+    bandwidth = read_bandwidth(command.bandwidth) if command.bandwidth else math.inf
     if options.engine == "distributed":
         refuse_faults(experiment)
         trust_of(experiment, options.trust)
@@ -90,13 +93,15 @@ def check(command: Check) -> None:
     graph = topology_values(experiment.resolved.topology_on(task.data))
     with console.status("timing a few steps"):
         taken = estimate(task, experiments, options)
+    sent, (a_day, seconds) = taken.sent_a_step, taken.sent_a_day(bandwidth)
+    an_epoch, all_steps = sent * taken.steps / experiment.epochs, sent * taken.steps
     own = has_own_data(experiment)
     if own:
         console.print("each owner has its own data: its memory and the time of its tests are not counted")
     if command.json:
         print_json(graph | {"model": experiment.model, "seeds": options.seeds} | {
             UNITS.get(name, name): None if own and name == "data" else value for name, value in asdict(taken).items()
-        })
+        } | {"sent_bytes_per_epoch": an_epoch, "sent_bytes_per_run": all_steps, "sent_bytes_per_day": a_day})
         return
     nodes = f"{graph['nodes']} nodes" + (f" × {options.seeds} seeds" if options.seeds > 1 else "")
     data = "" if own else f", {size_in_words(taken.data)} for the data"
@@ -104,10 +109,15 @@ def check(command: Check) -> None:
     most, there = size_in_words(taken.peak), size_in_words(taken.memory)
     peak = f", at most {most} of the GPU's {there}, in tests too" if taken.peak else ""
     peak += f"; {taken.together} of {options.seeds} seeds at a time" if taken.together < options.seeds else ""
-    sent, rows = size_in_words(taken.sent_a_step), size_in_words(taken.rows)
+    rows = size_in_words(taken.rows)
+    measured = seconds == taken.step_seconds
+    speed = "at the speed measured here" if measured else f"as fast as {command.bandwidth} carries it"
+    in_a_day = "the whole run" if a_day == all_steps else f"{DAY / seconds:,.0f} steps"
     console.print(facts_table(topology_facts(graph) | {
         "model": f"{experiment.model}, {taken.parameters:,} parameters, {nodes}",
-        "sent per step": f"{sent} per node, {size_in_words(taken.sent_a_step * taken.steps)} over the whole run",
+        "sent per node": f"{size_in_words(sent)} per step, {size_in_words(an_epoch)} per epoch, "
+        f"{size_in_words(all_steps)} over the whole run",
+        "sent per day": f"{size_in_words(a_day)} per node for {in_a_day}, {speed}",
         "memory": f"{rows} for models and momentum{data}{peak}",
         "disk": f"{size_in_words(taken.checkpoints)} for the checkpoints{shards}",
         "time": f"about {time_in_words(taken.seconds)}: {taken.steps:,} steps of {1000 * taken.step_seconds:.3g} ms, "

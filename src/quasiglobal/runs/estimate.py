@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import time
 import warnings
@@ -19,6 +20,7 @@ from quasiglobal.common.memory import USABLE, free_bytes, is_out_of_memory
 from quasiglobal.data.shards import Blank, undecoded
 from quasiglobal.engines.costs import tensors_of_edges, traffic
 from quasiglobal.errors import InputError
+from quasiglobal.peers.bandwidth import ON_THE_WIRE
 from quasiglobal.runs.agreement import agreement, has_own_data, stand_in
 from quasiglobal.runs.building import model_of, task_of
 from quasiglobal.runs.options import Options, choose_device
@@ -37,6 +39,9 @@ FORWARD = 1 / 3
 
 COPIES = 17
 """Parameter-sized temporary tensors of a step, besides x and the algorithm's state: more than any step needs."""
+
+DAY = 86_400.0
+"""Seconds."""
 
 MEASURED_USABLE = 0.9
 """Fraction of the free memory to use if the need of a run was measured; the rest is for fragmentation."""
@@ -67,6 +72,14 @@ class Estimate:
     step_seconds: float
     seconds: float
     """Time of all steps and tests, without compilation."""
+
+    def sent_a_day(self, bandwidth: float = math.inf) -> tuple[float, float]:
+        """Maximum of the bytes that a node sends in a day, and the seconds per step then.
+
+        A step takes as long as here, or as the messages on a link of so many bytes per second.
+        """
+        seconds = max(self.step_seconds, ON_THE_WIRE * self.sent_a_step / bandwidth)
+        return self.sent_a_step * min(self.steps, DAY / seconds), seconds
 
 
 def prepare(experiment: Experiment, options: Options) -> tuple[Task, list[Experiment]]:
