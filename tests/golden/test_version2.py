@@ -4,6 +4,7 @@
 (`ended`). These tests use the command line, `qg.optim` and files.
 """
 
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 
+import federations
 import gossip_loops
 import numpy as np
 import pytest
@@ -233,11 +235,13 @@ class Two(Owners):
             self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             self.places = [["--node", str(k), "--rendezvous", f"127.0.0.1:{self.store.port}"] for k in range(2)]
 
-    def meet(self, *words, paths=(None, None), program=("-m", "quasiglobal"), status=0):
-        """Start both nodes, each with its path of modules; wait for them."""
+    def meet(self, *words, paths=(None, None), program=("-m", "quasiglobal"), status=0, more=((), ())):
+        """Start both nodes, each with its path of modules and `more` words; wait for them."""
         words = ["--device", "cpu", "--patience", "100", *words]
         before = [[] if path is None else ["env", f"PYTHONPATH={path}"] for path in paths]
-        nodes = [self.launch(k, *self.places[k], *words, before=before[k], program=program) for k in range(2)]
+        nodes = [
+            self.launch(k, *self.places[k], *words, *more[k], before=before[k], program=program) for k in range(2)
+        ]
         return [self.said(node, k, status) for k, node in enumerate(nodes)]
 
     def simulate(self, qg):
@@ -287,22 +291,52 @@ def test_half_finished_nodes_of_owners_resume_bit_for_bit(tmp_path, two, kind, e
         assert_resumed(tmp_path, kind, folder.relative_to(tmp_path), exact)
 
 
-@pytest.mark.parametrize("kind", ["site", pytest.param("node", marks=pytest.mark.slow)])
-def test_a_node_of_version_2_and_one_of_today_train_together(tmp_path, two, kind, qg):
-    """To 1e-12, the rounding of 30 steps in float64: the sums over the neighbours have another order."""
-    with zipfile.ZipFile(WHEEL) as wheel:
-        wheel.extractall(tmp_path / "version2")
+def earlier(folder, commit=None):
+    """The folder of the code of version 2, or of a commit in this repository's history."""
+    place = folder / "earlier"
+    if commit is None:
+        with zipfile.ZipFile(WHEEL) as wheel:
+            wheel.extractall(place)
+    else:
+        command = ["git", "archive", "--format=zip", f"{commit}:src"]
+        archive = subprocess.run(command, cwd=HERE.parents[3], capture_output=True)
+        if archive.returncode:
+            pytest.skip(f"the history here does not go back to commit {commit}")
+        with zipfile.ZipFile(io.BytesIO(archive.stdout)) as source:
+            source.extractall(place)
     found = subprocess.run(
         [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('quasiglobal').origin)"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "version2")}, capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONPATH": str(place)}, capture_output=True, text=True, check=True,
     )
-    assert Path(found.stdout.strip()).is_relative_to(tmp_path / "version2"), "the wheel's code runs, not today's"
+    assert Path(found.stdout.strip()).is_relative_to(place), "the earlier code runs, not today's"
+    return place
+
+
+@pytest.mark.parametrize(("kind", "commit"), [
+    ("site", None), pytest.param("node", None, marks=pytest.mark.slow),
+    pytest.param("site", "3105bbb", marks=pytest.mark.slow),
+])
+def test_a_node_of_an_earlier_version_and_one_of_today_train_together(tmp_path, two, kind, commit, qg):
+    """To 1e-12, the rounding of 30 steps in float64: the sums over the neighbours have another order."""
     both = two(kind)
-    both.meet(paths=(tmp_path / "version2", None))
+    both.meet(paths=(earlier(tmp_path, commit), None), more=([], ["--bandwidth", "1gbit"] if kind == "site" else []))
     expected = both.simulate(qg)
     for k, model in enumerate(both.models()):
         assert model.keys() == expected.keys()
         torch.testing.assert_close(model["x"][0], expected["x"][k], rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_an_earlier_version_reads_every_federation_file_without_a_relay(tmp_path):
+    place, ports = earlier(tmp_path), federations.free_ports(1)
+    for name, relays in (("plain", []), ("relayed", [2])):
+        of = Sites(tmp_path, "ring:3", 3, name=name, addresses=["a:1", "b:2", f"127.0.0.1:{ports[0]}"], relays=relays)
+        said = subprocess.run(
+            [sys.executable, "-m", "quasiglobal", "site", "show", "--folder", of.folders[0].path],
+            env=os.environ | {"PYTHONPATH": str(place)}, capture_output=True, text=True,
+        )
+        assert said.returncode == (2 if relays else 0)
+        assert ("it was made by another version of quasiglobal" in said.stderr) == bool(relays)
 
 
 @pytest.mark.parametrize("case", [
