@@ -456,6 +456,20 @@ def test_who_listens_is_the_lower_number_that_can_be_reached(tmp_path):
         enrolled(tmp_path / "b", only_dials=("aachen", "basel"))
 
 
+def test_a_relay_is_a_member_of_the_files_only_where_there_is_one(federation):
+    organiser, (_, second, _, last) = federation
+    assert "relays" not in organiser.file.read_text()
+    assert "relays" not in (second.path / "request-basel.json").read_text()
+    path, asked = second.request("tumours", "basel", "basel.example:7443", relays=True)
+    assert federation_file.read_request(path.read_bytes(), "the request") == asked
+    organiser.approve([asked], 4, RING)
+    assert organiser.file.read_text().count("relays") == 1
+    last.accept(organiser.file.read_bytes())
+    assert [site.name for site in last.federation().sites if site.relays] == ["basel"]
+    organiser.approve([second.request("tumours", "basel", "basel.example:7443")[1]], 4, RING)
+    assert "relays" not in organiser.file.read_text()
+
+
 def test_the_organiser_gives_out_numbers(federation, tmp_path):
     organiser, (first, *_) = federation
     newcomer = SiteFolder(tmp_path / "newcomer")
@@ -542,6 +556,10 @@ def test_the_ten_commands_of_the_guide_enrol_four_hospitals(monkeypatch, capsys,
     (("site", "renew", "--days", "90"), "valid for at most 31 days"),
     (("site", "show"), "site/federation.json does not exist"),
     (("site", "request", "--federation", "lungs", "--name", "a", "--address", "b"), "write HOST:PORT, as in"),
+    (("site", "request", "--federation", "lungs", "--name", "a", "--relay"), "dial a relay; give its --address"),
+    (("node", "e.toml", "--data", "d", "--site", "s", "--bandwidth", "50"), "number with kbit, mbit or gbit"),
+    (("node", "e.toml", "--data", "d", "--site", "s", "--proxy", "p:1"), "proxy must be http://HOST:PORT"),
+    (("node", "e.toml", "--data", "d", "--proxy", "http://p:1"), "are for the sites of a federation; name a site's"),
 ])  # fmt: skip
 def test_a_wrong_command_is_one_sentence(monkeypatch, capsys, tmp_path, words, says):
     monkeypatch.chdir(tmp_path)
