@@ -326,7 +326,7 @@ def test_a_relayed_edge_is_renewed_and_opened_again(meeting, three):
     edges[0].close()
     talk(meeting.met(first, second, 10))
     until(lambda: len(meeting.recorded(third, "relay closed")) == 2)
-    assert len(third._relay._ends) == 3                     # the edge, and the listening side waits for the next
+    until(lambda: len(third._relay._ends) == 3)             # the edge, and the listening side waits for the next
 
 
 def test_a_revoked_site_is_not_relayed_any_more(meeting, three):
@@ -370,6 +370,22 @@ def test_strangers_and_sites_with_an_address_are_not_relayed(meeting, tmp_path):
     assert asks(four.folders[0], 0) == "the relay site2: it refused this node: node 0 asks for itself"
     until(lambda: len(meeting.recorded(third, "refused")) == 4)
     assert third._relay._ends == []
+
+
+@pytest.mark.usefixtures("three")
+def test_a_relay_that_says_that_somebody_came_is_not_believed_all_the_time(monkeypatch):
+    met = []
+
+    def take(self, end):
+        met.append(end)
+        end.connection.sendall(relay.MET + b"not TLS" * 10)
+        end.connection.close()
+
+    monkeypatch.setattr(relay.Relay, "take", take)
+    until(lambda: len(met) > 1)
+    began, before = time.monotonic(), len(met)
+    time.sleep(1.5)
+    assert len(met) - before <= 2 * (time.monotonic() - began) / sites.NEXT + 2
 
 
 def test_a_site_that_does_not_relay_says_so(meeting, tmp_path):

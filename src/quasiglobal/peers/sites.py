@@ -58,6 +58,9 @@ WATCH = 5.0
 LONGEST_PAUSE = 5.0
 """Maximum seconds between two attempts to dial."""
 
+NEXT = 1.0
+"""Seconds after a connection through a relay until the next one is accepted."""
+
 FAREWELL = 1.0
 """Seconds for the other side of a refused connection to read the reason."""
 
@@ -140,7 +143,7 @@ class SiteOpener(Opener):
     def called(self, there: int) -> str:
         """Describe a neighbour: its number, its name, and whether it dials or listens."""
         site = self.federation.site(there)
-        how = "dials" if self._listens_for(there) else f"at {site.address}"
+        how = "dials" if self._listens_for(there) else f"at {site.address}" if site.address else "cannot be reached"
         if relays := self._relays_to(there):
             how = f"through {' or '.join(one.name for one in relays)}"
         return f"{there} ({site.name}, {how})"
@@ -276,7 +279,7 @@ class SiteOpener(Opener):
             try:
                 guest, _ = self._met(there, LONG)
                 self._receive(guest)
-                pause = 0.0
+                pause = NEXT                                # a relay may say that somebody came, again and again
             except (InputError, Lost) as error:
                 self._refusals[there] = str(error)
                 self._give_up(there, error if isinstance(error, Lost) else Refused(str(error)), logged=True)
