@@ -75,7 +75,7 @@ def test_nodes_behind_a_proxy_and_a_relay_get_what_the_simulator_gets(tmp_path):
         for k, process in enumerate(nodes):
             assert three.said(process, k) == ""
     same_as_the_simulator(tmp_path, range(3))
-    assert "1 (site1, through site2), 2 (site2, at 127.0.0.1" in three.printed(0).read_text()
+    assert "node 1 (site1), through site2, node 2 (site2), 127.0.0.1" in three.printed(0).read_text()
     assert len({head.split()[1] for head in heads}) == 1    # the relay, which is a neighbour too
     (opened,), (closed,) = audit(tmp_path, 2, "relay opened"), audit(tmp_path, 2, "relay closed")
     assert opened["nodes"] == [0, 1]
@@ -283,7 +283,7 @@ def test_two_sites_that_only_dial_meet_at_a_third_which_sees_ciphertext_alone(me
     assert len(passed) > model.nbytes
     for plain in (model.numpy().tobytes()[1000:1032], b"qgm1"[::-1], b"qgg1", b"experiment", b"qg://trial", b"step"):
         assert plain not in passed
-    assert first.called(1) == "1 (site1, through site2)"
+    assert first._whereabouts(1) == "node 1 (site1), through site2"
     assert [meeting.recorded(one, "connected")[0]["relay"] for one in (first, second)] == [2, 2]
     (opened,) = meeting.recorded(third, "relay opened")
     assert opened["nodes"] == [0, 1]
@@ -337,7 +337,7 @@ def test_a_revoked_site_is_not_relayed_any_more(meeting, three):
     of.folders[2].accept(of.text)                           # the file arrives at the relay alone
     with pytest.raises(Lost, match="closed the connection"):
         edges[0].receive((4, 0), Expected(1000, torch.float32), 10)
-    with pytest.raises(Refused, match="the relay site2: it does not accept this site's certificate"):
+    with pytest.raises(Refused, match="the relay site2: its federation file does not have this site's key"):
         second.open(0, 5)
     until(lambda: meeting.recorded(third, "relay closed"))
 
@@ -360,7 +360,7 @@ def test_strangers_and_sites_with_an_address_are_not_relayed(meeting, tmp_path):
         finally:
             opener.stop()
 
-    assert "its certificate is not accepted" in asks(other.folders[0], 1)
+    assert "its key is not in this site's federation file" in asks(other.folders[0], 1)
     assert asks(four.folders[0], 3) == (
         "the relay site2: it refused this node: no relay here between node 0 and node 3: one has an address"
     )
@@ -421,7 +421,7 @@ class Asked:
     """A relay of at most four connections, and the sites that ask it."""
 
     def __init__(self, cap):
-        self.relay, self.sites = relay.Relay(lambda event, **facts: None, cap, most=4), []
+        self.relay, self.sites = relay.Relay(lambda *event, **facts: None, cap, most=4), []
 
     def asks(self, node, to):
         """The connection of a site that asks for another one."""

@@ -16,9 +16,9 @@ from federations import Sites
 
 from quasiglobal.engines.distributed import LateModels
 from quasiglobal.errors import InputError
-from quasiglobal.peers import dialling, greeting
+from quasiglobal.peers import dialling, greeting, tls
 from quasiglobal.peers import sites as module
-from quasiglobal.peers.certificates import issue, now, read_key, write_private
+from quasiglobal.peers.certificates import SKEW, issue, minute, now, read_key, write_private
 from quasiglobal.peers.edge import Edge, Expected, Lost, Refused
 from quasiglobal.peers.membership import Membership, Terms
 from quasiglobal.peers.sites import Audit, SiteOpener
@@ -132,9 +132,10 @@ def test_another_federation_is_refused_by_tls_on_both_sides(meeting, sites, tmp_
     other = Sites(tmp_path / "other", "ring:4", 4, addresses=sites.addresses)
     first, stranger = meeting.site(sites.folders[0]), meeting.site(other.folders[1])
     why = meeting.met(first, stranger)[1]
-    assert "certificate is not accepted" in why
+    assert why.startswith("its key is not in this site's federation file: it is revoked or not approved yet; ask")
     until(lambda: meeting.recorded(first, "refused"))
-    assert "does not accept this site's certificate: unknown ca" in meeting.recorded(first, "refused")[0]["reason"]
+    told = meeting.recorded(first, "refused")[0]["reason"]
+    assert told.startswith("its federation file does not have this site's key: this site is revoked or not approved")
 
 
 def certified(site, **how):
@@ -148,9 +149,57 @@ def test_an_ended_certificate_is_refused_on_both_sides(meeting, sites, monkeypat
     certified(late, lifetime=timedelta(minutes=20), at=now() - timedelta(minutes=30))
     monkeypatch.setattr(late, "_renew_if_due", lambda federation: None)
     why = meeting.met(first, meeting.site(late))[1]
-    assert "does not accept this site's certificate: certificate expired" in why
+    ended = "the certificate of node 1 (site1) ended at "
+    assert f"it refused this node: {ended}" in why
     until(lambda: meeting.recorded(first, "refused"))
-    assert "certificate has expired" in meeting.recorded(first, "refused")[0]["reason"]
+    assert meeting.recorded(first, "refused")[0]["reason"].startswith(ended)
+
+
+def test_a_clock_that_is_two_hours_slow_is_named_on_both_sides_with_both_times(meeting, sites, monkeypatch, caplog):
+    slow, right, real = sites.folders[0], sites.folders[1], now()
+    certified(right, at=real)
+    monkeypatch.setattr(right, "_renew_if_due", lambda federation: None)
+    monkeypatch.setattr(greeting, "now", lambda: real)      # only site 1 has to say its time there
+    for clock in ("certificates", "folders", "federation_file"):
+        monkeypatch.setattr(f"quasiglobal.peers.{clock}.now", lambda: real - timedelta(hours=2))
+    first = meeting.site(slow)
+    why = meeting.met(first, meeting.site(right))[1]
+    sentence = (
+        f"the certificate of node 1 (site1) begins at {minute(real - SKEW)}, and it is "
+        f"{minute(real - timedelta(hours=2))} by the clock of node 0 (site0); compare `date -u` at both"
+    )
+    assert why == f"it refused this node: {sentence}; it is {minute(real)} by the clock of this node"
+    until(lambda: meeting.recorded(first, "refused"))
+    assert meeting.recorded(first, "refused")[0]["reason"] == sentence
+    assert f"refused 127.0.0.1: {sentence}" in caplog.messages
+
+
+def test_a_name_that_cannot_be_found_is_said_at_once_and_again_each_minute(meeting, sites, monkeypatch, caplog):
+    def unknown(*arguments, **options):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    second = meeting.site(sites.folders[1])
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    for minutes in (1, 2):
+        for _ in range(3):
+            with pytest.raises(Lost, match="Name or service not known"):
+                second.open(0, 0.1)
+        said = f"node 0 (site0) cannot be reached at {sites.addresses[0]}: Name or service not known; trying again"
+        assert caplog.messages.count(said) == minutes
+        second.reports.write_rest(0.0)
+        assert caplog.messages.count("… and 2 more about node 0 (site0) in the last minute") == minutes
+
+
+def test_a_revoked_site_reads_that_its_neighbours_do_not_have_its_key(meeting, sites, monkeypatch, caplog):
+    monkeypatch.setattr(module, "WATCH", 0.1)
+    first, revoked = (meeting.site(sites.folders[k]) for k in (0, 1))
+    sites.organiser.revoke("site1")
+    assert sites.folders[0].accept(sites.text)
+    until(lambda: first.federation.serial == 3)
+    for why in meeting.met(first, revoked):
+        assert why in (tls.UNKNOWN_THERE, "it is not in the federation file")
+    assert "unknown ca" not in caplog.text
+    assert "revoked or not approved yet; ask the organiser" in meeting.recorded(revoked, "refused")[0]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -351,7 +400,7 @@ def members_of(site, step, neighbours=(0, 1, 2), result=None, model=None):
     """The membership of a site at a step of a run with 10 steps, which gives its result if it has ended."""
     opener = SiteOpener(site)
     here = opener.site.node
-    models = LateModels(here, lambda: model)
+    models = LateModels(lambda: model)
     models.model, models.result = Expected(2, torch.float64), Expected(3, torch.float64)
     models.result_here = None if result is None else lambda: result
     members = Membership(
@@ -565,15 +614,16 @@ def test_methods_that_a_failing_network_harms_say_so():
         refuse_between_sites(Experiment(algorithm="push-diging:sums=true"))
 
 
-def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_path, monkeypatch, caplog):
+def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_path, caplog):
     log = Audit(tmp_path / "audit.jsonl")
     for _ in range(100):
-        log.refuse("10.0.0.1", "why")
-    monkeypatch.setattr(module, "AGAIN", 0.0)
-    log.refuse("10.0.0.1", "why")
+        log.refuse("10.0.0.1", "10.0.0.1", "why")
+    log.reports.write_rest(0.0)
+    log.refuse("10.0.0.1", "10.0.0.1", "why")
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    assert [line["times"] for line in lines] == [1, 100]
-    assert caplog.text.count("refused 10.0.0.1: why") == 1
+    assert [(line["event"], line["who"], line.get("times")) for line in lines] == [
+        ("refused", "10.0.0.1", None), ("left out", "10.0.0.1", 99), ("refused", "10.0.0.1", None),
+    ]
     full = Audit(tmp_path / "missing" / "audit.jsonl")
     full.record("started")
     full.record("started")

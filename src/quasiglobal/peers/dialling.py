@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
+import queue
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -63,13 +64,13 @@ class Proxy:
                     raise Refused(f"{self.address} does not answer as an HTTP proxy")
                 head += byte
         except OSError as error:
-            raise Lost(f"the proxy {self.address}: {reason(error)}") from None
+            raise OSError(f"the proxy {self.address}: {reason(error)}") from None
         found = re.match(rb"HTTP/1\.[01] ([0-9]{3}) ?([ -~]{0,80})", head)
         if found is None:
             raise Refused(f"{self.address} does not answer as an HTTP proxy")
         status = int(found[1])
         if status // 100 != 2:
-            kind = Refused if status // 100 == 4 else Lost          # others, such as 502, may pass
+            kind = Refused if status // 100 == 4 else OSError       # others, such as 502, may pass
             why = f"{status} {found[2].decode()}".strip() + REMEDIES.get(status, "")
             raise kind(f"the proxy {self.address} does not connect to {address}: {why}")
 
@@ -98,56 +99,59 @@ def connected(
 ) -> tuple[socket.socket, float]:
     """Try each IP address of the name; return a TCP connection, and the deadline extended by the look-up.
 
-    `hold` receives each connection before it is made, so that another thread can end it.
+    `hold` receives each connection before it is made, so that another thread can end it. Raise OSError if nobody
+    answers, and `Refused` if the proxy refuses.
     """
-    at, who = (proxy.address, f"the proxy {proxy.address}: ") if proxy else (address, "")
     failed, began = OSError("it has no address"), time.monotonic()
-    try:
-        found = resolved(*split_address(at), LOOK_UP, closing)
-        deadline += time.monotonic() - began
-        for k, (family, kind, protocol, _, place) in enumerate(found):
-            connection = socket.socket(family, kind, protocol)
-            hold(connection)
+    found = resolved(*split_address(proxy.address if proxy else address), LOOK_UP, closing)
+    deadline += time.monotonic() - began
+    for k, (family, kind, protocol, _, place) in enumerate(found):
+        connection = socket.socket(family, kind, protocol)
+        hold(connection)
+        try:
+            if closing.is_set():
+                raise TimeoutError
+            connection.settimeout(max((deadline - time.monotonic()) / (len(found) - k), 0.001))
+            connection.connect(place)
+        except OSError as error:
+            failed = OSError(f"the proxy {proxy.address}: {reason(error)}" if proxy else reason(error))
+            connection.close()
+            continue
+        if proxy:
             try:
-                if closing.is_set():
-                    raise TimeoutError
-                connection.settimeout(max((deadline - time.monotonic()) / (len(found) - k), 0.001))
-                connection.connect(place)
-            except OSError as error:
-                failed = error
+                proxy.open(connection, address, deadline)
+            except (Lost, OSError):
                 connection.close()
-                continue
-            if proxy:
-                try:
-                    proxy.open(connection, address, deadline)
-                except Lost:
-                    connection.close()
-                    raise
-            return connection, deadline
-        raise failed
-    except OSError as error:
-        raise Lost(who + reason(error)) from None
+                raise
+        return connection, deadline
+    raise failed
+
+
+class Unresolved(OSError):
+    """The name of a host has no address."""
 
 
 def resolved(host: str, port: int, seconds: float, closing: threading.Event) -> Sequence[Place]:
-    """Addresses of a name; raise TimeoutError after `seconds`, or when `closing` is set.
+    """Addresses of a name; raise `Unresolved` after `seconds`, or when `closing` is set.
 
     The look-up continues in its thread: it cannot be stopped.
     """
-    found: Future[Sequence[Place]] = Future()
+    found: queue.SimpleQueue[Sequence[Place] | str] = queue.SimpleQueue()
 
     def look_up() -> None:
         try:
-            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except OSError as error:
-            found.set_exception(error)
+            found.put(reason(error))
         except UnicodeError:                                # an empty label, or one of more than 63 characters
-            found.set_exception(OSError(f"{host} is not the name of a host"))
+            found.put(f"{host} is not the name of a host")
 
     deadline = time.monotonic() + seconds
     threading.Thread(target=look_up, name="look-up", daemon=True).start()
-    while not found.done() and time.monotonic() < deadline and not closing.is_set():
-        wait([found], 0.1)
-    if not found.done():
-        raise TimeoutError(f"{host} was not found in time")
-    return found.result()
+    while time.monotonic() < deadline and not closing.is_set():
+        with suppress(queue.Empty):
+            places = found.get(timeout=0.1)
+            if isinstance(places, str):
+                raise Unresolved(places)
+            return places
+    raise Unresolved(f"{host} was not found in time")

@@ -51,6 +51,11 @@ class Site:
     relays: bool = False
     """Whether it connects two sites that can both only dial. The file has this member only if it is true."""
 
+    @property
+    def called(self) -> str:
+        """The number and the name, as in every message about the site."""
+        return f"node {self.node} ({self.name})"
+
 
 @dataclass(frozen=True)
 class Federation:

@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -67,10 +67,15 @@ def bare(connection: ssl.SSLSocket) -> socket.socket:
     return socket.socket(fileno=connection.unwrap().detach())
 
 
+def subject(pair: Sequence[End]) -> str:
+    """The name of two sites in the audit."""
+    return " and ".join(f"node {end.node}" for end in pair)
+
+
 class Relay:
     """Connects sites. One thread owns the connections, of which there are at most `most`.
 
-    `record` receives an event and its facts, for the audit; `cap` limits what this process sends.
+    `record` receives a subject, an event and its facts, for the audit; `cap` limits what this process sends.
     """
 
     def __init__(self, record: Callable[..., None], cap: Cap, most: int) -> None:
@@ -115,7 +120,7 @@ class Relay:
         if end.other is not None:
             pair = sorted((end, end.other), key=lambda one: one.node)
             self._record(
-                "relay opened", nodes=[one.node for one in pair], keys=[one.key for one in pair],
+                subject(pair), "relay opened", nodes=[one.node for one in pair], keys=[one.key for one in pair],
                 addresses=[one.address for one in pair],
             )
         self._ring()
@@ -225,5 +230,6 @@ class Relay:
             end.connection.close()
             if end.other is not None and end.node < end.to:
                 self._record(
-                    "relay closed", nodes=[end.node, end.to], bytes=[end.received, end.other.received],
+                    subject([end, end.other]), "relay closed", nodes=[end.node, end.to],
+                    bytes=[end.received, end.other.received],
                 )

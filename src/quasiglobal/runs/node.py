@@ -204,7 +204,7 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
     waiting = [there for there in (neighbours if to is None else to) if opener.expects(there)]
     if not waiting:
         return
-    models, whole = LateModels(node, lambda: None), packed(run.rows()[0])
+    models, whole = LateModels(lambda: None), packed(run.rows()[0])
     models.result_here = lambda: whole
     members = Membership(
         opener, node, neighbours, experiment=one.hash, topology=topology.fingerprint, timeout=timeout, handover=models,
