@@ -28,6 +28,7 @@ from quasiglobal.runs.agreement import agreement, refuse_between_sites, trust_of
 from quasiglobal.runs.best import Kept, kept_in, values_of, write_best
 from quasiglobal.runs.building import data_of, make_task
 from quasiglobal.runs.callbacks import TensorBoard
+from quasiglobal.runs.checkpoints import newest_of_parts
 from quasiglobal.runs.distributed import Participant, Seat, ending, seat_in
 from quasiglobal.runs.options import Options
 from quasiglobal.runs.prometheus import Prometheus
@@ -93,6 +94,7 @@ def train_node(
     task = make_task(experiment, data_of(experiment, None, named(data)))
     with ExitStack() as around:
         mine = Participant(task, [run], _seat(place, run, node, n, patience, around), options)
+        mine.check_saved()
         page = Prometheus(mine.engine, experiment.epochs, SiteFolder(site.folder) if site else None)
         around.enter_context(mine.locked())
         if metrics is not None:
@@ -194,7 +196,11 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
     waiting = [there for there in (neighbours if to is None else to) if opener.expects(there)]
     if not waiting:
         return
-    models, whole = LateModels(node, lambda: None), packed(run.rows()[0])
+    saved, _ = newest_of_parts(run.folder)
+    if saved is None or saved.epochs < one.epochs:
+        log.warning("the last model in %s is lost: nobody can fetch it from here", run.folder)
+        return
+    models, whole = LateModels(node, lambda: None), packed(saved.rows)
     models.result_here = lambda: whole
     members = Membership(
         opener, node, neighbours, experiment=one.hash, topology=topology.fingerprint, timeout=timeout, handover=models,
