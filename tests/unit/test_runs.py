@@ -278,7 +278,7 @@ def test_a_later_checkpoint_of_a_process_does_not_push_out_the_common_ones(tmp_p
     assert [part.epochs() for part in parts] == [{0, 25, 30, 40}, {0, 20, 25}]
     assert joined_checkpoint(parts).epochs == 25
     (tmp_path / "parts/1/checkpoint/000025.safetensors").unlink()
-    with pytest.raises(qg.InputError, match="no epoch has an intact checkpoint in .*/parts; restore the folder"):
+    with pytest.raises(qg.InputError, match=r"no epoch has an intact checkpoint in .*/parts; restore the folder"):
         joined_checkpoint(parts)
 
 

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from quasiglobal.common.files import append_line, read_epochs, read_json, write_json, write_lines, write_tensors
+from quasiglobal.common.files import Json, append_line, read_epochs, read_json, write_json, write_lines, write_tensors
 from quasiglobal.errors import InputError
 from quasiglobal.training.metrics import Measures, Record, combined
 from quasiglobal.training.rows import Checkpoint, NamedRows, models_of
@@ -199,13 +199,23 @@ class Part:
 
     # -------------------------------------------------------------------------------------------- measures
 
-    def begin(self, epoch: int) -> None:
+    def data(self) -> list[Json]:
+        """The fingerprints of a site's data, and the epoch from which each was used."""
+        try:
+            return list(read_json(self.folder / "part.json").get("data", []))
+        except (OSError, ValueError, TypeError):
+            return []
+
+    def begin(self, epoch: int, data: str | None = None) -> None:
         """Create the folder; delete measures and tested models after the epoch that the run resumes from.
 
-        Its damaged checkpoints are set aside.
+        Its damaged checkpoints are set aside. `data` is the fingerprint of the data from this epoch.
         """
         set_aside(self._own, self._newest)
-        write_json(self.folder / "part.json", {"nodes": self.nodes})
+        used = [one for one in self.data() if one["epoch"] < epoch]
+        if data and data not in [one["fingerprint"] for one in used[-1:]]:
+            used.append({"epoch": epoch, "fingerprint": data})
+        write_json(self.folder / "part.json", {"nodes": self.nodes} | ({"data": used} if used else {}))
         for path in (self._metrics, self._of_all):
             if path.exists() or path == self._metrics:
                 write_lines(path, [found for found in read_epochs(path) if found["epoch"] <= epoch])

@@ -301,10 +301,14 @@ class Participant:
     """Trains the nodes of one process, with several runs as rows of one program."""
 
     def __init__(
-        self, task: Task, runs: Sequence[RunFolder], seat: Seat, options: Options, temporary: bool = False
+        self, task: Task, runs: Sequence[RunFolder], seat: Seat, options: Options, temporary: bool = False,
+        data: str | None = None,
     ) -> None:
-        """`temporary`: the run folders are deleted afterwards, so a user's callbacks do not write into them."""
-        self.runs, self.seat, self.options, self.temporary = runs, seat, options, temporary
+        """`temporary`: the run folders are deleted afterwards, so a user's callbacks do not write into them.
+
+        `data` is the fingerprint of a site's data.
+        """
+        self.runs, self.seat, self.options, self.temporary, self.data = runs, seat, options, temporary, data
         self.parts = [seat.parts(run)[seat.rank] for run in runs]
         saved = [part.epochs() for part in self.parts]
         self.saved = common(saved)
@@ -365,7 +369,7 @@ class Participant:
         """
         for run, part in zip(self.runs, self.parts, strict=True):
             run.describe()
-            part.begin(self.program.state.epochs[0])
+            part.begin(self.program.state.epochs[0], self.data)
         with patient_interrupts() as noted:
             seconds = self.options.checkpoint_seconds
             saving = Saving(seconds, noted)
@@ -401,7 +405,8 @@ class Participant:
         """
         for k, (run, part) in enumerate(zip(self.runs, self.parts, strict=True)):
             run.take_over(records_of([part]))
-            run.finish(part.read_status() or "finished", facts(self.program, k) | further)
+            data = {"data": used} if (used := part.data()) else {}
+            run.finish(part.read_status() or "finished", facts(self.program, k) | data | further)
 
 
 class WriteParts(Callback):

@@ -54,6 +54,8 @@ class Summary:
     """Weight of each node, if they are not equal."""
     fetched: dict[str, object] | None = None
     """For a site that missed the end: the source of its model (node, site, step), and its own epochs before."""
+    data: list[dict[str, object]] | None = None
+    """For a site: the fingerprints of its data, and the epoch from which each was used."""
     kept: list[dict[str, object]] | None = None
     """The best model of each node in best/: its node, epoch, metric and value."""
 
