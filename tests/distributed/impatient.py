@@ -1,4 +1,4 @@
-"""`qg` whose sites look after their federation file and certificates more often.
+"""`qg` whose sites look after their federation file, certificates and records of traffic more often.
 
 OTHER_VERSION is another library version to greet with; PAUSE are seconds of sleep after each epoch.
 """
@@ -9,7 +9,7 @@ import time
 from quasiglobal.cli import main, train
 from quasiglobal.peers import sites
 
-sites.WATCH = 0.3
+sites.WATCH = sites.TRAFFIC = 0.3
 if "OTHER_VERSION" in os.environ:
     sites._version = lambda: os.environ["OTHER_VERSION"]
 
