@@ -27,9 +27,6 @@ LINGER = 5.0
 KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 """An idle connection is tested after 15 s, which firewalls and NAT need too, and given up 20 s later."""
 
-PIECE = 2**18
-"""Bytes per call of OpenSSL, which sends at most one record of 16 KiB of them."""
-
 
 def prepare(connection: socket.socket, timeout: float) -> None:
     """Set the options of a TCP connection; give up one that acknowledges nothing for `timeout` seconds."""
@@ -148,7 +145,7 @@ class TLSChannel(Channel):
             self._pause = 1000 * pause
             return 0
         try:
-            count = self._connection.send(message.left[:PIECE])
+            count = self._connection.send(message.left[: self._cap.piece])
         except ssl.SSLWantWriteError:
             return select.POLLOUT
         except ssl.SSLWantReadError:
