@@ -142,7 +142,7 @@ def test_all_edges_together_send_no_faster_than_the_cap(tmp_path, monkeypatch):
     for _, taker in (first, second):
         taker.recv_into(torch.empty(size, dtype=torch.uint8), soon(60))
     took = time.monotonic() - began
-    assert 8 * 2 * size < 16e6 * (took + 0.2)               # a tenth of a second is a burst, another the last record
+    assert 8 * 2 * size < 16e6 * (took + 0.4)               # the first tenth of a second is free, and the last pieces
     free = torch.zeros(2 * size, dtype=torch.uint8)
     first[1].send(free)
     first[0].recv_into(free, soon(60))                      # the other direction is another site's

@@ -36,6 +36,8 @@ class Cap:
 
     def __init__(self, rate: float = math.inf) -> None:
         self._rate, self._lock = rate, threading.Lock()
+        self.piece = int(min(max(BURST * rate, 1024), 2**18))
+        """Maximum number of bytes to send at a time."""
         self._due = 0.0
         """The time at which a link of this rate has carried all that was sent."""
 

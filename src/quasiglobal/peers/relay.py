@@ -197,7 +197,7 @@ class Relay:
         """Send this end what the other one sent."""
         assert end.other is not None
         try:
-            count = end.connection.send(end.other.held)
+            count = end.connection.send(end.other.held[: self._cap.piece])
         except BlockingIOError:
             return
         except OSError:

@@ -36,9 +36,6 @@ UNKNOWN_THERE = (
     "its federation file does not have this site's key: this site is revoked or not approved yet; ask the organiser"
 )
 
-PIECE = 2**18
-"""Bytes per call of OpenSSL, which sends at most one record of 16 KiB of them."""
-
 
 def prepare(connection: socket.socket, timeout: float) -> None:
     """Set the options of a TCP connection; give up one that acknowledges nothing for `timeout` seconds."""
@@ -159,7 +156,7 @@ class TLSChannel(Channel):
             self._pause = 1000 * pause
             return 0
         try:
-            count = self._connection.send(message.left[:PIECE])
+            count = self._connection.send(message.left[: self._cap.piece])
         except ssl.SSLWantWriteError:
             return select.POLLOUT
         except ssl.SSLWantReadError:
