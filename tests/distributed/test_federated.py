@@ -213,12 +213,12 @@ def test_a_second_process_of_a_site_is_told_that_the_site_is_taken(tmp_path, own
     assert re.search(r"cannot listen at 127.0.0.1:\d+: Address already in use; this node may run already", listens)
     four.log(3).unlink()
     dials = four.said(four.join(3, sites.folders[3], *elsewhere), 3, status=2)
-    taken = "it refused this node: node 3 is taken: another process with its certificate is connected"
+    taken = "it refused this node: node 3 (site3) is taken: another process with its certificate is connected"
     assert dials.count(f"node 0 (site0) is not connected: {taken}") == 1
     assert dials.endswith(f"\nqg: not connected within 8 s: node 0 (site0) ({taken}), node 2 (site2) ({taken})\n")
     for k, process in enumerate(nodes):
         four.said(process, k)
-        told = [line for line in audit(tmp_path, k, "refused") if line["reason"].startswith("node 3 is taken: another")]
+        told = [line for line in audit(tmp_path, k, "refused") if line["reason"].startswith("node 3 (site3) is taken")]
         assert bool(told) == (k in (0, 2))
     timed = [line for line in four.printed(1).read_text().splitlines() if "examples/s" in line or "TLS 1.3" in line]
     assert len(timed) == 9                                  # the opening line, and a test every 50 epochs

@@ -131,7 +131,7 @@ def test_a_neighbour_that_comes_and_goes_is_bounded_and_its_bytes_are_added_up(f
 def test_reconnects_leave_nothing_behind_without_garbage_collection(tmp_path, count, numbers):
     sites = Sites(tmp_path, "complete:2", 2)
     folders = [str(site.path) for site in sites.folders]
-    for before, after, lines, recorded, minutes in together(2, reconnect, folders, count, numbers):
+    for before, after, lines, recorded, minutes in together(2, reconnect, folders, count, numbers, patience=1500):
         assert max(after[0].values()) <= 2, "edges, channels and links: the open one, and one that is being closed"
         assert after[1] <= before[1] + 3, "threads"
         assert after[2] <= before[2] + 6, "descriptors"

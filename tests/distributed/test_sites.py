@@ -121,9 +121,9 @@ def test_another_experiment_or_topology_is_named_on_both_sides(meeting, sites, w
 def test_who_is_not_a_neighbour_is_refused_and_told_so(meeting, sites):
     first, stranger = meeting.site(sites.folders[0], neighbours=(1, 3)), meeting.site(sites.folders[2], (0, 1, 3))
     why = meeting.met(first, stranger)[1]
-    assert why == "it refused this node: node 2 is not a neighbour of node 0 in this topology"
+    assert why == "it refused this node: node 2 (site2) is not a neighbour of node 0 (site0) in this topology"
     until(lambda: meeting.recorded(first, "refused"))
-    assert "node 2 is not a neighbour" in meeting.recorded(first, "refused")[0]["reason"]
+    assert "node 2 (site2) is not a neighbour" in meeting.recorded(first, "refused")[0]["reason"]
 
 
 def test_another_federation_is_refused_by_tls_on_both_sides(meeting, sites, tmp_path):
@@ -246,7 +246,7 @@ def test_a_second_process_of_a_node_is_told_that_the_node_is_taken(meeting, site
     assert not any(isinstance(edge, str) for edge in meeting.met(first, second))
     again = SiteOpener(sites.folders[1], listen="127.0.0.1:0")
     again.begin(Terms(1, [0], "e", "t", 2.0, lambda: 0))
-    with pytest.raises(Lost, match="node 1 is taken"):
+    with pytest.raises(Lost, match=r"node 1 \(site1\) is taken"):
         again.open(0, 3.0)
     again.stop()
     meeting.edges[1].close()                                # the first one ends: the node is free

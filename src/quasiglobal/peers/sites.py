@@ -303,9 +303,9 @@ class SiteOpener(Opener):
         """The site that a certificate proves; raise InputError unless it is the expected neighbour."""
         identity = self._folder.peer(certificate, federation)
         if there is not None and identity.node != there:
-            raise InputError(f"the certificate is node {identity.node}'s, and node {there} was dialled")
+            raise InputError(f"the certificate is that of {self.called(identity.node)}, and {self.called(there)} was dialled")
         if identity.node not in self._terms.neighbours:
-            raise InputError(f"node {identity.node} is not a neighbour of node {self.site.node} in this topology")
+            raise InputError(f"{self.called(identity.node)} is not a neighbour of {self.site.called} in this topology")
         return identity
 
     def _objection(self, theirs: Greeting, identity: Identity, mine: Greeting, dials: bool) -> str:
@@ -320,7 +320,7 @@ class SiteOpener(Opener):
         if theirs.renews and link is not None and datetime.now(UTC) - link.begun < timedelta(seconds=WATCH):
             return f"a connection is renewed at most every {WATCH:g} s"
         if link is not None and not same and not dials:
-            return f"node {identity.node} is taken: another process with its certificate is connected"
+            return f"{self.called(identity.node)} is taken: another process with its certificate is connected"
         return ""
 
     def _note_version(self, theirs: Greeting) -> None:
