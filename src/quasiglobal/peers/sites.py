@@ -303,7 +303,7 @@ class SiteOpener(Opener):
         """The site that a certificate proves; raise InputError unless it is the expected neighbour."""
         identity = self._folder.peer(certificate, federation)
         if there is not None and identity.node != there:
-            raise InputError(f"the certificate is that of {self.called(identity.node)}, and {self.called(there)} was dialled")
+            raise InputError(f"{self.called(there)} was dialled, and the certificate is {self.called(identity.node)}'s")
         if identity.node not in self._terms.neighbours:
             raise InputError(f"{self.called(identity.node)} is not a neighbour of {self.site.called} in this topology")
         return identity
