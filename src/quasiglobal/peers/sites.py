@@ -37,7 +37,7 @@ from quasiglobal.peers.federation_file import Federation, split_address
 from quasiglobal.peers.folders import Identity, SiteFolder
 from quasiglobal.peers.greeting import PROTOCOL, Greeting, exchange, refuse
 from quasiglobal.peers.membership import ADMISSION, Opener, Terms
-from quasiglobal.peers.reports import Reports
+from quasiglobal.peers.reports import STRANGERS, Reports
 from quasiglobal.peers.tls import TLSChannel, close_gently, prepare, reason, trouble
 
 if sys.platform != "win32":
@@ -184,7 +184,7 @@ class SiteOpener(Opener):
         try:
             return self._admitted(guest, deadline, there, renews)
         except Refused as error:
-            self.audit.refuse(self.called(there), address, str(error))
+            self.audit.refuse(self.called(there), str(error), address)
             close_gently(guest.connection, FAREWELL)
             raise
         except Lost:
@@ -231,7 +231,7 @@ class SiteOpener(Opener):
         try:
             link = self._admitted(guest, time.monotonic() + ADMISSION)
         except Lost as error:
-            self._refuse(guest.network if guest.node is None else self.called(guest.node), guest.address, str(error))
+            self._refuse(STRANGERS if guest.node is None else self.called(guest.node), str(error), guest.address)
             if guest.node is not None:
                 self._refusals[guest.node] = str(error)
             close_gently(guest.connection, FAREWELL)
@@ -328,10 +328,10 @@ class SiteOpener(Opener):
             name = self.called(theirs.node)
             self.report(name, f"{name} has quasiglobal {theirs.library}, this node {_version()}")
 
-    def _refuse(self, whom: str, address: str, why: str) -> None:
+    def _refuse(self, whom: str, why: str, address: str = "") -> None:
         """Log and record that a neighbour or a stranger, or what it sent, is refused."""
-        self.audit.refuse(whom, address, why)
-        self.report(whom, f"refused {whom}: {why}")
+        self.audit.refuse(whom, why, address)
+        self.report(whom, f"refused {address if whom == STRANGERS else whom}: {why}")
 
     # -------------------------------------------------------------------------------------------- newer files
 
@@ -344,7 +344,7 @@ class SiteOpener(Opener):
                 try:
                     task()
                 except (InputError, Lost, OSError) as error:
-                    self._refuse("federation", "", str(error))
+                    self._refuse("federation", str(error))
 
     def _heard_of(self, there: int, note: bytes) -> None:
         """Install a federation file that a neighbour passed on."""
@@ -352,7 +352,7 @@ class SiteOpener(Opener):
             if self._folder.accept(note, f"the federation file from {self.called(there)}"):
                 self._follow_file()
         except (InputError, OSError) as error:
-            self._refuse(self.called(there), "", str(error))
+            self._refuse(self.called(there), str(error))
 
     def _follow_file(self) -> None:
         """Use a newer file: close the connections to sites that are not in it, or have another key there."""
@@ -531,14 +531,14 @@ class Listener:
             except (OSError, RuntimeError) as error:        # no descriptors or threads left: wait until there are
                 self._room.release()
                 if not self._closing.is_set():
-                    self._report("the listener", f"cannot accept connections for now: {error}")
+                    self._report(STRANGERS, f"cannot accept connections for now: {error}")
                 self._closing.wait(0.1)
 
     def _host(self, guest: Guest) -> None:
         try:
             self._receive(guest)
         except Exception as error:                          # strangers may send anything
-            self._report(guest.network, f"a connection from {guest.address} failed: {type(error).__name__}: {error}")
+            self._report(STRANGERS, f"a connection from {guest.address} failed: {type(error).__name__}: {error}")
             log.debug("a connection failed", exc_info=True)
             guest.dismiss()
         finally:
@@ -637,9 +637,9 @@ class Audit:
         if self.reports.pass_on(whom, None, amounts):
             self.record(event, **facts)
 
-    def refuse(self, whom: str, address: str, why: str) -> None:
+    def refuse(self, whom: str, why: str, address: str = "") -> None:
         """Record the refusal of a neighbour or a stranger, unless it repeats or there are too many."""
-        if self.reports.pass_on(whom, why):
+        if self.reports.pass_on(whom, f"{address} {why}"):
             self.record("refused", who=whom, address=address, reason=why)
 
 
