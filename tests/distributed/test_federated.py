@@ -193,7 +193,7 @@ def test_another_experiment_is_named_at_both_sites_and_another_version_only_logg
     assert said.count("is not connected: its experiment is ") == 1      # once, however often it dials
     assert "its experiment is " in four.log(0).read_text()
     last = said.splitlines()[-1]
-    assert last.startswith("qg: not connected within 10 s: node 0 (site0) (")
+    assert last.startswith("qg: no connection within 10 s to node 0 (site0): ")
     assert "its experiment is " in last
     (tmp_path / "experiment.toml").write_text(words)
     monkeypatch.setenv("OTHER_VERSION", "9.9")
@@ -202,6 +202,20 @@ def test_another_experiment_is_named_at_both_sites_and_another_version_only_logg
         said = four.said(process, k)
         assert ("has quasiglobal 9.9" in said) == (k < 2)
     same_as_the_simulator(tmp_path)
+
+
+def test_a_clock_that_is_two_hours_slow_is_named_at_both_sites(tmp_path, owners, monkeypatch):
+    four, sites = owners(epochs=3), Sites(tmp_path, "ring:4", 4)
+    four.join(1, sites.folders[1], "--patience", "250", program=IMPATIENT)
+    monkeypatch.setenv("SLOW_CLOCK", "7200")
+    four.join(0, sites.folders[0], "--patience", "250", program=IMPATIENT)
+    begins = r"the certificate of node 1 \(site1\) begins at \S+ (\S+) UTC"
+    slow = rf"{begins}, and it is \S+ (\S+) UTC by the clock of node 0 \(site0\); compare `date -u` at both"
+    both = rf"node 0 \(site0\) is not connected: it refused this node: {slow}; it is \S+ (\S+) UTC by the clock of this"
+    wait_for(lambda: re.search(slow, four.log(0).read_text()) and re.search(both, four.log(1).read_text()))
+    times = re.search(both, four.log(1).read_text()).groups()
+    _, behind, right = (60 * int(time[:2]) + int(time[3:]) for time in times)
+    assert abs((right - behind) % 1440 - 120) <= 5
 
 
 def test_a_second_process_of_a_site_is_told_that_the_site_is_taken(tmp_path, owners):
@@ -213,12 +227,12 @@ def test_a_second_process_of_a_site_is_told_that_the_site_is_taken(tmp_path, own
     assert re.search(r"cannot listen at 127.0.0.1:\d+: Address already in use; this node may run already", listens)
     four.log(3).unlink()
     dials = four.said(four.join(3, sites.folders[3], *elsewhere), 3, status=2)
-    taken = "it refused this node: node 3 is taken: another process with its certificate is connected"
+    taken = "it refused this node: node 3 (site3) is taken: another process with its certificate is connected"
     assert dials.count(f"node 0 (site0) is not connected: {taken}") == 1
-    assert dials.endswith(f"\nqg: not connected within 8 s: node 0 (site0) ({taken}), node 2 (site2) ({taken})\n")
+    assert dials.endswith(f"\nqg: no connection within 8 s to node 0 (site0): {taken}; to node 2 (site2): {taken}\n")
     for k, process in enumerate(nodes):
         four.said(process, k)
-        told = [line for line in audit(tmp_path, k, "refused") if line["reason"].startswith("node 3 is taken: another")]
+        told = [line for line in audit(tmp_path, k, "refused") if line["reason"].startswith("node 3 (site3) is taken")]
         assert bool(told) == (k in (0, 2))
     timed = [line for line in four.printed(1).read_text().splitlines() if "examples/s" in line or "TLS 1.3" in line]
     assert len(timed) == 9                                  # the opening line, and a test every 50 epochs

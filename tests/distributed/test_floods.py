@@ -131,7 +131,7 @@ def test_a_neighbour_that_comes_and_goes_is_bounded_and_its_bytes_are_added_up(f
 def test_reconnects_leave_nothing_behind_without_garbage_collection(tmp_path, count, numbers):
     sites = Sites(tmp_path, "complete:2", 2)
     folders = [str(site.path) for site in sites.folders]
-    for before, after, lines, recorded, minutes in together(2, reconnect, folders, count, numbers):
+    for before, after, lines, recorded, minutes in together(2, reconnect, folders, count, numbers, patience=1500):
         assert max(after[0].values()) <= 2, "edges, channels and links: the open one, and one that is being closed"
         assert after[1] <= before[1] + 3, "threads"
         assert after[2] <= before[2] + 6, "descriptors"
@@ -148,11 +148,8 @@ def test_a_report_is_written_once_a_minute_and_the_rest_is_counted(monkeypatch):
     assert [some.pass_on("a", "same") for _ in range(3)] == [True, False, False]
     assert sum(some.pass_on("a", str(k)) for k in range(100)) == MOST_REPORTS - 1
     assert sum(some.pass_on("b", None, {"sent": 5}) for _ in range(100)) == MOST_REPORTS
-    assert sum(some.pass_on(f"stranger {k}", "same") for k in range(5000)) < reports.MOST_SUBJECTS
-    assert len(some._minutes) == reports.MOST_SUBJECTS + 1
     assert not written
     some.write_rest(0.0)
     rest = 100 - MOST_REPORTS
-    assert written[:2] == [("a", {"times": rest + 3}), ("b", {"times": rest, "sent": 5 * rest})]
-    assert [who for who, _ in written[2:]] == [reports.OTHERS]
+    assert written == [("a", {"times": rest + 3}), ("b", {"times": rest, "sent": 5 * rest})]
     assert some.pass_on("a", "same")

@@ -121,9 +121,9 @@ def test_another_experiment_or_topology_is_named_on_both_sides(meeting, sites, w
 def test_who_is_not_a_neighbour_is_refused_and_told_so(meeting, sites):
     first, stranger = meeting.site(sites.folders[0], neighbours=(1, 3)), meeting.site(sites.folders[2], (0, 1, 3))
     why = meeting.met(first, stranger)[1]
-    assert why == "it refused this node: node 2 is not a neighbour of node 0 in this topology"
+    assert why == "it refused this node: node 2 (site2) is not a neighbour of node 0 (site0) in this topology"
     until(lambda: meeting.recorded(first, "refused"))
-    assert "node 2 is not a neighbour" in meeting.recorded(first, "refused")[0]["reason"]
+    assert "node 2 (site2) is not a neighbour" in meeting.recorded(first, "refused")[0]["reason"]
 
 
 def test_another_federation_is_refused_by_tls_on_both_sides(meeting, sites, tmp_path):
@@ -246,7 +246,7 @@ def test_a_second_process_of_a_node_is_told_that_the_node_is_taken(meeting, site
     assert not any(isinstance(edge, str) for edge in meeting.met(first, second))
     again = SiteOpener(sites.folders[1], listen="127.0.0.1:0")
     again.begin(Terms(1, [0], "e", "t", 2.0, lambda: 0))
-    with pytest.raises(Lost, match="node 1 is taken"):
+    with pytest.raises(Lost, match=r"node 1 \(site1\) is taken"):
         again.open(0, 3.0)
     again.stop()
     meeting.edges[1].close()                                # the first one ends: the node is free
@@ -456,7 +456,7 @@ def test_no_run_ends_while_a_neighbour_trains_and_two_that_have_ended_take_nothi
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_neighbour_that_ended_before_is_not_missing(sites, ends):
+def test_a_neighbour_that_ended_before_is_not_missing(sites, ends, caplog):
     first, second = (members_of(sites.folders[k], 0, neighbours=(0, 1)) for k in (0, 1))
     try:
         at_once(*(lambda one=one: one.find(4.0) for one in (first, second)))
@@ -468,6 +468,8 @@ def test_a_neighbour_that_ended_before_is_not_missing(sites, ends):
             second.edges[0].receive((1, 0), Expected(1, torch.float32), 5)
         assert second.missing == ([] if ends else [0])
         assert second.lost == {0: "it has ended" if ends else "it closed the connection"}
+        said = f"node 1 (site1) continues without node 0 (site0) from step 0: {second.lost[0]}"
+        assert caplog.messages.count(said) == 1
     finally:
         second.close()
 
@@ -617,12 +619,12 @@ def test_methods_that_a_failing_network_harms_say_so():
 def test_the_audit_log_counts_repeated_refusals_and_survives_a_full_disk(tmp_path, caplog):
     log = Audit(tmp_path / "audit.jsonl")
     for _ in range(100):
-        log.refuse("10.0.0.1", "10.0.0.1", "why")
+        log.refuse("strangers", "why", "10.0.0.1")
     log.reports.write_rest(0.0)
-    log.refuse("10.0.0.1", "10.0.0.1", "why")
+    log.refuse("strangers", "why", "10.0.0.2")
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [(line["event"], line["who"], line.get("times")) for line in lines] == [
-        ("refused", "10.0.0.1", None), ("left out", "10.0.0.1", 99), ("refused", "10.0.0.1", None),
+        ("refused", "strangers", None), ("left out", "strangers", 99), ("refused", "strangers", None),
     ]
     full = Audit(tmp_path / "missing" / "audit.jsonl")
     full.record("started")

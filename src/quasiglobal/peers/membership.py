@@ -186,12 +186,12 @@ class Membership:
             except queue.Empty:
                 if any(self._steps_of_others.values()):
                     break
-                why = ", ".join(f"{self.called(there)} ({self._why[there]})" for there in sorted(missing))
+                why = "; to ".join(f"{self.called(there)}: {self._why[there]}" for there in sorted(missing))
                 remedy = "; start them, again if they have finished, or wait longer for them (`qg node --patience`)"
                 remedy = "" if missing <= self._refused else remedy
                 self.close()
                 raise InputError(
-                    f"not connected within {patience:g} s: {why}{remedy}"
+                    f"no connection within {patience:g} s to {why}{remedy}"
                 ) from None
             if any(self._steps_of_others.values()):
                 deadline = min(deadline, time.monotonic() + self.timeout)

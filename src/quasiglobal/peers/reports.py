@@ -1,4 +1,4 @@
-"""A limit on the reports about each neighbour or stranger, so that nobody can fill the log or the audit."""
+"""A limit on the reports about each neighbour, and about strangers: nobody can fill the log or the audit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ PERIOD = 60.0
 """Seconds over which reports are counted."""
 
 MOST_REPORTS = 10
-"""Different reports about one neighbour or stranger in a period."""
+"""Different reports about one subject in a period."""
 
-MOST_SUBJECTS = 1000
-"""Neighbours and strangers in a period; all further ones count as one."""
-
-OTHERS = "others"
-"""Name of all further ones."""
+STRANGERS = "strangers"
+"""The subject of reports about whoever has not proved to be a neighbour: strangers may have any number of addresses."""
 
 
 class Reports:
@@ -37,8 +34,6 @@ class Reports:
         """Whether to write this report; if not, add the amounts to the sums."""
         self.write_rest()
         with self._lock:
-            if subject not in self._minutes and len(self._minutes) >= MOST_SUBJECTS:
-                subject = OTHERS
             minute = self._minutes.setdefault(subject, _Minute())
             repeats = report is not None and report in minute.written
             passes = not repeats and len(minute.written) < MOST_REPORTS

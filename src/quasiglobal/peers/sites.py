@@ -40,7 +40,7 @@ from quasiglobal.peers.federation_file import Federation, Site, split_address
 from quasiglobal.peers.folders import Identity, SiteFolder
 from quasiglobal.peers.greeting import PROTOCOL, Greeting, accept, ask_to_meet, asked_to_meet, exchange, refuse
 from quasiglobal.peers.membership import ADMISSION, LONG, Opener, Terms
-from quasiglobal.peers.reports import Reports
+from quasiglobal.peers.reports import STRANGERS, Reports
 from quasiglobal.peers.tls import TLSChannel, close_gently, prepare, reason, trouble
 
 if sys.platform != "win32":
@@ -262,7 +262,7 @@ class SiteOpener(Opener):
         """Close a connection that was dialled, and record a refusal."""
         guest = self._dialling.get(there)
         if isinstance(error, Refused):
-            self.audit.refuse(self.called(there), guest.address if guest else "", str(error))
+            self.audit.refuse(self.called(there), str(error), guest.address if guest else "")
         if guest is not None and isinstance(error, Refused):
             close_gently(guest.connection, FAREWELL)
         elif guest is not None:
@@ -362,7 +362,7 @@ class SiteOpener(Opener):
                 return
             link = self._admitted(guest, connection, deadline)
         except Lost as error:
-            self._refuse(guest.network if guest.node is None else self.called(guest.node), guest.address, str(error))
+            self._refuse(STRANGERS if guest.node is None else self.called(guest.node), str(error), guest.address)
             if guest.node is not None:
                 self._refusals[guest.node] = str(error)
             close_gently(guest.connection, FAREWELL)
@@ -449,9 +449,9 @@ class SiteOpener(Opener):
         """The site that a certificate proves; raise InputError unless it is the expected neighbour."""
         identity = self._folder.peer(certificate, federation)
         if there is not None and identity.node != there:
-            raise InputError(f"the certificate is node {identity.node}'s, and node {there} was dialled")
+            raise InputError(f"{self.called(there)} was dialled, and the certificate is {self.called(identity.node)}'s")
         if identity.node not in self._terms.neighbours:
-            raise InputError(f"node {identity.node} is not a neighbour of node {self.site.node} in this topology")
+            raise InputError(f"{self.called(identity.node)} is not a neighbour of {self.site.called} in this topology")
         return identity
 
     def _objection(self, theirs: Greeting, identity: Identity, mine: Greeting, dials: bool) -> str:
@@ -466,7 +466,7 @@ class SiteOpener(Opener):
         if theirs.renews and link is not None and datetime.now(UTC) - link.begun < timedelta(seconds=WATCH):
             return f"a connection is renewed at most every {WATCH:g} s"
         if link is not None and not same and not dials:
-            return f"node {identity.node} is taken: another process with its certificate is connected"
+            return f"{self.called(identity.node)} is taken: another process with its certificate is connected"
         return ""
 
     def _note_version(self, theirs: Greeting) -> None:
@@ -474,10 +474,10 @@ class SiteOpener(Opener):
             name = self.called(theirs.node)
             self.report(name, f"{name} has quasiglobal {theirs.library}, this node {_version()}")
 
-    def _refuse(self, whom: str, address: str, why: str) -> None:
+    def _refuse(self, whom: str, why: str, address: str = "") -> None:
         """Log and record that a neighbour or a stranger, or what it sent, is refused."""
-        self.audit.refuse(whom, address, why)
-        self.report(whom, f"refused {whom}: {why}")
+        self.audit.refuse(whom, why, address)
+        self.report(whom, f"refused {address if whom == STRANGERS else whom}: {why}")
 
     # -------------------------------------------------------------------------------------------- newer files
 
@@ -495,7 +495,7 @@ class SiteOpener(Opener):
                 try:
                     task()
                 except (InputError, Lost, OSError) as error:
-                    self._refuse("federation", "", str(error))
+                    self._refuse("federation", str(error))
 
     def _heard_of(self, there: int, note: bytes) -> None:
         """Install a federation file that a neighbour passed on."""
@@ -503,7 +503,7 @@ class SiteOpener(Opener):
             if self._folder.accept(note, f"the federation file from {self.called(there)}"):
                 self._follow_file()
         except (InputError, OSError) as error:
-            self._refuse(self.called(there), "", str(error))
+            self._refuse(self.called(there), str(error))
 
     def _follow_file(self) -> None:
         """Use a newer file: close the connections to sites that are not in it, or have another key there."""
@@ -709,14 +709,14 @@ class Listener:
             except (OSError, RuntimeError) as error:        # no descriptors or threads left: wait until there are
                 self._room.release()
                 if not self._closing.is_set():
-                    self._report("the listener", f"cannot accept connections for now: {error}")
+                    self._report(STRANGERS, f"cannot accept connections for now: {error}")
                 self._closing.wait(0.1)
 
     def _host(self, guest: Guest) -> None:
         try:
             self._receive(guest)
         except Exception as error:                          # strangers may send anything
-            self._report(guest.network, f"a connection from {guest.address} failed: {type(error).__name__}: {error}")
+            self._report(STRANGERS, f"a connection from {guest.address} failed: {type(error).__name__}: {error}")
             log.debug("a connection failed", exc_info=True)
             guest.dismiss()
         finally:
@@ -788,9 +788,9 @@ class Audit:
         if self.reports.pass_on(whom, None, amounts):
             self.record(event, **facts)
 
-    def refuse(self, whom: str, address: str, why: str) -> None:
+    def refuse(self, whom: str, why: str, address: str = "") -> None:
         """Record the refusal of a neighbour or a stranger, unless it repeats or there are too many."""
-        if self.reports.pass_on(whom, why):
+        if self.reports.pass_on(whom, f"{address} {why}"):
             self.record("refused", who=whom, address=address, reason=why)
 
 

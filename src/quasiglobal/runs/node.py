@@ -269,7 +269,7 @@ def give(run: Run, opener: SiteOpener, to: Sequence[int] | None, timeout: float,
     )
     members.last_step = one.epochs * (one.steps or 0)
     log.info(
-        "the run has ended; node %s may fetch its model from here for %g s (--linger; Ctrl-C ends this)",
+        "the run has ended; %s may fetch its model from here for %g s (--linger; Ctrl-C ends this)",
         " or ".join(map(opener.called, waiting)), seconds,
     )
     with recorded(opener, RunFolder(run.folder, one)):
@@ -305,7 +305,7 @@ def take(mine: Participant, watch: Watcher) -> dict[str, object]:
     there = max(found, key=lambda one: score.worth(values_of(found[one][2], score.name)[0]))
     measures, rows, record = found[there]
     source = {"node": there, "site": opener.federation.site(there).name, "step": program.steps, "own_epochs": saved}
-    log.warning("the run has ended; here is its model, from node %s, at step %d", opener.called(there), program.steps)
+    log.warning("the run has ended; here is its model, from %s, at step %d", opener.called(there), program.steps)
     opener.audit.record("fetched result", **source)
     run.describe()
     part.begin(saved)
