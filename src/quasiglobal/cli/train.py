@@ -28,6 +28,7 @@ from quasiglobal.cli.terminal import (
     time_in_words,
     watcher,
 )
+from quasiglobal.common import own_code
 from quasiglobal.errors import InputError
 from quasiglobal.peers.rendezvous import launched, serve, spread
 from quasiglobal.runs import plots, tuning
@@ -54,6 +55,8 @@ def train(command: Train, words: Sequence[str]) -> None:
     if options.engine == "distributed" and options.processes and not launched():
         refuse_faults(experiment)
         spread(experiment.resolved.nodes, options.processes)             # raises once if there are too many
+        own_code.check_all(asdict(experiment))
+        words = [*words, *own_code.allowed()]
         sys.exit(launch(["train", *words], experiment, options.processes, all_print=options.log == "json"))
     finished = [folder for folder in folders_of(experiment, options) if folder.read_summary() is not None]
     if len(finished) < options.seeds:

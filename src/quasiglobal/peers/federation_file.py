@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from types import UnionType
 from typing import TYPE_CHECKING
 
+from quasiglobal.common import own_code
 from quasiglobal.common.files import Json
 from quasiglobal.errors import InputError, unknown, whole
 from quasiglobal.peers.certificates import (
@@ -128,6 +129,7 @@ def read(text: bytes, organiser: Ed25519PublicKey, where: str) -> Federation:
     check_signature("federation", text, organiser, where)
     document = unchecked(text, where)
     _check_fields(document, where, federation=str, serial=int, ends=str, topology=str, organiser=str, sites=list)
+    own_code.read_from(where, document["topology"])
     sites = tuple(_site(one, f"site {at} in {where}") for at, one in enumerate(document["sites"]))
     for what in ("node", "name", "fingerprint"):
         if len({getattr(site, what) for site in sites}) < len(sites):
