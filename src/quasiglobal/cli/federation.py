@@ -16,13 +16,13 @@ from quasiglobal.cli.terminal import Listing, console, print_json, say_written
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.peers import federation_file
 from quasiglobal.peers.certificates import fingerprint, read_text, spoken
-from quasiglobal.peers.federation_file import Federation
+from quasiglobal.peers.federation_file import Federation, Site
 from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
 from quasiglobal.topology.parsing import count_nodes, pairs_of
 
 FederationFolder = Annotated[Path, arg(metavar="FOLDER", help="The organiser's folder.")]
 OwnFolder = Annotated[Path, arg(metavar="FOLDER", help="The site's folder.")]
-Compared = Annotated[bool, arg(name="yes", help="The fingerprints were compared: do not ask.")]
+Compared = Annotated[bool, arg(name="yes", help="All fingerprints were compared: do not ask.")]
 
 
 def new(
@@ -58,7 +58,8 @@ def approve(
 ) -> None:
     """Approve sites: add their requests to the federation file.
 
-    A known site keeps its number; a new request changes its address.
+    Each request is asked for by itself; if one is not approved, nothing is changed. A known site keeps its number; a
+    new request changes its address.
 
     Args:
         request: Files that `qg site request` wrote.
@@ -67,12 +68,18 @@ def approve(
     if not request:
         raise InputError("name the requests to approve, as in `qg federation approve request-*.json`")
     asked = [federation_file.read_request(read_text(path), str(path)) for path in request]
-    for one in asked:
-        _say_fingerprint(f"{one.name}, {one.address or 'which only dials'}", one.fingerprint)
-    _confirm("Did each site read this fingerprint to you, by telephone?", compared)
+
+    def confirm(site: Site) -> None:
+        _say_fingerprint(f"{site.name}, {site.address or 'which only dials'}", site.fingerprint)
+        _confirm(
+            f"Did {site.name} read this fingerprint to you, by telephone? Make it node {site.node}?", compared,
+            f"{site.name} was not approved, so nothing was changed; compare its fingerprint by telephone, or leave out "
+            "its request",
+        )
+
     place = OrganiserFolder(folder)
     graph = place.read().topology
-    _say_next(place, place.approve(asked, count_nodes(graph), pairs_of(graph), node))
+    _say_next(place, place.approve(asked, count_nodes(graph), pairs_of(graph), node, confirm))
 
 
 def revoke(
@@ -94,7 +101,7 @@ def extend(days: float = 365, folder: FederationFolder = Path("federation")) -> 
     """Prolong the federation: write the next file, with a later end.
 
     Args:
-        days: Days from now until the federation ends.
+        days: Days from now until the federation ends; never earlier than its present end.
     """
     place = OrganiserFolder(folder)
     _say_next(place, place.extend(days))
@@ -210,14 +217,17 @@ def _say_fingerprint(whose: str, print_: str) -> None:
         console.print(f"    {line}")
 
 
-def _confirm(question: str, compared: bool) -> None:
+def _confirm(
+    question: str, compared: bool,
+    refused: str = "nothing was changed; compare the fingerprint by telephone, then run the command again",
+) -> None:
     """Ask on the terminal; raise unless the answer is yes."""
     if compared:
         return
     if not sys.stdin.isatty():
         raise InputError("compare the fingerprint by telephone, then run the command again with --yes")
     if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
-        raise InputError("nothing was changed; compare the fingerprint by telephone, then run the command again")
+        raise InputError(refused)
 
 
 def _say_next(place: OrganiserFolder, federation: Federation) -> None:

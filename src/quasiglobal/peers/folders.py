@@ -8,8 +8,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import math
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -280,12 +281,13 @@ class OrganiserFolder:
         return fingerprint(read_key(self.key).public_key())
 
     def approve(
-        self, requests: Sequence[Request], nodes: int, links: Sequence[tuple[int, int]], node: int | None = None
+        self, requests: Sequence[Request], nodes: int, links: Sequence[tuple[int, int]], node: int | None = None,
+        confirm: Callable[[Site], None] = lambda site: None,
     ) -> Federation:
         """Add sites, under the lowest free numbers or, for one site, under `node`.
 
         `nodes` and `links` describe the federation's topology. A request with a known key keeps the site's number and
-        changes its address.
+        changes its address. `confirm` is called with each site before anything is written, and may raise.
         """
         if node is not None and len(requests) != 1:
             raise InputError(f"--node is for one request, got {len(requests)}; approve them one by one")
@@ -294,6 +296,8 @@ class OrganiserFolder:
             for request in requests:
                 found = _with(found, request, nodes, node)
             found.check_edges(links)
+            for request in requests:
+                confirm(found.site(request.name))
             return self._write_next(found)
 
     def revoke(self, site: str) -> Federation:
@@ -304,9 +308,16 @@ class OrganiserFolder:
             return self._write_next(replace(found, sites=tuple(one for one in found.sites if one != gone)))
 
     def extend(self, days: float) -> Federation:
-        """Write the next file, which ends this many days from now."""
+        """Write the next file, which ends this many days from now; refuse an end before the present one."""
         with _alone(self.path):
-            return self._write_next(replace(self.read(), ends=_end(days)))
+            found, ends = self.read(), _end(days)
+            if ends < found.ends:
+                least = math.ceil((found.ends - now()) / timedelta(days=1))
+                raise InputError(
+                    f"{ends:%Y-%m-%d} is {days:g} days from now, but federation {found.name} ends "
+                    f"{found.ends:%Y-%m-%d}, which is later; name {least} days or more"
+                )
+            return self._write_next(replace(found, ends=ends))
 
     def _write_next(self, federation: Federation) -> Federation:
         self._write(replace(federation, serial=federation.serial + 1))
