@@ -15,12 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from quasiglobal.common.files import alone, read_json, replacing, write_json
+from quasiglobal.common.files import Json, alone, read_json, replacing, write_json
 from quasiglobal.errors import InputError
 from quasiglobal.peers import certificates, federation_file
 from quasiglobal.peers.certificates import LIFETIME, LONGEST_LIFETIME, CertificateClaim, fingerprint, now, read_key
 from quasiglobal.peers.federation_file import Federation, Request, Site
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 DAMAGED = "{} is damaged; run `qg site renew`"
 
@@ -45,7 +49,7 @@ class Identity:
 class SiteFolder:
     """The folder of one site.
 
-    site.key: the site's key, whose fingerprint the organiser approved; it signs certificates and nothing else.
+    site.key: the site's key, whose fingerprint the organiser approved; it signs certificates, and files of the site.
     tls.pem: the key and the short-lived certificate of its TLS connections, renewed from site.key.
     """
 
@@ -146,13 +150,26 @@ class SiteFolder:
             raise InputError(f"a certificate is valid for at most {LONGEST_LIFETIME.days} days, got {lifetime}")
         found = self.federation()
         own = self.own(found)
-        signer = read_key(key or self.key)
-        if fingerprint(signer.public_key()) != own.fingerprint:
-            raise InputError(f"{key or self.key} is not the key that {self.root} belongs to; restore the right one")
-        made = certificates.issue(signer, found.name, own.node, lifetime)
+        made = certificates.issue(self._signer(own, key), found.name, own.node, lifetime)
         with _alone(self.path):
             certificates.write_private(self.certificate, made)
         return certificates.read_claim(made)
+
+    def sign(self, kind: str, document: Json, key: Path | None = None) -> Path:
+        """Write a document in this site's name, such as constants-aachen.json, which `read_signed` checks."""
+        found = self.federation()
+        own = self.own(found)
+        path = self.path / f"{kind}-{own.name}.json"
+        named = {"federation": found.name, "site": own.name} | document
+        _write(path, certificates.sign(kind, named, self._signer(own, key)))
+        return path
+
+    def _signer(self, own: Site, key: Path | None) -> Ed25519PrivateKey:
+        """The site's key, at this path if it is kept elsewhere."""
+        signer = read_key(key or self.key)
+        if fingerprint(signer.public_key()) != own.fingerprint:
+            raise InputError(f"{key or self.key} is not the key that {self.root} belongs to; restore the right one")
+        return signer
 
     def shown(self) -> CertificateClaim | None:
         """The claim of this site's TLS certificate; None if there is no certificate yet."""
