@@ -227,6 +227,7 @@ OTHERS = {
     "own_model.py": "test_documents.py", "quickstart.py": "test_documents.py",
     "four_hospitals.sh": "docs/tutorials/hospitals.md", "four_hospitals.py": "four_hospitals.sh",
     "torchrun_digits.py": "docs/tutorials/torchrun.md", "notes.py": "docs/text.md",
+    "curious_neighbour.py": "tests/distributed/test_curious.py",
 }
 """Examples whose page has no output below them, and what runs them."""
 

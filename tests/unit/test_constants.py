@@ -1,6 +1,8 @@
 """Sites with different data agree on one normalisation before the run."""
 
 import json
+import re
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +15,9 @@ from quasiglobal.data.dataset import deviations, moments, pooled, spread
 from quasiglobal.peers.folders import OrganiserFolder, SiteFolder
 from quasiglobal.runs.building import data_of
 from quasiglobal.training.experiment import from_toml
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "how-to" / "federation.md").read_text()
 
 NAMES = ("aachen", "basel", "cork")
 
@@ -76,6 +81,15 @@ def test_sites_normalise_alike_by_the_constants_of_all_their_data(sites):
     assert sites.pool(*paths)[0] == 0                       # again: nothing changes
     assert Path("experiment.toml").read_bytes() == first
     assert not any(str(number) in first.decode() for number in (30, 101)), "the other sites learn no single site's"
+
+
+def test_the_guide_shows_what_the_command_says(sites):
+    runpy.run_path(str(ROOT / "examples" / "four_hospitals.py"), run_name="__main__")
+    Path("aachen").rename("site")
+    sites.folders[0] = SiteFolder(Path("site"))
+    said, _ = sites.told("site", "hospital-0")
+    (shown,) = re.findall(r"^\$ qg site constants ./images\n(.*?)```", GUIDE, re.MULTILINE | re.DOTALL)
+    assert said.lstrip("\n") == shown                      # without the place of the progress bar
 
 
 def test_features_with_a_large_mean_lose_no_digits():

@@ -223,9 +223,9 @@ def constants(
 ) -> None:
     """Write the constants of this site's data, for the organiser to pool.
 
-    The signed file tells the organiser the number of training examples, the mean and the variance of each channel or column,
-    the shape, and the names of the classes and columns; of texts, only the classes. The mean of few examples, or the
-    name of a rare class, can say something about a person.
+    The signed file tells the organiser the number of training examples, the mean and the variance of each channel or
+    column, the shape, and the names of the classes and columns; of texts, only the classes. The mean of few examples,
+    or the name of a rare class, can say something about a person.
 
     Args:
         data: Your data, as for `qg node --data`.
