@@ -47,7 +47,7 @@ def test_the_script_recovers_images_from_a_message(capsys):
 
 def test_a_neighbour_over_mutual_tls_recovers_images_though_only_models_are_sent(tmp_path, monkeypatch):
     """Real sites: the honest one is `qg node`, and the curious one the same program, which keeps what it has."""
-    script, kept, sent, dialled, on = runpy.run_path(SCRIPT), {}, [], set(), [True]
+    script, kept, sent, dialled, unpickled, on = runpy.run_path(SCRIPT), {}, [], set(), [], [True]
     sites, owners = Sites(tmp_path, "complete:2", 2), Owners(tmp_path, 1)
     (tmp_path / "experiment.toml").write_text(AGREED)
     for k in range(2):
@@ -68,14 +68,16 @@ def test_a_neighbour_over_mutual_tls_recovers_images_though_only_models_are_sent
         sent.append(message.numpy().tobytes())
         return send(channel, message)
 
-    def keep_address(event, arguments):
+    def watch(event, arguments):
         if on and event == "socket.connect" and not isinstance(arguments[1], str):
             dialled.add(arguments[1][:2])
+        if on and event == "pickle.find_class":
+            unpickled.append(arguments)
 
     monkeypatch.setattr(Distributed, "connect", keep_start)
     monkeypatch.setattr(Edge, "receive", keep_message)
     monkeypatch.setattr(TLSChannel, "send", keep_sent)
-    sys.addaudithook(keep_address)
+    sys.addaudithook(watch)
     try:
         honest = owners.join(0, sites.folders[0], "--linger", "0")
         train_node(
@@ -92,6 +94,7 @@ def test_a_neighbour_over_mutual_tls_recovers_images_though_only_models_are_sent
 
     host, _, port = sites.addresses[0].rpartition(":")
     assert dialled == {(host, int(port))}, "it connects to its neighbour and to nothing else"
+    assert unpickled == []
     model = kept["start"].numel() * 4
     swapped, header = 32, 8 * HEADER
     assert {*map(len, sent)} <= {swapped, header, model}

@@ -537,6 +537,12 @@ def test_the_ten_commands_of_the_guide_enrol_four_hospitals(monkeypatch, capsys,
     sites = [SiteFolder(tmp_path / name / "site") for name in NAMES]
     assert [site.own().node for site in sites] == [0, 1, 2, 3]
     assert sites[0].peer(shake(sites[0], sites[3])["client"]).node == 3
+    for site in sites:                                      # no key is in what is sent
+        raw = certificates.read_key(site.key).private_bytes_raw()
+        sent = [path.read_bytes() for path in (*site.path.glob("request-*.json"), site.file)]
+        assert len(sent) == 2
+        for form in (raw, raw.hex().encode(), base64.b64encode(raw)[:40], site.key.read_bytes().splitlines()[1]):
+            assert not any(form in text for text in sent)
 
 
 @pytest.mark.parametrize(("words", "says"), [
