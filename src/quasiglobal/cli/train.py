@@ -235,7 +235,9 @@ def node(
     log: Literal["plain", "json"] = "plain",
     metrics_port: Annotated[str | None, arg(metavar="PORT")] = None,
 ) -> None:
-    """Run one node of an experiment on your own data, which never leaves this machine.
+    """Run one node of an experiment on your own data.
+
+    Neighbours receive models, not your files; they may reconstruct some examples from them (docs/deploy.md).
 
     Each owner starts one node with the same experiment file, on any machine that reaches its neighbours. The file
     fixes the settings that all owners share: classes, shape, steps and, for images, mean and std. A restarted node

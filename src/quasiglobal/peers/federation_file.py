@@ -170,6 +170,17 @@ def read_request(text: bytes, where: str) -> Request:
     )
 
 
+def read_signed(kind: str, text: bytes, federation: Federation, where: str) -> tuple[Site, Json]:
+    """A document that a site of the federation signed: the site, and the other members."""
+    document = unchecked(text, where)
+    name, site = document.pop("federation", None), document.pop("site", None)
+    if name != federation.name or not isinstance(site, str):
+        raise InputError(f"{where} is not of a site of federation {federation.name}; ask the site for another")
+    found = federation.site(site)
+    check_signature(kind, text, key_of_root(found.root, where), where)
+    return found, document
+
+
 def check_name(text: str, where: str) -> str:
     """Check the name of a federation or a site, which becomes part of file names and URIs."""
     if not NAME.fullmatch(text):
