@@ -14,8 +14,9 @@ from quasiglobal import InputError
 from quasiglobal.cli import terminal
 from quasiglobal.reproduction.paper import reproduce as command
 from quasiglobal.reproduction.paper.figures import TRAINED, draw_from_store
-from quasiglobal.reproduction.paper.outcomes import outcomes
+from quasiglobal.reproduction.paper.outcomes import TRIAL_SEED, outcomes, trial_of
 from quasiglobal.reproduction.paper.reproduce import TARGETS, cost, recorded, run_missing, seeds_to_run, stand
+from quasiglobal.reproduction.paper.summary import left_out
 from quasiglobal.reproduction.paper.tables import TABLES, at_scale
 from quasiglobal.runs import store
 from quasiglobal.runs.comparison import Score
@@ -132,7 +133,7 @@ def test_tuning_on_short_runs_trains_at_the_papers_scale_at_their_best_alone(tmp
     (one,) = run_missing(
         TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path), tune_short=True
     )
-    assert (one.how, one.experiment.lr, len(one.runs)) == ("best of 4 short runs", 1.6, 2)
+    assert (one.how, one.experiment.lr, len(one.runs)) == ("best of 4 short runs held out", 1.6, 2)
     assert [(run.epochs, run.lr, run.seed) for run in trained if run.epochs == 300] == [(300, 1.6, 0), (300, 1.6, 1)]
     done = len(trained)
     run_missing(TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path), tune_short=True)
@@ -140,10 +141,26 @@ def test_tuning_on_short_runs_trains_at_the_papers_scale_at_their_best_alone(tmp
     assert stand(TABLES["motivation"], RunStore.read(tmp_path), "paper", seeds=2, short=True).done == 1
     assert stand(TABLES["motivation"], RunStore.read(tmp_path), "paper", seeds=2).done == 0
     (one,) = run_missing(TABLES["motivation"], seeds=2, cells=[HEADLINE.name], options=Options(runs=tmp_path))
-    assert (one.how, one.experiment.lr) == ("best of 4", 1.6), "tuned at the paper's scale, unless asked otherwise"
+    assert (one.how, one.experiment.lr) == ("best of 3 held out", 1.6), "at the paper's scale, unless asked otherwise"
     assert {run.epochs for run in trained[done:]} == {300}
     with pytest.raises(InputError, match="leave it out"):
         run_missing(TABLES["motivation"], "smoke", tune_short=True)
+
+
+def test_rates_are_tuned_on_held_out_examples_with_a_seed_that_is_not_reported(tmp_path):
+    headline(tmp_path, {0.4: 0.9, 0.8: 0.8, 1.6: 0.7})
+    assert (outcome(tmp_path).how, outcome(tmp_path).experiment.lr) == ("at an end of 3", 0.4), "on the test set"
+    trial = trial_of(HEADLINE.experiment)
+    assert trial.validation > 0
+    assert trial.seed not in range(100)
+    for rate, accuracy in ((0.8, 0.6), (1.6, 0.5)):
+        ended(tmp_path, replace(trial, lr=rate), accuracy)
+    one = outcome(tmp_path)
+    assert (one.how, one.experiment.lr, one.ours().mean) == ("at an end of 2 held out", 0.8, pytest.approx(80.0))
+    assert [run.experiment.seed for run in one.runs] == [0], "a trial is never reported"
+    ended(tmp_path, replace(trial, lr=0.4), 0.5)
+    assert outcome(tmp_path).how == "best of 3 held out"
+    assert left_out(RunStore.read(tmp_path)) == []
 
 
 def test_a_seed_that_diverged_is_no_number_rather_than_left_out(tmp_path):
@@ -182,12 +199,12 @@ def test_what_is_to_be_run_shrinks_with_what_the_store_has(tmp_path):
     table = TABLES["motivation"]
     before = stand(table, RunStore.read(tmp_path), "paper", seeds=3, data_dir=tmp_path)
     assert (before.cells, before.tried, before.done) == (18, 0, 0)
-    assert len(before.to_run) == 18 * (3 + 2), "three rates, then two more seeds at the best rate"
+    assert len(before.to_run) == 18 * (3 + 3), "three rates on held-out examples, then three seeds at the best"
     assert before.missing == ("cifar10",)
     headline(tmp_path, {0.4: 0.7, 0.8: 0.8, 1.6: 0.7})
     ended(tmp_path, replace(HEADLINE.experiment, lr=0.8, seed=1), 0.8)
     after = stand(table, RunStore.read(tmp_path), "paper", seeds=3, data_dir=tmp_path)
-    assert (after.tried, after.done, len(after.to_run)) == (1, 0, 17 * 5 + 1)
+    assert (after.tried, after.done, len(after.to_run)) == (1, 0, 17 * 6 + 1)
     ended(tmp_path, replace(HEADLINE.experiment, lr=0.8, seed=2), 0.8)
     assert stand(table, RunStore.read(tmp_path), "paper", seeds=3).done == 1
 
@@ -276,7 +293,7 @@ def test_more_seeds_run_those_seeds_alone_and_the_named_cells_alone(tmp_path):
         watched.extend((run.experiment.seed, run.experiment.lr) for run in runs)
 
     (one,) = run_missing(table, "smoke", 1, cells, Options(runs=tmp_path), watch)
-    assert {seed for seed, _ in watched} == {0}
+    assert {seed for seed, _ in watched} == {0, TRIAL_SEED}
     watched.clear()
     (more,) = run_missing(table, "smoke", 3, cells, Options(runs=tmp_path), watch)
     assert set(watched) == {(1, one.experiment.lr), (2, one.experiment.lr)}
@@ -288,15 +305,15 @@ def test_the_default_rate_is_not_trained_again_where_it_was_left_out(tmp_path):
     table, chosen = TABLES["single-worker"], cell_of("single-worker", "SGDm-N | GN")
     default = at_scale(chosen.experiment, "smoke")
     assert default.lr is None
-    for seed in range(3):
-        ended(tmp_path, default.with_seed(seed), 1.0)
+    for one in (trial_of(default), *map(default.with_seed, range(3))):
+        ended(tmp_path, one, 1.0)
     trained = []
 
     def watch(runs, records):
         trained.extend((run.experiment.peak_lr, run.experiment.seed) for run in runs)
 
     (one,) = run_missing(table, "smoke", 3, ["sgdm-n | gn"], Options(runs=tmp_path), watch)
-    assert {rate for rate, _ in trained} == {default.peak_lr / 2, default.peak_lr * 2}
+    assert set(trained) == {(default.peak_lr / 2, TRIAL_SEED), (default.peak_lr * 2, TRIAL_SEED)}
     assert list(one.trials) == [default.peak_lr / 2, default.peak_lr, default.peak_lr * 2]
     assert [run.experiment for run in one.runs] == [default.with_seed(seed) for seed in range(3)]
 
@@ -361,7 +378,7 @@ def test_the_list_has_every_target_with_what_it_takes(monkeypatch, capsys, tmp_p
     assert "over 2 min" in out
     status, out, _ = qg(monkeypatch, capsys, "reproduce", "motivation", *words[1:2], "--runs", str(tmp_path))
     assert status == 0
-    assert f"0 of 18 cells done, 1 tried; {17 * 5 + 4} runs left" in out
+    assert f"0 of 18 cells done, 1 tried; {17 * 6 + 5} runs left" in out
     assert "single-worker" not in out, "lists only the named target"
 
 

@@ -1,9 +1,10 @@
 """Outcomes of the paper's cells, read from the run store alone, and how they compare with the paper's numbers.
 
-The learning rate of a cell is the best of its trials. Trials are the ended runs with seed 0 that equal the cell's
-experiment except for the learning rate. `runs/tuning.py` defines best: the highest score in the last test; a diverged
-run is worse than any other; ties go to the smaller rate. If too few rates were tried at the paper's scale, the best
-rate of short runs counts, provided that the cell was run at that rate; `tuned_short` marks it.
+The learning rate of a cell is the best of its trials: the ended runs of `trial_of` its experiment, which are tested on
+held-out training examples, with a seed that is not reported. `runs/tuning.py` defines best: the highest score in the
+last test; a diverged run is worse than any other; ties go to the smaller rate. Cells without such trials were tuned on
+the test set: their trials are the runs with seed 0. If too few rates were tried at the paper's scale, the best rate of
+short runs counts, provided that the cell was run at that rate; `tuned_short` marks it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,13 @@ FEWEST_RATES = 3
 """Minimum number of learning rates tried for the best to count as tuned."""
 
 
+HELD_OUT = 0.1
+"""Share of the training examples on which the trials are tested."""
+
+TRIAL_SEED = 1000
+"""Seed of the trials, which no table reports."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A cell with its runs and trials in the store."""
@@ -39,7 +47,9 @@ class Outcome:
     runs: tuple[Run, ...]
     """Ended runs of this experiment, one per seed."""
     trials: Mapping[float, Run]
-    """Runs of seed 0 by learning rate, smallest first."""
+    """Trials by learning rate, smallest first."""
+    held_out: bool = False
+    """Whether the trials were tested on held-out examples, not on the test set."""
     tuned_short: bool = False
     """Whether the trials are short runs, with a tenth of the epochs."""
 
@@ -61,10 +71,10 @@ class Outcome:
             return "fixed"
         if not self.trials:
             return "not run"
-        if len(self.trials) < FEWEST_RATES:
+        if len(self.trials) < FEWEST_RATES and not self.held_out:
             return "not tuned"
         found = f"{'best' if self.tuned else 'at an end'} of {len(self.trials)}"
-        return f"{found} short runs" if self.tuned_short else found
+        return found + " short runs" * self.tuned_short + " held out" * self.held_out
 
     @property
     def diverged(self) -> bool:
@@ -101,7 +111,7 @@ def outcomes(table: PaperTable, store: RunStore, scale: Scale = "paper", short: 
     """
     found = [_outcome(cell, scale, store) for cell in table.cells]
     for k, one in enumerate(found if short and scale == "paper" else ()):
-        if not one.fixed and len(one.trials) < FEWEST_RATES:
+        if not one.fixed and not one.held_out and len(one.trials) < FEWEST_RATES:
             at_short = chosen_short(one.cell, store)
             found[k] = at_short if at_short and at_short.runs else one
     return found
@@ -114,7 +124,8 @@ def chosen_short(cell: PaperCell, store: RunStore) -> Outcome | None:
         return None
     alike = (one for one in cell.experiments("paper") if one.algorithm == short.experiment.algorithm)
     chosen = replace(next(alike), lr=short.experiment.peak_lr)
-    return replace(_tried(cell, chosen, store), trials=short.trials, tuned_short=True)
+    found = _tried(cell, chosen, store)
+    return replace(found, trials=short.trials, tuned_short=True, held_out=short.held_out)
 
 
 def _outcome(cell: PaperCell, scale: Scale, store: RunStore) -> Outcome:
@@ -124,16 +135,23 @@ def _outcome(cell: PaperCell, scale: Scale, store: RunStore) -> Outcome:
 
 
 def _tried(cell: PaperCell, experiment: Experiment, store: RunStore) -> Outcome:
-    runs = ended_runs(store, experiment)
-    if experiment.lr is not None:
-        runs = [run for run in runs if run.experiment.peak_lr == experiment.lr]
-    trials = {run.experiment.peak_lr: run for run in runs if run.experiment.seed == experiment.seed}
+    def ended(one: Experiment) -> list[Run]:
+        return [run for run in ended_runs(store, one) if one.lr is None or run.experiment.peak_lr == one.lr]
+
+    runs, held_out = ended(experiment), ended(trial_of(experiment))
+    tried = held_out or [run for run in runs if run.experiment.seed == experiment.seed]
+    trials = {run.experiment.peak_lr: run for run in tried}
     if not trials:
         return Outcome(cell, experiment, (), {})
     (best,) = best_point({(rate,): score(run) for rate, run in trials.items()})
     seeds = {run.experiment.seed: run for run in runs if run.experiment.peak_lr == best}
     chosen = tuple(seeds[seed] for seed in sorted(seeds))
-    return Outcome(cell, replace(experiment, lr=best), chosen, dict(sorted(trials.items())))
+    return Outcome(cell, replace(experiment, lr=best), chosen, dict(sorted(trials.items())), bool(held_out))
+
+
+def trial_of(experiment: Experiment) -> Experiment:
+    """The experiment with which a cell's learning rate is tuned."""
+    return replace(experiment, seed=TRIAL_SEED, validation=HELD_OUT)
 
 
 # ------------------------------------------------------------------------------------------------ versus the paper

@@ -32,7 +32,7 @@ from quasiglobal.data.sources import SOURCES, available, raw
 from quasiglobal.errors import InputError, unknown
 from quasiglobal.reproduction.paper import figures
 from quasiglobal.reproduction.paper.figures import PARTITIONS, TRAINED, Reproduced
-from quasiglobal.reproduction.paper.outcomes import FEWEST_RATES, Outcome, chosen_short, outcomes
+from quasiglobal.reproduction.paper.outcomes import FEWEST_RATES, Outcome, chosen_short, outcomes, trial_of
 from quasiglobal.reproduction.paper.summary import left_out, summary
 from quasiglobal.reproduction.paper.tables import NUMBERS, TABLES, PaperCell, PaperTable, Scale, at_scale
 from quasiglobal.reproduction.paper.toy import FIGURES, make_figure
@@ -116,7 +116,8 @@ def reproduce(
 ) -> None:
     """Make a table or figure of the paper: run the missing experiments, and compare our numbers with the paper's.
 
-    Learning rates are tuned on seed 0. Run the same command again to resume. Without a name, list all targets.
+    Learning rates are tuned on held-out training examples, with a seed that is not reported. Run the same command again
+    to resume. Without a name, list all targets.
 
     Args:
         name: A table, such as cifar10, or a figure, such as figure-2d.
@@ -403,9 +404,9 @@ def _speed(alike: Experiment, device: torch.device) -> float:
 
 def _to_run(one: Outcome, scale: Scale, seeds: int) -> list[Experiment]:
     """The cell's experiment once per missing run: the rates to try, then the other seeds at the best rate."""
-    trials = 0 if one.fixed or one.tuned else max(0, FEWEST_RATES * len(one.cell.experiments(scale)) - len(one.trials))
-    ended = len(one.runs) if one.runs else min(1, trials)               # the best trial counts as one seed
-    return [one.experiment] * (trials + max(0, seeds - ended))
+    ended = len(one.trials) if one.held_out else 0
+    trials = 0 if one.fixed or one.tuned else max(0, FEWEST_RATES * len(one.cell.experiments(scale)) - ended)
+    return [one.experiment] * (trials + max(0, seeds - len(one.runs)))
 
 
 # ------------------------------------------------------------------------------------------------ training
@@ -437,9 +438,10 @@ def complete(
 ) -> tuple[list[Outcome], RunStore]:
     """Run the missing experiments of a table, or of the cells that match the patterns; return outcomes and new store.
 
-    Learning rates are tuned with seed 0; then all seeds run at the best rate. A rate that is already tuned in the store
-    is reused. With `tune_short`, rates are tuned on short runs; otherwise rates from short runs are not reused. Cells
-    whose data set is missing are not run; raise InputError if the store then has no run of any cell.
+    Learning rates are tuned on held-out examples (`trial_of`); then all seeds run at the best rate. A rate that is
+    already tuned in the store is reused. With `tune_short`, rates are tuned on short runs; otherwise rates
+    from short runs are not reused. Cells whose data set is missing are not run; raise InputError if the store then has
+    no run of any cell.
     """
     if tune_short and scale != "paper":
         raise InputError(f"--tune-short needs the paper's scale; with --scale {scale} leave it out")
@@ -529,8 +531,11 @@ def _grids(found: Iterable[Outcome], scale: Scale) -> dict[Experiment, tuple[flo
     for one in found:
         if not one.fixed and (not one.tuned or one.cell.algorithms):
             for experiment in one.cell.experiments(scale):
-                start = one.cell.rates or rates_around(experiment.peak_lr)
-                grids[experiment] = tuple(sorted({*grids.get(experiment, ()), *start, *one.trials}))
+                known = one.experiment.peak_lr if one.trials else experiment.peak_lr
+                tried = set(one.trials) if one.held_out else set()
+                start = tried if len(tried) >= FEWEST_RATES else tried.union(one.cell.rates or rates_around(known))
+                trial = trial_of(experiment)
+                grids[trial] = tuple(sorted(start.union(grids.get(trial, ()))))
     return grids
 
 

@@ -32,6 +32,7 @@ from quasiglobal.reproduction.paper.outcomes import (
     order,
     outcomes,
     to_paper,
+    trial_of,
 )
 from quasiglobal.reproduction.paper.tables import (
     DIFFERENCE,
@@ -76,7 +77,7 @@ def summary(store: RunStore, scale: Scale = "paper") -> Document:
         "Quasi-global momentum: the paper and our runs",
         _introduction([outcome for name in TABLES for outcome in found[name]], scale),
         (claims, *own_sections(store, tables.values()), *papers),
-        LEGEND,
+        LEGEND + LEGEND_HELD_OUT * any(outcome.held_out for outcomes in found.values() for outcome in outcomes),
         summary_figures(found, scale),
         overview(findings, papers, found, scale),
     )
@@ -109,6 +110,11 @@ def _introduction(cells: Sequence[Outcome], scale: Scale) -> tuple[str, ...]:
         says += (f"These are not the paper's experiments: {DIFFERENCE[scale]}. They are not held against its numbers.",)
     return says
 
+
+LEGEND_HELD_OUT = (
+    "Rates “held out” were tried on training examples kept back, with a seed that is not reported; the others on the "
+    "test set.",
+)
 
 LEGEND = (
     "Accuracy is the mean over the nodes' own models on the whole test set after the last epoch, mean ± standard "
@@ -370,7 +376,7 @@ def curve(label: str, runs: Sequence[Run], score: Ranking) -> Line | None:
 
 
 def _rates(table: PaperTable, k: int, title: str, group: Sequence[Outcome]) -> Plot | None:
-    """Plot of seed 0's score at every learning rate tried."""
+    """Plot of the score at every learning rate tried."""
     lines = []
     for outcome in group:
         points = [
@@ -381,7 +387,8 @@ def _rates(table: PaperTable, k: int, title: str, group: Sequence[Outcome]) -> P
             lines.append(Line(label, points, dots=True, algorithm=outcome.experiment.algorithm))
     if not lines:
         return None
-    name, y = f"{table.name}-{k}-rates", "test accuracy of seed 0, %"
+    held_out = any(outcome.held_out for outcome in group)
+    name, y = f"{table.name}-{k}-rates", "accuracy of the trial, %" if held_out else "test accuracy of seed 0, %"
     return Plot(name, title, tuple(lines), "learning rate", y, logarithmic=True)
 
 
@@ -511,7 +518,10 @@ def own_sections(store: RunStore, tables: Iterable[PaperTable]) -> list[Section]
 def _settings(tables: Iterable[PaperTable]) -> dict[Scale, set[str]]:
     """The settings of the tables' cells at each scale."""
     cells = [cell for table in tables for cell in table.cells]
-    return {scale: {setting(one) for cell in cells for one in cell.experiments(scale)} for scale in SCALES}
+    return {
+        scale: {setting(run) for cell in cells for one in cell.experiments(scale) for run in (one, trial_of(one))}
+        for scale in SCALES
+    }
 
 
 OWN_COLUMNS = (
